@@ -1,0 +1,87 @@
+"""The errors a user or a caller can meet; each class says what the caller does next."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CloudspotError(Exception):
+    """Base of all errors that the command line shows as one line.
+
+    The message names the field or resource, what was found and what to do next. It never holds a
+    credential or a signed URL. Anything that is not a ``CloudspotError`` is a bug of ours and keeps
+    its traceback.
+    """
+
+    exit_code: ClassVar[int] = 1
+    """The exit status of ``cloudspot`` when this error ends a command."""
+
+
+class SpecError(CloudspotError):
+    """The job file or a command-line option is wrong: the user mends it; nothing was launched."""
+
+    exit_code = 2
+
+
+class PluginError(CloudspotError):
+    """A provider plugin is missing or broken: the user installs or mends it."""
+
+    exit_code = 3
+
+
+class AuthError(CloudspotError):
+    """Credentials are missing, expired or lack a right: stop, nothing else will work either."""
+
+    exit_code = 4
+
+
+class JobNotFound(CloudspotError):
+    """The store holds no job of that id."""
+
+    exit_code = 5
+
+
+class JobExists(CloudspotError):
+    """A job of that id is already in the store: choose another name."""
+
+    exit_code = 2
+
+
+class ProvisionError(CloudspotError):
+    """A launch failed for good and left no machine: close this launch."""
+
+
+class CapacityError(ProvisionError):
+    """The offer has no capacity now: try the next offer."""
+
+
+class QuotaError(ProvisionError):
+    """The account's limit is reached: tell the user and try elsewhere."""
+
+
+class TransientError(CloudspotError):
+    """The outcome is unknown or the service is unwell: back off and try again."""
+
+
+class StoreRefused(CloudspotError):
+    """The object store does not keep a promise that cloudspot stands on: use another."""
+
+    exit_code = 6
+
+
+class ObjectExists(CloudspotError):
+    """A create-only put found the key taken: read it back; another writer won, or we met ourselves."""
+
+
+class ObjectMissing(CloudspotError):
+    """No object has this key."""
+
+
+class CorruptData(CloudspotError):
+    """Stored bytes differ from their recorded checksum or break their format: use an older copy."""
+
+
+class BundleError(CloudspotError):
+    """The code bundle cannot be made or is not safe to extract."""
+
+    exit_code = 2

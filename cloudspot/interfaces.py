@@ -1,0 +1,311 @@
+"""The interfaces that a provider plugin implements; all that a plugin author has to read.
+
+Everything here is synchronous and must be thread-safe. A plugin translates its SDK's errors at its
+edge into :mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never
+sees an SDK.
+
+The interfaces may still move until several nodes and one cloud work on them; the changelog says so
+when they do.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import ClassVar
+
+import msgspec
+
+from cloudspot.errors import CloudspotError
+from cloudspot.model import (
+    BootProfile,
+    CheckResult,
+    Instance,
+    InstanceGroup,
+    LaunchRequest,
+    LogRecord,
+    NodeIdentity,
+    ObjectMeta,
+    ObjectPage,
+    Offer,
+    PreemptionNotice,
+    Resources,
+)
+
+Data = bytes | bytearray | memoryview
+
+
+class Provisioner(ABC):
+    """Creates, lists and ends machines. Runs where the controller runs, never on a node."""
+
+    token_seconds: ClassVar[float]
+    """How long the provider honours an idempotency token, in seconds, at the least."""
+    absence_proves_after_seconds: ClassVar[float]
+    """A machine once seen and absent from ``instances()`` for this long is dead, in seconds."""
+
+    @abstractmethod
+    def render(self, group: InstanceGroup) -> LaunchRequest:
+        """Return the very request that ``create`` will send.
+
+        Pure: no I/O, and the same group gives the same request. It is what ``--dry-run`` prints and
+        what the intent stores.
+        """
+
+    @abstractmethod
+    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+        """Create all machines of the request, or none.
+
+        Called again with the same token and request it returns the same machines and creates none,
+        for at least ``token_seconds``. Returns as soon as the provider has accepted; the machines
+        may still be pending. Placement (one zone, a cluster group) is arranged here.
+
+        Raises:
+            CapacityError: the offer has none now, or fewer than ``min_nodes``; nothing is left.
+            QuotaError: the account's limit is reached; nothing is left.
+            AuthError: credentials are missing or lack the right.
+            ProvisionError: the request can never work (unknown image, bad name); nothing is left.
+            TransientError: the outcome is unknown; call again with the same token and request.
+        """
+
+    def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
+        """Make facts such as MASTER_ADDR known to the machines (tags, metadata); safe to repeat."""
+        return None
+
+    @abstractmethod
+    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+        """Return the machines that carry cloudspot's tags: every page, recently ended ones too.
+
+        An ended machine is reported with its reason for as long as the provider can tell. A listing
+        may lag behind ``create``.
+
+        Raises:
+            TransientError: the listing failed; nothing is known.
+        """
+
+    @abstractmethod
+    def terminate(self, instance_ids: Sequence[str]) -> None:
+        """Ask for the end of the machines and return without waiting.
+
+        Unknown or already ended ids are no error, so it is safe to repeat.
+        """
+
+    @abstractmethod
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        """Return what can be bought for these resources: type x zone x market, with prices.
+
+        In any order; the policy sorts. Empty when nothing fits.
+        """
+
+
+class PreemptionSource(ABC):
+    """Tells a node that it will be taken. Runs on the node, on the standard library alone."""
+
+    notice_seconds: ClassVar[float]
+    """The shortest time between a notice and the end of the machine, in seconds."""
+    poll_seconds: ClassVar[float] = 1.0
+    """How often ``wait`` polls, in seconds."""
+
+    @abstractmethod
+    def poll(self) -> PreemptionNotice | None:
+        """Return the standing notice, or None. Answers within seconds.
+
+        Raises:
+            TransientError: the metadata service did not answer; nothing is known.
+        """
+
+    def wait(self, timeout: float) -> PreemptionNotice | None:
+        """Return as soon as there is a notice, or None after ``timeout`` seconds.
+
+        The default polls; a provider with a long poll overrides it.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            notice = self.poll()
+            left = end - time.monotonic()
+            if notice is not None or left <= 0:
+                return notice
+            time.sleep(min(self.poll_seconds, left))
+
+
+class Upload(ABC):
+    """A streamed put. Nothing is visible under the key until ``commit`` returns.
+
+    Used as a context manager, an upload that was not committed is aborted.
+    """
+
+    @abstractmethod
+    def write(self, data: Data) -> None:
+        """Append bytes; may block on the network."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Make the object visible, whole.
+
+        Raises:
+            ObjectExists: opened with ``if_absent`` and the key is taken.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Drop what was written; safe to repeat, and after ``commit`` it does nothing."""
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+
+class ObjectStore(ABC):
+    """A flat, strongly consistent map from keys to bytes, with create-if-absent.
+
+    A key is ``/``-separated ASCII words without ``.`` or ``..`` segments. A put is atomic: no
+    reader sees a part of it. After a put returns, every get and listing shows it.
+
+    All methods raise TransientError when the outcome is unknown (the caller reads back), and
+    AuthError when a right is missing.
+    """
+
+    url: str
+    """What the user wrote, without credentials."""
+
+    @abstractmethod
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
+        """Store ``data`` under ``key``, replacing what was there.
+
+        Raises:
+            ObjectExists: ``if_absent`` was given and the key is taken; nothing was changed. An SDK
+                that retries may have met its own put: callers that care read the key back.
+        """
+
+    @abstractmethod
+    def get(self, key: str) -> bytes:
+        """Return the whole object.
+
+        Raises:
+            ObjectMissing: no such key.
+        """
+
+    @abstractmethod
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return bytes ``start`` (inclusive, from 0) to ``start + length`` (exclusive).
+
+        Fewer bytes come back where the object ends earlier; none where ``start`` is at or past its end.
+
+        Raises:
+            ObjectMissing: no such key.
+        """
+
+    @abstractmethod
+    def head(self, key: str) -> ObjectMeta:
+        """Return what is known of the object without its bytes.
+
+        Raises:
+            ObjectMissing: no such key.
+        """
+
+    @abstractmethod
+    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+        """Return up to ``limit`` objects whose keys start with ``prefix`` and come after ``after``.
+
+        Keys are in ascending order of their bytes.
+        """
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Remove the object; a missing key is no error."""
+
+    @abstractmethod
+    def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
+        """Start a streamed put, for objects too large to hold in memory."""
+
+    @abstractmethod
+    def presign_get(self, key: str, *, seconds: float) -> str:
+        """Return a URL that reads the object for ``seconds`` without other credentials."""
+
+    def list_objects(self, prefix: str) -> Iterator[ObjectMeta]:
+        """Yield every object under ``prefix`` in ascending order of keys."""
+        after: str | None = None
+        while True:
+            page = self.list_page(prefix, after=after)
+            yield from page.objects
+            if page.next_after is None:
+                return
+            after = page.next_after
+
+
+class LogSink(ABC):
+    """Where log lines go and are read again after the machines are gone."""
+
+    @abstractmethod
+    def write(self, records: Sequence[LogRecord]) -> None:
+        """Deliver records of one stream, in ascending ``seq``; returns when they are durable.
+
+        Delivering a record again (same stream and ``seq``) is no error and shows it once.
+
+        Raises:
+            TransientError: some may not be delivered; the caller keeps them and tries again.
+        """
+
+    @abstractmethod
+    def streams(self) -> Sequence[str]:
+        """Return the names of the job's streams, sorted."""
+
+    @abstractmethod
+    def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
+        """Yield the stream's records with ``seq > after``, in order, each once."""
+
+
+class Provider(ABC):
+    """What a plugin registers: lazy factories of the interfaces. Importing it imports no SDK."""
+
+    name: ClassVar[str]
+    """The entry point's name and the table ``[providers.NAME]`` of the job file."""
+    options_type: ClassVar[type[msgspec.Struct]]
+    """The type of that table; a field without a default is required."""
+
+    def __init__(self, options: msgspec.Struct) -> None:
+        """Keep the job's options, an ``options_type``; do no I/O."""
+        self.options = options
+
+    @abstractmethod
+    def provisioner(self) -> Provisioner:
+        """Return the provisioner; called where the controller runs."""
+
+    @abstractmethod
+    def preemption_source(self) -> PreemptionSource:
+        """Return the source of notices; called on a node."""
+
+    @abstractmethod
+    def node_identity(self) -> NodeIdentity:
+        """Say who this machine is; called on a node.
+
+        Raises:
+            TransientError: the metadata service is not up yet.
+        """
+
+    @abstractmethod
+    def boot_profile(self) -> BootProfile:
+        """Say how this provider's machines come from a bare boot to the agent."""
+
+    def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
+        """Return the sink for the job's logs; None keeps them in the object store."""
+        return None
+
+    def check(self) -> Sequence[CheckResult]:
+        """Try what a job needs (credentials, rights, network) and say what is missing."""
+        return ()
+
+    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
+        """Reclaim a machine on purpose, for drills; providers that cannot raise CloudspotError.
+
+        ``notice_seconds`` of 0 takes it without notice; None uses the provider's usual notice.
+        """
+        raise CloudspotError(f"provider {self.name!r} cannot reclaim a machine on demand")

@@ -1,0 +1,1 @@
+"""The job in the bucket: every key, record and fold; the bucket is the only database."""

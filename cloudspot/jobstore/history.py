@@ -1,0 +1,76 @@
+"""The fold of a job's records: what every controller, ``ps`` and ``show`` look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Closed,
+    Exit,
+    Finished,
+    Generation,
+    Heartbeat,
+    Intent,
+    Notice,
+    Slot,
+    StopRequest,
+    Submission,
+)
+
+
+@dataclass(frozen=True)
+class LaunchHistory:
+    """All that the bucket says of one launch."""
+
+    intent: Intent
+    closed: Closed | None
+    slots: Mapping[int, Slot]
+    exits: Mapping[int, Exit]
+    notices: Mapping[int, Notice]
+    heartbeats: Mapping[int, Heartbeat]
+
+    @property
+    def number(self) -> int:
+        """Count launches from 1."""
+        return self.intent.launch
+
+    @property
+    def is_void(self) -> bool:
+        """Say whether some slot is void: this launch can never become an attempt."""
+        return any(slot.instance_id is None for slot in self.slots.values())
+
+    @property
+    def is_attempt(self) -> bool:
+        """Say whether every slot was claimed by a machine."""
+        return len(self.slots) == self.intent.num_nodes and not self.is_void
+
+
+@dataclass(frozen=True)
+class History:
+    """All that the bucket says of one job, at one moment."""
+
+    submission: Submission
+    stop: StopRequest | None
+    launches: tuple[LaunchHistory, ...]
+    """In order; launch k is at index k - 1."""
+    generations: tuple[Generation, ...]
+    """In order; generation g is at index g - 1."""
+    commits: tuple[CheckpointId, ...]
+    """Ascending."""
+    finished: Finished | None
+    num_records: int
+    """The journal's length: the next record's number is one more."""
+
+    @property
+    def attempts(self) -> tuple[LaunchHistory, ...]:
+        """Return the launches that became attempts, in order."""
+        return tuple(launch for launch in self.launches if launch.is_attempt)
+
+    @property
+    def open_launch(self) -> LaunchHistory | None:
+        """Return the launch that is not closed, or None; only the newest can be open."""
+        if self.launches and self.launches[-1].closed is None:
+            return self.launches[-1]
+        return None

@@ -1,0 +1,153 @@
+"""Every object key that cloudspot uses, in one place."""
+
+from __future__ import annotations
+
+import re
+
+JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+"""What a job id looks like: a DNS label, so that it can be a tag, a label or a host name anywhere."""
+
+
+def index_prefix() -> str:
+    """Return the prefix under which each job has one empty object."""
+    return "index/"
+
+
+def index(job_id: str) -> str:
+    """Return the job's entry in the list of jobs; create-only, it also reserves the id."""
+    return f"index/{job_id}"
+
+
+def job_prefix(job_id: str) -> str:
+    """Return the prefix of all that belongs to the job."""
+    return f"jobs/{job_id}/"
+
+
+def spec(job_id: str) -> str:
+    """Return the key of the submission record; create-only."""
+    return f"jobs/{job_id}/spec"
+
+
+def secrets(job_id: str) -> str:
+    """Return the key of the job's secrets; deleted when the job ends."""
+    return f"jobs/{job_id}/secrets"
+
+
+def summary(job_id: str) -> str:
+    """Return the key of the advisory summary that ``ps`` reads; overwritten."""
+    return f"jobs/{job_id}/summary"
+
+
+def stop(job_id: str) -> str:
+    """Return the key of the request to stop; create-only."""
+    return f"jobs/{job_id}/stop"
+
+
+def journal_prefix(job_id: str) -> str:
+    """Return the prefix of the journal."""
+    return f"jobs/{job_id}/journal/"
+
+
+def journal(job_id: str, number: int) -> str:
+    """Return the key of journal record ``number``, counted from 1; create-only."""
+    return f"jobs/{job_id}/journal/{number:08d}"
+
+
+def slots_prefix(job_id: str, launch: int) -> str:
+    """Return the prefix of the slots of a launch."""
+    return f"jobs/{job_id}/launches/{launch:06d}/nodes/"
+
+
+def slot(job_id: str, launch: int, rank: int) -> str:
+    """Return the key of one slot; create-only: the first writer owns the rank of that launch."""
+    return f"jobs/{job_id}/launches/{launch:06d}/nodes/{rank:04d}"
+
+
+def generations_prefix(job_id: str) -> str:
+    """Return the prefix of the generations."""
+    return f"jobs/{job_id}/generations/"
+
+
+def generation(job_id: str, number: int) -> str:
+    """Return the key of a generation record, counted from 1; create-only."""
+    return f"jobs/{job_id}/generations/{number:06d}"
+
+
+def nodes_prefix(job_id: str) -> str:
+    """Return the prefix of what the nodes say of themselves."""
+    return f"jobs/{job_id}/nodes/"
+
+
+def heartbeat(job_id: str, launch: int, rank: int) -> str:
+    """Return the key of a node's heartbeat; overwritten."""
+    return f"jobs/{job_id}/nodes/{launch:06d}/{rank:04d}/heartbeat"
+
+
+def notice(job_id: str, launch: int, rank: int) -> str:
+    """Return the key of the notice that a node received; create-only."""
+    return f"jobs/{job_id}/nodes/{launch:06d}/{rank:04d}/notice"
+
+
+def exit_record(job_id: str, launch: int, rank: int) -> str:
+    """Return the key of a node's last word; create-only, and proof that it runs no user code."""
+    return f"jobs/{job_id}/nodes/{launch:06d}/{rank:04d}/exit.json"
+
+
+def checkpoints_prefix(job_id: str) -> str:
+    """Return the prefix of all checkpoints."""
+    return f"jobs/{job_id}/checkpoints/"
+
+
+def commits_prefix(job_id: str) -> str:
+    """Return the prefix of the commit records, apart from the chunks so that a listing is short."""
+    return f"jobs/{job_id}/commits/"
+
+
+def commit(job_id: str, generation: int, step: int) -> str:
+    """Return the key of a commit record; create-only: a checkpoint exists when this does."""
+    return f"jobs/{job_id}/commits/{generation:06d}-{step:012d}"
+
+
+def checkpoint_prefix(job_id: str, generation: int, step: int) -> str:
+    """Return the prefix of one checkpoint's parts and chunks."""
+    return f"jobs/{job_id}/checkpoints/{generation:06d}-{step:012d}/"
+
+
+def parts_prefix(job_id: str, generation: int, step: int) -> str:
+    """Return the prefix of one checkpoint's part records."""
+    return checkpoint_prefix(job_id, generation, step) + "parts/"
+
+
+def part(job_id: str, generation: int, step: int, rank: int) -> str:
+    """Return the key of a part record: what global rank ``rank`` has uploaded; create-only."""
+    return parts_prefix(job_id, generation, step) + f"{rank:04d}"
+
+
+def chunk(job_id: str, generation: int, step: int, rank: int, number: int) -> str:
+    """Return the key of chunk ``number`` of a rank's part, counted from 0."""
+    return checkpoint_prefix(job_id, generation, step) + f"chunks/{rank:04d}/{number:06d}"
+
+
+def logs_prefix(job_id: str) -> str:
+    """Return the prefix of the job's logs in the object store."""
+    return f"jobs/{job_id}/logs/"
+
+
+def log_segment(job_id: str, stream: str, date: str, first_seq: int) -> str:
+    """Return the key of a log segment: stream, UTC date ``YYYY-MM-DD``, its first line's number."""
+    return f"jobs/{job_id}/logs/{stream}/{date}/{first_seq:012d}"
+
+
+def artifacts_prefix(job_id: str) -> str:
+    """Return the prefix of the job's artifacts."""
+    return f"jobs/{job_id}/artifacts/"
+
+
+def code(sha256: str) -> str:
+    """Return the key of a code bundle, by the SHA-256 of its bytes in hex; create-only."""
+    return f"code/{sha256}"
+
+
+def probe(nonce: str) -> str:
+    """Return a key for the store's probe; deleted at once."""
+    return f"probe/{nonce}"

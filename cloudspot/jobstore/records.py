@@ -1,0 +1,314 @@
+"""The records in the bucket, typed. All are create-only, but for Heartbeat and Summary.
+
+Times are advice (a writer's wall clock, UTC); decisions use the reader's own monotonic clock. Each
+create-only record carries its writer's nonce, so that after an error a writer that reads the key
+back can tell its own put from another's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from cloudspot.model import LaunchRequest, Offer
+
+
+def new_nonce() -> str:
+    """Return a fresh writer nonce: 16 hex digits."""
+    return secrets.token_hex(8)
+
+
+class CheckpointId(msgspec.Struct, frozen=True, order=True):
+    """Names a checkpoint of a job: the generation that made it, and its step."""
+
+    generation: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.generation}-{self.step}"
+
+
+# --- submission ---------------------------------------------------------------------------------
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """``jobs/<id>/spec``: what was submitted, whole; the source of everything a controller needs."""
+
+    job_id: str
+    provider: str
+    spec: dict[str, Any]
+    """The validated job file as JSON values; ``cloudspot.spec`` reads it back."""
+    code_sha256: str
+    code_bytes: int
+    secret_names: tuple[str, ...]
+    version: str
+    """Of the cloudspot that submitted."""
+    at: datetime
+    writer: str
+
+
+class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """``jobs/<id>/stop``: checkpoint and end the job."""
+
+    reason: str
+    """``user``, ``max_cost`` or ``max_runtime``."""
+    at: datetime
+    writer: str
+
+
+# --- journal ------------------------------------------------------------------------------------
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
+    """Launch ``launch`` may be created from now on, by anyone, with these very bytes."""
+
+    launch: int
+    offer: Offer
+    token: str
+    request: LaunchRequest
+    num_nodes: int
+    why: str
+    """``first``, ``reclaimed``, ``failed``, ``capacity``, ...: what made this launch necessary."""
+    at: datetime
+    writer: str
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine's line in the bill."""
+
+    instance_id: str
+    rank: int | None
+    started_at: datetime
+    ended_at: datetime
+    end_reason: str
+
+
+class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed"):
+    """Launch ``launch`` can never train again; the next intent may be written."""
+
+    launch: int
+    outcome: str
+    """``capacity``, ``quota``, ``refused``, ``voided`` (never trained); else how the attempt ended:
+    ``succeeded``, ``reclaimed``, ``stopped``, ``failed``, ``lost``."""
+    detail: str
+    machines: tuple[Machine, ...]
+    at: datetime
+    writer: str
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """The job is over; nothing follows in the journal."""
+
+    outcome: str
+    """``succeeded``, ``failed`` or ``stopped``."""
+    detail: str
+    exit_code: int
+    """0, or the training script's own exit code where it failed, or 1."""
+    at: datetime
+    writer: str
+
+
+JournalRecord = Intent | Closed | Finished
+
+
+# --- nodes --------------------------------------------------------------------------------------
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """``launches/k/nodes/<rank>``: claimed by a node, or void. The first writer wins for ever."""
+
+    instance_id: str | None
+    """None: void, no machine may take this rank of this launch."""
+    address: str | None = None
+    detail: str = ""
+    at: datetime
+    writer: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says of itself every few seconds; overwritten."""
+
+    counter: int
+    instance_id: str
+    address: str
+    port: int
+    """A port that was free when this was written, for the next generation's rendezvous."""
+    state: str
+    """``setup``, ``restoring``, ``running``, ``draining``, ``uploading``, ``ending``."""
+    generation: int
+    """0 before the first."""
+    restored_step: int
+    step: int
+    """The newest step any local rank has begun, or the restored one."""
+    steps_total: int | None
+    metrics: dict[str, float]
+    committed: CheckpointId | None
+    stall_seconds: float | None
+    """How long the last save held up the training."""
+    upload_seconds: float | None
+    """How long its upload and commit took."""
+    warnings: tuple[str, ...] = ()
+    at: datetime
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a generation."""
+
+    rank: int
+    """The node's rank within the launch."""
+    instance_id: str
+    address: str
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """A commit that did not verify at restore and was passed over."""
+
+    checkpoint: CheckpointId
+    reason: str
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """``generations/<g>``: one start of torchrun on a fixed set of nodes."""
+
+    number: int
+    launch: int
+    members: tuple[Member, ...]
+    """In rank order: index i is node rank i of torchrun."""
+    endpoint: str
+    """``address:port`` of the rendezvous."""
+    restore_from: CheckpointId | None
+    skipped: tuple[Skipped, ...] = ()
+    why: str
+    """``first``, ``relaunched``, ``trainer-failed``, ``trainer-stuck``, ..."""
+    at: datetime
+    writer: str
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """``nodes/<launch>/<rank>/notice``: the first notice that reached the node."""
+
+    launch: int
+    rank: int
+    deadline: datetime
+    """The earlier of the stated time and the time seen + notice_seconds."""
+    action: str
+    source: str
+    step: int
+    """The newest step begun when it came."""
+    at: datetime
+    writer: str
+
+
+class Final(msgspec.Struct, frozen=True, kw_only=True):
+    """What a finished training leaves: the step, the weights' hash and the last metrics."""
+
+    step: int
+    weights_sha256: str | None
+    metrics: dict[str, float]
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """``nodes/<launch>/<rank>/exit.json``: the node's last word; it runs no user code any more."""
+
+    launch: int
+    rank: int
+    instance_id: str
+    outcome: str
+    """``succeeded``, ``drained`` (after a notice), ``stopped``, ``failed``, ``superseded``."""
+    detail: str
+    exit_code: int
+    """Of the training script, where the outcome is ``failed``; else 0."""
+    permanent: bool = False
+    """A failure that no other machine will mend: the job ends."""
+    log_tail: tuple[str, ...] = ()
+    generation: int
+    restored_step: int
+    step: int
+    """The newest step begun; where the node drained, the step of its commit."""
+    committed: CheckpointId | None
+    final: Final | None = None
+    at: datetime
+    writer: str
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a part's bytes, stored as one object."""
+
+    size: int
+    xxh3_128: str
+    """Hex."""
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a directory checkpoint; its bytes follow each other in the part, in list order."""
+
+    path: str
+    """Relative, ``/``-separated."""
+    size: int
+    mode: int
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """``parts/<rank>``: what one rank (of a session) or one node (of a directory) has uploaded."""
+
+    generation: int
+    step: int
+    rank: int
+    num_parts: int
+    """How many parts make the checkpoint whole."""
+    kind: str
+    """``session`` or ``directory``."""
+    size: int
+    """Bytes of all chunks together."""
+    chunks: tuple[Chunk, ...]
+    seal: msgspec.Raw | None = None
+    """``session``: the trainer's seal as it wrote it: the table of items and the JSON state."""
+    files: tuple[File, ...] = ()
+    directory: str | None = None
+    """``directory``: the checkpoint directory, relative to the working directory."""
+    sealed_at: datetime
+    writer: str
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """``commits/<generation>-<step>``: the manifest. The checkpoint exists when this does."""
+
+    generation: int
+    step: int
+    kind: str
+    size: int
+    parts: tuple[Part, ...]
+    """All of them, in rank order."""
+    at: datetime
+    writer: str
+
+    @property
+    def id(self) -> CheckpointId:
+        """Name this checkpoint."""
+        return CheckpointId(self.generation, self.step)
+
+
+# --- advisory -----------------------------------------------------------------------------------
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """``jobs/<id>/summary``: one small object a job for ``ps``; overwritten, may be stale."""
+
+    job_id: str
+    provider: str
+    state: str
+    step: int
+    steps_total: int | None
+    attempts: int
+    spent: float
+    currency: str
+    submitted_at: datetime
+    metrics: dict[str, float]
+    detail: str
+    at: datetime

@@ -1,0 +1,189 @@
+"""The files through which the agent and the training process talk; the standard library alone.
+
+Both sides run on one machine, so a moment is a value of ``time.monotonic()``, which all processes
+of a machine share. Every file is written whole under a temporary name and renamed into place.
+
+A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
+
+    tuning.json            agent -> trainer  the save interval, and what uploads have cost so far
+    drain.json             agent -> trainer  save and leave
+    seals/seal-G-S-R.json  trainer -> agent  a full arena slot; the agent renames it to taken-...,
+                                             uploads it and unlinks it, and so frees the slot
+    drained-R.json         trainer -> agent  rank R has sealed its last part and leaves
+    progress-R             trainer -> agent  two int64, mapped: the step begun, the total (or -1)
+    metrics-R.jsonl        trainer -> agent  a line for each run.log()
+    final.json             trainer -> agent  the end of the loop was reached
+
+G is the generation, S the step, R the global rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HANDOFF = "CLOUDSPOT_HANDOFF"
+"""The generation's hand-off directory. Unset: there is no agent, and nothing is handed over."""
+RESTORE = "CLOUDSPOT_RESTORE"
+"""The directory of the checkpoint to resume from; unset on a fresh start."""
+ARENA = "CLOUDSPOT_ARENA"
+"""Where the arena's slots go first: a directory in memory (/dev/shm)."""
+ARENA_SPILL = "CLOUDSPOT_ARENA_SPILL"
+"""Where they go when memory is short: a directory on local disk."""
+GENERATION = "CLOUDSPOT_GENERATION"
+JOB_ID = "CLOUDSPOT_JOB"
+ARTIFACTS = "CLOUDSPOT_ARTIFACTS"
+"""The directory that the agent syncs to the bucket."""
+
+RESTORE_MANIFEST = "restore.json"
+PROGRESS = struct.Struct("<qq")
+_SEAL = re.compile(r"(seal|taken)-(\d+)-(\d+)-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Drain:
+    """``drain.json``: save at the next agreed step and leave."""
+
+    kind: str
+    """``notice`` or ``stop``."""
+    guard: float
+    """The monotonic moment after which a save no longer helps: leave without one."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """``tuning.json``: what rank 0 needs to choose the moment of interval saves."""
+
+    interval_seconds: float | None
+    """Fixed by the job; None: choose it from the rest ("auto")."""
+    upload_seconds: float
+    """Seal to commit of the newest checkpoint; 0 before the first."""
+    losses_per_second: float
+    """Of machines without a usable notice, over all nodes."""
+
+
+@dataclass(frozen=True)
+class SealName:
+    """The parsed name of a seal file."""
+
+    generation: int
+    step: int
+    rank: int
+    taken: bool
+
+    @property
+    def file_name(self) -> str:
+        """Return the name under which the trainer puts it."""
+        return f"seal-{self.generation}-{self.step}-{self.rank}.json"
+
+    @property
+    def taken_name(self) -> str:
+        """Return the name to which the agent renames it when its upload starts."""
+        return f"taken-{self.generation}-{self.step}-{self.rank}.json"
+
+
+def parse_seal_name(name: str) -> SealName | None:
+    """Return what a file name says, or None when it is no seal."""
+    match = _SEAL.fullmatch(name)
+    if match is None:
+        return None
+    return SealName(int(match[2]), int(match[3]), int(match[4]), match[1] == "taken")
+
+
+# A seal is a JSON object:
+#   format      1
+#   generation, step, rank, world_size
+#   kind        "interval", "drain" or "final"
+#   slot        absolute path of the arena slot
+#   nbytes      how many of its bytes count, from the first
+#   plan        hex digest of the table of all ranks' items: parts of one checkpoint must agree
+#   items       [{"name", "dtype", "shape", "offset", "nbytes"}, ...] of this rank's part
+#   objects     the JSON state that all ranks share (rank 0's seal), else null
+#   rank_state  the JSON state of this rank alone (RNG, data position)
+#   stall_seconds  how long the copy held up the training
+#   sealed_at_unix  seconds
+#
+# ``restore.json`` is {"generation", "step", "world_size", "parts": [{"rank", "file", "seal"}, ...]}:
+# "file" is relative to the restore directory and holds the part's bytes, already verified.
+
+
+def seals_directory(handoff: Path) -> Path:
+    """Return where the seals of a generation lie."""
+    return handoff / "seals"
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file whole: no reader ever sees a part of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in the file, or None when there is no such file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    value: dict[str, Any] = json.loads(text)
+    return value
+
+
+def write_drain(handoff: Path, drain: Drain) -> None:
+    """Ask the trainer to save and leave."""
+    write_json(handoff / "drain.json", asdict(drain))
+
+
+def read_drain(handoff: Path) -> Drain | None:
+    """Return the standing request to leave, or None."""
+    value = read_json(handoff / "drain.json")
+    return None if value is None else Drain(**value)
+
+
+def write_tuning(handoff: Path, tuning: Tuning) -> None:
+    """Tell the trainer what the choice of its save interval needs."""
+    write_json(handoff / "tuning.json", asdict(tuning))
+
+
+def read_tuning(handoff: Path) -> Tuning | None:
+    """Return the newest tuning, or None."""
+    value = read_json(handoff / "tuning.json")
+    return None if value is None else Tuning(**value)
+
+
+def drained_path(handoff: Path, rank: int) -> Path:
+    """Return the file by which a rank says that it has sealed its last part: {"step": S or null}."""
+    return handoff / f"drained-{rank}.json"
+
+
+def progress_path(handoff: Path, rank: int) -> Path:
+    """Return the mapped file of a rank's progress (``PROGRESS``: step begun, total or -1)."""
+    return handoff / f"progress-{rank}"
+
+
+def metrics_path(handoff: Path, rank: int) -> Path:
+    """Return the file of a rank's metrics: JSON lines {"step", "time", "values": {...}}."""
+    return handoff / f"metrics-{rank}.jsonl"
+
+
+def final_path(handoff: Path) -> Path:
+    """Return the file that rank 0 writes at the end of the loop: {"step", "weights_sha256"}."""
+    return handoff / "final.json"
+
+
+def read_progress(handoff: Path, rank: int) -> tuple[int, int | None] | None:
+    """Return a rank's (step begun, total or None); None before it has said anything."""
+    try:
+        data = progress_path(handoff, rank).read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(data) < PROGRESS.size:
+        return None
+    step, total = PROGRESS.unpack_from(data)
+    return step, None if total < 0 else total
