@@ -122,7 +122,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file whole: no reader ever sees a part of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(value), encoding="utf-8")
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
