@@ -1,0 +1,118 @@
+"""The program ``cloudspot``: finds the command, and turns an expected error into one line."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from cloudspot import __version__
+from cloudspot.errors import CloudspotError
+
+SHORT_HELPS = {
+    "run": "Submit a job and follow it to its end.",
+    "attach": "Follow a job that is already submitted, and drive it.",
+    "reconcile": "Drive the unfinished jobs of a store, once or for ever.",
+    "ps": "List jobs.",
+    "show": "Tell the story of one job.",
+    "logs": "Print a job's log.",
+    "checkpoints": "List a job's checkpoints, and verify them.",
+    "stop": "Save a checkpoint and end a job.",
+    "preempt": "Reclaim a job's machine on purpose, as a drill.",
+    "providers": "List the providers, and check one.",
+}
+"""Each command's module and function, in the order of ``--help``, with its line there.
+
+Kept here, so that ``cloudspot --help`` imports no command; a test holds it to the commands' own.
+"""
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
+
+
+class Program(click.Group):
+    """The group of all commands; it imports a command's module only when that command is run."""
+
+    debug = False
+    """Set by ``--debug``: an expected error keeps its traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands in the order of ``--help``."""
+        return list(SHORT_HELPS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command of that name; None when there is none."""
+        if cmd_name not in SHORT_HELPS:
+            return None
+        command = getattr(importlib.import_module(f"cloudspot.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands' lines without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SHORT_HELPS.items()))
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the program and end the process: the one place where errors become exit codes."""
+        self.debug = False
+        for stream in (sys.stdout, sys.stderr):
+            # A log line that the terminal's encoding lacks must not end the command.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(*args, **extra)
+        except click.ClickException as error:
+            _report(error.format_message(), self.debug)
+            code = error.exit_code
+        except CloudspotError as error:
+            _report(str(error), self.debug)
+            code = error.exit_code
+        except click.Abort:
+            code = INTERRUPTED
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    click.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    click.echo(" ".join(message.split()), err=True)
+
+
+def _note_debug(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        program = ctx.find_root().command
+        assert isinstance(program, Program)
+        program.debug = True
+
+
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_note_debug,
+    help="Show the traceback of an error.",
+)
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="cloudspot", message="%(prog)s %(version)s")
+@debug_option
+def program() -> None:
+    """Train on any cloud's spot machines, and lose no step that was paid for.
+
+    A job is a job file (job.toml) and a training script. All of a job's state lies in your object
+    store; any number of these commands may look at it, or drive it, at the same time.
+    """
+
+
+def main() -> None:
+    """Run ``cloudspot`` with the arguments of the process."""
+    program.main(prog_name="cloudspot")
