@@ -1,0 +1,123 @@
+"""Finds the checkpoint directories that a script writes by itself, and tells when one is complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudspot.jobstore.records import File
+
+SETTLED_SECONDS = 10.0
+"""A directory that nothing has touched for so long is complete, where no file says so."""
+_STEP = re.compile(r"(\d+)$")
+
+Fingerprint = tuple[tuple[str, int, int], ...]
+"""Path, size and modification time (ns) of each file."""
+
+
+@dataclass(frozen=True)
+class ReadyDirectory:
+    """A complete checkpoint directory."""
+
+    path: Path
+    name: str
+    """Relative to the working directory."""
+    step: int
+    fingerprint: Fingerprint
+
+
+class CheckpointDirectories:
+    """Watches the directories that match the job's pattern.
+
+    Only what happens while the script lives can prove a directory complete: after its end a
+    half-written one is quiet, too.
+    """
+
+    def __init__(self, work: Path, pattern: str, complete_file: str | None) -> None:
+        self._work = work
+        self._pattern = pattern
+        self._complete_file = complete_file
+        self._since: dict[str, tuple[Fingerprint, float]] = {}
+        self._alive_at = 0.0
+
+    def ready(self, now: float, *, alive: bool) -> tuple[ReadyDirectory, ...]:
+        """Return the complete directories, by step ascending.
+
+        ``now`` is monotonic; ``alive`` says whether the script still runs: when it does not, a
+        directory that had not settled by then never will.
+        """
+        if alive:
+            self._alive_at = now
+        found = []
+        seen: dict[str, tuple[Fingerprint, float]] = {}
+        for path in sorted(self._work.glob(self._pattern)):
+            if path.is_symlink() or not path.is_dir():
+                continue
+            name = path.relative_to(self._work).as_posix()
+            fingerprint = fingerprint_of(path)
+            known = self._since.get(name)
+            changed = known is None or known[0] != fingerprint
+            since = now if changed or known is None else known[1]
+            seen[name] = (fingerprint, since)
+            if self._complete_file is not None:
+                complete = (path / self._complete_file).is_file()
+            else:
+                complete = self._alive_at - since >= SETTLED_SECONDS
+            if complete and fingerprint:
+                found.append(ReadyDirectory(path, name, step_of(path.name), fingerprint))
+        if alive:
+            self._since = seen
+        return tuple(sorted(found, key=lambda directory: directory.step))
+
+
+def step_of(name: str) -> int:
+    """Return the step that a directory's name ends with; 0 when it ends with no number."""
+    match = _STEP.search(name)
+    return 0 if match is None else int(match[1])
+
+
+def fingerprint_of(path: Path) -> Fingerprint:
+    """Return what changes when any file of the directory does; a file that vanishes is left out."""
+    found = []
+    for file in sorted(path.rglob("*")):
+        try:
+            if file.is_symlink() or not file.is_file():
+                continue
+            status = file.stat()
+        except FileNotFoundError:
+            continue
+        found.append((file.relative_to(path).as_posix(), status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def stage(directory: ReadyDirectory, staging: Path) -> tuple[Path, tuple[File, ...]] | None:
+    """Hard-link the files, so that the script may delete them while they are uploaded.
+
+    Returns the staged root and its files, or None when the directory changed meanwhile.
+    """
+    root = staging / directory.path.name
+    shutil.rmtree(root, ignore_errors=True)
+    files = []
+    try:
+        for name, size, _ in directory.fingerprint:
+            source, target = directory.path / name, root / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _link(source, target)
+            files.append(File(path=name, size=size, mode=source.stat().st_mode & 0o777))
+    except FileNotFoundError:
+        return None
+    if fingerprint_of(root) != directory.fingerprint:
+        return None
+    return root, tuple(files)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(source, target)

@@ -1,0 +1,314 @@
+"""One start of torchrun after the other on this node, until the job ends or the machine has to go."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudspot.agent.heartbeat import free_port
+from cloudspot.agent.launcher import Trainer, TrainerPlan
+from cloudspot.agent.leaving import Leaving, LeavingError
+from cloudspot.agent.restore import Restored, restore_newest
+from cloudspot.agent.watcher import drain_at, guard_of
+from cloudspot.jobstore import generations
+from cloudspot.jobstore.records import Final, Generation, Member, new_nonce
+from cloudspot.processes import kill_marked
+from cloudspot.train import handoff as files
+
+if TYPE_CHECKING:
+    from cloudspot.agent.life import Life
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+STOP_GUARD_SECONDS = 120.0
+"""How long a requested stop waits for the ranks to save."""
+DUMP_SECONDS = 3.0
+"""From the order to dump stacks to the end of a stuck trainer."""
+AT_ONCE_SECONDS = 60.0
+"""A script without a session that fails sooner than this, twice, fails for good."""
+MAX_RESTART_WAIT_SECONDS = 60.0
+FAILURES = frozenset({"trainer-failed", "trainer-stuck"})
+
+
+class GenerationRun:
+    """Runs generations on this node and decides after each how to go on."""
+
+    def __init__(self, life: Life, environment: Mapping[str, str]) -> None:
+        self._life = life
+        self._node = life.node
+        self._spec = life.job.spec
+        self._environment = environment
+        self._stop_guard: float | None = None
+        procs = self._spec.procs_per_node
+        self._ranks = tuple(range(procs))  # several nodes: the member's index times procs comes on top
+
+    def run_all(self) -> Leaving:
+        """Run generations until there is a reason to leave, and return it."""
+        life = self._life
+        trainer, why = self._adopt(), "first"
+        while True:
+            if trainer is None:
+                life.obey()
+                trainer = self._start(why)
+            leaving = self._watch(trainer)
+            trainer = None
+            if isinstance(leaving, Leaving):
+                return leaving
+            why = leaving
+
+    # --- start ----------------------------------------------------------------------------------
+
+    def _adopt(self) -> Trainer | None:
+        """Take over the trainer that an earlier agent of this machine started, if there is one."""
+        memory, status = self._life.memory, self._life.status
+        if memory.trainer_pid == 0:
+            # An agent that was killed between the start and its note of it left a trainer unknown to us.
+            for handoff in self._node.directory.glob("generations/*"):
+                kill_marked(files.HANDOFF, str(handoff))
+            return None
+        _log.warning("this agent was restarted; generation %d goes on", memory.generation)
+        status.generation = memory.generation
+        status.restored_step = memory.restored_step
+        status.handoff = self._node.handoff(memory.generation)
+        status.ranks = self._ranks
+        self._life.logs.follow(self._log_path(memory.generation), "train")
+        self._follow_metrics(status.handoff, memory.generation)
+        return Trainer(status.handoff, memory.trainer_pid)
+
+    def _start(self, why: str) -> Trainer:
+        life, node, status, memory = self._life, self._node, self._life.status, self._life.memory
+        status.state = "restoring"
+        life.courier.settle()
+        record, restored = self._propose(why)
+        handoff = node.handoff(record.number)
+        files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
+        self._check_torch()
+        status.ranks = self._ranks
+        status.restored_step = 0 if record.restore_from is None else record.restore_from.step
+        status.generation = record.number
+        status.handoff = handoff
+        life.courier.begin(record, restored)
+        log = self._log_path(record.number)
+        life.logs.follow(log, "train")
+        self._follow_metrics(handoff, record.number)
+        environment = {
+            **self._environment,
+            files.JOB_ID: node.job_id,
+            files.GENERATION: str(record.number),
+            files.ARENA: str(node.arena),
+            files.ARENA_SPILL: str(node.spill),
+            files.ARTIFACTS: str(node.artifacts),
+        }
+        if restored.directory is not None:
+            environment[files.RESTORE] = str(restored.directory)
+        plan = TrainerPlan(
+            python=self._python(),
+            entrypoint=self._spec.run.entrypoint,
+            args=self._spec.run.args,
+            num_nodes=len(record.members),
+            node_rank=0,
+            procs_per_node=self._spec.procs_per_node,
+            endpoint=record.endpoint,
+            rendezvous_id=f"{node.job_id}-{record.number}",
+            work=node.work,
+            log=log,
+            environment=environment,
+        )
+        if record.restore_from is None:
+            _log.info("generation %d starts from the beginning", record.number)
+        else:
+            _log.info("generation %d resumes from checkpoint %s", record.number, record.restore_from)
+        trainer = Trainer.start(plan, handoff)
+        memory.generation = record.number
+        memory.restored_step = status.restored_step
+        memory.trainer_pid = trainer.pid
+        memory.trainer_started_at = time.monotonic()
+        memory.save(node)
+        status.state = "running"
+        return trainer
+
+    def _propose(self, why: str) -> tuple[Generation, Restored]:
+        """Restore the newest checkpoint of the lineage that verifies, and say so in a new generation.
+
+        The restore comes before the record: ``restore_from`` names what was found whole, here.
+        """
+        life, node, identity = self._life, self._node, self._life.job.identity
+        while True:
+            known = life.insist(lambda: generations.read_generations(life.store, node.job_id))
+            restored = restore_newest(life, known)
+            record = Generation(
+                number=len(known) + 1,
+                launch=node.launch,
+                members=(Member(rank=identity.rank, instance_id=identity.instance_id, address=identity.address),),
+                endpoint=f"{identity.address}:{free_port(identity.address)}",
+                restore_from=restored.checkpoint,
+                skipped=restored.skipped,
+                why="relaunched" if why == "first" and known else why,
+                at=datetime.now(timezone.utc),
+                writer=new_nonce(),
+            )
+            winner = life.insist(
+                lambda record=record: generations.propose(life.store, node.job_id, record)  # type: ignore[misc]
+            )
+            if winner == record:
+                return record, restored
+            if winner.launch > node.launch:
+                raise LeavingError(Leaving("superseded", f"launch {winner.launch} runs the job"))
+            # An older launch wrote it late, or an earlier agent of this machine died before it could
+            # start it: neither trains; the next number is free.
+            _log.warning("generation %d was taken by launch %d", winner.number, winner.launch)
+
+    def _check_torch(self) -> None:
+        """Say plainly that there is no torch, before torchrun's own words for it."""
+        probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+        try:
+            found = subprocess.run(
+                [self._python(), "-c", probe], env=dict(self._environment), cwd=self._node.work, check=False
+            ).returncode
+        except OSError as error:
+            raise LeavingError(
+                Leaving("failed", f"run.python {self._python()!r} cannot be run: {error}", 1, permanent=True)
+            ) from error
+        if found != 0:
+            detail = f"{self._python()} has no torch; install it in run.setup, or name another run.python"
+            raise LeavingError(Leaving("failed", detail, 1, permanent=True))
+
+    def _python(self) -> str:
+        return self._spec.run.python or self._node.train_python
+
+    def _log_path(self, generation: int) -> Path:
+        return self._node.logs / f"train-{generation:06d}.log"
+
+    def _follow_metrics(self, handoff: Path, generation: int) -> None:
+        # The pump tells files apart by name, and each generation has a metrics file of the same name.
+        link = self._node.logs / f"metrics-{generation:06d}.jsonl"
+        if not link.is_symlink():
+            link.symlink_to(files.metrics_path(handoff, 0))
+        self._life.logs.follow(link, "metrics")
+
+    # --- watch ----------------------------------------------------------------------------------
+
+    def _watch(self, trainer: Trainer) -> Leaving | str:
+        """Follow the trainer to its end; return how to leave, or why the next generation starts."""
+        life, orders, status = self._life, self._life.orders, self._life.status
+        started = life.memory.trainer_started_at
+        drain: files.Drain | None = None
+        moved_at, seen_step = time.monotonic(), -1
+        stuck = False
+        while True:
+            code = trainer.poll()
+            if code is not None:
+                break
+            now = time.monotonic()
+            if orders.superseded:
+                _log.warning("a newer launch runs the job: ending the trainer")
+                break
+            guard = self._due_guard(now)
+            if guard is not None and (drain is None or guard < drain.guard):
+                drain = files.Drain(kind="notice" if orders.reclaim else "stop", guard=guard)
+                files.write_drain(trainer.handoff, drain)
+                status.state = "draining"
+            if drain is not None and self._drain_is_over(drain, now):
+                break
+            step, _ = status.progress()
+            if step != seen_step:
+                seen_step, moved_at = step, now
+            limit = self._spec.limits.stuck_after
+            if limit is not None and now - moved_at > limit and status.has_session:
+                _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - moved_at)
+                trainer.dump_stacks()
+                time.sleep(DUMP_SECONDS)
+                stuck = True
+                break
+            time.sleep(POLL_SECONDS)
+        trainer.kill()
+        status.state = "uploading"
+        life.memory.trainer_pid = 0
+        seconds = time.monotonic() - started
+        why = self._conclude(trainer.handoff, code, drain, stuck=stuck, seconds=seconds)
+        life.memory.save(self._node)
+        return why
+
+    def _due_guard(self, now: float) -> float | None:
+        """Return the guard of the drain that is due by now, or None."""
+        orders, status = self._life.orders, self._life.status
+        upload = status.upload_seconds or 0.0
+        if orders.reclaim is not None:
+            deadline = orders.reclaim.deadline
+            start = drain_at(
+                deadline, now=orders.reclaim.seen, save_seconds=upload + (status.stall_seconds or 0.0)
+            )
+            if now >= start:
+                return guard_of(deadline, now=max(start, orders.reclaim.seen), upload_seconds=upload)
+        if orders.stop is not None:
+            self._stop_guard = self._stop_guard or now + STOP_GUARD_SECONDS
+            return self._stop_guard
+        return None
+
+    def _drain_is_over(self, drain: files.Drain, now: float) -> bool:
+        """Say whether waiting for the trainer helps no more."""
+        if now >= drain.guard:
+            _log.warning("the trainer did not leave in time: ending it")
+            return True
+        if drain.kind == "stop" and not self._life.status.has_session:
+            return True  # the script knows of no drain: what its own newest checkpoint holds is kept
+        return False
+
+    # --- conclude -------------------------------------------------------------------------------
+
+    def _conclude(
+        self, handoff: Path, code: int | None, drain: files.Drain | None, *, stuck: bool, seconds: float
+    ) -> Leaving | str:
+        life = self._life
+        ordered = life.ordered_leaving()
+        final = self._final(handoff)
+        if code == 0 and (drain is None or final is not None or not life.status.has_session):
+            return Leaving("succeeded", "the training finished", final=final or self._bare_final())
+        drained = [files.read_json(files.drained_path(handoff, rank)) for rank in self._ranks]
+        if ordered is not None and (drain is not None or ordered.outcome == "superseded"):
+            steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
+            saved = steps[0] if len(steps) == len(self._ranks) else None
+            return Leaving(ordered.outcome, ordered.detail, saved_step=saved)
+        return self._failed(137 if code is None else code, stuck=stuck, seconds=seconds)
+
+    def _failed(self, code: int, *, stuck: bool, seconds: float) -> Leaving | str:
+        life, memory = self._life, self._life.memory
+        step, _ = life.status.progress()
+        why = "trainer-stuck" if stuck else "trainer-failed"
+        tail = life.tail(self._log_path(life.status.generation).name)
+        at_once = seconds < AT_ONCE_SECONDS or life.status.has_session
+        same = at_once and step == memory.failed_at_step
+        memory.failure_streak = memory.failure_streak + 1 if same else 1
+        memory.failed_at_step = step
+        known = life.insist(lambda: generations.read_generations(life.store, self._node.job_id))
+        restarts = sum(1 for generation in known if generation.why in FAILURES)
+        what = "made no step in time" if stuck else f"failed with exit status {code}"
+        if memory.failure_streak >= 2 and not stuck:
+            detail = f"the training {what} twice at step {step}"
+            return Leaving("failed", detail, code, permanent=True, log_tail=tail)
+        if restarts >= self._spec.limits.max_restarts:
+            detail = f"the training {what} at step {step}, after {restarts} restarts"
+            return Leaving("failed", detail, code, permanent=True, log_tail=tail)
+        wait = min(2.0**restarts, MAX_RESTART_WAIT_SECONDS)
+        _log.error("the training %s at step %d; starting again in %.0f s", what, step, wait)
+        memory.save(self._node)
+        life.orders.wait(wait)
+        return why
+
+    def _final(self, handoff: Path) -> Final | None:
+        value = files.read_json(files.final_path(handoff))
+        if value is None:
+            return None
+        return Final(
+            step=value["step"], weights_sha256=value["weights_sha256"], metrics=self._life.status.metrics()
+        )
+
+    def _bare_final(self) -> Final:
+        step, _ = self._life.status.progress()
+        return Final(step=step, weights_sha256=None, metrics=self._life.status.metrics())

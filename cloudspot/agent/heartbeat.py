@@ -1,0 +1,122 @@
+"""Every few seconds: says how the node stands, and reads what others have decided for it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from datetime import datetime, timezone
+
+from cloudspot.agent.status import Orders, Status
+from cloudspot.errors import CloudspotError, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.records import Generation, Heartbeat, StopRequest
+from cloudspot.model import NodeIdentity
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 5.0
+LOOK_SECONDS = 1.0
+"""How often the requests of others are looked for: a stop should feel prompt."""
+
+
+class HeartbeatWriter:
+    """A thread that overwrites the node's heartbeat and looks for a stop or a newer launch."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        job_id: str,
+        launch: int,
+        identity: NodeIdentity,
+        status: Status,
+        orders: Orders,
+    ) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._launch = launch
+        self._identity = identity
+        self._status = status
+        self._orders = orders
+        self._counter = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current beat."""
+        self._stopped.set()
+
+    def beat(self) -> None:
+        """Overwrite the heartbeat once.
+
+        Raises:
+            TransientError: the store failed.
+        """
+        self._counter += 1
+        step, total = self._status.progress()
+        beat = Heartbeat(
+            counter=self._counter,
+            instance_id=self._identity.instance_id,
+            address=self._identity.address,
+            port=free_port(self._identity.address),
+            state=self._status.state,
+            generation=self._status.generation,
+            restored_step=self._status.restored_step,
+            step=step,
+            steps_total=total,
+            metrics=self._status.metrics(),
+            committed=self._status.committed,
+            stall_seconds=self._status.stall_seconds,
+            upload_seconds=self._status.upload_seconds,
+            warnings=self._status.warnings,
+            at=datetime.now(timezone.utc),
+        )
+        key = keys.heartbeat(self._job_id, self._launch, self._identity.rank)
+        self._store.put(key, codec.encode(beat))
+
+    def look(self) -> None:
+        """Read what others have decided: a request to stop, a generation of a newer launch.
+
+        Raises:
+            TransientError: the store failed; nothing is known.
+        """
+        if self._orders.stop is None:
+            try:
+                data = self._store.get(keys.stop(self._job_id))
+            except ObjectMissing:
+                pass
+            else:
+                self._orders.give(stop=codec.decode(data, StopRequest))
+        try:
+            data = self._store.get(keys.generation(self._job_id, self._status.generation + 1))
+        except ObjectMissing:
+            return
+        if codec.decode(data, Generation).launch > self._launch:
+            self._orders.give(superseded=True)
+
+    def _run(self) -> None:
+        beats = 0.0
+        while True:
+            try:
+                if beats <= 0.0:
+                    beats = HEARTBEAT_SECONDS
+                    self.beat()
+                self.look()
+            except CloudspotError as error:
+                _log.warning("no heartbeat: %s", error)
+            beats -= LOOK_SECONDS
+            if self._stopped.wait(LOOK_SECONDS):
+                return
+
+
+def free_port(address: str) -> int:
+    """Return a TCP port that nobody listens on at the moment."""
+    with socket.create_server((address, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port

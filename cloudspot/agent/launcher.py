@@ -1,0 +1,133 @@
+"""Starts torchrun once a generation, adopts one that outlived the agent, and ends it.
+
+The trainer belongs to nobody: it runs in its own session, writes to a file, and its shell leaves
+the exit status in another, so that it outlives an agent that is killed, and the next agent on the
+machine can go on with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudspot.processes import is_marked, kill_marked, signal_process
+from cloudspot.train import handoff as files
+
+_KILLED = 137
+_STATUS = "torchrun.status"
+# $0 is the status file: written whole, by rename, when torchrun has ended.
+_KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
+
+
+@dataclass(frozen=True)
+class TrainerPlan:
+    """One start of torchrun on this node."""
+
+    python: str
+    entrypoint: str
+    args: Sequence[str]
+    num_nodes: int
+    node_rank: int
+    procs_per_node: int
+    endpoint: str
+    rendezvous_id: str
+    work: Path
+    log: Path
+    environment: Mapping[str, str]
+    """The whole environment but for what the launcher adds."""
+
+    def command(self) -> tuple[str, ...]:
+        """Return torchrun's command line: it never restarts a worker, the agent starts generations."""
+        return (
+            self.python,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={self.num_nodes}",
+            f"--node-rank={self.node_rank}",
+            f"--nproc-per-node={self.procs_per_node}",
+            "--max-restarts=0",
+            "--monitor-interval=0.05",
+            "--rdzv-backend=static",
+            f"--rdzv-endpoint={self.endpoint}",
+            f"--rdzv-id={self.rendezvous_id}",
+            self.entrypoint,
+            *self.args,
+        )
+
+
+class Trainer:
+    """A torchrun of one generation on this node."""
+
+    def __init__(self, handoff: Path, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.handoff = handoff
+        self.pid = pid
+        self._process = process
+        """Our child; None when an earlier agent started it."""
+
+    @classmethod
+    def start(cls, plan: TrainerPlan, handoff: Path) -> Trainer:
+        """Start torchrun; it reads nothing from us and lives without us."""
+        environment = {
+            **plan.environment,
+            files.HANDOFF: str(handoff),
+            "OMP_NUM_THREADS": str(omp_threads(plan.procs_per_node)),
+            # With the agent's store shared, a restart after a loss dials dead peers and hangs in four
+            # of six runs (pytorch#135712, #135957; torch 2.13).
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        with plan.log.open("ab") as log:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()],
+                cwd=plan.work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return cls(handoff, process.pid, process)
+
+    def poll(self) -> int | None:
+        """Return torchrun's exit status, or None while it runs; 137 when it left none behind."""
+        ended = self._ended()
+        try:
+            return int((self.handoff / _STATUS).read_text())
+        except FileNotFoundError:
+            return _KILLED if ended else None
+
+    def _ended(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is not None
+        return not is_marked(self.pid, files.HANDOFF, str(self.handoff))
+
+    def dump_stacks(self) -> None:
+        """Have each worker with a session write all its threads' stacks into the log."""
+        for path in self.handoff.glob("worker-*.pid"):
+            signal_process(int(path.read_text()), files.DUMP_SIGNAL)
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the group: for scripts that save when told so."""
+        try:
+            os.killpg(self.pid, signal.SIGTERM)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    def kill(self) -> None:
+        """End every process of the generation: torchrun, its workers, and whatever they started."""
+        kill_marked(files.HANDOFF, str(self.handoff))
+        if self._process is not None:
+            self._process.wait()
+
+
+def omp_threads(procs_per_node: int) -> int:
+    """Return the threads of one process: fixed, since the number changes the order of sums."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return max(1, cores // procs_per_node)

@@ -1,0 +1,76 @@
+"""Brings the newest checkpoint of the lineage that verifies onto this node's disk."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudspot.agent.leaving import Leaving, LeavingError
+from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.jobstore import generations, manifests
+from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Skipped
+
+if TYPE_CHECKING:
+    from cloudspot.agent.life import Life
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was brought back."""
+
+    checkpoint: CheckpointId | None
+    """None: there is no checkpoint, the job starts from the beginning."""
+    directory: Path | None = None
+    """Of a session's checkpoint: what CLOUDSPOT_RESTORE names."""
+    directory_name: str | None = None
+    """Of a script's own checkpoint: its directory, relative to the working directory."""
+    skipped: tuple[Skipped, ...] = ()
+
+
+def restore_newest(life: Life, known: Sequence[Generation]) -> Restored:
+    """Fetch the best candidate of the lineage; pass over those that do not verify, and say so.
+
+    Raises:
+        LeavingError: there are checkpoints, and none verifies: nothing is deleted, and starting from
+            the beginning would throw the work away without asking.
+    """
+    node = life.node
+    commits = life.insist(lambda: manifests.read_commits(life.store, node.job_id))
+    candidates = generations.lineage(known, commits)
+    skipped: list[Skipped] = []
+    for candidate in candidates:
+        life.obey()
+        try:
+            commit = life.insist(lambda c=candidate: manifests.read_commit(life.store, node.job_id, c))  # type: ignore[misc]
+            return _fetch(life, commit, tuple(skipped))
+        except (CorruptData, ObjectMissing) as error:
+            _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
+            skipped.append(Skipped(checkpoint=candidate, reason=str(error)))
+    if skipped:
+        detail = (
+            f"none of the {len(skipped)} checkpoints verifies; nothing was deleted; "
+            f"the newest: {skipped[0].reason}"
+        )
+        raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
+    return Restored(checkpoint=None)
+
+
+def _fetch(life: Life, commit: Commit, skipped: tuple[Skipped, ...]) -> Restored:
+    node = life.node
+    if commit.kind == "directory":
+        name = commit.parts[0].directory or ""
+        if (node.work / name).is_dir():
+            # The same machine: what the script wrote is still there, and may be newer.
+            return Restored(commit.id, directory_name=name, skipped=skipped)
+        life.insist(lambda: manifests.fetch(life.store, node.job_id, commit, node.work))
+        return Restored(commit.id, directory_name=name, skipped=skipped)
+    target = node.restore
+    shutil.rmtree(target, ignore_errors=True)
+    life.insist(lambda: manifests.fetch(life.store, node.job_id, commit, target))
+    return Restored(commit.id, directory=target, skipped=skipped)

@@ -1,0 +1,107 @@
+"""What the agent's threads share: how the node stands, and what others have decided for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+from cloudspot.agent.watcher import Reclaim
+from cloudspot.jobstore.records import CheckpointId, StopRequest
+from cloudspot.train import handoff as files
+
+
+class Status:
+    """How the node stands; each attribute is written whole, by one thread, and read by any."""
+
+    def __init__(self) -> None:
+        self.state = "setup"
+        self.generation = 0
+        self.handoff: Path | None = None
+        """Of the newest generation; None before the first."""
+        self.ranks: tuple[int, ...] = ()
+        """The global ranks that this node runs."""
+        self.restored_step = 0
+        self.committed: CheckpointId | None = None
+        self.stall_seconds: float | None = None
+        self.upload_seconds: float | None = None
+        self.warnings: tuple[str, ...] = ()
+        self._metrics: dict[str, float] = {}
+        self._metrics_read = (Path(), 0)
+
+    def progress(self) -> tuple[int, int | None]:
+        """Return the newest step begun here (or restored), and the total when it is known."""
+        step, total = self.restored_step, None
+        if self.handoff is not None:
+            for rank in self.ranks:
+                found = files.read_progress(self.handoff, rank)
+                if found is not None:
+                    step, total = max(step, found[0]), found[1]
+        return step, total
+
+    @property
+    def has_session(self) -> bool:
+        """Say whether the script of this generation uses a session."""
+        handoff = self.handoff
+        return handoff is not None and any(files.progress_path(handoff, r).exists() for r in self.ranks)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the newest value of each metric that rank 0 has logged, if rank 0 is here."""
+        handoff = self.handoff
+        if handoff is None or 0 not in self.ranks:
+            return {}
+        path = files.metrics_path(handoff, 0)
+        offset = self._metrics_read[1] if self._metrics_read[0] == path else 0
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+        except FileNotFoundError:
+            return self._metrics
+        end = data.rfind(b"\n") + 1
+        for line in data[:end].splitlines():
+            self._metrics.update(json.loads(line)["values"])
+        self._metrics_read = (path, offset + end)
+        return dict(self._metrics)
+
+
+class Orders:
+    """What others have decided for this node; the first of each kind stands."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.reclaim: Reclaim | None = None
+        self.stop: StopRequest | None = None
+        self.superseded = False
+        """A newer launch of the job runs: this node must not train any more."""
+
+    def give(
+        self,
+        *,
+        reclaim: Reclaim | None = None,
+        stop: StopRequest | None = None,
+        superseded: bool = False,
+    ) -> None:
+        """Add orders and wake whoever waits."""
+        with self._changed:
+            self.reclaim = self.reclaim or reclaim
+            self.stop = self.stop or stop
+            self.superseded = self.superseded or superseded
+            self._changed.notify_all()
+
+    @property
+    def pending(self) -> bool:
+        """Say whether the node has to leave."""
+        return self.reclaim is not None or self.stop is not None or self.superseded
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is an order, at most so long; say whether there is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.pending, seconds)
+
+    def deadline(self, *, otherwise_seconds: float) -> float:
+        """Return the monotonic moment by which all must be done."""
+        if self.reclaim is not None:
+            return self.reclaim.deadline
+        return time.monotonic() + otherwise_seconds

@@ -1,0 +1,91 @@
+"""Find and end every process that carries a mark in its environment, wherever it hid itself.
+
+A process can leave its group and its session, but on Linux not its environment: ``/proc`` shows the
+one it was started with. On macOS ``ps -E`` shows it, for one's own processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def marked_processes(name: str, value: str) -> tuple[int, ...]:
+    """Return the ids of living processes started with ``name=value`` in their environment.
+
+    The calling process and zombies are left out. A process that another user owns is not seen.
+    """
+    mark = f"{name}={value}".encode()
+    if sys.platform == "linux":
+        return _scan_proc(mark)
+    return _scan_ps(mark)
+
+
+def is_marked(pid: int, name: str, value: str) -> bool:
+    """Say whether the process lives and was started with ``name=value`` in its environment."""
+    if sys.platform == "linux":
+        try:
+            environment = (_PROC / str(pid) / "environ").read_bytes()
+        except OSError:
+            return False
+        return f"{name}={value}".encode() in environment.split(b"\0")
+    return pid in marked_processes(name, value)
+
+
+def _scan_proc(mark: bytes) -> tuple[int, ...]:
+    found = []
+    own = os.getpid()
+    for entry in os.scandir(_PROC):
+        if not entry.name.isdigit() or int(entry.name) == own:
+            continue
+        try:
+            environment = (_PROC / entry.name / "environ").read_bytes()
+        except OSError:  # it ended meanwhile, or is not ours
+            continue
+        # A zombie's environment reads as empty, so it is left out without another look.
+        if mark in environment.split(b"\0"):
+            found.append(int(entry.name))
+    return tuple(found)
+
+
+def _scan_ps(mark: bytes) -> tuple[int, ...]:
+    listing = subprocess.run(
+        ["ps", "-axwwE", "-o", "pid=,command="], capture_output=True, check=False
+    ).stdout
+    found = []
+    for line in listing.splitlines():
+        words = line.split()
+        if words and mark in words[1:] and int(words[0]) != os.getpid():
+            found.append(int(words[0]))
+    return tuple(found)
+
+
+def kill_marked(name: str, value: str, *, timeout_seconds: float = 30.0) -> bool:
+    """SIGKILL every marked process until none is left; return whether none was left in time.
+
+    One pass is not enough: a process that forks while it is being looked for leaves a child behind.
+    """
+    end = time.monotonic() + timeout_seconds
+    while True:
+        pids = marked_processes(name, value)
+        if not pids:
+            return True
+        for pid in pids:
+            signal_process(pid, signal.SIGKILL)
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+
+
+def signal_process(pid: int, number: signal.Signals) -> None:
+    """Send a signal; a process that is gone is no error."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
