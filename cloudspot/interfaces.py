@@ -295,6 +295,10 @@ class Provider(ABC):
     def boot_profile(self) -> BootProfile:
         """Say how this provider's machines come from a bare boot to the agent."""
 
+    def default_store(self) -> str | None:
+        """Return the URL of the store to use where neither the job nor the user names one; None: none."""
+        return None
+
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
         """Return the sink for the job's logs; None keeps them in the object store."""
         return None

@@ -1,0 +1,1 @@
+"""How a machine comes from a bare boot to a running agent."""

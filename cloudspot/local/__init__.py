@@ -1,0 +1,1 @@
+"""The embedded provider: machines as process trees on this host, which it also reclaims."""

@@ -1,0 +1,60 @@
+"""Where the local provider keeps its machines, and the locks that hold its processes apart."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloudspot.errors import CloudspotError
+
+HOME = "CLOUDSPOT_LOCAL_HOME"
+"""The environment variable that moves everything of the local provider elsewhere."""
+
+
+def state_home() -> Path:
+    """Return the local provider's directory: what an account and a region are to a cloud.
+
+    ``CLOUDSPOT_LOCAL_HOME``, else ``cloudspot`` under ``XDG_STATE_HOME``, else under
+    ``~/.local/state``. It may not exist yet.
+
+    Raises:
+        CloudspotError: the variable names a relative path.
+    """
+    named = os.environ.get(HOME)
+    if named:
+        if not Path(named).is_absolute():
+            raise CloudspotError(f"{HOME} must be an absolute path: got {named!r}")
+        return Path(named)
+    state = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG base directory specification says to ignore a relative path.
+    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return base / "cloudspot"
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold the lock file exclusively, waiting for it; the kernel drops it when this process dies."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Yield whether the lock was free; if it was, hold it until the end of the block."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,299 @@
+"""A machine's directory: what it is, how far it is, and what was asked of it; files alone.
+
+::
+
+    machine.json     what was created; never changes
+    state.json       how far it is, by the supervisor (or by whoever finds the supervisor dead)
+    supervisor.json  the supervisor's process id and the metadata server's URL
+    lock             held by the supervisor for its lifetime: free means dead
+    requests/        what was asked of the supervisor, a file each: terminate, shutdown, reclaim-*
+    tags.json        facts announced by the controller
+    user-data        the boot script
+    console.log      its output        supervisor.log  the supervisor's
+    home/ tmp/ node/ bin/   the machine's disk, deleted when it ends
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from cloudspot.local.home import try_lock
+from cloudspot.local.processes import end_machine_processes
+from cloudspot.model import EndReason, Instance, InstanceState, Market
+
+T = TypeVar("T")
+
+UNBORN_SECONDS = 30.0
+"""A machine without a supervisor for this long after its creation will never get one, in seconds."""
+
+DISK = ("home", "tmp", "node", "bin")
+"""The directories that a machine loses when it ends."""
+
+
+class PlannedReclaim(msgspec.Struct, frozen=True, kw_only=True):
+    """When this machine will be reclaimed: after either of the two, whichever comes first."""
+
+    after_steps: int | None = None
+    """When the training begins this step (the job's count)."""
+    after_seconds: float | None = None
+    """After the boot."""
+    notice_seconds: float
+
+
+class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """``machine.json``: what was created."""
+
+    id: str
+    request_sha256: str
+    """Of the launch request, so that a token cannot come back with another one."""
+    job_id: str
+    launch: int
+    rank: int
+    address: str
+    zone: str
+    instance_type: str
+    market: Market
+    user_data: str
+    boot_delay_seconds: float
+    max_seconds: float
+    reclaims: tuple[PlannedReclaim, ...]
+    notice_seconds: float
+    """Of a reclaim that names none."""
+    launched_at: datetime
+
+
+class MachineState(msgspec.Struct, frozen=True, kw_only=True):
+    """``state.json``: how far the machine is."""
+
+    state: InstanceState
+    end_reason: EndReason | None = None
+    """Known from SHUTTING_DOWN on."""
+    ended_at: datetime | None = None
+
+
+class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """``supervisor.json``: written once, when the supervisor is ready."""
+
+    pid: int
+    metadata_url: str
+
+
+class ReclaimRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """``requests/reclaim-*``: take the machine, ``notice_seconds`` after saying so."""
+
+    notice_seconds: float
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was asked of a machine so far."""
+
+    terminate: bool
+    shutdown: bool
+    reclaims: Mapping[str, ReclaimRequest]
+    """By file name."""
+
+
+class MachineDirectory:
+    """The files of one machine. Any process may hold one; the lock says who may write the state."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = path.name
+
+    @classmethod
+    def create(cls, path: Path, record: MachineRecord) -> MachineDirectory:
+        """Make the directory, whole or not at all; one that is there is left as it is."""
+        machine = cls(path)
+        if path.exists():
+            return machine
+        # A leading dot keeps what a killed creator left behind out of the listings.
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        (temporary / "requests").mkdir()
+        (temporary / "user-data").write_text(record.user_data, encoding="utf-8")
+        (temporary / "machine.json").write_bytes(msgspec.json.encode(record))
+        temporary.rename(path)
+        return machine
+
+    @property
+    def disk(self) -> tuple[Path, ...]:
+        """Return the directories that are deleted with the machine."""
+        return tuple(self.path / name for name in DISK)
+
+    @property
+    def node_directory(self) -> Path:
+        """Return ``CLOUDSPOT_NODE_DIR`` of this machine."""
+        return self.path / "node"
+
+    @property
+    def arena(self) -> Path | None:
+        """Return the machine's directory in memory; None where the host has none."""
+        return Path(f"/dev/shm/cloudspot-{self.id}") if sys.platform == "linux" else None  # noqa: S108 # not a temporary file: the kernel's memory file system, by a name that is ours
+
+    @property
+    def console(self) -> Path:
+        """Return the file with the boot script's output."""
+        return self.path / "console.log"
+
+    @property
+    def lock(self) -> Path:
+        """Return the file whose lock the supervisor holds."""
+        return self.path / "lock"
+
+    def record(self) -> MachineRecord:
+        """Return what was created.
+
+        Raises:
+            FileNotFoundError: the machine was pruned meanwhile.
+        """
+        return msgspec.json.decode((self.path / "machine.json").read_bytes(), type=MachineRecord)
+
+    def state(self) -> MachineState:
+        """Return how far the machine is, by the last writer's word."""
+        return self._read("state.json", MachineState) or MachineState(state=InstanceState.PENDING)
+
+    def write_state(self, state: MachineState) -> None:
+        """Say how far the machine is; only for who holds the lock."""
+        self._write("state.json", state)
+
+    def supervisor(self) -> SupervisorRecord | None:
+        """Return what the supervisor said of itself; None before it was ready."""
+        return self._read("supervisor.json", SupervisorRecord)
+
+    def write_supervisor(self, record: SupervisorRecord) -> None:
+        """Say that the supervisor is ready."""
+        self._write("supervisor.json", record)
+
+    def tags(self) -> dict[str, str]:
+        """Return the facts announced to this machine."""
+        return self._read("tags.json", dict[str, str]) or {}
+
+    def add_tags(self, facts: Mapping[str, str]) -> None:
+        """Announce facts; a name that is known gets the new value."""
+        self._write("tags.json", {**self.tags(), **facts})
+
+    def request_termination(self) -> None:
+        """Ask for the machine's end; safe to repeat."""
+        (self.path / "requests" / "terminate").touch()
+
+    def request_reclaim(self, request: ReclaimRequest) -> None:
+        """Ask for a reclaim; each request counts."""
+        self._write(f"requests/reclaim-{time.time_ns()}-{os.getpid()}", request)
+
+    def requests(self) -> Requests:
+        """Return all that was asked so far."""
+        names = {entry.name for entry in os.scandir(self.path / "requests")}
+        reclaims = {}
+        for name in sorted(names):
+            if name.startswith("reclaim-"):
+                request = self._read(f"requests/{name}", ReclaimRequest)
+                if request is not None:
+                    reclaims[name] = request
+        return Requests(terminate="terminate" in names, shutdown="shutdown" in names, reclaims=reclaims)
+
+    def instance(self) -> Instance:
+        """Return the machine as the provider reports it."""
+        record = self.record()
+        state = self.state()
+        return Instance(
+            id=record.id,
+            state=state.state,
+            job_id=record.job_id,
+            launch=record.launch,
+            rank=record.rank,
+            end_reason=state.end_reason if state.state is InstanceState.ENDED else None,
+            address=record.address,
+            zone=record.zone,
+            instance_type=record.instance_type,
+            market=record.market,
+            launched_at=record.launched_at,
+            ended_at=state.ended_at,
+        )
+
+    def settle(self, *, reason: EndReason = EndReason.LOST, unborn_seconds: float = UNBORN_SECONDS) -> None:
+        """End a machine that has no supervisor any more, as a cloud does when a host fails.
+
+        Where the supervisor lives, or a young machine may still get one, nothing happens. Otherwise
+        no process of the machine is left when this returns, and its state is ENDED: for the reason
+        that the supervisor had begun to act on, else for ``reason``.
+        """
+        if self.state().state is InstanceState.ENDED:
+            return
+        with try_lock(self.lock) as is_free:
+            if not is_free:
+                return
+            state = self.state()
+            if state.state is InstanceState.ENDED:
+                return
+            age = (now_utc() - self.record().launched_at).total_seconds()
+            if self.supervisor() is None and age < unborn_seconds:
+                return
+            self.finish(state.end_reason or reason, end_processes=lambda: end_machine_processes(self.id))
+
+    def finish(self, reason: EndReason, *, end_processes: Callable[[], None]) -> None:
+        """End the processes, delete the disk, and say so; only for who holds the lock.
+
+        The reason is written first, so that whoever has to take over reports the same.
+        """
+        try:
+            self.write_state(MachineState(state=InstanceState.SHUTTING_DOWN, end_reason=reason))
+        finally:
+            # Not even a full disk may keep a machine alive.
+            end_processes()
+        ended_at = now_utc()
+        self.erase_disk()
+        self.write_state(MachineState(state=InstanceState.ENDED, end_reason=reason, ended_at=ended_at))
+
+    def erase_disk(self) -> None:
+        """Delete what a machine loses when it ends: its disk and its memory."""
+        for path in self.disk:
+            erase(path)
+        if self.arena is not None:
+            erase(self.arena)
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        try:
+            data = (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(data, type=kind)
+
+    def _write(self, name: str, value: Any) -> None:
+        """Write the file whole: no reader ever sees a part of it."""
+        path = self.path / name
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_bytes(msgspec.json.encode(value))
+        temporary.replace(path)
+
+
+def now_utc() -> datetime:
+    """Return the time by this host's clock."""
+    return datetime.now(timezone.utc)
+
+
+def erase(path: Path) -> None:
+    """Delete a directory with all that is in it, write-protected directories too; none is no error."""
+    if path.is_symlink():
+        path.unlink()
+        return
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        path.chmod(stat.S_IRWXU)
+        for parent, names, _ in os.walk(path):
+            for name in names:
+                if not Path(parent, name).is_symlink():
+                    Path(parent, name).chmod(stat.S_IRWXU)
+        shutil.rmtree(path)

@@ -1,0 +1,80 @@
+"""The table ``[providers.local]`` of a job file: made-up prices, and when machines are reclaimed."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from cloudspot.local.machines import PlannedReclaim
+from cloudspot.quantities import Duration, PositiveDuration
+
+
+class Reclaim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One planned reclaim of one spot machine."""
+
+    launch: int = 1
+    """Of the job, counted from 1."""
+    rank: int = 0
+    """The machine's index within the launch, from 0."""
+    after_steps: int | None = None
+    """When a rank on that machine begins this step of the job; or:"""
+    after_seconds: Duration | None = None
+    """This long after its boot."""
+    notice: Duration = 10.0
+    """Between the notice and the end; 0 takes the machine without one."""
+
+    def __post_init__(self) -> None:
+        if (self.after_steps is None) == (self.after_seconds is None):
+            raise ValueError("a reclaim needs either after_steps or after_seconds")
+
+
+class RandomReclaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Reclaims of every spot machine, at times drawn from an exponential distribution."""
+
+    mean: PositiveDuration
+    """The mean life of a machine from its boot to its reclaim's notice."""
+    seed: int = 0
+    """The same seed draws the same time for a given launch and rank."""
+    notice: Duration = 10.0
+    max: int | None = None
+    """Only the first ``max`` launches of the job are reclaimed; None: all."""
+
+
+class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[providers.local]``: machines that are process trees on this host.
+
+    Only spot machines are reclaimed on a plan, as in a cloud; ``cloudspot preempt`` takes any.
+    """
+
+    reclaims: tuple[Reclaim, ...] = ()
+    random_reclaims: RandomReclaims | None = None
+    notice: Duration = 10.0
+    """Of ``cloudspot preempt`` where it names none."""
+    spot_price: float = 0.30
+    """USD per machine and hour; made up, nobody pays it."""
+    on_demand_price: float = 1.00
+    """As ``spot_price``."""
+    zones: tuple[str, ...] = ("local-a", "local-b")
+    no_capacity: tuple[str, ...] = ()
+    """Zones whose spot offers have none left, to see what happens then."""
+    boot_delay: Duration = 0.0
+    """From the creation of a machine to the start of its boot script."""
+
+    def planned_reclaims(self, *, launch: int, rank: int) -> tuple[PlannedReclaim, ...]:
+        """Return when this spot machine will be reclaimed; pure: the same arguments, the same plan."""
+        planned = [
+            PlannedReclaim(
+                after_steps=reclaim.after_steps,
+                after_seconds=reclaim.after_seconds,
+                notice_seconds=reclaim.notice,
+            )
+            for reclaim in self.reclaims
+            if (reclaim.launch, reclaim.rank) == (launch, rank)
+        ]
+        chance = self.random_reclaims
+        if chance is not None and (chance.max is None or launch <= chance.max):
+            # A string seeds by its bytes, alike in every process and version of Python.
+            drawn = random.Random(f"{chance.seed}/{launch}/{rank}").expovariate(1 / chance.mean)
+            planned.append(PlannedReclaim(after_seconds=drawn, notice_seconds=chance.notice))
+        return tuple(planned)

@@ -1,0 +1,304 @@
+"""Creates, lists and ends local machines; stands where a cloud's API would."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import site
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+import cloudspot
+from cloudspot.errors import CapacityError, CloudspotError, ProvisionError, TransientError
+from cloudspot.interfaces import Provisioner
+from cloudspot.local.home import lock, state_home, try_lock
+from cloudspot.local.machines import (
+    MachineDirectory,
+    MachineRecord,
+    PlannedReclaim,
+    ReclaimRequest,
+    erase,
+    now_utc,
+)
+from cloudspot.local.options import LocalOptions
+from cloudspot.model import (
+    EndReason,
+    Instance,
+    InstanceGroup,
+    InstanceState,
+    LaunchRequest,
+    Market,
+    Offer,
+    Resources,
+)
+
+_log = logging.getLogger(__name__)
+
+INSTANCE_TYPE = "local"
+KEPT = timedelta(hours=24)
+"""How long an ended machine is reported, with its console."""
+_START_TIMEOUT_SECONDS = 60.0
+
+
+class LocalRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a launch request."""
+
+    job_id: str
+    launch: int
+    num_nodes: int
+    zone: str
+    instance_type: str
+    market: Market
+    user_data: str
+    max_seconds: float
+    boot_delay_seconds: float
+    notice_seconds: float
+    reclaims: tuple[tuple[PlannedReclaim, ...], ...]
+    """By rank."""
+
+
+class LocalProvisioner(Provisioner):
+    """Machines under one state home; several processes may use it at the same time."""
+
+    token_seconds: ClassVar[float] = KEPT.total_seconds()
+    absence_proves_after_seconds: ClassVar[float] = 5.0
+
+    def __init__(self, options: LocalOptions) -> None:
+        self._options = options
+
+    def render(self, group: InstanceGroup) -> LaunchRequest:
+        """Return the request, with the reclaims that await its machines."""
+        options = self._options
+        is_spot = group.offer.market is Market.SPOT
+        body = LocalRequest(
+            job_id=group.job_id,
+            launch=group.launch,
+            num_nodes=group.num_nodes,
+            zone=group.offer.zone,
+            instance_type=group.offer.instance_type,
+            market=group.offer.market,
+            user_data=group.user_data,
+            max_seconds=group.max_seconds,
+            boot_delay_seconds=options.boot_delay,
+            notice_seconds=options.notice,
+            reclaims=tuple(
+                options.planned_reclaims(launch=group.launch, rank=rank) if is_spot else ()
+                for rank in range(group.num_nodes)
+            ),
+        )
+        return LaunchRequest(provider="local", body=msgspec.to_builtins(body))
+
+    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+        """Create the machines and return when each has its supervisor.
+
+        Raises:
+            CapacityError: the job's options say that the zone has none.
+            ProvisionError: the request is not ours, or the token was used for another one.
+            TransientError: a supervisor did not start.
+        """
+        try:
+            body = msgspec.convert(request.body, LocalRequest)
+        except msgspec.ValidationError as error:
+            raise ProvisionError(f"the request is none of provider 'local': {error}") from error
+        encoded = msgspec.json.encode(body)
+        digest = hashlib.sha256(encoded).hexdigest()
+        machines = self._machines_home()
+        machines.mkdir(mode=0o700, parents=True, exist_ok=True)
+        token_digest = hashlib.sha256(token.encode()).hexdigest()[:10]
+        paths = [machines / f"m-{token_digest}-{rank}" for rank in range(body.num_nodes)]
+        with lock(self._lock_path()):
+            self._prune()
+            first = paths[0]
+            if first.exists():
+                if MachineDirectory(first).record().request_sha256 != digest:
+                    raise ProvisionError("the token was used before, with another request")
+            elif body.market is Market.SPOT and body.zone in self._options.no_capacity:
+                raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")
+            created = [
+                MachineDirectory.create(path, _record(body, rank, path.name, digest))
+                for rank, path in enumerate(paths)
+            ]
+            _start_supervisors(created)
+        return tuple(machine.instance() for machine in created)
+
+    def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
+        """Give the machines tags, which their metadata service shows."""
+        for instance in instances:
+            machine = self._find(instance.id)
+            if machine is not None:
+                with lock(self._lock_path()):
+                    machine.add_tags(facts)
+
+    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+        """Return the machines; one whose supervisor was killed is ended here and now, as LOST."""
+        found = []
+        for machine in self._machines():
+            try:
+                if job_id is not None and machine.record().job_id != job_id:
+                    continue
+                machine.settle()
+                found.append(machine.instance())
+            except FileNotFoundError:  # pruned meanwhile
+                continue
+        return tuple(found)
+
+    def terminate(self, instance_ids: Sequence[str]) -> None:
+        """Ask for the end of the machines: their processes are killed without a word."""
+        for instance_id in instance_ids:
+            machine = self._find(instance_id)
+            if machine is not None:
+                machine.request_termination()
+                # Where there is no supervisor to obey, now or ever:
+                machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        """Return the made-up offers of each zone.
+
+        A local machine is this host, whatever the job asks for: a job made for eight accelerators is
+        rehearsed here with what there is.
+        """
+        prices = {Market.SPOT: self._options.spot_price, Market.ON_DEMAND: self._options.on_demand_price}
+        return tuple(
+            Offer(
+                instance_type=INSTANCE_TYPE,
+                zone=zone,
+                market=market,
+                price_per_hour=price,
+                on_demand_price_per_hour=self._options.on_demand_price,
+            )
+            for zone in self._options.zones
+            for market, price in prices.items()
+        )
+
+    def reclaim(self, instance_id: str, *, notice_seconds: float | None) -> None:
+        """Take a machine back, with a notice (None: as long as the job's options say).
+
+        Raises:
+            CloudspotError: there is no such machine, or it has ended.
+        """
+        machine = self._find(instance_id)
+        if machine is None:
+            raise CloudspotError(f"provider 'local' has no machine {instance_id!r}")
+        machine.settle()
+        if machine.state().state is InstanceState.ENDED:
+            raise CloudspotError(f"machine {instance_id} has ended already")
+        seconds = machine.record().notice_seconds if notice_seconds is None else notice_seconds
+        machine.request_reclaim(ReclaimRequest(notice_seconds=seconds))
+
+    def _machines_home(self) -> Path:
+        return state_home() / "machines"
+
+    def _lock_path(self) -> Path:
+        return state_home() / "lock"
+
+    def _machines(self) -> list[MachineDirectory]:
+        try:
+            entries = sorted(self._machines_home().iterdir())
+        except FileNotFoundError:
+            return []
+        return [MachineDirectory(entry) for entry in entries if not entry.name.startswith(".")]
+
+    def _find(self, instance_id: str) -> MachineDirectory | None:
+        return next((machine for machine in self._machines() if machine.id == instance_id), None)
+
+    def _prune(self) -> None:
+        """Forget the machines that ended long ago; under the lock."""
+        for machine in self._machines():
+            ended_at = machine.state().ended_at
+            if ended_at is not None and now_utc() - ended_at > KEPT:
+                erase(machine.path)
+
+
+def _record(body: LocalRequest, rank: int, machine_id: str, digest: str) -> MachineRecord:
+    return MachineRecord(
+        id=machine_id,
+        request_sha256=digest,
+        job_id=body.job_id,
+        launch=body.launch,
+        rank=rank,
+        address=_address(machine_id),
+        zone=body.zone,
+        instance_type=body.instance_type,
+        market=body.market,
+        user_data=body.user_data,
+        boot_delay_seconds=body.boot_delay_seconds,
+        max_seconds=body.max_seconds,
+        reclaims=body.reclaims[rank],
+        notice_seconds=body.notice_seconds,
+        launched_at=now_utc(),
+    )
+
+
+def _address(machine_id: str) -> str:
+    """Return the machine's address: all of 127/8 is loopback on Linux, one address on macOS."""
+    if sys.platform != "linux":
+        return "127.0.0.1"
+    # Two machines may draw the same one of 16 million: their ports differ all the same.
+    first, second, third = hashlib.sha256(machine_id.encode()).digest()[:3]
+    return f"127.{first % 254 + 1}.{second}.{third % 254 + 1}"
+
+
+def _start_supervisors(machines: Sequence[MachineDirectory]) -> None:
+    """Start a supervisor for each machine that has none and has not ended; wait until they are ready."""
+    starting = {}
+    for machine in machines:
+        with try_lock(machine.lock) as is_free:
+            pass
+        if is_free and machine.supervisor() is None and machine.state().state is not InstanceState.ENDED:
+            starting[machine.id] = _start_supervisor(machine)
+    failed = []
+    for machine in machines:
+        if machine.id in starting:
+            try:
+                starting[machine.id].wait(_START_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                _log.warning("machine %s: its supervisor takes long to start", machine.id)
+        if machine.supervisor() is None and machine.state().state is not InstanceState.ENDED:
+            failed.append(machine)
+    if failed:
+        raise TransientError(f"no supervisor came up for {failed[0].id}; see {failed[0].path}/supervisor.log")
+
+
+def _start_supervisor(machine: MachineDirectory) -> subprocess.Popen[bytes]:
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
+    path = node_python_path()
+    if path is not None:
+        environment["PYTHONPATH"] = path
+    with (machine.path / "supervisor.log").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cloudspot.local.supervisor", str(machine.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def node_python_path() -> str | None:
+    """Return the PYTHONPATH with which this interpreter finds this very cloudspot in a clean environment.
+
+    None where it is installed for the interpreter, as usual.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    home = str(Path(cloudspot.__file__).resolve().parent.parent)
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if home in {str(Path(entry).resolve()) for entry in named if entry}:
+        return home
+    try:
+        where = str(distribution("cloudspot").locate_file(""))
+    except PackageNotFoundError:
+        return home
+    if site.ENABLE_USER_SITE and Path(where).resolve() == Path(site.getusersitepackages()).resolve():
+        # A machine has a HOME of its own, and so no user site: torch lies there too.
+        return where
+    return None
