@@ -1,0 +1,59 @@
+"""What tests of several packages share: a home for local machines, and waiting for a condition."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloudspot.local.home import HOME, try_lock
+from cloudspot.local.machines import MachineDirectory
+from cloudspot.local.options import LocalOptions
+from cloudspot.local.processes import MARK, end_machine_processes
+from cloudspot.local.provisioner import LocalProvisioner
+from cloudspot.processes import marked_processes
+
+
+def _wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
+    """Return as soon as the condition is true; fail after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"still not true after {seconds} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture(name="wait_until")
+def wait_until_fixture() -> Callable[..., None]:
+    """``wait_until(condition, seconds=60)``: poll until the condition is true."""
+    return _wait_until
+
+
+@pytest.fixture
+def local_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state home of the local provider; no machine and no process of one outlives the test."""
+    home = tmp_path / "local-home"
+    monkeypatch.setenv(HOME, str(home))
+    yield home
+    # The test may have moved the home on.
+    monkeypatch.setenv(HOME, str(home))
+    provisioner = LocalProvisioner(LocalOptions())
+    provisioner.terminate([instance.id for instance in provisioner.instances()])
+    machines = [MachineDirectory(path) for path in (home / "machines").glob("m-*")]
+
+    def all_over() -> bool:
+        provisioner.instances()
+        for machine in machines:
+            with try_lock(machine.lock) as is_free:
+                if not is_free or machine.state().state != "ended":
+                    return False
+        return True
+
+    _wait_until(all_over)
+    survivors = {machine.id: pids for machine in machines if (pids := marked_processes(MARK, machine.id))}
+    for machine_id in survivors:
+        end_machine_processes(machine_id)
+    assert survivors == {}, "processes outlived their machine"
+    arenas = [machine.arena for machine in machines if machine.arena is not None and machine.arena.exists()]
+    assert arenas == [], "a machine's memory outlived it"
