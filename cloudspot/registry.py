@@ -1,0 +1,259 @@
+"""Providers by name and object stores by URL scheme; a plugin is imported only when it is used.
+
+A plugin names its module in an entry point (see :mod:`cloudspot.hookspecs`). The built-in ones come
+through the same hooks; nobody can take their names, and a broken plugin hides no other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pluggy
+
+import cloudspot
+from cloudspot import hookspecs
+from cloudspot.errors import CloudspotError, PluginError, SpecError
+from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.spec import JobSpec, decode_options
+from cloudspot.tables import convert
+
+R = TypeVar("R")
+
+_BUILT_IN: Final = {
+    hookspecs.PROVIDER_GROUP: {"local": "cloudspot.local.plugin"},
+    hookspecs.STORE_GROUP: {"file": "cloudspot.local.plugin"},
+}
+
+
+@dataclass(frozen=True)
+class ProviderEntry:
+    """A provider that is installed, or would be if it were not broken."""
+
+    name: str
+    distribution: str
+    version: str
+    error: str | None
+    """Why it cannot be used; None: it can."""
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """A plugin as its distribution declares it, not yet imported."""
+
+    name: str
+    distribution: str
+    version: str
+    load: Callable[[], object]
+    error: str | None = None
+
+    def __str__(self) -> str:
+        return f'"{self.name}" of {self.distribution} {self.version}'.rstrip()
+
+
+def provider_class(name: str) -> type[Provider]:
+    """Import the provider's plugin and return its class.
+
+    Raises:
+        PluginError: no such provider is installed (the message says what to run), or it is broken.
+    """
+    return _provider_class(_find(hookspecs.PROVIDER_GROUP, name, _provider_missing))
+
+
+def open_provider(name: str, spec: JobSpec | None) -> Provider:
+    """Return the provider with the options of the job's ``[providers.NAME]``; does no I/O.
+
+    Without a job every option has its default.
+
+    Raises:
+        PluginError: as ``provider_class``.
+        SpecError: an option is wrong.
+    """
+    class_ = provider_class(name)
+    options: msgspec.Struct
+    if spec is None:
+        options = convert({}, class_.options_type, at=("providers", name))
+    else:
+        options = decode_options(spec, name, class_.options_type)
+    return _called(f'provider "{name}"', lambda: class_(options))
+
+
+def open_store(url: str) -> ObjectStore:
+    """Open the object store at the URL; does no I/O.
+
+    Raises:
+        SpecError: it is no URL, or the plugin refuses it.
+        PluginError: no plugin for its scheme is installed, or it is broken.
+    """
+    match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
+    if match is None:
+        raise SpecError(f'store "{url}" is no URL; expected one such as file:///absolute/path')
+    scheme = match[1].lower()
+    declared = _find(hookspecs.STORE_GROUP, scheme, _store_missing)
+    hooks = _hooks(declared)
+    store = _called(f"store plugin {declared}", lambda: hooks.cloudspot_object_store(url=url))
+    # The URL itself is not shown: it may be wrong in that it holds credentials.
+    if not isinstance(store, ObjectStore):
+        raise PluginError(
+            f"store plugin {declared} is broken: it opens no {scheme}:// URL, but returned {store!r}"
+        )
+    return store
+
+
+def list_providers() -> tuple[ProviderEntry, ...]:
+    """Return all installed providers, the built-in ones first; imports each to see whether it works."""
+    entries = []
+    for declared in _all_declared(hookspecs.PROVIDER_GROUP):
+        error = declared.error
+        if error is None:
+            try:
+                _provider_class(declared)
+            except PluginError as broken:
+                error = str(broken)
+        entries.append(ProviderEntry(declared.name, declared.distribution, declared.version, error))
+    return tuple(entries)
+
+
+def _find(group: str, name: str, missing: Callable[[str], str]) -> _Declared:
+    """Return the plugin of that name."""
+    # The built-in comes first, and a usable one before those that only claim its name.
+    named = [declared for declared in _all_declared(group) if declared.name == name]
+    if not named:
+        raise PluginError(missing(name))
+    usable = [declared for declared in named if declared.error is None]
+    if not usable:
+        raise PluginError(f"plugin {named[0]}: {named[0].error}")
+    return usable[0]
+
+
+def _all_declared(group: str) -> tuple[_Declared, ...]:
+    """Return the plugins of a group: the built-in ones, then the others by name."""
+    built_in = tuple(
+        _Declared(name, "cloudspot", cloudspot.__version__, _importer(module))
+        for name, module in _BUILT_IN[group].items()
+    )
+    others = sorted(_from_distributions(group), key=lambda other: (other.name, other.distribution))
+    return (*built_in, *(_judged(other, group, others) for other in others))
+
+
+def _judged(plugin: _Declared, group: str, others: list[_Declared]) -> _Declared:
+    """Return the plugin with the error that its name alone makes, if any."""
+    error = plugin.error
+    rivals = [other.distribution for other in others if other.name == plugin.name and other is not plugin]
+    if plugin.name in _BUILT_IN[group]:
+        error = f'"{plugin.name}" is built in and cannot be replaced; uninstall {plugin.distribution}'
+    elif rivals and error is None:
+        # Neither wins: which one is found first depends on the order of directories.
+        both = " and ".join(sorted({plugin.distribution, *rivals}))
+        error = f'{both} both bring "{plugin.name}"; uninstall one of them'
+    return _Declared(plugin.name, plugin.distribution, plugin.version, plugin.load, error)
+
+
+def _from_distributions(group: str) -> Iterator[_Declared]:
+    """Yield what the installed distributions declare; unreadable metadata of one hides no other."""
+    seen: set[str] = set()
+    for distribution in metadata.distributions():
+        text = distribution.read_text("entry_points.txt")
+        if text is None or group not in text:
+            continue
+        name = str(distribution.metadata["Name"])
+        if name.lower() in seen:
+            continue  # the same distribution again, further down sys.path
+        seen.add(name.lower())
+        version = str(distribution.metadata["Version"])
+        try:
+            points = [point for point in distribution.entry_points if point.group == group]
+        except Exception as error:  # noqa: BLE001 - whatever a stranger's metadata provokes
+            reason = f"its entry points cannot be read: {_reason(error)}"
+            yield _Declared(name, name, version, _importer(""), reason)
+            continue
+        for point in points:
+            yield _Declared(point.name, name, version, point.load)
+
+
+def _importer(module: str) -> Callable[[], object]:
+    return lambda: importlib.import_module(module)
+
+
+def _provider_class(declared: _Declared) -> type[Provider]:
+    """Import a plugin and return its provider class, checked."""
+    hooks = _hooks(declared)
+    class_ = _called(f"provider {declared}", lambda: hooks.cloudspot_provider(name=declared.name))
+    if not (isinstance(class_, type) and issubclass(class_, Provider)):
+        fault = f"its hook cloudspot_provider returned {class_!r}, not a subclass of Provider"
+    elif inspect.isabstract(class_):
+        fault = f"{class_.__name__} lacks {', '.join(sorted(class_.__abstractmethods__))}"
+    elif getattr(class_, "name", None) != declared.name:
+        fault = f'{class_.__name__}.name is {getattr(class_, "name", None)!r}, not "{declared.name}"'
+    elif not _is_struct(getattr(class_, "options_type", None)):
+        fault = f"{class_.__name__}.options_type is no msgspec.Struct"
+    else:
+        return class_
+    raise PluginError(f"provider {declared} is broken: {fault}")
+
+
+def _is_struct(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, msgspec.Struct)
+
+
+def _hooks(declared: _Declared) -> Any:
+    """Import a plugin and return its hooks, alone in a plugin manager: nobody else answers for it."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
+    manager.add_hookspecs(hookspecs)
+
+    def register() -> None:
+        manager.register(declared.load())
+        manager.check_pending()
+
+    _called(f"plugin {declared}", register)
+    return manager.hook
+
+
+def _called(what: str, call: Callable[[], R]) -> R:
+    """Return what the plugin's code returns; its own surprises become a PluginError."""
+    try:
+        return call()
+    except CloudspotError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{what} is broken: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the error in a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _provider_missing(name: str) -> str:
+    known = [declared.name for declared in _all_declared(hookspecs.PROVIDER_GROUP)]
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f'no provider "{name}" is installed; did you mean "{near[0]}"?'
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        return f'no provider "{name}" is installed; there are {", ".join(known)}'
+    wanted = f'"cloudspot[{name}]"' if _has_extra(name) else f"cloudspot-{name}"
+    return f'no provider "{name}" is installed; run: pip install {wanted}'
+
+
+def _has_extra(name: str) -> bool:
+    """Say whether this cloudspot's own metadata has an extra that brings the plugin of that name."""
+    try:
+        requires = metadata.requires("cloudspot") or []
+    except metadata.PackageNotFoundError:
+        return False
+    pattern = re.compile(
+        rf"""cloudspot[-_.]{re.escape(name)}\b.*;.*\bextra\s*==\s*["']{re.escape(name)}["']"""
+    )
+    return any(pattern.match(line) for line in requires)
+
+
+def _store_missing(scheme: str) -> str:
+    known = ", ".join(sorted(f"{declared.name}://" for declared in _all_declared(hookspecs.STORE_GROUP)))
+    return f"no installed plugin opens {scheme}:// URLs (there are {known}); install the plugin of that store"

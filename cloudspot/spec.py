@@ -1,0 +1,330 @@
+"""The job file: ``job.toml`` as typed values, and what is wrong with it in the user's own terms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+
+from cloudspot.errors import SpecError
+from cloudspot.model import Resources
+from cloudspot.quantities import Duration, PositiveDuration, Size, parse_duration, parse_money, parse_size
+from cloudspot.tables import CREDENTIAL_NAME, FieldError, convert
+from cloudspot.tables import Path as FieldPath
+from cloudspot.tomlfile import apply_override, read_toml
+
+__all__ = [
+    "CheckpointSpec",
+    "JobSpec",
+    "LimitsSpec",
+    "LogsSpec",
+    "Nodes",
+    "ResourcesSpec",
+    "RunSpec",
+    "SpotSpec",
+    "check_files",
+    "decode_options",
+    "load_job",
+    "parse_duration",
+    "parse_size",
+    "spec_from_json",
+    "spec_to_json",
+]
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+Count = Annotated[int, msgspec.Meta(ge=0)]
+PositiveCount = Annotated[int, msgspec.Meta(ge=1)]
+
+MAX_NAME_LENGTH: Final = 48
+"""Characters of a job's name: a job id is a DNS label of 63, and the rest is room for its suffix."""
+MAX_WORLD_SIZE: Final = 9999
+"""Training processes of a job: the keys in the bucket give a rank four digits."""
+
+_NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``nodes``: how many equal machines; an integer N in the file stands for N to N."""
+
+    min: PositiveCount
+    """With fewer machines the job does not run."""
+    max: PositiveCount
+
+
+class ResourcesSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[resources]``: what one node must have at the least; what is left out, the provider chooses."""
+
+    accelerator: str | None = None
+    """The vendor's or the provider's name, such as ``A100``."""
+    accelerator_count: Count = 0
+    """0 stands for 1 where ``accelerator`` is given."""
+    cpus: Count = 0
+    memory: Size = 0
+    """Bytes."""
+    disk: Size = 0
+    """Bytes."""
+
+    def to_model(self) -> Resources:
+        """Return the resources as the provisioners take them."""
+        return Resources(
+            accelerator=self.accelerator,
+            accelerator_count=self.accelerator_count or (1 if self.accelerator else 0),
+            cpus=self.cpus,
+            memory_bytes=self.memory,
+            disk_bytes=self.disk,
+        )
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[run]``: the code, and how it starts."""
+
+    workdir: str = "."
+    """The directory that is bundled and run in; relative to the job file."""
+    setup: str | None = None
+    """Shell commands, run once on each machine before the training."""
+    entrypoint: str
+    """The training script, relative to ``workdir``; torchrun starts it."""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    """For setup and training. Everyone who may read the bucket sees them: no place for secrets."""
+    python: str | None = None
+    """The interpreter for setup and training; None: the provider's."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables of the submitter's environment; their values reach setup and training."""
+
+
+class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[spot]``: which market, and when waiting for it ends."""
+
+    policy: Literal["spot", "spot-then-on-demand", "on-demand"] = "spot-then-on-demand"
+    max_wait: Duration | None = None
+    """Seconds without a machine after which ``spot-then-on-demand`` buys on demand."""
+    deadline: PositiveDuration | None = None
+    """Seconds after the submission by which the job should be done."""
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[checkpoint]``: how often, how many, and whose."""
+
+    interval: Annotated[PositiveDuration | None, msgspec.Meta(extra={"words": {"auto": None}})] = None
+    """Seconds between two; None (``"auto"``): chosen from what a save costs and how often nodes go."""
+    keep: PositiveCount = 3
+    """How many of the newest verified checkpoints stay in the bucket."""
+    directory: str | None = None
+    """A pattern such as ``output/checkpoint-*``, relative to ``run.workdir``, for scripts that write
+    their own checkpoint directories; None: the script uses a session."""
+    complete_file: str | None = None
+    """A file in such a directory that is written last; None: unchanged for 10 s means complete."""
+
+
+class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[logs]``: how the nodes' logs are delivered."""
+
+    flush_seconds: PositiveDuration = msgspec.field(default=2.0, name="flush")
+    """How long a line may wait on the node before it is sent."""
+
+
+class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[limits]``: what ends the job before its time."""
+
+    max_cost: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Money, in ``currency``: the job checkpoints and stops when it has spent this much."""
+    currency: str | None = None
+    """ISO 4217, as in ``max_cost = "12.50 USD"``; None: that of the offers."""
+    max_runtime: PositiveDuration | None = None
+    """Seconds of machine life, over all attempts: the job checkpoints and stops after them."""
+    max_restarts: Count = 3
+    """How many failures of the script are followed by another try; reclaims do not count."""
+    stuck_after: Annotated[PositiveDuration | None, msgspec.Meta(extra={"words": {"off": None}})] = 1800.0
+    """Seconds without a step after which a training with a session is restarted; None (``"off"``): never."""
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A valid job file."""
+
+    name: str
+    """A DNS label of up to 48 characters; job ids begin with it."""
+    store: str | None = None
+    """The URL of the bucket; None: the command line names it, or the provider has a default."""
+    nodes: Nodes = Nodes(min=1, max=1)
+    procs_per_node: PositiveCount = 1
+    """Training processes of one node, as torchrun's ``--nproc-per-node``."""
+    resources: ResourcesSpec = ResourcesSpec()
+    run: RunSpec
+    spot: SpotSpec = SpotSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    logs: LogsSpec = LogsSpec()
+    limits: LimitsSpec = LimitsSpec()
+    providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    """``[providers.NAME]``: raw, since each plugin owns the type of its table; see ``decode_options``."""
+
+
+def load_job(path: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
+    """Read and check the job file; each of ``overrides`` is ``a.b=c`` as given to ``--set``.
+
+    The value of an override is read as TOML where it is TOML, else as a string. Whether the named
+    files exist is for :func:`check_files`, and a provider's table for :func:`decode_options`.
+
+    Raises:
+        SpecError: names the file, the field, what was found and, where there is one, the nearest right name.
+    """
+    raw = read_toml(path)
+    changed = [apply_override(raw, text, JobSpec) for text in overrides]
+    try:
+        return _decode(raw)
+    except FieldError as error:
+        is_ours = any(error.path[: len(key)] == key for key in changed)
+        raise SpecError(f"{'--set' if is_ours else path}: {error}") from None
+
+
+def spec_to_json(spec: JobSpec) -> dict[str, Any]:
+    """Return the spec as JSON values, durations in seconds and sizes in bytes."""
+    value: dict[str, Any] = msgspec.to_builtins(spec)
+    return value
+
+
+def spec_from_json(value: Mapping[str, Any]) -> JobSpec:
+    """Return the spec that ``spec_to_json`` was given.
+
+    Raises:
+        SpecError: the value is no such spec, or one of a newer cloudspot.
+    """
+    try:
+        return _decode(value)
+    except FieldError as error:
+        raise SpecError(f"stored job: {error}; was it submitted by another version of cloudspot?") from None
+
+
+def decode_options(spec: JobSpec, provider_name: str, options_type: type[Options]) -> Options:
+    """Return the table ``[providers.NAME]`` as the plugin's own type; an absent table is an empty one.
+
+    Raises:
+        SpecError: names ``providers.NAME.field`` and what was found.
+    """
+    return convert(spec.providers.get(provider_name, {}), options_type, at=("providers", provider_name))
+
+
+def check_files(spec: JobSpec, base: Path) -> Path:
+    """Return the working directory, absolute; ``base`` is the job file's directory.
+
+    Raises:
+        SpecError: the working directory or the entry point does not exist.
+    """
+    workdir = (base / spec.run.workdir).resolve()
+    if not workdir.is_dir():
+        raise FieldError(("run", "workdir"), f'"{spec.run.workdir}" is no directory ({workdir})')
+    if not (workdir / spec.run.entrypoint).is_file():
+        raise FieldError(
+            ("run", "entrypoint"), f'"{spec.run.entrypoint}" is no file in the working directory {workdir}'
+        )
+    return workdir
+
+
+def _decode(raw: Mapping[str, Any]) -> JobSpec:
+    """Return the checked spec."""
+    value = dict(raw)
+    nodes = value.get("nodes")
+    if isinstance(nodes, int) and not isinstance(nodes, bool):
+        if nodes < 1:
+            raise FieldError(("nodes",), f"expected an integer >= 1, got {nodes}")
+        value["nodes"] = {"min": nodes, "max": nodes}
+    elif nodes is not None and not isinstance(nodes, Mapping):
+        raise FieldError(("nodes",), "expected an integer or a table { min = 1, max = 2 }")
+    if isinstance(value.get("limits"), Mapping):
+        value["limits"] = _split_money(value["limits"])
+    spec = convert(value, JobSpec)
+    _check(spec)
+    return spec
+
+
+def _split_money(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table with ``max_cost = "12.50 USD"`` as an amount and a currency."""
+    result = dict(limits)
+    if isinstance(limits.get("max_cost"), str):
+        try:
+            result["max_cost"], currency = parse_money(limits["max_cost"])
+        except ValueError as error:
+            raise FieldError(("limits", "max_cost"), str(error)) from None
+        if currency is not None and result.setdefault("currency", currency) != currency:
+            raise FieldError(
+                ("limits", "currency"),
+                f"{result['currency']!r} contradicts max_cost = {limits['max_cost']!r}",
+            )
+    return result
+
+
+def _check(spec: JobSpec) -> None:
+    """Refuse what is well typed and still wrong."""
+    if not _NAME.fullmatch(spec.name):
+        near = re.sub(r"[^a-z0-9]+", "-", spec.name.lower())[:MAX_NAME_LENGTH].strip("-")
+        raise FieldError(
+            ("name",),
+            f'"{spec.name}" must be lower-case letters, digits and inner hyphens, {MAX_NAME_LENGTH} at most'
+            + (f'; did you mean "{near}"?' if near else ""),
+        )
+    if spec.nodes.min > spec.nodes.max:
+        raise FieldError((), f"nodes.min must be <= nodes.max: got {spec.nodes.min} > {spec.nodes.max}")
+    if spec.nodes.max * spec.procs_per_node > MAX_WORLD_SIZE:
+        raise FieldError((), f"nodes.max * procs_per_node must be <= {MAX_WORLD_SIZE}")
+    if spec.store is not None:
+        _check_store(spec.store)
+    _check_inside(("run", "entrypoint"), spec.run.entrypoint)
+    if spec.checkpoint.directory is not None:
+        _check_inside(("checkpoint", "directory"), spec.checkpoint.directory)
+    if spec.checkpoint.complete_file is not None:
+        _check_inside(("checkpoint", "complete_file"), spec.checkpoint.complete_file)
+        if spec.checkpoint.directory is None:
+            raise FieldError(("checkpoint", "complete_file"), "has no effect without checkpoint.directory")
+    _check_environment(spec.run)
+
+
+def _check_store(url: str) -> None:
+    match = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([^/]*)(/.*)?", url)
+    if match is None:
+        raise FieldError(
+            ("store",), f'"{url}" is no URL; expected one such as file:///absolute/path or s3://bucket/prefix'
+        )
+    if "@" in match[2]:
+        # Not shown: it may hold a password.
+        raise FieldError(("store",), "must not hold credentials; the provider finds them in its own way")
+
+
+def _check_inside(path: FieldPath, value: str) -> None:
+    """Refuse a path that leads out of the working directory."""
+    if not value or value.startswith(("/", "~")) or ".." in value.split("/") or "\\" in value:
+        raise FieldError(
+            path, f'"{value}" must be a path inside the working directory, such as "src/train.py"'
+        )
+
+
+def _check_environment(run: RunSpec) -> None:
+    """Refuse names that the nodes' shell cannot set, and secrets in the wrong place."""
+    for i, name in enumerate(run.secrets):
+        _check_variable(("run", "secrets", i), name)
+        if name in run.secrets[:i]:
+            raise FieldError(("run", "secrets"), f"names {name} twice")
+        if name in run.env:
+            raise FieldError(
+                ("run", "env", name),
+                "is also in run.secrets; leave it out here: its value comes from your environment",
+            )
+    for name, value in run.env.items():
+        _check_variable(("run", "env"), name)
+        if "\0" in value:
+            raise FieldError(("run", "env", name), "must not hold a zero byte")
+        if value and CREDENTIAL_NAME.fullmatch(name):
+            raise FieldError(
+                ("run", "env", name),
+                f'looks like a credential, and run.env is stored for all to read; use secrets = ["{name}"]',
+            )
+
+
+def _check_variable(path: FieldPath, name: str) -> None:
+    if not _VARIABLE.fullmatch(name):
+        raise FieldError(path, f"{name!r} is no name of an environment variable")
+    if name.startswith("CLOUDSPOT_"):
+        raise FieldError(path, f"{name!r}: the names CLOUDSPOT_... are cloudspot's own")
