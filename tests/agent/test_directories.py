@@ -1,0 +1,92 @@
+"""Checkpoint directories of scripts without a session: which are complete, and how they are staged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cloudspot.agent.directories import CheckpointDirectories, stage, step_of
+
+
+def checkpoint(work: Path, step: int, text: str = "weights") -> Path:
+    path = work / "output" / f"checkpoint-{step}"
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "model.bin").write_text(text)
+    return path
+
+
+def watch(work: Path, complete_file: str | None = None) -> CheckpointDirectories:
+    return CheckpointDirectories(work, "output/checkpoint-*", complete_file)
+
+
+def test_a_directory_is_complete_when_nothing_touched_it_for_ten_seconds(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    checkpoint(tmp_path, 10)
+    assert directories.ready(100.0, alive=True) == ()
+    assert directories.ready(109.9, alive=True) == ()
+    assert [d.step for d in directories.ready(110.0, alive=True)] == [10]
+
+
+def test_a_touch_starts_the_ten_seconds_again(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    checkpoint(tmp_path, 10, "other weights")
+    assert directories.ready(111.0, alive=True) == ()
+    assert len(directories.ready(121.0, alive=True)) == 1
+
+
+def test_quiet_after_the_scripts_death_proves_nothing(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    directories.ready(105.0, alive=True)
+    assert directories.ready(500.0, alive=False) == ()
+
+
+def test_a_complete_file_needs_no_waiting(tmp_path: Path) -> None:
+    directories = watch(tmp_path, "done")
+    path = checkpoint(tmp_path, 10)
+    assert directories.ready(100.0, alive=True) == ()
+    (path / "done").touch()
+    assert [d.name for d in directories.ready(100.1, alive=False)] == ["output/checkpoint-10"]
+
+
+def test_steps_are_numbers_not_words(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    for step in (9, 100, 20):
+        checkpoint(tmp_path, step)
+    directories.ready(0.0, alive=True)
+    assert [d.step for d in directories.ready(20.0, alive=True)] == [9, 20, 100]
+    assert step_of("checkpoint-00120") == 120
+
+
+def test_a_staged_directory_survives_its_deletion_by_the_script(tmp_path: Path) -> None:
+    directories = watch(tmp_path / "work")
+    path = checkpoint(tmp_path / "work", 10)
+    directories.ready(0.0, alive=True)
+    (ready,) = directories.ready(20.0, alive=True)
+    staged = stage(ready, tmp_path / "staging")
+    shutil.rmtree(path)
+    assert staged is not None
+    assert (staged[0] / "model.bin").read_text() == "weights"
+    assert [(file.path, file.size) for file in staged[1]] == [("model.bin", 7)]
+
+
+def test_a_directory_that_changed_since_it_was_seen_is_not_staged(tmp_path: Path) -> None:
+    directories = watch(tmp_path / "work")
+    checkpoint(tmp_path / "work", 10)
+    directories.ready(0.0, alive=True)
+    (ready,) = directories.ready(20.0, alive=True)
+    checkpoint(tmp_path / "work", 10, "longer weights")
+    assert stage(ready, tmp_path / "staging") is None
+
+
+def test_links_are_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("outside")
+    directories = watch(tmp_path / "work")
+    path = checkpoint(tmp_path / "work", 10)
+    (path / "link").symlink_to(tmp_path / "secret")
+    directories.ready(0.0, alive=True)
+    (ready,) = directories.ready(20.0, alive=True)
+    assert [name for name, _, _ in ready.fingerprint] == ["model.bin"]

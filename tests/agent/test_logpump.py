@@ -1,0 +1,120 @@
+"""The log pump: each line once, in order, through outages of the sink and the death of the agent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from cloudspot.agent.logpump import LogPump
+from cloudspot.errors import TransientError
+from cloudspot.interfaces import LogSink
+from cloudspot.model import LogRecord
+
+
+class ListSink(LogSink):
+    """Keeps what it was given; fails as often as told, before or after it kept it."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, LogRecord] = {}
+        self.fail_before = 0
+        self.fail_after = 0
+
+    def write(self, records: Sequence[LogRecord]) -> None:
+        if self.fail_before:
+            self.fail_before -= 1
+            message = "down"
+            raise TransientError(message)
+        for record in records:
+            assert self.records.setdefault(record.seq, record) == record
+        if self.fail_after:
+            self.fail_after -= 1
+            message = "the answer was lost"
+            raise TransientError(message)
+
+    def streams(self) -> Sequence[str]:
+        return ("1-0",)
+
+    def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
+        return iter(record for seq, record in sorted(self.records.items()) if seq > after)
+
+    def texts(self) -> list[str]:
+        assert sorted(self.records) == list(range(len(self.records)))
+        return [record.text for _, record in sorted(self.records.items())]
+
+
+def pump(sink: LogSink, directory: Path) -> LogPump:
+    made = LogPump(sink, stream="1-0", position_path=directory / "position.json", flush_seconds=3600.0)
+    made.follow(directory / "a.log", "train")
+    return made
+
+
+def finish(made: LogPump) -> bool:
+    made.start()
+    return made.finish(deadline=time.monotonic() + 20.0)
+
+
+def test_lines_are_delivered_once_and_in_order(tmp_path: Path) -> None:
+    sink = ListSink()
+    (tmp_path / "a.log").write_text("".join(f"line {i}\n" for i in range(1000)))
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == [f"line {i}" for i in range(1000)]
+
+
+def test_the_last_line_needs_no_end(tmp_path: Path) -> None:
+    sink = ListSink()
+    (tmp_path / "a.log").write_text("one\nTraceback")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["one", "Traceback"]
+
+
+@pytest.mark.parametrize("fault", ["fail_before", "fail_after"])
+def test_what_an_outage_held_back_comes_later_in_order(tmp_path: Path, fault: str) -> None:
+    sink = ListSink()
+    setattr(sink, fault, 2)
+    (tmp_path / "a.log").write_text("one\ntwo\nthree\n")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["one", "two", "three"]
+
+
+def test_a_new_agent_goes_on_where_the_dead_one_stood(tmp_path: Path) -> None:
+    sink = ListSink()
+    log = tmp_path / "a.log"
+    log.write_text("one\ntwo\n")
+    assert finish(pump(sink, tmp_path))
+    with log.open("a") as file:
+        file.write("three\n")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["one", "two", "three"]
+
+
+def test_a_batch_whose_delivery_was_not_noted_is_delivered_again_alike(tmp_path: Path) -> None:
+    sink = ListSink()
+    log = tmp_path / "a.log"
+    log.write_text("one\ntwo\n")
+    sink.fail_after = 1
+    killed = pump(sink, tmp_path)
+    assert not killed._deliver(final=False)  # noqa: SLF001 - the moment at which the agent is killed
+    with log.open("a") as file:
+        file.write("three\n")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["one", "two", "three"]
+
+
+def test_an_unreadable_byte_is_shown_and_kills_nothing(tmp_path: Path) -> None:
+    sink = ListSink()
+    (tmp_path / "a.log").write_bytes(b"caf\xe9\n")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["caf�"]
+
+
+def test_several_files_make_one_stream(tmp_path: Path) -> None:
+    sink = ListSink()
+    made = pump(sink, tmp_path)
+    made.follow(tmp_path / "b.log", "setup")
+    (tmp_path / "a.log").write_text("a\n")
+    (tmp_path / "b.log").write_text("b\n")
+    assert finish(made)
+    assert [(r.source, r.text) for r in sink.read("1-0")] == [("train", "a"), ("setup", "b")]
