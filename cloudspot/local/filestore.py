@@ -1,0 +1,375 @@
+"""An object store in a directory: what ``file:///abs/path`` opens."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import unquote, urlsplit
+
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    ObjectExists,
+    ObjectMissing,
+    SpecError,
+    StoreRefused,
+    TransientError,
+)
+from cloudspot.interfaces import Data, ObjectStore, Upload
+from cloudspot.model import ObjectMeta, ObjectPage
+
+STAGING = ".cloudspot-staging"
+"""The directory under the root where objects are written before they appear; never listed."""
+STALE_SECONDS = 3600.0
+"""A staged file that nobody has written to for this long was left by a process that died."""
+
+_SEGMENT = re.compile(r"[\x20-\x7e]{1,255}")
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+# A directory that another process removes as empty between our mkdir and our link is made anew; each
+# further round needs such a removal in the same few microseconds.
+_NUM_TRIES = 50
+
+
+class FileStore(ObjectStore):
+    """Objects as plain files below a directory that need not exist yet.
+
+    A put is written aside, synced to the disk and then linked (``if_absent``) or renamed into place,
+    both of which are atomic on every POSIX filesystem; it returns when file and directory entry are
+    durable. Any number of processes may share the directory.
+
+    What differs from a cloud's store: ``a`` and ``a/b`` cannot both be keys, and a segment of a key
+    is at most 255 bytes. Keys that differ only in case need a filesystem that tells them apart. A root
+    that the store itself creates is readable by its owner alone, since a job's secrets lie in it.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Read the URL; no I/O.
+
+        Raises:
+            SpecError: ``url`` is not ``file:///absolute/path``.
+        """
+        self.url = url
+        self.root = _parse_url(url)
+        self._staging = self.root / STAGING
+        self._durable: dict[Path, int] = {}  # directory -> its inode when its entry was synced
+        self._is_swept = False
+
+    def __repr__(self) -> str:
+        return f"FileStore({self.url!r})"
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
+        """Store ``data`` under ``key``; see ObjectStore."""
+        with self.open_upload(key, if_absent=if_absent) as upload:
+            upload.write(data)
+            upload.commit()
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object; see ObjectStore."""
+        path = self._path(key)
+        with self._translated("read", key):
+            return path.read_bytes()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return some of the object's bytes; see ObjectStore."""
+        if start < 0 or length < 0:
+            raise ValueError(f"start and length must be >= 0: got {start}, {length}")
+        path = self._path(key)
+        with self._translated("read", key), path.open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def head(self, key: str) -> ObjectMeta:
+        """Return what is known of the object; see ObjectStore."""
+        path = self._path(key)
+        with self._translated("read", key):
+            status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ObjectMissing(f"{self.url}: no object {key}")
+        return _meta(key, status)
+
+    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+        """Return a page of the objects under ``prefix``; see ObjectStore."""
+        if limit < 1:
+            raise ValueError(f"limit must be >= 1: got {limit}")
+        directory = prefix[: prefix.rfind("/") + 1]
+        for segment in directory.split("/")[:-1]:
+            _check_segment(segment, prefix)
+        if directory.startswith(STAGING + "/"):
+            return ObjectPage(objects=(), next_after=None)
+        with self._translated("list", prefix):
+            found = tuple(islice(self._walk(directory, prefix, after), limit + 1))
+        if len(found) <= limit:
+            return ObjectPage(objects=found, next_after=None)
+        return ObjectPage(objects=found[:limit], next_after=found[limit - 1].key)
+
+    def delete(self, key: str) -> None:
+        """Remove the object, and directories that it leaves empty; see ObjectStore.
+
+        Durable when it returns, so that deletions reach the disk in the order they were asked for.
+        """
+        path = self._path(key)
+        with self._translated("delete", key):
+            if path.is_dir():
+                return  # A prefix of keys is no object.
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            with suppress(FileNotFoundError):
+                _sync_directory(path.parent)
+        self._drop_empty_directories(path.parent)
+
+    def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
+        """Start a streamed put; see ObjectStore. The bytes are synced once, by ``commit``."""
+        # Not the decision, only thrift: what is there already need not be written first.
+        path = self._path(key)
+        with self._translated("write", key):
+            is_taken = if_absent and path.is_file()
+        if is_taken:
+            raise ObjectExists(f"{self.url}: {key} exists")
+        return _FileUpload(self, key, *self._stage(key), if_absent=if_absent)
+
+    def presign_get(self, key: str, *, seconds: float) -> str:
+        """Return the file's own URL: who may read the directory needs no other credentials."""
+        return self._path(key).as_uri()
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def _stage(self, key: str) -> tuple[Path, int]:
+        """Create the file that will become the object; return its path and descriptor."""
+        staged = self._staging / f"{os.getpid()}-{secrets.token_hex(8)}"
+        with self._translated("write", key):
+            self._sweep_once()
+            for _ in range(_NUM_TRIES):
+                with suppress(FileNotFoundError):
+                    self._make_directory(self._staging)
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                    return staged, os.open(staged, flags, 0o666)
+            raise FileNotFoundError(errno.ENOENT, "the staging directory keeps vanishing")
+
+    def _publish(self, staged: Path, key: str, *, if_absent: bool) -> None:
+        """Move a staged, synced file to its key, durably."""
+        target = self._path(key)
+        for _ in range(_NUM_TRIES):
+            try:
+                self._make_directory(target.parent)
+                if if_absent:
+                    self._link(staged, target)
+                else:
+                    staged.replace(target)
+            except FileNotFoundError:
+                if not staged.exists():
+                    raise  # It was swept as stale: the whole put has to be made again.
+                continue
+            except FileExistsError as error:
+                if not target.is_file():
+                    self._refuse_nesting(key)
+                raise ObjectExists(f"{self.url}: {key} exists") from error
+            except (IsADirectoryError, NotADirectoryError):
+                self._refuse_nesting(key)
+            with suppress(FileNotFoundError):  # Deleted again already, its directory too.
+                _sync_directory(target.parent)
+            return
+        raise FileNotFoundError(errno.ENOENT, "its directory keeps vanishing")
+
+    def _link(self, staged: Path, target: Path) -> None:
+        try:
+            target.hardlink_to(staged)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno in _NO_HARD_LINKS and os.access(target.parent, os.W_OK):
+                raise StoreRefused(
+                    f"{self.url}: its filesystem has no hard links ({error.strerror}), so that two writers "
+                    "could both create one object; use a directory on another filesystem"
+                ) from error
+            raise
+
+    def _refuse_nesting(self, key: str) -> NoReturn:
+        raise CloudspotError(
+            f"{self.url}: a directory cannot hold both {key!r} and an object above or below it"
+        )
+
+    def _make_directory(self, path: Path) -> None:
+        """Make the directory and its parents; return when their entries are durable.
+
+        Raises:
+            FileNotFoundError: another process removed a parent, as empty, at this very moment.
+        """
+        try:
+            inode = path.stat().st_ino
+        except FileNotFoundError:
+            inode = None
+        is_above_root = path in self.root.parents
+        if inode is not None and (is_above_root or self._durable.get(path) == inode):
+            return
+        self._make_directory(path.parent)
+        path.mkdir(0o700 if path == self.root else 0o777, exist_ok=True)
+        # Also one that was there: it may be another writer's, who has not synced its entry yet.
+        with suppress(PermissionError):  # The root's parent need not be ours to read.
+            _sync_directory(path.parent)
+        self._durable[path] = path.stat().st_ino
+
+    def _drop_empty_directories(self, path: Path) -> None:
+        while self.root in path.parents:
+            try:
+                path.rmdir()
+            except OSError:
+                return  # Not empty, or gone already: both are fine.
+            self._durable.pop(path, None)
+            path = path.parent
+
+    def _sweep_once(self) -> None:
+        """Remove what processes that died have left in the staging directory."""
+        if self._is_swept:
+            return
+        self._is_swept = True
+        stale_before = time.time() - STALE_SECONDS
+        with suppress(FileNotFoundError), os.scandir(self._staging) as scan:
+            for entry in scan:
+                # Another process may sweep too, or its writer may just have published it.
+                with suppress(FileNotFoundError):
+                    if entry.stat(follow_symlinks=False).st_mtime < stale_before:
+                        Path(entry.path).unlink()
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def _walk(self, directory: str, prefix: str, after: str | None) -> Iterator[ObjectMeta]:
+        """Yield the objects below ``directory`` ("" or ending in "/") in byte order of their keys."""
+        try:
+            with os.scandir(self.root / directory) as scan:
+                # By name: a file that is renamed over during the scan may turn up twice.
+                entries = {_sort_name(entry): entry for entry in scan}
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        # A directory sorts by its name with the slash that its keys go on with: "a-b" < "a/b" < "a0".
+        for name in sorted(entries):
+            key = directory + name
+            if key == STAGING + "/" or not key.isascii():
+                continue
+            if name.endswith("/"):
+                may_match = key.startswith(prefix) or prefix.startswith(key)
+                may_follow = after is None or key > after or after.startswith(key)
+                if may_match and may_follow:
+                    yield from self._walk(key, prefix, after)
+            elif key.startswith(prefix) and (after is None or key > after):
+                with suppress(FileNotFoundError):  # Deleted since the scan.
+                    status = entries[name].stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        yield _meta(key, status)
+
+    def _path(self, key: str) -> Path:
+        segments = key.split("/")
+        for segment in segments:
+            _check_segment(segment, key)
+        if segments[0] == STAGING:
+            raise ValueError(f"key {key!r} is in the store's own staging directory")
+        return self.root.joinpath(*segments)
+
+    @contextmanager
+    def _translated(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            is_absent = isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+            if is_absent and verb == "read":
+                raise ObjectMissing(f"{self.url}: no object {key}") from error
+            kind = AuthError if error.errno in _DENIED else TransientError
+            raise kind(f"{self.url}: cannot {verb} {key}: {error.strerror}") from error
+
+
+class _FileUpload(Upload):
+    """A staged file that ``commit`` moves to its key."""
+
+    def __init__(self, store: FileStore, key: str, staged: Path, descriptor: int, *, if_absent: bool) -> None:
+        self._store = store
+        self._key = key
+        self._staged = staged
+        self._descriptor = descriptor
+        self._if_absent = if_absent
+        self._is_open = True
+
+    def write(self, data: Data) -> None:
+        self._check_open()
+        rest = memoryview(data).cast("B")
+        with self._store._translated("write", self._key):  # noqa: SLF001 (one class in two parts)
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+
+    def commit(self) -> None:
+        self._check_open()
+        try:
+            with self._store._translated("write", self._key):  # noqa: SLF001
+                _sync_file(self._descriptor)
+                self._store._publish(self._staged, self._key, if_absent=self._if_absent)  # noqa: SLF001
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        os.close(self._descriptor)
+        with suppress(OSError):  # Renamed to its key; what cannot be removed now is swept once stale.
+            self._staged.unlink()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError(f"the upload of {self._key} was committed or aborted")
+
+
+def _parse_url(url: str) -> Path:
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    is_plain = url.startswith("file://") and parts.netloc in ("", "localhost")
+    if not is_plain or parts.query or parts.fragment or not path.strip("/") or "\0" in path:
+        raise SpecError(f"store must be file:///absolute/path: got {url!r}")
+    return Path(os.path.normpath("/" + path.lstrip("/")))
+
+
+def _check_segment(segment: str, key: str) -> None:
+    if segment in (".", "..") or _SEGMENT.fullmatch(segment) is None:
+        raise ValueError(f"key {key!r} must be ASCII words of 1 to 255 bytes with / between, none . or ..")
+
+
+def _sort_name(entry: os.DirEntry[str]) -> str:
+    return entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
+
+
+def _meta(key: str, status: os.stat_result) -> ObjectMeta:
+    modified_at = datetime.fromtimestamp(status.st_mtime, tz=timezone.utc)
+    return ObjectMeta(key=key, size=status.st_size, modified_at=modified_at)
+
+
+def _sync_file(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        import fcntl
+
+        # fsync on macOS leaves the bytes in the drive's own cache (F_FULLFSYNC in fcntl(2)).
+        with suppress(OSError):  # A network filesystem without it: fsync is what there is.
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # Some network filesystems cannot sync a directory.
+            raise
+    finally:
+        os.close(descriptor)

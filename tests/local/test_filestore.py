@@ -1,0 +1,413 @@
+"""The object store in a directory."""
+
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    ObjectExists,
+    ObjectMissing,
+    SpecError,
+    StoreRefused,
+    TransientError,
+)
+from cloudspot.local import filestore
+from cloudspot.local.filestore import STAGING, STALE_SECONDS, FileStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FileStore(f"file://{tmp_path}/store")
+
+
+def keys_of(store, prefix="", **options):
+    return [meta.key for meta in store.list_page(prefix, **options).objects]
+
+
+def test_what_was_put_is_read_back_whole_and_in_ranges(store):
+    store.put("a/b", b"hello")
+    assert store.get("a/b") == b"hello"
+    assert store.get_range("a/b", 1, 3) == b"ell"
+    assert store.get_range("a/b", 3, 100) == b"lo"
+    assert store.get_range("a/b", 5, 1) == b""
+    assert store.get_range("a/b", 99, 1) == b""
+    assert store.get_range("a/b", 0, 0) == b""
+    assert store.head("a/b").size == 5
+    with pytest.raises(ValueError, match="start and length"):
+        store.get_range("a/b", -1, 1)
+
+
+def test_a_put_takes_any_buffer_and_replaces_what_was_there(store):
+    store.put("k", bytearray(b"one"))
+    store.put("k", memoryview(b"-second-")[1:-1])
+    assert store.get("k") == b"second"
+
+
+def test_if_absent_refuses_an_existing_key_and_changes_nothing(store):
+    store.put("a/b", b"first", if_absent=True)
+    with pytest.raises(ObjectExists, match="a/b"):
+        store.put("a/b", b"second", if_absent=True)
+    assert store.get("a/b") == b"first"
+
+
+def test_a_missing_object_is_said_to_be_missing(store):
+    store.put("a/b", b"")
+    for key in ("none", "a", "a/b/c", "x/y/z"):
+        with pytest.raises(ObjectMissing, match=f"no object {key}"):
+            store.get(key)
+        with pytest.raises(ObjectMissing):
+            store.get_range(key, 0, 1)
+        with pytest.raises(ObjectMissing):
+            store.head(key)
+
+
+def test_delete_takes_the_object_and_is_safe_to_repeat(store):
+    store.put("a/b/c", b"1")
+    store.put("a/d", b"2")
+    store.delete("a/b/c")
+    store.delete("a/b/c")
+    store.delete("a/d/e")
+    store.delete("a")
+    store.delete("never/was")
+    assert keys_of(store) == ["a/d"]
+    assert not (store.root / "a/b").exists()
+    store.put("a/b/c", b"3", if_absent=True)
+    assert store.get("a/b/c") == b"3"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        "..",
+        "a/../b",
+        "./a",
+        "a/.",
+        "é",
+        "a\nb",
+        "a\0b",
+        "a/" + "x" * 256,
+        STAGING + "/x",
+    ],
+)
+def test_a_key_that_could_leave_the_directory_or_differ_between_stores_is_refused(store, key):
+    for call in (store.get, store.head, store.delete, store.open_upload):
+        with pytest.raises(ValueError, match="key"):
+            call(key)
+    with pytest.raises(ValueError, match="key"):
+        store.put(key, b"")
+
+
+def test_a_listing_cannot_leave_the_directory(store, tmp_path):
+    (tmp_path / "outside").write_text("secret")
+    store.put("a", b"")
+    for prefix in ("../", "a/../../", "/etc/", "//"):
+        with pytest.raises(ValueError, match="key"):
+            store.list_page(prefix)
+    assert keys_of(store, "..") == []
+
+
+def test_a_listing_is_in_byte_order_where_files_and_directories_interleave(store):
+    keys = ["a-b", "a.c/x", "a/b", "a/b-c", "a/b0/z", "a0", "aa", "A", "b/", "a b"]
+    keys = [key for key in keys if not key.endswith("/")]
+    for key in keys:
+        store.put(key, b"")
+    assert keys_of(store) == sorted(keys)
+    assert keys_of(store, "a/") == ["a/b", "a/b-c", "a/b0/z"]
+    assert keys_of(store, "a/b") == ["a/b", "a/b-c", "a/b0/z"]
+    assert keys_of(store, "a", after="a-b") == ["a.c/x", "a/b", "a/b-c", "a/b0/z", "a0", "aa"]
+    assert keys_of(store, "a", after="a/b0") == ["a/b0/z", "a0", "aa"]
+    assert keys_of(store, "nothing/here") == []
+
+
+segments = st.text(alphabet="a-./0~ ", min_size=1, max_size=3)
+trees = st.lists(st.lists(segments, min_size=1, max_size=3).map("/".join), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    trees, st.text(alphabet="a-./0~ ", max_size=4), st.text(alphabet="a-./0~ ", max_size=5), st.integers(1, 4)
+)
+def test_pages_of_any_tree_are_the_sorted_keys_with_the_prefix(tmp_path_factory, keys, prefix, after, limit):
+    store = FileStore(f"file://{tmp_path_factory.mktemp('tree')}")
+    stored = set()
+    for key in keys:
+        try:
+            store.put(key, b"")
+        except (ValueError, CloudspotError):
+            continue
+        stored.add(key)
+    if any(segment in ("", ".", "..") for segment in prefix.split("/")[:-1]):
+        return
+    expected = sorted(key for key in stored if key.startswith(prefix) and key > after)
+    found, mark = [], after
+    while mark is not None:
+        page = store.list_page(prefix, after=mark, limit=limit)
+        assert len(page.objects) <= limit
+        found += [meta.key for meta in page.objects]
+        mark = page.next_after
+    assert found == expected
+    assert [meta.key for meta in store.list_objects(prefix)] == sorted(
+        k for k in stored if k.startswith(prefix)
+    )
+
+
+def test_empty_directories_foreign_names_and_symlinks_are_no_objects(store, tmp_path):
+    store.put("a", b"")
+    (store.root / "empty/deep").mkdir(parents=True)
+    (store.root / "naïve").write_text("")
+    (store.root / "link").symlink_to(tmp_path)
+    assert keys_of(store) == ["a"]
+    with pytest.raises(ObjectMissing):
+        store.head("empty/deep")
+
+
+def test_an_upload_appears_when_it_is_committed_and_not_before(store):
+    with store.open_upload("big/one") as upload:
+        upload.write(b"ab")
+        upload.write(memoryview(b"cd"))
+        assert keys_of(store) == []
+        upload.commit()
+        upload.abort()
+    assert store.get("big/one") == b"abcd"
+    with pytest.raises(ValueError, match="committed or aborted"):
+        upload.write(b"x")
+    with pytest.raises(ValueError, match="committed or aborted"):
+        upload.commit()
+
+
+def test_an_upload_that_is_not_committed_leaves_nothing(store):
+    with pytest.raises(RuntimeError), store.open_upload("k") as upload:
+        upload.write(b"ab")
+        raise RuntimeError
+    assert keys_of(store) == []
+    assert list((store.root / STAGING).iterdir()) == []
+
+
+def test_of_two_create_only_uploads_the_second_to_commit_is_refused(store):
+    first, second = store.open_upload("k", if_absent=True), store.open_upload("k", if_absent=True)
+    first.write(b"1")
+    second.write(b"2")
+    second.commit()
+    with pytest.raises(ObjectExists):
+        first.commit()
+    assert store.get("k") == b"2"
+    assert list((store.root / STAGING).iterdir()) == []
+
+
+def test_an_object_cannot_lie_below_another(store):
+    store.put("a/b", b"")
+    for key in ("a", "a/b/c"):
+        for if_absent in (False, True):
+            with pytest.raises(CloudspotError, match="above or below"):
+                store.put(key, b"", if_absent=if_absent)
+    assert keys_of(store) == ["a/b"]
+
+
+def test_what_a_dead_writer_left_is_swept_and_a_live_one_is_spared(store):
+    store.put("a", b"")
+    staging = store.root / STAGING
+    (staging / "dead").write_text("half")
+    (staging / "alive").write_text("half")
+    long_ago = time.time() - STALE_SECONDS - 1
+    os.utime(staging / "dead", (long_ago, long_ago))
+    FileStore(store.url).put("b", b"")
+    assert [path.name for path in staging.iterdir()] == ["alive"]
+    assert keys_of(store) == ["a", "b"]
+    assert keys_of(store, STAGING + "/") == []
+
+
+def test_an_upload_swept_under_its_writer_is_an_unknown_outcome_not_a_success(store):
+    for if_absent in (False, True):
+        upload = store.open_upload("k", if_absent=if_absent)
+        upload.write(b"1")
+        for path in (store.root / STAGING).iterdir():
+            path.unlink()
+        with pytest.raises(TransientError, match="cannot write k"):
+            upload.commit()
+    assert keys_of(store) == []
+
+
+def create(url, number, barrier, results):
+    store = FileStore(url)
+    barrier.wait()
+    for round_number in range(20):
+        try:
+            store.put(f"race/{round_number}/key", b"%d" % number, if_absent=True)
+        except ObjectExists:
+            continue
+        results.put((round_number, number))
+
+
+def test_of_sixteen_processes_that_create_a_key_exactly_one_wins(store):
+    context = multiprocessing.get_context("spawn" if sys.platform == "darwin" else "fork")
+    barrier, results = context.Barrier(16), context.Queue()
+    processes = [
+        context.Process(target=create, args=(store.url, number, barrier, results)) for number in range(16)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    winners = dict(results.get() for _ in range(20))
+    assert sorted(winners) == list(range(20))
+    assert {n: store.get(f"race/{n}/key") for n in winners} == {
+        n: b"%d" % winner for n, winner in winners.items()
+    }
+
+
+def test_threads_of_one_store_create_and_delete_in_each_others_directories(store):
+    def work(number):
+        for count in range(150):
+            store.put(f"d/e/{number}", b"%d" % count, if_absent=True)
+            assert store.get(f"d/e/{number}") == b"%d" % count
+            store.delete(f"d/e/{number}")
+        return number
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [0, 1, 2, 3]
+    assert keys_of(store) == []
+
+
+KILLED = """
+import os, signal, sys
+from cloudspot.local import filestore
+from cloudspot.local.filestore import FileStore
+store = FileStore(sys.argv[1])
+kill = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "write":
+    upload = store.open_upload("jobs/x/spec", if_absent=True)
+    upload.write(b"half")
+    kill()
+if sys.argv[2] == "sync":
+    filestore._sync_file = kill
+if sys.argv[2] == "link":
+    filestore.Path.hardlink_to = kill
+store.put("jobs/x/spec", b"whole", if_absent=True)
+"""
+
+
+@pytest.mark.parametrize("moment", ["write", "sync", "link"])
+def test_a_writer_killed_in_the_middle_of_a_put_leaves_no_visible_object(store, moment):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, store.url, moment],
+        env=os.environ | {"PYTHONPATH": str(Path(filestore.__file__).parents[2])},
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert keys_of(store) == []
+    store.put("jobs/x/spec", b"after", if_absent=True)
+    assert store.get("jobs/x/spec") == b"after"
+
+
+def test_the_file_and_every_new_directory_entry_are_synced_before_a_put_returns(store, monkeypatch):
+    synced = []
+    monkeypatch.setattr(filestore, "_sync_directory", synced.append)
+    monkeypatch.setattr(filestore, "_sync_file", lambda descriptor: synced.append("file"))
+    store.put("a/b/c", b"")
+    root = store.root
+    assert {root.parent, root, root / "a", root / "a/b", "file"} <= set(synced)
+    assert synced[-1] == root / "a/b"
+    synced.clear()
+    store.put("a/b/d", b"")
+    assert synced == ["file", root / "a/b"]
+    # Another process's directory: its entry may not be synced yet.
+    other = FileStore(store.url)
+    synced.clear()
+    other.put("a/b/e", b"")
+    assert {root, root / "a", root / "a/b"} <= set(synced)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.EACCES, AuthError),
+        (errno.EROFS, AuthError),
+        (errno.ENOSPC, TransientError),
+        (errno.EIO, TransientError),
+    ],
+)
+def test_an_error_of_the_system_says_what_to_do_next_and_keeps_its_cause(store, monkeypatch, code, kind):
+    def fail(*args, **kwargs):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(filestore.os, "write", fail)
+    with pytest.raises(kind, match=f"cannot write a/b: {os.strerror(code)}") as caught:
+        store.put("a/b", b"x")
+    assert type(caught.value) is kind
+    assert caught.value.__cause__.errno == code
+    assert keys_of(store) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_without_the_right_to_write_is_an_auth_error(store):
+    store.put("a", b"")
+    store.root.chmod(0o500)
+    with pytest.raises(AuthError):
+        store.put("b/c", b"")
+    store.root.chmod(0o700)
+
+
+def test_a_filesystem_without_hard_links_is_refused_by_name(store, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(filestore.Path, "hardlink_to", refuse)
+    with pytest.raises(StoreRefused, match="no hard links"):
+        store.put("a", b"", if_absent=True)
+    assert keys_of(store) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file://host/a",
+        "file:a",
+        "/a",
+        "s3://b",
+        "file://",
+        "file:///",
+        "file:///a?b=c",
+        "file:///a#b",
+        "file:///a%00b",
+    ],
+)
+def test_a_url_that_is_no_absolute_path_is_a_spec_error(url):
+    with pytest.raises(SpecError, match="file:///absolute/path"):
+        FileStore(url)
+
+
+def test_a_url_may_quote_its_path_and_opening_does_no_io(tmp_path):
+    store = FileStore(f"file://localhost{tmp_path}/with%20space/../s%23")
+    assert store.root == tmp_path / "s#"
+    assert list(tmp_path.iterdir()) == []
+    assert keys_of(store) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_root_that_the_store_creates_is_private(store):
+    store.put("a", b"")
+    assert store.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_presigned_url_names_the_file(store):
+    store.put("a/b c", b"hello")
+    parts = urlsplit(store.presign_get("a/b c", seconds=1))
+    assert parts.scheme == "file"
+    assert Path(unquote(parts.path)).read_bytes() == b"hello"
