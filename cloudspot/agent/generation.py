@@ -220,9 +220,11 @@ class GenerationRun:
             if step != seen_step:
                 seen_step, moved_at = step, now
             limit = self._spec.limits.stuck_after
-            if limit is not None and now - moved_at > limit and status.has_session:
+            # After the end of the loop no step comes any more; an evaluation may take its time.
+            ended = files.final_path(trainer.handoff).exists()
+            if limit is not None and now - moved_at > limit and status.has_session and not ended:
                 _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - moved_at)
-                trainer.dump_stacks()
+                trainer.dump_stacks(self._ranks)
                 time.sleep(DUMP_SECONDS)
                 stuck = True
                 break

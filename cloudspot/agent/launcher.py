@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudspot.processes import is_marked, kill_marked, signal_process
+from cloudspot.processes import is_marked, kill_marked, marked_processes, signal_process
 from cloudspot.train import handoff as files
 
 _KILLED = 137
@@ -105,10 +105,15 @@ class Trainer:
             return self._process.poll() is not None
         return not is_marked(self.pid, files.HANDOFF, str(self.handoff))
 
-    def dump_stacks(self) -> None:
-        """Have each worker with a session write all its threads' stacks into the log."""
-        for path in self.handoff.glob("worker-*.pid"):
-            signal_process(int(path.read_text()), files.DUMP_SIGNAL)
+    def dump_stacks(self, ranks: Sequence[int]) -> None:
+        """Have each worker write all its threads' stacks into the log.
+
+        Only for scripts with a session, which listens; others would be ended by the signal.
+        """
+        for pid in marked_processes(files.HANDOFF, str(self.handoff)):
+            # torchrun itself carries no RANK; a worker's own children do, and listen as it does.
+            if any(is_marked(pid, "RANK", str(rank)) for rank in ranks):
+                signal_process(pid, files.DUMP_SIGNAL)
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to the group: for scripts that save when told so."""

@@ -87,7 +87,7 @@ class Life:
         node, identity = self.node, self.job.identity
         if self._has_left():
             return
-        slot = self._insist(
+        slot = self.insist(
             lambda: launches.claim_slot(self.store, node.job_id, node.launch, identity.rank, identity)
         )
         if slot.instance_id != identity.instance_id:
@@ -108,14 +108,14 @@ class Life:
 
     def _train(self) -> Leaving:
         self._await_slots()
-        secrets = self._insist(lambda: read_secrets(self.store, self.node.job_id))
+        secrets = self.insist(lambda: read_secrets(self.store, self.node.job_id))
         environment = {**os.environ, **self.job.spec.run.env, **secrets}
         python_path = [str(self.node.python_path), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
         self._fetch_code()
         if not self.memory.setup_done:
             if self.node.launch > 1:
-                self._insist(self.artifacts.restore)
+                self.insist(self.artifacts.restore)
             self._setup(environment)
             self.memory.setup_done = True
             self.memory.save(self.node)
@@ -127,7 +127,7 @@ class Life:
         """Wait until every slot of the launch names an instance: training starts with all or not at all."""
         num_nodes = self.job.spec.nodes.max
         while True:
-            slots = self._insist(
+            slots = self.insist(
                 lambda: launches.read_slots(self.store, self.node.job_id, self.node.launch)
             )
             if any(slot.instance_id is None for slot in slots.values()):
@@ -141,7 +141,7 @@ class Life:
         if self.memory.code_ready:
             return
         submission = self.job.submission
-        data = self._insist(lambda: self.store.get(keys.code(submission.code_sha256)))
+        data = self.insist(lambda: self.store.get(keys.code(submission.code_sha256)))
         bundle.extract_bundle(data, self.node.work, sha256=submission.code_sha256)
         self.memory.code_ready = True
         self.memory.save(self.node)
@@ -218,7 +218,7 @@ class Life:
         )
         key = keys.notice(self.node.job_id, self.node.launch, self.job.identity.rank)
         try:
-            self._insist(
+            self.insist(
                 lambda: creation.create(self.store, key, codec.encode(record)), deadline=reclaim.deadline
             )
         except CloudspotError as error:
@@ -268,18 +268,18 @@ class Life:
         """Say whether an earlier agent of this machine has said the last word already."""
         key = keys.exit_record(self.node.job_id, self.node.launch, self.job.identity.rank)
         try:
-            record = codec.decode(self._insist(lambda: self.store.get(key)), Exit)
+            record = codec.decode(self.insist(lambda: self.store.get(key)), Exit)
         except ObjectMissing:
             return False
         return record.instance_id == self.job.identity.instance_id
 
     def _try(self, call: Callable[[], object], what: str, *, deadline: float) -> None:
         try:
-            self._insist(call, deadline=deadline)
+            self.insist(call, deadline=deadline)
         except CloudspotError as error:
             _log.error("%s: not delivered: %s", what, error)
 
-    def _insist(self, call: Callable[[], _T], *, deadline: float | None = None) -> _T:
+    def insist(self, call: Callable[[], _T], *, deadline: float | None = None) -> _T:
         """Repeat a call of the store until it succeeds or, where there is a deadline, until then."""
         wait = 0.25
         while True:
@@ -291,8 +291,6 @@ class Life:
                 _log.warning("the store failed, trying again: %s", error)
                 time.sleep(wait)
                 wait = min(2 * wait, MAX_BACKOFF_SECONDS)
-
-    insist = _insist
 
     def tail(self, name: str) -> tuple[str, ...]:
         """Return the last lines of a log file."""
