@@ -82,7 +82,7 @@ def open_provider(name: str, spec: JobSpec | None) -> Provider:
         options = convert({}, class_.options_type, at=("providers", name))
     else:
         options = decode_options(spec, name, class_.options_type)
-    return _called(f'provider "{name}"', lambda: class_(options))
+    return _called(f'provider "{name}"', lambda: class_(options), may_raise=CloudspotError)
 
 
 def open_store(url: str) -> ObjectStore:
@@ -98,11 +98,16 @@ def open_store(url: str) -> ObjectStore:
     scheme = match[1].lower()
     declared = _find(hookspecs.STORE_GROUP, scheme, _store_missing)
     hooks = _hooks(declared)
-    store = _called(f"store plugin {declared}", lambda: hooks.cloudspot_object_store(url=url))
-    # The URL itself is not shown: it may be wrong in that it holds credentials.
+    store = _called(
+        f"store plugin {declared}",
+        lambda: hooks.cloudspot_object_store(url=url),
+        may_raise=CloudspotError,
+    )
     if not isinstance(store, ObjectStore):
+        # Neither the URL nor what came back is shown: both may hold credentials.
+        found = type(store).__name__
         raise PluginError(
-            f"store plugin {declared} is broken: it opens no {scheme}:// URL, but returned {store!r}"
+            f"store plugin {declared} is broken: for {scheme}:// it returned a {found}, no ObjectStore"
         )
     return store
 
@@ -216,11 +221,13 @@ def _hooks(declared: _Declared) -> Any:
     return manager.hook
 
 
-def _called(what: str, call: Callable[[], R]) -> R:
-    """Return what the plugin's code returns; its own surprises become a PluginError."""
+def _called(
+    what: str, call: Callable[[], R], *, may_raise: type[Exception] | tuple[type[Exception], ...] = ()
+) -> R:
+    """Return what the plugin's code returns; an error that it may not raise becomes a PluginError."""
     try:
         return call()
-    except CloudspotError:
+    except may_raise:
         raise
     except (Exception, SystemExit) as error:
         raise PluginError(f"{what} is broken: {_reason(error)}") from error

@@ -102,9 +102,11 @@ class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     policy: Literal["spot", "spot-then-on-demand", "on-demand"] = "spot-then-on-demand"
     max_wait: Duration | None = None
-    """Seconds without a machine after which ``spot-then-on-demand`` buys on demand."""
+    """Seconds without a machine, since the job last ran or was submitted, after which
+    ``spot-then-on-demand`` buys on demand (None: after 10 minutes) and ``spot`` gives up (None: never)."""
     deadline: PositiveDuration | None = None
-    """Seconds after the submission by which the job should be done."""
+    """Seconds after the submission by which the job should be done: ``spot-then-on-demand`` buys on demand
+    when it would come too late otherwise. It ends nothing."""
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,9 +138,9 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     currency: str | None = None
     """ISO 4217, as in ``max_cost = "12.50 USD"``; None: that of the offers."""
     max_runtime: PositiveDuration | None = None
-    """Seconds of machine life, over all attempts: the job checkpoints and stops after them."""
+    """Seconds of running, over all launches: the job checkpoints and stops after them."""
     max_restarts: Count = 3
-    """How many failures of the script are followed by another try; reclaims do not count."""
+    """How many failures are followed by another try; a reclaim is none."""
     stuck_after: Annotated[PositiveDuration | None, msgspec.Meta(extra={"words": {"off": None}})] = 1800.0
     """Seconds without a step after which a training with a session is restarted; None (``"off"``): never."""
 
@@ -252,7 +254,7 @@ def _split_money(limits: Mapping[str, Any]) -> dict[str, Any]:
         if currency is not None and result.setdefault("currency", currency) != currency:
             raise FieldError(
                 ("limits", "currency"),
-                f"{result['currency']!r} contradicts max_cost = {limits['max_cost']!r}",
+                f'"{result["currency"]}" contradicts max_cost = "{limits["max_cost"]}"',
             )
     return result
 

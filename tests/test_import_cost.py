@@ -1,0 +1,59 @@
+"""What an import brings with it: no torch, no SDK, and for the trainer nothing but the standard library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "numpy", "sklearn", "torchdata", "boto3", "botocore", "google", "oss2", "aliyunsdkcore")
+
+
+def modules_after(statement):
+    """Return the top-level modules that a fresh interpreter has loaded after the statement."""
+    code = f"""
+import sys
+before = set(sys.modules)
+{statement}
+import json
+print(json.dumps(sorted({{name.partition(".")[0] for name in set(sys.modules) - before}})))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "cloudspot",
+        "cloudspot.interfaces",
+        "cloudspot.spec",
+        "cloudspot.registry",
+        "cloudspot.train",
+        "cloudspot.train.handoff",
+        "cloudspot.agent",
+        "cloudspot.boot",
+        "cloudspot.controller",
+        "cloudspot.jobstore",
+        "cloudspot.cli.main",
+        "cloudspot.local.plugin",
+    ],
+)
+def test_importing_it_brings_neither_torch_nor_an_sdk(module):
+    assert modules_after(f"import {module}").isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("module", ["cloudspot.train", "cloudspot.train.handoff"])
+def test_the_trainers_package_needs_only_the_standard_library(module):
+    assert modules_after(f"import {module}") - sys.stdlib_module_names == {"cloudspot"}
+
+
+def test_the_command_line_starts_with_click_alone():
+    brought = modules_after("import cloudspot.cli.main") - sys.stdlib_module_names - {"cloudspot"}
+    assert brought <= {"click", "typing_extensions", "colorama"}
+
+
+def test_listing_the_providers_brings_neither_torch_nor_an_sdk():
+    assert modules_after("from cloudspot.registry import list_providers; list_providers()").isdisjoint(HEAVY)

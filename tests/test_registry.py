@@ -1,0 +1,309 @@
+"""Plugins, found and judged as pip would have installed them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+
+import pytest
+
+import cloudspot
+from cloudspot.errors import PluginError, SpecError
+from cloudspot.registry import ProviderEntry, list_providers, open_provider, open_store, provider_class
+from cloudspot.spec import load_job
+
+GOOD = """
+    import msgspec
+    from cloudspot.hookspecs import hookimpl
+    from cloudspot.interfaces import Provider, ObjectStore
+
+    class Options(msgspec.Struct, frozen=True):
+        region: str = "home"
+
+    class Sky(Provider):
+        name = "sky"
+        options_type = Options
+        def provisioner(self): ...
+        def preemption_source(self): ...
+        def node_identity(self): ...
+        def boot_profile(self): ...
+
+    class Store(ObjectStore):
+        def __init__(self, url): self.url = url
+        def put(self, key, data, *, if_absent=False): ...
+        def get(self, key): ...
+        def get_range(self, key, start, length): ...
+        def head(self, key): ...
+        def list_page(self, prefix, *, after=None, limit=1000): ...
+        def delete(self, key): ...
+        def open_upload(self, key, *, if_absent=False): ...
+        def presign_get(self, key, *, seconds): ...
+
+    @hookimpl
+    def cloudspot_provider(name):
+        return Sky if name == "sky" else None
+
+    @hookimpl
+    def cloudspot_object_store(url):
+        return Store(url) if url.startswith("sky://") else None
+"""
+
+
+class Site:
+    """A directory on sys.path, such as site-packages."""
+
+    def __init__(self, path):
+        self.path = path
+        self.modules = []
+
+    def install(self, distribution, *, module=None, code=GOOD, version="1.2", entry_points=None, metadata=""):
+        """Put a distribution there, with its module and its metadata."""
+        name = module or distribution.replace("-", "_")
+        self.modules.append(name)
+        (self.path / f"{name}.py").write_text(textwrap.dedent(code))
+        info = self.path / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n{metadata}"
+        )
+        if entry_points is None:
+            entry_points = f"[cloudspot.providers]\nsky = {name}\n[cloudspot.stores]\nsky = {name}\n"
+        (info / "entry_points.txt").write_text(entry_points)
+        importlib.invalidate_caches()
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    site = Site(tmp_path)
+    yield site
+    for module in site.modules:
+        sys.modules.pop(module, None)
+
+
+def others():
+    return [entry for entry in list_providers() if entry.distribution != "cloudspot"]
+
+
+def only(provider):
+    return f"[cloudspot.providers]\n{provider} = "
+
+
+def test_the_built_in_provider_is_found_without_any_metadata():
+    assert provider_class("local").name == "local"
+    assert list_providers()[0] == ProviderEntry("local", "cloudspot", cloudspot.__version__, None)
+
+
+def test_the_built_in_store_opens_a_directory(tmp_path):
+    store = open_store(f"file://{tmp_path}")
+    store.put("a", b"1")
+    assert store.get("a") == b"1"
+
+
+def test_a_plugin_is_found_by_its_entry_point(site):
+    site.install("cloudspot-sky")
+    assert provider_class("sky").__module__ == "cloudspot_sky"
+    assert others() == [ProviderEntry("sky", "cloudspot-sky", "1.2", None)]
+
+
+def test_a_plugin_is_imported_only_when_it_is_used(site):
+    site.install("cloudspot-sky")
+    site.install("cloudspot-sea", entry_points=only("sea") + "cloudspot_sea")
+    provider_class("sky")
+    assert "cloudspot_sky" in sys.modules
+    assert "cloudspot_sea" not in sys.modules
+
+
+def test_a_plugin_is_not_imported_for_the_built_in_ones(site, tmp_path):
+    site.install("cloudspot-sky", code="raise SystemExit('imported')")
+    provider_class("local")
+    open_store(f"file://{tmp_path}")
+
+
+def test_the_options_come_from_the_jobs_table(site, tmp_path):
+    site.install("cloudspot-sky")
+    job = tmp_path / "job.toml"
+    job.write_text('name = "a"\n[run]\nentrypoint = "train.py"\n[providers.sky]\nregion = "north"\n')
+    assert open_provider("sky", load_job(job)).options.region == "north"
+    assert open_provider("sky", None).options.region == "home"
+    with pytest.raises(
+        SpecError, match=r"^providers\.sky\.reigon: unknown field; did you mean providers\.sky\.region"
+    ):
+        open_provider("sky", load_job(job, overrides=["providers.sky.reigon=x"]))
+
+
+def test_a_store_is_opened_by_its_scheme(site):
+    site.install("cloudspot-sky")
+    assert open_store("sky://bucket/jobs").url == "sky://bucket/jobs"
+
+
+# --- what is missing ----------------------------------------------------------------------------
+
+
+def test_a_missing_provider_says_what_to_run():
+    with pytest.raises(PluginError) as error:
+        provider_class("aws")
+    assert str(error.value) == 'no provider "aws" is installed; run: pip install cloudspot-aws'
+
+
+def test_a_missing_provider_that_has_an_extra_names_the_extra(site):
+    extra = "Provides-Extra: aws\nRequires-Dist: cloudspot-aws>=1; extra == 'aws'\n"
+    site.install("cloudspot", module="unused", version=cloudspot.__version__, entry_points="", metadata=extra)
+    with pytest.raises(PluginError) as error:
+        provider_class("aws")
+    assert str(error.value) == 'no provider "aws" is installed; run: pip install "cloudspot[aws]"'
+
+
+def test_an_extra_that_brings_something_else_is_not_named(site):
+    extra = "Provides-Extra: torch\nRequires-Dist: torch; extra == 'torch'\n"
+    site.install("cloudspot", module="unused", version=cloudspot.__version__, entry_points="", metadata=extra)
+    with pytest.raises(PluginError, match=r"run: pip install cloudspot-torch$"):
+        provider_class("torch")
+
+
+def test_a_mistyped_provider_comes_with_the_right_name():
+    with pytest.raises(PluginError, match=r'^no provider "locla" is installed; did you mean "local"\?$'):
+        provider_class("locla")
+
+
+def test_a_name_that_is_none_is_no_advice_to_install_it():
+    with pytest.raises(PluginError, match=r'^no provider "a; rm -rf /" is installed; there are local$'):
+        provider_class("a; rm -rf /")
+
+
+def test_a_missing_scheme_is_named():
+    with pytest.raises(PluginError, match=r"^no installed plugin opens s3:// URLs \(there are file://\)"):
+        open_store("s3://bucket")
+
+
+def test_a_store_that_is_no_url_is_refused():
+    with pytest.raises(SpecError, match=r'^store "/data" is no URL'):
+        open_store("/data")
+
+
+# --- what is broken -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import no_such_sdk", "ModuleNotFoundError: No module named 'no_such_sdk'"),
+        ("x = (", "SyntaxError: "),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+        ("from cloudspot.errors import AuthError; raise AuthError('no key')", "no key"),
+        ("", "its hook cloudspot_provider returned None, not a subclass of Provider"),
+        (GOOD.replace("return Sky if", "return 3 if"), "returned 3, not a subclass of Provider"),
+        (GOOD.replace("return Sky if", "return 1 / 0 if"), "ZeroDivisionError: division by zero"),
+        (GOOD.replace("def node_identity(self): ...", ""), "Sky lacks node_identity"),
+        (GOOD.replace('name = "sky"', 'name = "sea"'), "Sky.name is 'sea', not \"sky\""),
+        (
+            GOOD.replace("options_type = Options", "options_type = dict"),
+            "Sky.options_type is no msgspec.Struct",
+        ),
+        (
+            GOOD.replace("def cloudspot_provider(name)", "def cloudspot_provdier(name)"),
+            "PluginValidationError: ",
+        ),
+        (
+            GOOD.replace("def cloudspot_provider(name)", "def cloudspot_provider(nmae)"),
+            "PluginValidationError: ",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_listed_with_its_error_and_hides_no_other(site, code, reason):
+    site.install("cloudspot-broken", module="broken_sky", code=code, entry_points=only("sky") + "broken_sky")
+    site.install(
+        "cloudspot-sea",
+        code=GOOD.replace('"sky"', '"sea"'),
+        entry_points=only("sea") + "cloudspot_sea",
+    )
+    sea, sky = others()
+    assert sea == ProviderEntry("sea", "cloudspot-sea", "1.2", None)
+    assert (sky.name, sky.distribution) == ("sky", "cloudspot-broken")
+    assert reason in sky.error
+    assert "\n" not in sky.error
+    with pytest.raises(PluginError, match=r'"sky" of cloudspot-broken 1\.2 is broken: '):
+        provider_class("sky")
+    assert provider_class("sea").name == "sea"
+    assert provider_class("local").name == "local"
+
+
+def test_an_entry_point_to_nothing_is_a_broken_plugin(site):
+    site.install("cloudspot-sky", entry_points=only("sky") + "!!")
+    assert others()[0].name == "sky"
+    assert others()[0].error is not None
+
+
+def test_unreadable_entry_points_hide_no_other(site):
+    site.install("cloudspot-odd", entry_points="[cloudspot.providers]\nno equals sign\n")
+    site.install("cloudspot-sky")
+    odd, sky = others()
+    assert (odd.name, odd.error.split(":")[0]) == ("cloudspot-odd", "its entry points cannot be read")
+    assert sky == ProviderEntry("sky", "cloudspot-sky", "1.2", None)
+
+
+def test_a_provider_whose_constructor_fails_is_a_broken_plugin(site):
+    code = GOOD.replace(
+        'name = "sky"', 'name = "sky"\n        def __init__(self, options): raise KeyError("x")'
+    )
+    site.install("cloudspot-sky", code=code)
+    with pytest.raises(PluginError, match=r"""^provider "sky" is broken: KeyError: 'x'$"""):
+        open_provider("sky", None)
+
+
+def test_a_store_that_is_none_is_a_broken_plugin(site):
+    site.install("cloudspot-sky", code=GOOD.replace("return Store(url) if", "return dict() if"))
+    with pytest.raises(PluginError, match=r"for sky:// it returned a dict, no ObjectStore$"):
+        open_store("sky://user:hunter2@bucket")
+
+
+def test_an_error_that_a_plugin_means_passes_as_it_is(site):
+    refusal = "from cloudspot.errors import SpecError; raise SpecError('no bucket')"
+    site.install("cloudspot-sky", code=GOOD.replace("return Store(url) if", f"{refusal}; return None if"))
+    with pytest.raises(SpecError, match=r"^no bucket$"):
+        open_store("sky://")
+
+
+# --- who may take which name --------------------------------------------------------------------
+
+
+def test_a_plugin_does_not_replace_a_built_in_one(site, tmp_path):
+    site.install(
+        "cloudspot-thief",
+        code=GOOD.replace('"sky"', '"local"').replace("sky://", "file://"),
+        entry_points="[cloudspot.providers]\nlocal = cloudspot_thief\n[cloudspot.stores]\nfile = cloudspot_thief\n",
+    )
+    assert provider_class("local").__module__.startswith("cloudspot.")
+    assert type(open_store(f"file://{tmp_path}")).__module__.startswith("cloudspot.")
+    assert "cloudspot_thief" not in sys.modules
+    assert others() == [
+        ProviderEntry(
+            "local",
+            "cloudspot-thief",
+            "1.2",
+            '"local" is built in and cannot be replaced; uninstall cloudspot-thief',
+        )
+    ]
+
+
+def test_of_two_plugins_with_one_name_neither_wins(site):
+    site.install("cloudspot-sky")
+    site.install("sky-for-cloudspot", entry_points=only("sky") + "sky_for_cloudspot")
+    reason = 'cloudspot-sky and sky-for-cloudspot both bring "sky"; uninstall one of them'
+    assert [(entry.distribution, entry.error) for entry in others()] == [
+        ("cloudspot-sky", reason),
+        ("sky-for-cloudspot", reason),
+    ]
+    with pytest.raises(PluginError, match="both bring"):
+        provider_class("sky")
+
+
+def test_the_same_distribution_twice_on_the_path_is_one(site, tmp_path, monkeypatch):
+    site.install("cloudspot-sky", version="2.0")
+    second = tmp_path / "second"
+    second.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(second)])
+    Site(second).install("cloudspot-sky", version="1.0")
+    assert others() == [ProviderEntry("sky", "cloudspot-sky", "2.0", None)]
