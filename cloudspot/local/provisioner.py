@@ -93,7 +93,8 @@ class LocalProvisioner(Provisioner):
                 for rank in range(group.num_nodes)
             ),
         )
-        return LaunchRequest(provider="local", body=msgspec.to_builtins(body))
+        # By way of JSON, so that the request equals itself after it was stored: lists, no tuples.
+        return LaunchRequest(provider="local", body=msgspec.json.decode(msgspec.json.encode(body)))
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create the machines and return when each has its supervisor.
@@ -200,10 +201,10 @@ class LocalProvisioner(Provisioner):
 
     def _machines(self) -> list[MachineDirectory]:
         try:
-            entries = sorted(self._machines_home().iterdir())
+            names = sorted(entry.name for entry in os.scandir(self._machines_home()))
         except FileNotFoundError:
             return []
-        return [MachineDirectory(entry) for entry in entries if not entry.name.startswith(".")]
+        return [MachineDirectory(self._machines_home() / name) for name in names if name.startswith("m-")]
 
     def _find(self, instance_id: str) -> MachineDirectory | None:
         return next((machine for machine in self._machines() if machine.id == instance_id), None)

@@ -99,6 +99,7 @@ class Supervisor:
                 # Someone deleted the machine's directory: nothing may go on without it.
                 _log.warning("machine %s: its directory is gone", self.record.id)
                 self._end_processes()
+                self.machine.erase_disk()
                 return
             if reason is not None:
                 self.end(reason)

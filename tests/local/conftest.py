@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cloudspot.local.machines import MachineDirectory
+from cloudspot.local.options import LocalOptions
+from cloudspot.local.provider import LocalProvider
+from cloudspot.model import Instance, InstanceGroup, LaunchRequest, Market, Resources
+
+
+class Host:
+    """The local provider as a controller sees it, with boot scripts of a test's own."""
+
+    def __init__(self, home: Path, wait_until: Callable[..., None]) -> None:
+        self.home = home
+        self.wait_until = wait_until
+
+    def render(
+        self,
+        user_data: str,
+        *,
+        launch: int = 1,
+        num_nodes: int = 1,
+        market: Market = Market.SPOT,
+        max_seconds: float = 600.0,
+        options: LocalOptions | None = None,
+    ) -> LaunchRequest:
+        provisioner = LocalProvider(options).provisioner()
+        offer = next(offer for offer in provisioner.offers(Resources()) if offer.market is market)
+        return provisioner.render(
+            InstanceGroup(
+                job_id="job",
+                launch=launch,
+                num_nodes=num_nodes,
+                min_nodes=num_nodes,
+                offer=offer,
+                resources=Resources(),
+                user_data=user_data,
+                max_seconds=max_seconds,
+            )
+        )
+
+    def launch(self, user_data: str, *, token: str = "token", **arguments) -> list[MachineDirectory]:
+        """Create machines from a boot script's text, and return their directories by rank."""
+        request = self.render(user_data, **arguments)
+        provisioner = LocalProvider(arguments.get("options")).provisioner()
+        return [
+            MachineDirectory(self.home / "machines" / instance.id)
+            for instance in provisioner.create(request, token=token)
+        ]
+
+    def instance(self, machine: MachineDirectory) -> Instance:
+        """Return the machine by the provider's word."""
+        listed = LocalProvider().provisioner().instances()
+        return next(instance for instance in listed if instance.id == machine.id)
+
+    def wait_for_end(self, machine: MachineDirectory) -> Instance:
+        self.wait_until(lambda: self.instance(machine).state == "ended")
+        return self.instance(machine)
+
+    def wait_for_console(self, machine: MachineDirectory, text: str) -> str:
+        """Wait until the boot script has written the text, and return all that it wrote."""
+        self.wait_until(lambda: machine.console.exists() and text in machine.console.read_text())
+        return machine.console.read_text()
+
+
+@pytest.fixture
+def host(local_home: Path, wait_until: Callable[..., None]) -> Host:
+    return Host(local_home, wait_until)

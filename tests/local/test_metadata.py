@@ -1,0 +1,111 @@
+"""The metadata service of a machine, over HTTP as the node sees it."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from datetime import timedelta
+
+import pytest
+
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.local.machines import now_utc
+from cloudspot.local.metadata import HEADER, HEADER_VALUE, METADATA, LocalPreemptionSource, fetch
+from cloudspot.local.options import LocalOptions
+from cloudspot.local.provider import LocalProvider
+from cloudspot.model import Market, NodeIdentity
+
+
+@pytest.fixture
+def machine(host, monkeypatch):
+    """A machine, seen from its inside."""
+    machine = host.launch("sleep 1000", num_nodes=2, options=LocalOptions(notice=3600.0))[1]
+    monkeypatch.setenv(METADATA, machine.supervisor().metadata_url)
+    return machine
+
+
+def test_a_machine_knows_who_it_is(machine):
+    assert LocalProvider().node_identity() == NodeIdentity(
+        instance_id=machine.id,
+        rank=1,
+        address=machine.record().address,
+        zone="local-a",
+        instance_type="local",
+        market=Market.SPOT,
+    )
+
+
+def test_it_answers_at_the_machines_own_address(machine):
+    assert machine.supervisor().metadata_url.startswith(f"http://{machine.record().address}:")
+
+
+def test_there_is_no_notice_before_the_reclaim(machine):
+    assert LocalPreemptionSource().poll() is None
+
+
+def test_a_reclaim_is_noticed_with_its_deadline(machine, host):
+    asked = now_utc()
+    LocalProvider().preempt(machine.id)
+    notice = LocalPreemptionSource().wait(60)
+    assert notice.action == "terminate"
+    assert timedelta(seconds=3600) <= notice.deadline - asked <= timedelta(seconds=3660)
+    assert LocalPreemptionSource().poll() == notice
+
+
+def test_a_second_sooner_notice_replaces_the_first(machine, host):
+    source = LocalPreemptionSource()
+    LocalProvider().preempt(machine.id)
+    first = source.wait(60)
+    LocalProvider().preempt(machine.id, notice_seconds=1800)
+    host.wait_until(lambda: source.poll() != first)
+    assert source.poll().deadline < first.deadline
+
+
+def test_announced_facts_are_tags(machine):
+    provisioner = LocalProvider().provisioner()
+    assert fetch("/tags/MASTER_ADDR") is None
+    provisioner.announce(provisioner.instances(), {"MASTER_ADDR": "10.0.0.1", "a b": "ü"})
+    provisioner.announce(provisioner.instances(), {"MASTER_ADDR": "10.0.0.2"})
+    assert fetch("/tags/MASTER_ADDR") == b"10.0.0.2"
+    assert fetch("/tags/a%20b") == "ü".encode()
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/identity/", "/tags", "/tags/", "/tags/a/b", "/latest/meta-data", "/../identity"]
+)
+def test_an_unknown_path_is_not_found(machine, path):
+    assert fetch(path) is None
+
+
+@pytest.mark.parametrize("headers", [{}, {HEADER: "Google"}])
+def test_a_request_without_the_header_is_refused(machine, headers):
+    url = machine.supervisor().metadata_url + "/identity"
+    with pytest.raises(urllib.error.HTTPError, match="403") as caught:
+        urllib.request.urlopen(urllib.request.Request(url, headers=headers))
+    assert HEADER_VALUE.encode() in caught.value.read()
+
+
+def test_other_methods_are_refused(machine):
+    url = machine.supervisor().metadata_url + "/tags/a"
+    request = urllib.request.Request(url, data=b"x", headers={HEADER: HEADER_VALUE}, method="PUT")
+    with pytest.raises(urllib.error.HTTPError, match="501") as caught:
+        urllib.request.urlopen(request)
+    caught.value.close()
+
+
+def test_a_service_that_does_not_answer_leaves_everything_open(machine, host):
+    LocalProvider().provisioner().terminate([machine.id])
+    host.wait_for_end(machine)
+    with pytest.raises(TransientError, match="does not answer"):
+        LocalPreemptionSource().poll()
+
+
+def test_no_proxy_stands_between(machine, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert LocalProvider().node_identity().instance_id == machine.id
+
+
+def test_outside_a_machine_it_says_so(monkeypatch):
+    monkeypatch.delenv(METADATA, raising=False)
+    with pytest.raises(CloudspotError, match="runs on no machine of provider 'local'"):
+        LocalProvider().node_identity()

@@ -1,0 +1,278 @@
+"""Creation, listing and termination, also by several processes at once and killed half-way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from cloudspot.errors import CapacityError, CloudspotError, ProvisionError
+from cloudspot.local.home import try_lock
+from cloudspot.local.machines import MachineDirectory, MachineState, now_utc
+from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
+from cloudspot.local.processes import MARK
+from cloudspot.local.provider import LocalProvider
+from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market, Resources
+from cloudspot.processes import marked_processes
+
+NUM_NODES = 3
+
+# Creates the machines of the request on standard input, and kills itself before the n-th call of a
+# function that creation is made of.
+CREATOR = """\
+import os, signal, sys
+import msgspec
+from cloudspot.local import home, machines, provisioner
+from cloudspot.local.provider import LocalProvider
+from cloudspot.model import LaunchRequest
+
+request = msgspec.json.decode(sys.stdin.buffer.read(), type=LaunchRequest)
+place, countdown = sys.argv[1], int(sys.argv[2])
+owner, name = {
+    "directory": (machines.MachineDirectory, "create"),
+    "rename": (machines.Path, "rename"),
+    "supervisor": (provisioner, "_start_supervisor"),
+    "wait": (provisioner.subprocess.Popen, "wait"),
+    "never": (provisioner, "erase"),
+}[place]
+original = getattr(owner, name)
+
+def dying(*arguments, **keywords):
+    global countdown
+    countdown -= 1
+    if countdown < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments, **keywords)
+
+setattr(owner, name, dying)
+for instance in LocalProvider().provisioner().create(request, token="token"):
+    print(instance.id)
+"""
+
+
+def start_creator(request: LaunchRequest, place: str = "never", countdown: int = 0) -> subprocess.Popen:
+    with tempfile.TemporaryFile() as body:
+        body.write(msgspec.json.encode(request))
+        body.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-c", CREATOR, place, str(countdown)],
+            stdin=body,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+
+def boots(machines: list[MachineDirectory]) -> list[str]:
+    return [(machine.path / "boots").read_text() for machine in machines]
+
+
+BOOT_ONCE = "echo boot >> boots; echo up; sleep 1000"
+
+
+def test_the_same_token_gives_the_same_machines(host):
+    first = host.launch(BOOT_ONCE, num_nodes=NUM_NODES)
+    second = host.launch(BOOT_ONCE, num_nodes=NUM_NODES)
+    assert [machine.id for machine in first] == [machine.id for machine in second]
+    for machine in first:
+        host.wait_for_console(machine, "up")
+    assert boots(first) == ["boot\n"] * NUM_NODES
+    assert len(LocalProvider().provisioner().instances()) == NUM_NODES
+
+
+def test_another_token_gives_other_machines(host):
+    first = host.launch(BOOT_ONCE, token="one")
+    second = host.launch(BOOT_ONCE, token="two")
+    assert first[0].id != second[0].id
+
+
+def test_a_token_does_not_serve_another_request(host):
+    host.launch(BOOT_ONCE)
+    with pytest.raises(ProvisionError, match="the token was used before"):
+        host.launch(BOOT_ONCE, launch=2)
+
+
+def test_a_machine_that_has_ended_is_not_created_again(host):
+    machine = host.launch("echo boot >> ../boots; shutdown")[0]
+    host.wait_for_end(machine)
+    assert host.launch("echo boot >> ../boots; shutdown")[0].id == machine.id
+    assert host.instance(machine).state is InstanceState.ENDED
+    assert (host.home / "machines" / "boots").read_text() == "boot\n"
+    (host.home / "machines" / "boots").unlink()
+
+
+def test_two_processes_that_create_at_once_get_the_same_machines(host):
+    request = host.render(BOOT_ONCE, num_nodes=NUM_NODES)
+    creators = [start_creator(request) for _ in range(3)]
+    outputs = [creator.communicate()[0].decode().split() for creator in creators]
+    assert [creator.returncode for creator in creators] == [0, 0, 0]
+    assert outputs[0] == outputs[1] == outputs[2]
+    machines = [MachineDirectory(host.home / "machines" / name) for name in outputs[0]]
+    for machine in machines:
+        host.wait_for_console(machine, "up")
+    assert boots(machines) == ["boot\n"] * NUM_NODES
+
+
+@pytest.mark.parametrize(
+    ("place", "countdown"),
+    [
+        ("directory", 0),
+        ("directory", 1),
+        ("rename", 0),
+        ("rename", 1),
+        ("supervisor", 0),
+        ("supervisor", 1),
+        ("wait", 0),
+        ("wait", NUM_NODES - 1),
+    ],
+)
+def test_a_creation_that_was_killed_is_completed_by_the_next(host, place, countdown):
+    request = host.render(BOOT_ONCE, num_nodes=NUM_NODES)
+    creator = start_creator(request, place, countdown)
+    creator.communicate()
+    assert creator.returncode == -9
+    machines = host.launch(BOOT_ONCE, num_nodes=NUM_NODES)
+    for machine in machines:
+        host.wait_for_console(machine, "up")
+    assert boots(machines) == ["boot\n"] * NUM_NODES
+    assert [host.instance(machine).state for machine in machines] == [InstanceState.RUNNING] * NUM_NODES
+    if sys.platform == "linux":
+        roots = [machine for machine in machines if len(marked_processes(MARK, machine.id)) == 2]
+        assert roots == machines, "each machine runs its script and one sleep"
+
+
+def test_a_machine_that_never_got_a_supervisor_is_given_up(host):
+    request = host.render(BOOT_ONCE)
+    creator = start_creator(request, "supervisor", 0)
+    creator.communicate()
+    machine = MachineDirectory(next((host.home / "machines").glob("m-*")))
+    assert host.instance(machine).state is InstanceState.PENDING
+    record = machine.record()
+    old = msgspec.structs.replace(record, launched_at=record.launched_at - timedelta(seconds=60))
+    (machine.path / "machine.json").write_bytes(msgspec.json.encode(old))
+    instance = host.instance(machine)
+    assert (instance.state, instance.end_reason) == (InstanceState.ENDED, EndReason.LOST)
+    assert host.launch(BOOT_ONCE)[0].supervisor() is None
+
+
+def test_a_termination_before_the_supervisor_came_counts(host):
+    creator = start_creator(host.render(BOOT_ONCE), "supervisor", 0)
+    creator.communicate()
+    machine = MachineDirectory(next((host.home / "machines").glob("m-*")))
+    LocalProvider().provisioner().terminate([machine.id])
+    assert host.instance(machine).end_reason is EndReason.TERMINATED
+    host.launch(BOOT_ONCE)
+    assert machine.supervisor() is None
+
+
+def test_a_zone_without_capacity_refuses_and_leaves_nothing(host):
+    options = LocalOptions(no_capacity=("local-a",))
+    with pytest.raises(CapacityError, match="local-a has no spot local now"):
+        host.launch(BOOT_ONCE, num_nodes=NUM_NODES, options=options)
+    assert LocalProvider().provisioner().instances() == ()
+
+
+def test_on_demand_machines_come_where_spot_has_no_capacity(host):
+    options = LocalOptions(no_capacity=("local-a",))
+    machine = host.launch(BOOT_ONCE, market=Market.ON_DEMAND, options=options)[0]
+    assert host.instance(machine).market is Market.ON_DEMAND
+
+
+def test_a_token_outlives_the_capacity(host):
+    first = host.launch(BOOT_ONCE)
+    second = host.launch(BOOT_ONCE, options=LocalOptions(no_capacity=("local-a",)))
+    assert first[0].id == second[0].id
+
+
+def test_a_foreign_request_is_refused(host):
+    request = LaunchRequest(provider="local", body={"ImageId": "ami-1"})
+    with pytest.raises(ProvisionError, match="none of provider 'local'"):
+        LocalProvider().provisioner().create(request, token="token")
+
+
+def test_rendering_is_pure_and_plain_json(host):
+    options = LocalOptions(
+        reclaims=(Reclaim(rank=1, after_steps=7), Reclaim(launch=2, after_seconds=1.0)),
+        random_reclaims=RandomReclaims(mean=600.0, seed=3, max=1),
+    )
+    request = host.render("true", num_nodes=2, options=options)
+    assert request == host.render("true", num_nodes=2, options=options)
+    assert msgspec.json.decode(msgspec.json.encode(request), type=LaunchRequest) == request
+    by_rank = request.body["reclaims"]
+    assert [reclaim["after_steps"] for reclaim in by_rank[0]] == [None]
+    assert [reclaim["after_steps"] for reclaim in by_rank[1]] == [7, None]
+    assert not host.home.exists()
+
+
+def test_on_demand_machines_are_not_reclaimed_on_a_plan(host):
+    options = LocalOptions(reclaims=(Reclaim(after_steps=1),), random_reclaims=RandomReclaims(mean=1.0))
+    request = host.render("true", market=Market.ON_DEMAND, options=options)
+    assert request.body["reclaims"] == [[]]
+
+
+def test_offers_are_each_zone_on_both_markets():
+    options = LocalOptions(zones=("x", "y"), spot_price=0.25, on_demand_price=2.0)
+    offers = LocalProvider(options).provisioner().offers(Resources(accelerator="A100", accelerator_count=8))
+    assert [(offer.key, offer.price_per_hour, offer.on_demand_price_per_hour) for offer in offers] == [
+        ("spot/x/local", 0.25, 2.0),
+        ("on-demand/x/local", 2.0, 2.0),
+        ("spot/y/local", 0.25, 2.0),
+        ("on-demand/y/local", 2.0, 2.0),
+    ]
+
+
+def test_machines_are_listed_by_job(host):
+    host.launch(BOOT_ONCE)
+    provisioner = LocalProvider().provisioner()
+    assert [instance.job_id for instance in provisioner.instances(job_id="job")] == ["job"]
+    assert provisioner.instances(job_id="another") == ()
+
+
+def test_listing_and_terminating_nothing_is_no_error(local_home):
+    provisioner = LocalProvider().provisioner()
+    assert provisioner.instances() == ()
+    provisioner.terminate(["m-unknown-0", "../.."])
+
+
+def test_terminating_twice_is_no_error(host):
+    machine = host.launch(BOOT_ONCE)[0]
+    provisioner = LocalProvider().provisioner()
+    provisioner.terminate([machine.id, machine.id])
+    host.wait_for_end(machine)
+    provisioner.terminate([machine.id])
+    assert host.instance(machine).end_reason is EndReason.TERMINATED
+
+
+def test_ended_machines_are_forgotten_after_a_day(host):
+    machine = host.launch("shutdown")[0]
+    host.wait_for_end(machine)
+    host.launch(BOOT_ONCE, token="today")
+    assert machine.path.exists()
+    machine.write_state(
+        MachineState(
+            state=InstanceState.ENDED,
+            end_reason=EndReason.SELF,
+            ended_at=now_utc() - timedelta(hours=25),
+        )
+    )
+    host.launch(BOOT_ONCE, token="tomorrow")
+    assert not machine.path.exists()
+
+
+def test_only_a_living_machine_can_be_reclaimed(host):
+    machine = host.launch("shutdown")[0]
+    host.wait_for_end(machine)
+    with pytest.raises(CloudspotError, match="has ended already"):
+        LocalProvider().preempt(machine.id)
+    with pytest.raises(CloudspotError, match="has no machine 'm-none'"):
+        LocalProvider().preempt("m-none")
+
+
+def test_the_supervisor_holds_the_machines_lock(host):
+    machine = host.launch(BOOT_ONCE)[0]
+    with try_lock(machine.lock) as is_free:
+        assert not is_free

@@ -1,0 +1,250 @@
+"""A machine's life: boot, notice, and every way to end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudspot.local.home import try_lock
+from cloudspot.local.machines import MachineState
+from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
+from cloudspot.local.processes import MARK, machine_processes
+from cloudspot.local.provider import LocalProvider
+from cloudspot.model import EndReason, InstanceState, Market
+from cloudspot.processes import marked_processes
+from cloudspot.train import handoff
+
+# Each hides in its own way: in a session of its own, forked twice, with an empty environment,
+# deaf to what can be ignored, and born again as often as it is killed.
+HIDING = f"""\
+setsid sleep 1000 &
+(setsid sleep 1000 &) &
+env -i setsid {shutil.which("sleep")} 1000 &
+env -i bash -c '(setsid sleep 1000 &)'
+(trap '' HUP TERM INT; sleep 1000; sleep 1000) &
+(while :; do sleep 0.01; done) &
+echo hidden
+sleep 1000
+"""
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="process trees are followed through /proc")
+
+
+def living(pids: set[int]) -> set[int]:
+    """Return those that run; a zombie whose new parent is slow to collect it does not."""
+    found = set()
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue
+        if text.rpartition(")")[2].split()[0] != "Z":
+            found.add(pid)
+    return found
+
+
+def processes_of(machine) -> set[int]:
+    return machine_processes(machine.id, root=machine.supervisor().pid)
+
+
+def test_a_machine_boots_its_script_and_reports(host):
+    machine = host.launch("echo I am $CLOUDSPOT_MACHINE at $PWD; sleep 1000")[0]
+    console = host.wait_for_console(machine, "I am")
+    assert console == f"I am {machine.id} at {machine.path}\n"
+    instance = host.instance(machine)
+    assert instance.state is InstanceState.RUNNING
+    assert (instance.job_id, instance.launch, instance.rank) == ("job", 1, 0)
+    assert (instance.zone, instance.instance_type, instance.market) == ("local-a", "local", Market.SPOT)
+    assert instance.end_reason is None
+    assert instance.ended_at is None
+
+
+def test_nothing_of_the_submitters_environment_reaches_a_machine(host, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("CLOUDSPOT_JOB", "another")
+    machine = host.launch("env -0 > environment; echo done; sleep 1000")[0]
+    host.wait_for_console(machine, "done")
+    entries = (machine.path / "environment").read_text().split("\0")
+    names = {entry.partition("=")[0] for entry in entries if entry}
+    expected = {"PATH", "HOME", "TMPDIR", "LANG", MARK, "CLOUDSPOT_NODE_DIR", "CLOUDSPOT_LOCAL_METADATA"}
+    if sys.platform == "linux":
+        expected.add("CLOUDSPOT_ARENA")
+        supervisor = Path(f"/proc/{machine.supervisor().pid}/environ").read_bytes()
+        assert b"hunter2" not in supervisor
+    assert names - {"PWD", "SHLVL", "_"} == expected
+
+
+def test_the_boot_waits_for_the_boot_delay(host):
+    machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
+    assert host.instance(machine).state is InstanceState.PENDING
+    LocalProvider().preempt(machine.id, notice_seconds=0)
+    assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
+    assert not machine.console.exists()
+
+
+def test_signals_that_the_submitter_ignores_work_on_a_machine(host):
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        machine = host.launch("trap 'echo interrupted' INT; kill -INT $$; echo done; sleep 1000")[0]
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert host.wait_for_console(machine, "done") == "interrupted\ndone\n"
+
+
+@linux_only
+@pytest.mark.parametrize("notice_seconds", [0.0, 0.2])
+def test_a_reclaim_leaves_no_process_however_it_hides(host, notice_seconds):
+    machine = host.launch(HIDING)[0]
+    host.wait_for_console(machine, "hidden")
+    pids = processes_of(machine)
+    assert len(pids) >= 7
+    LocalProvider().preempt(machine.id, notice_seconds=notice_seconds)
+    assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
+    assert marked_processes(MARK, machine.id) == ()
+    assert living(pids) == set()
+
+
+@linux_only
+def test_a_terminated_machine_leaves_no_process(host):
+    machine = host.launch(HIDING)[0]
+    host.wait_for_console(machine, "hidden")
+    pids = processes_of(machine)
+    LocalProvider().provisioner().terminate([machine.id])
+    assert host.wait_for_end(machine).end_reason is EndReason.TERMINATED
+    assert living(pids) == set()
+
+
+def test_a_machine_ends_itself_by_shutdown(host):
+    machine = host.launch("shutdown -h now; sleep 1000")[0]
+    assert host.wait_for_end(machine).end_reason is EndReason.SELF
+
+
+def test_a_boot_script_that_returns_does_not_end_the_machine(host):
+    machine = host.launch("(sleep 0.3; echo still here; poweroff) & echo returned")[0]
+    assert host.wait_for_end(machine).end_reason is EndReason.SELF
+    assert machine.console.read_text() == "returned\nstill here\n"
+
+
+def test_a_shutdown_after_the_notice_counts_as_a_reclaim(host):
+    machine = host.launch("echo up; while ! test -e leave; do sleep 0.02; done; shutdown; sleep 1000")[0]
+    host.wait_for_console(machine, "up")
+    LocalProvider().preempt(machine.id, notice_seconds=3600)
+    (machine.path / "leave").touch()
+    assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
+
+
+def test_a_second_reclaim_can_only_come_sooner(host):
+    machine = host.launch("sleep 1000")[0]
+    provider = LocalProvider()
+    provider.preempt(machine.id, notice_seconds=3600)
+    provider.preempt(machine.id, notice_seconds=7200)
+    assert host.instance(machine).state is InstanceState.RUNNING
+    provider.preempt(machine.id, notice_seconds=0.1)
+    assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
+
+
+def test_the_clouds_own_limit_ends_a_machine(host):
+    machine = host.launch("sleep 1000", max_seconds=0.2)[0]
+    assert host.wait_for_end(machine).end_reason is EndReason.TERMINATED
+
+
+@linux_only
+def test_a_machine_whose_supervisor_is_killed_is_ended_before_it_is_called_lost(host):
+    machine = host.launch("(setsid sleep 1000 &); (setsid setsid sleep 1000 &); echo up; sleep 1000")[0]
+    host.wait_for_console(machine, "up")
+    pids = processes_of(machine)
+    os.kill(machine.supervisor().pid, signal.SIGKILL)
+    host.wait_until(lambda: is_free(machine))
+    assert set(marked_processes(MARK, machine.id)) == pids
+    instance = host.instance(machine)
+    assert (instance.state, instance.end_reason) == (InstanceState.ENDED, EndReason.LOST)
+    assert living(pids) == set()
+    assert not machine.node_directory.exists()
+
+
+@linux_only
+def test_an_end_that_the_supervisor_did_not_finish_keeps_its_reason(host):
+    machine = host.launch("sleep 1000")[0]
+    os.kill(machine.supervisor().pid, signal.SIGKILL)
+    host.wait_until(lambda: is_free(machine))
+    machine.write_state(MachineState(state=InstanceState.SHUTTING_DOWN, end_reason=EndReason.RECLAIMED))
+    assert host.instance(machine).end_reason is EndReason.RECLAIMED
+
+
+def test_a_supervisor_that_is_told_to_stop_takes_the_machine_along(host):
+    machine = host.launch("sleep 1000")[0]
+    os.kill(machine.supervisor().pid, signal.SIGTERM)
+    host.wait_until(lambda: is_free(machine))
+    assert machine.state().state is InstanceState.ENDED
+    assert machine.state().end_reason is EndReason.LOST
+
+
+def test_a_machine_ends_with_its_directory(host):
+    machine = host.launch("echo up; sleep 1000")[0]
+    host.wait_for_console(machine, "up")
+    moved = machine.path.rename(machine.path.parent / ".moved")
+    host.wait_until(lambda: marked_processes(MARK, machine.id) == ())
+    host.wait_until(lambda: is_free(type(machine)(moved)))
+    assert machine.arena is None or not machine.arena.exists()
+
+
+def test_a_machine_without_a_supervisor_ends_itself_by_shutdown(host):
+    machine = host.launch("echo up; while ! test -e leave; do sleep 0.02; done; shutdown; sleep 1000")[0]
+    shim = machine.path / "bin" / "shutdown"
+    shim.write_text(shim.read_text().replace("sleep 10;", "sleep 0.1;"))
+    host.wait_for_console(machine, "up")
+    os.kill(machine.supervisor().pid, signal.SIGKILL)
+    host.wait_until(lambda: is_free(machine))
+    (machine.path / "leave").touch()
+    host.wait_until(lambda: machine.state().state is InstanceState.ENDED)
+    assert machine.state().end_reason is EndReason.SELF
+    host.wait_until(lambda: marked_processes(MARK, machine.id) == ())
+
+
+def test_an_ended_machine_keeps_its_console_and_loses_its_disk(host):
+    script = (
+        'mkdir -p "$CLOUDSPOT_NODE_DIR"/a; touch ~/b "$TMPDIR"/c "$CLOUDSPOT_ARENA"/d; chmod 0 ~; shutdown'
+    )
+    machine = host.launch(script if sys.platform == "linux" else "shutdown")[0]
+    host.wait_for_end(machine)
+    assert [path for path in machine.disk if path.exists()] == []
+    assert machine.arena is None or not machine.arena.exists()
+    assert machine.console.exists()
+
+
+def test_a_planned_reclaim_comes_after_its_seconds(host):
+    options = LocalOptions(reclaims=(Reclaim(after_seconds=0.2, notice=0.0),))
+    machine = host.launch("sleep 1000", options=options)[0]
+    assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
+
+
+def test_a_planned_reclaim_comes_when_its_step_has_begun(host):
+    options = LocalOptions(reclaims=(Reclaim(rank=1, after_steps=40, notice=0.0),))
+    machines = host.launch("sleep 1000", num_nodes=2, options=options)
+    for machine in machines:
+        for generation, step in ((1, 12), (2, 39)):
+            directory = machine.node_directory / "generations" / str(generation)
+            directory.mkdir(parents=True)
+            handoff.progress_path(directory, 1).write_bytes(handoff.PROGRESS.pack(step, 100))
+    assert [host.instance(machine).state for machine in machines] == [InstanceState.RUNNING] * 2
+    for machine in machines:
+        path = handoff.progress_path(machine.node_directory / "generations" / "2", 1)
+        path.write_bytes(handoff.PROGRESS.pack(40, 100))
+    assert host.wait_for_end(machines[1]).end_reason is EndReason.RECLAIMED
+    assert host.instance(machines[0]).state is InstanceState.RUNNING
+
+
+def test_a_random_reclaim_comes(host):
+    options = LocalOptions(random_reclaims=RandomReclaims(mean=0.01, notice=0.0))
+    machine = host.launch("sleep 1000", options=options)[0]
+    assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
+
+
+def is_free(machine) -> bool:
+    with try_lock(machine.lock) as free:
+        return free
