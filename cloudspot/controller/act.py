@@ -1,0 +1,179 @@
+"""Acting: carries out what ``decide`` returned, one action and at most a call or two at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cloudspot.controller.actions import (
+    Action,
+    CleanUp,
+    CloseLaunch,
+    Create,
+    Finish,
+    OpenLaunch,
+    RequestStop,
+    Terminate,
+    VoidSlot,
+    Wait,
+)
+from cloudspot.controller.attempt import void_detail
+from cloudspot.controller.clock import Clock
+from cloudspot.controller.events import Event, Waiting, Warned
+from cloudspot.controller.ledger import bill
+from cloudspot.controller.memory import Memory
+from cloudspot.controller.observed import CreateFailure
+from cloudspot.controller.plan import launch_token, render_launch
+from cloudspot.errors import CapacityError, ProvisionError, QuotaError
+from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.launches import void_slot
+from cloudspot.jobstore.records import Closed, Finished, Intent, new_nonce
+from cloudspot.jobstore.submission import delete_secrets, request_stop
+from cloudspot.spec import JobSpec
+
+REPEAT_SECONDS = 30.0
+"""A machine that was told to end is told again after so long."""
+
+
+class Actor:
+    """One controller's hands: writes records, calls the provider, remembers its answers."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        job_id: str,
+        provider: Provider,
+        *,
+        memory: Memory,
+        clock: Clock,
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._provider = provider
+        self._provisioner = provider.provisioner()
+        self._memory = memory
+        self._clock = clock
+        self._sleep = sleep
+        self._journal = Journal(store, job_id, sleep=sleep)
+        self._told: dict[str, float] = {}
+        self._waiting_for: str | None = None
+        self._is_clean = False
+
+    def act(self, action: Action, spec: JobSpec, history: History, events: list[Event]) -> bool:
+        """Carry out one action; return whether the next tick should follow without a wait.
+
+        A journal record that finds its number taken is a lost race and no error: whoever was first
+        has decided, and the next tick reads what.
+
+        Raises:
+            TransientError: the outcome is unknown; the next tick finds out.
+        """
+        if isinstance(action, Wait):
+            self._wait(action, events)
+            return False
+        self._waiting_for = None
+        if isinstance(action, OpenLaunch):
+            self._journal.append(self._intent(action, spec, history), action.number)
+        elif isinstance(action, CloseLaunch):
+            self._journal.append(self._closed(action), action.number)
+        elif isinstance(action, Finish):
+            self._journal.append(self._finished(action), action.number)
+        elif isinstance(action, VoidSlot):
+            detail = void_detail(action.outcome, action.detail)
+            void_slot(self._store, self._job_id, action.launch, action.rank, detail, sleep=self._sleep)
+        elif isinstance(action, RequestStop):
+            request_stop(self._store, self._job_id, action.reason)
+        elif isinstance(action, Create):
+            return self._create(history.launches[action.launch - 1], events)
+        elif isinstance(action, Terminate):
+            self._terminate(action, events)
+            return False
+        elif isinstance(action, CleanUp):
+            self._clean_up()
+            return False
+        return True
+
+    def _intent(self, action: OpenLaunch, spec: JobSpec, history: History) -> Intent:
+        now = self._clock.now()
+        request = render_launch(
+            spec,
+            self._provider,
+            history.submission,
+            self._store.url,
+            launch=action.launch,
+            offer=action.offer,
+            run_seconds=bill(history, now).run_seconds,
+        )
+        return Intent(
+            launch=action.launch,
+            offer=action.offer,
+            token=launch_token(history.submission, action.launch),
+            request=request,
+            num_nodes=spec.nodes.max,
+            why=action.why,
+            at=now,
+            writer=new_nonce(),
+        )
+
+    def _closed(self, action: CloseLaunch) -> Closed:
+        return Closed(
+            launch=action.launch,
+            outcome=action.outcome,
+            detail=action.detail,
+            machines=action.machines,
+            at=self._clock.now(),
+            writer=new_nonce(),
+        )
+
+    def _finished(self, action: Finish) -> Finished:
+        return Finished(
+            outcome=action.outcome,
+            detail=action.detail,
+            exit_code=action.exit_code,
+            at=self._clock.now(),
+            writer=new_nonce(),
+        )
+
+    def _create(self, launch: LaunchHistory, events: list[Event]) -> bool:
+        """Send the intent's own bytes; they are never rendered again."""
+        intent = launch.intent
+        try:
+            instances = self._provisioner.create(intent.request, token=intent.token)
+        except ProvisionError as error:
+            outcome = "refused"
+            if isinstance(error, CapacityError):
+                outcome = "capacity"
+            elif isinstance(error, QuotaError):
+                outcome = "quota"
+                events.append(Warned(str(error)))
+            self._memory.note_failure(CreateFailure(launch.number, outcome, str(error)))
+            return True
+        self._memory.note_created(launch.number, instances, self._clock.monotonic())
+        return False
+
+    def _terminate(self, action: Terminate, events: list[Event]) -> None:
+        monotonic = self._clock.monotonic()
+        due = [
+            one
+            for one in action.instance_ids
+            if one not in self._told or monotonic - self._told[one] >= REPEAT_SECONDS
+        ]
+        if not due:
+            return
+        self._provisioner.terminate(due)
+        for one in due:
+            if one not in self._told:
+                events.append(Warned(f"terminating {one}: {action.why}"))
+            self._told[one] = monotonic
+
+    def _clean_up(self) -> None:
+        if not self._is_clean:
+            delete_secrets(self._store, self._job_id)
+            self._is_clean = True
+
+    def _wait(self, action: Wait, events: list[Event]) -> None:
+        if action.why != self._waiting_for:
+            events.append(Waiting(f"waiting up to {action.seconds:.0f} s: {action.why}", action.seconds))
+        self._waiting_for = action.why

@@ -1,0 +1,208 @@
+"""Facts about one launch that follow from its records and the provider's word: death, success, outcome."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from cloudspot.controller.observed import Observed
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import Exit, Generation, Machine
+from cloudspot.model import EndReason, Instance, InstanceState
+
+VOID_OUTCOMES = ("capacity", "quota", "refused", "voided")
+"""How a launch is closed that never trained; a void's detail begins with one of them."""
+
+
+def void_detail(outcome: str, detail: str) -> str:
+    """Return the detail of a void slot, from which any controller can close the launch."""
+    return f"{outcome}: {detail}"
+
+
+def void_outcome(launch: LaunchHistory) -> tuple[str, str]:
+    """Return the (outcome, detail) that the launch's void says; ``voided`` when it does not say."""
+    for _, slot in sorted(launch.slots.items()):
+        if slot.instance_id is None:
+            outcome, _, detail = slot.detail.partition(": ")
+            return (outcome, detail) if outcome in VOID_OUTCOMES else ("voided", slot.detail)
+    return "voided", ""
+
+
+def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
+    """Return the last word of the machine that owns the rank; another machine's word counts for nothing."""
+    exit_record, slot = launch.exits.get(rank), launch.slots.get(rank)
+    if exit_record is None or slot is None or exit_record.instance_id != slot.instance_id:
+        return None
+    return exit_record
+
+
+def last_generation(history: History, launch: LaunchHistory) -> Generation | None:
+    """Return the newest generation that ran on this launch, or None before its first."""
+    return next((g for g in reversed(history.generations) if g.launch == launch.number), None)
+
+
+def succeeded(history: History, launch: LaunchHistory) -> bool:
+    """Say whether every node of the attempt (of its newest generation) has ended with success."""
+    if not launch.is_attempt:
+        return False
+    generation = last_generation(history, launch)
+    ranks = launch.slots if generation is None else [member.rank for member in generation.members]
+    exits = [own_exit(launch, rank) for rank in ranks]
+    return all(one is not None and one.outcome == "succeeded" for one in exits)
+
+
+def permanent_failure(launch: LaunchHistory) -> Exit | None:
+    """Return a node's word that no other machine will mend this failure, or None."""
+    exits = (own_exit(launch, rank) for rank in sorted(launch.slots))
+    return next((one for one in exits if one is not None and one.outcome == "failed" and one.permanent), None)
+
+
+def find_instance(instance_id: str, observed: Observed) -> Instance | None:
+    """Return the machine as the newest listing shows it."""
+    return next((one for one in observed.instances or () if one.id == instance_id), None)
+
+
+def provider_proves_death(instance_id: str, observed: Observed) -> bool:
+    """Say whether the provider's word proves that the machine runs nothing any more.
+
+    ``ended`` proves it, and an absence that has lasted long enough. ``shutting-down`` is alive, a
+    short absence may be a lagging list, and silence is not death.
+    """
+    instance = find_instance(instance_id, observed)
+    if instance is not None:
+        return instance.state is InstanceState.ENDED
+    return observed.absent_seconds.get(instance_id, 0.0) >= observed.absence_proves_after_seconds
+
+
+def is_dead(launch: LaunchHistory, rank: int, observed: Observed) -> bool:
+    """Say whether the owner of the rank is proven to run no user code any more."""
+    if own_exit(launch, rank) is not None:
+        return True
+    slot = launch.slots.get(rank)
+    if slot is None or slot.instance_id is None:
+        return False
+    return provider_proves_death(slot.instance_id, observed)
+
+
+def machines_of(launch: LaunchHistory, observed: Observed) -> tuple[Instance, ...]:
+    """Return the launch's machines by the newest listing, ended ones too."""
+    return tuple(one for one in observed.instances or () if one.launch == launch.number)
+
+
+def attempt_outcome(history: History, launch: LaunchHistory, observed: Observed) -> tuple[str, str]:
+    """Return (outcome, detail) of an attempt that is over.
+
+    A reclaim explains what its peers say (a rank whose peer was taken fails too), but neither a
+    success, nor an obeyed stop, nor a failure that is the script's own for good.
+    """
+    if succeeded(history, launch):
+        return "succeeded", ""
+    exits = [one for rank in sorted(launch.slots) if (one := own_exit(launch, rank)) is not None]
+    stopped = next((one for one in exits if one.outcome == "stopped"), None)
+    if stopped is not None:
+        return "stopped", stopped.detail
+    permanent = permanent_failure(launch)
+    if permanent is not None:
+        return "failed", permanent.detail
+    reclaimed = _reclaim(launch, observed)
+    if reclaimed is not None:
+        return "reclaimed", reclaimed
+    failed = next((one for one in exits if one.outcome == "failed"), None)
+    if failed is not None:
+        return "failed", failed.detail
+    return "lost", "; ".join(_last_words(launch, observed))
+
+
+def _reclaim(launch: LaunchHistory, observed: Observed) -> str | None:
+    for rank, slot in sorted(launch.slots.items()):
+        instance = find_instance(slot.instance_id or "", observed)
+        if instance is not None and instance.end_reason is EndReason.RECLAIMED:
+            return f"the provider took back {instance.id} (node {rank})"
+        exit_record = own_exit(launch, rank)
+        if exit_record is not None and exit_record.outcome == "drained":
+            return exit_record.detail or f"node {rank} drained"
+        if rank in launch.notices:
+            return f"node {rank} had a notice ({launch.notices[rank].source})"
+    return None
+
+
+def _last_words(launch: LaunchHistory, observed: Observed) -> list[str]:
+    words = []
+    for rank, slot in sorted(launch.slots.items()):
+        if not is_dead(launch, rank, observed):
+            continue
+        instance = find_instance(slot.instance_id or "", observed)
+        if instance is None:
+            words.append(f"node {rank} ({slot.instance_id}) vanished")
+        else:
+            reason = (instance.end_reason or EndReason.UNKNOWN).value
+            words.append(f"node {rank} ({slot.instance_id}) ended: {reason}")
+    return words
+
+
+def died_at(launch: LaunchHistory, rank: int, observed: Observed, now: datetime) -> datetime:
+    """Return when the dead owner of the rank stopped running user code, as well as can be told."""
+    exit_record = own_exit(launch, rank)
+    if exit_record is not None:
+        return exit_record.at
+    instance_id = launch.slots[rank].instance_id or ""
+    instance = find_instance(instance_id, observed)
+    if instance is None:
+        return now - timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
+    last_beat = launch.heartbeats.get(rank)
+    return instance.ended_at or (launch.slots[rank].at if last_beat is None else last_beat.at)
+
+
+def bill_lines(launch: LaunchHistory, observed: Observed, now: datetime) -> tuple[Machine, ...]:
+    """Return the machines of a launch that is being closed, for the journal.
+
+    A machine that still runs is counted until ``now``: the reaper ends it.
+    """
+    ranks = {slot.instance_id: rank for rank, slot in launch.slots.items() if slot.instance_id}
+    listed = {
+        one.id: one
+        for one in (*observed.created, *machines_of(launch, observed))
+        if one.launch == launch.number
+    }
+    lines = []
+    for instance_id in sorted({*ranks, *listed}):
+        instance, rank = listed.get(instance_id), ranks.get(instance_id)
+        started = _started_at(launch, instance, rank)
+        ended, reason = _end(launch, instance_id, instance, rank, observed, now)
+        lines.append(
+            Machine(
+                instance_id=instance_id,
+                rank=rank if rank is not None or instance is None else instance.rank,
+                started_at=started,
+                ended_at=max(started, ended),
+                end_reason=reason.value,
+            )
+        )
+    return tuple(lines)
+
+
+def _started_at(launch: LaunchHistory, instance: Instance | None, rank: int | None) -> datetime:
+    if instance is not None and instance.launched_at is not None:
+        return instance.launched_at
+    return launch.intent.at if rank is None else launch.slots[rank].at
+
+
+def _end(
+    launch: LaunchHistory,
+    instance_id: str,
+    instance: Instance | None,
+    rank: int | None,
+    observed: Observed,
+    now: datetime,
+) -> tuple[datetime, EndReason]:
+    exit_record = None if rank is None else own_exit(launch, rank)
+    if instance is not None and instance.state is InstanceState.ENDED:
+        said = instance.ended_at or (exit_record.at if exit_record else now)
+        return said, instance.end_reason or EndReason.UNKNOWN
+    if provider_proves_death(instance_id, observed):
+        gone = (
+            exit_record.at
+            if exit_record
+            else now - timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
+        )
+        return gone, EndReason.SELF if exit_record else EndReason.UNKNOWN
+    return now, EndReason.SELF if exit_record else EndReason.TERMINATED

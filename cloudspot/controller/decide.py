@@ -1,0 +1,218 @@
+"""``decide``: from a job's records and what is observed to what is to be done; pure.
+
+One call does one step of each kind; the loop reads again and calls again. Whatever it returns may
+be carried out by several controllers at once, late, twice or not at all: what makes that safe is
+that a launch is closed only after its void stands or its death is proven, and that journal records
+and slots are create-only.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from cloudspot.controller.actions import (
+    Action,
+    CleanUp,
+    CloseLaunch,
+    Create,
+    FetchOffers,
+    Finish,
+    OpenLaunch,
+    RequestStop,
+    Terminate,
+    VoidSlot,
+    Wait,
+)
+from cloudspot.controller.attempt import (
+    attempt_outcome,
+    bill_lines,
+    died_at,
+    is_dead,
+    machines_of,
+    provider_proves_death,
+    succeeded,
+    void_outcome,
+)
+from cloudspot.controller.ledger import bill
+from cloudspot.controller.observed import Observed
+from cloudspot.controller.policy import GiveUp, choose_offer
+from cloudspot.controller.reap import reapable
+from cloudspot.controller.restarts import End, judge
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.model import Instance, InstanceState
+from cloudspot.spec import JobSpec
+
+BOOT_LIMIT_SECONDS = 20 * 60.0
+"""A machine that has not claimed its rank for so long hangs: its launch is made void."""
+STOP_GRACE_SECONDS = 10 * 60.0
+"""After a request to stop, machines may take so long to checkpoint and end."""
+SURVIVOR_GRACE_SECONDS = 120.0
+"""With too few nodes left the others may take so long to commit what they hold."""
+SILENT_LIMIT_SECONDS = 60 * 60.0
+"""A machine without a heartbeat for so long is terminated. It is dead when the provider says so."""
+
+
+def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
+    """Return what to do now, in order; the same arguments give the same actions."""
+    reap = () if observed.instances is None else reapable(history, observed.instances, now)
+    if history.finished is not None:
+        return (*reap, CleanUp())
+    launch = history.open_launch
+    step = (
+        _next_launch(spec, history, observed, now)
+        if launch is None
+        else _advance(spec, history, launch, observed, now)
+    )
+    if any(isinstance(action, CloseLaunch | Finish) for action in step):
+        return (*reap, *step)
+    return (*reap, *_enforce_limits(spec, history, observed, now), *step)
+
+
+def exceeded_limit(spec: JobSpec, history: History, observed: Observed, now: datetime) -> str | None:
+    """Return the limit that the job has reached (``max_cost`` or ``max_runtime``), or None."""
+    ledger = bill(history, now, instances=observed.instances or ())
+    limits = spec.limits
+    comparable = limits.currency is None or limits.currency == ledger.currency
+    if limits.max_cost is not None and comparable and ledger.spent >= limits.max_cost:
+        return "max_cost"
+    if limits.max_runtime is not None and ledger.run_seconds >= limits.max_runtime:
+        return "max_runtime"
+    return None
+
+
+def _enforce_limits(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
+    if history.stop is not None:
+        return ()
+    reason = exceeded_limit(spec, history, observed, now)
+    return () if reason is None else (RequestStop(reason),)
+
+
+def _next_launch(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
+    number = history.num_records + 1
+    verdict = judge(spec, history, now)
+    if isinstance(verdict, End):
+        return (Finish(number, verdict.outcome, verdict.detail, verdict.exit_code),)
+    if isinstance(verdict, Wait):
+        return (verdict,)
+    if history.stop is None and exceeded_limit(spec, history, observed, now) is not None:
+        return ()
+    if observed.instances is None:
+        # A provider that cannot list is no provider to launch on.
+        return ()
+    if observed.offers is None:
+        return (FetchOffers(),)
+    offer = choose_offer(spec, history, observed.offers, now)
+    if isinstance(offer, Wait):
+        return (offer,)
+    if isinstance(offer, GiveUp):
+        return (Finish(number, "failed", offer.why, 1),)
+    return (OpenLaunch(number, len(history.launches) + 1, offer, verdict.why),)
+
+
+def _advance(
+    spec: JobSpec, history: History, launch: LaunchHistory, observed: Observed, now: datetime
+) -> tuple[Action, ...]:
+    if launch.is_void:
+        outcome, detail = void_outcome(launch)
+        return _close(history, launch, outcome, detail, observed, now)
+    if launch.is_attempt:
+        return _watch_attempt(spec, history, launch, observed, now)
+    doubt = _why_void(history, launch, observed, now)
+    if doubt is not None:
+        rank = next(rank for rank in range(launch.intent.num_nodes) if rank not in launch.slots)
+        return (VoidSlot(launch.number, rank, *doubt),)
+    if observed.instances is not None and not launch.slots and not _known(launch, observed):
+        return (Create(launch.number),)
+    return ()
+
+
+def _known(launch: LaunchHistory, observed: Observed) -> tuple[Instance, ...]:
+    """Return the launch's machines that are listed, or that our own ``create`` has returned."""
+    listed = machines_of(launch, observed)
+    ids = {one.id for one in listed}
+    return (*listed, *(one for one in observed.created if one.launch == launch.number and one.id not in ids))
+
+
+def _why_void(
+    history: History, launch: LaunchHistory, observed: Observed, now: datetime
+) -> tuple[str, str] | None:
+    """Return (outcome, detail) when the launch, not yet an attempt, had better never become one.
+
+    A void is always safe, since it either wins the slot or finds it claimed; so these are only
+    questions of patience.
+    """
+    if history.stop is not None:
+        return "voided", f"stop requested ({history.stop.reason})"
+    failure = observed.create_failure
+    if failure is not None and failure.launch == launch.number:
+        return failure.outcome, failure.detail
+    if observed.instances is None:
+        return None
+    known = _known(launch, observed)
+    for rank, slot in sorted(launch.slots.items()):
+        if is_dead(launch, rank, observed):
+            return (
+                "voided",
+                f"node {rank} ({slot.instance_id}) ended before the others had claimed their ranks",
+            )
+    owners = {slot.instance_id for slot in launch.slots.values()}
+    waiting = [one for one in known if one.id not in owners]
+    dead = [one for one in waiting if provider_proves_death(one.id, observed)]
+    if dead and len(waiting) - len(dead) < launch.intent.num_nodes - len(launch.slots):
+        reason = f" ({dead[0].end_reason.value})" if dead[0].end_reason else ""
+        return "voided", f"{dead[0].id} ended before it claimed its rank{reason}"
+    if any(_boot_seconds(one, observed, now) >= BOOT_LIMIT_SECONDS for one in known):
+        return "voided", f"not all machines came up within {BOOT_LIMIT_SECONDS / 60:g} minutes"
+    if not known and not launch.slots and observed.token_age_seconds >= observed.token_seconds:
+        return "voided", "no machine came within the life of the launch's token"
+    return None
+
+
+def _boot_seconds(instance: Instance, observed: Observed, now: datetime) -> float:
+    if instance.state is InstanceState.ENDED:
+        return 0.0
+    seen = observed.known_seconds.get(instance.id, 0.0)
+    return seen if instance.launched_at is None else max(seen, (now - instance.launched_at).total_seconds())
+
+
+def _watch_attempt(
+    spec: JobSpec, history: History, launch: LaunchHistory, observed: Observed, now: datetime
+) -> tuple[Action, ...]:
+    dead = [rank for rank in sorted(launch.slots) if is_dead(launch, rank, observed)]
+    alive = [rank for rank in sorted(launch.slots) if rank not in dead]
+    done = succeeded(history, launch)
+    if done or len(alive) < spec.nodes.min:
+        if alive and not done and observed.instances is not None:
+            # The survivors hold parts of a checkpoint: let them commit and say their last word.
+            since = max(died_at(launch, rank, observed, now) for rank in dead)
+            if abs((now - since).total_seconds()) < SURVIVOR_GRACE_SECONDS:
+                return ()
+        return _close(history, launch, *attempt_outcome(history, launch, observed), observed, now)
+    if history.stop is not None and (now - history.stop.at).total_seconds() >= STOP_GRACE_SECONDS:
+        return _terminate(launch, alive, f"still running {STOP_GRACE_SECONDS / 60:g} minutes after the stop")
+    silent = [
+        rank
+        for rank in alive
+        if observed.silent_seconds.get((launch.number, rank), 0.0) >= SILENT_LIMIT_SECONDS
+    ]
+    return _terminate(launch, silent, f"no heartbeat for {SILENT_LIMIT_SECONDS / 60:g} minutes")
+
+
+def _terminate(launch: LaunchHistory, ranks: list[int], why: str) -> tuple[Action, ...]:
+    ids = tuple(slot_id for rank in ranks if (slot_id := launch.slots[rank].instance_id) is not None)
+    return (Terminate(ids, why),) if ids else ()
+
+
+def _close(
+    history: History,
+    launch: LaunchHistory,
+    outcome: str,
+    detail: str,
+    observed: Observed,
+    now: datetime,
+) -> tuple[Action, ...]:
+    if observed.instances is None:
+        # The bill needs the listing, and nothing that could follow works without the provider.
+        return ()
+    machines = bill_lines(launch, observed, now)
+    return (CloseLaunch(history.num_records + 1, launch.number, outcome, detail, machines),)

@@ -1,0 +1,298 @@
+"""The loop around ``decide``: observe, decide, act; it may be killed between any two calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from cloudspot.controller.act import Actor
+from cloudspot.controller.actions import Action, CloseLaunch, FetchOffers, Finish, OpenLaunch, Terminate
+from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
+from cloudspot.controller.decide import decide
+from cloudspot.controller.events import Event, Warned, diff
+from cloudspot.controller.memory import Memory
+from cloudspot.controller.report import summarise
+from cloudspot.errors import TransientError
+from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.reader import HistoryReader, write_summary
+from cloudspot.jobstore.records import Summary
+from cloudspot.model import Instance, InstanceState, Offer
+from cloudspot.spec import JobSpec, spec_from_json
+
+POLL_SECONDS = 3.0
+MAX_BACKOFF_SECONDS = 30.0
+SUMMARY_SECONDS = 5.0
+"""The summary is written at most so often; but its last version always is."""
+END_LIMIT_SECONDS = 300.0
+"""How long the loop of a finished job waits for its machines to be gone."""
+MAX_TICKS_A_PASS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """What one look came to."""
+
+    history: History | None
+    """As read at its start; None: the store did not answer."""
+    instances: tuple[Instance, ...] | None
+    """The job's machines; None: the provider did not answer."""
+    actions: tuple[Action, ...] = ()
+    """What was decided; carried out up to the first that failed or came too late."""
+    events: tuple[Event, ...] = ()
+    """What has happened since this controller's last tick."""
+    problems: tuple[str, ...] = ()
+    """What did not answer; the next tick tries again."""
+    acted: bool = False
+    """Something was changed that the next tick should look at without a wait."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Say whether the job is finished, cleaned up, and every machine of it has ended."""
+        return (
+            self.history is not None
+            and self.history.finished is not None
+            and self.instances is not None
+            and not self.problems
+            and all(one.state is InstanceState.ENDED for one in self.instances)
+        )
+
+
+class Controller:
+    """One controller of one job; any number of them may run at once, anywhere.
+
+    All it keeps in memory is patience: it may be killed between any two calls, and another goes on.
+    Not for several threads at once.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        job_id: str,
+        provider: Provider,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        sleep: Callable[[float], None] = time.sleep,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._provisioner = provider.provisioner()
+        self._clock = clock
+        self._sleep = sleep
+        self._poll_seconds = poll_seconds
+        self._reader = HistoryReader(store, job_id)
+        self._memory = Memory()
+        self._actor = Actor(store, job_id, provider, memory=self._memory, clock=clock, sleep=sleep)
+        self._spec: JobSpec | None = None
+        self._last: History | None = None
+        self._summary: tuple[Summary, float] | None = None
+        self._announced: tuple[int, Mapping[str, str]] | None = None
+        self._warned: frozenset[str] = frozenset()
+
+    def tick(self) -> Tick:
+        """Look once and do what is to be done now.
+
+        Raises:
+            JobNotFound: the store holds no such job.
+            AuthError: a right is missing: nothing else will work either.
+            CorruptData: a record is malformed.
+        """
+        steps = self.steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                tick: Tick = end.value
+                return tick
+
+    def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
+        """Tick until the job is finished and its machines are gone; return its records.
+
+        ``on_tick`` is called after each tick. Raises as ``tick`` does; what is merely unwell is
+        tried again with growing waits. A machine that does not end is left to the next controller
+        after ``END_LIMIT_SECONDS``.
+        """
+        failures = 0
+        finished_at: float | None = None
+        while True:
+            tick = self.tick()
+            if on_tick is not None:
+                on_tick(tick)
+            if tick.history is not None and tick.history.finished is not None:
+                monotonic = self._clock.monotonic()
+                finished_at = monotonic if finished_at is None else finished_at
+                if tick.is_settled or monotonic - finished_at > END_LIMIT_SECONDS:
+                    return tick.history
+            failures = failures + 1 if tick.problems else 0
+            if failures:
+                self._sleep(min(self._poll_seconds * 2 ** min(failures - 1, 10), MAX_BACKOFF_SECONDS))
+            elif not tick.acted:
+                self._sleep(self._poll_seconds)
+
+    def run_pass(self) -> Tick:
+        """Tick until nothing is left to do for now; return the last tick, with the events of all.
+
+        For a controller that comes by now and then: it never sleeps.
+        """
+        events: list[Event] = []
+        for _ in range(MAX_TICKS_A_PASS):
+            tick = self.tick()
+            events += tick.events
+            if tick.problems or not tick.acted:
+                break
+        return dataclasses.replace(tick, events=tuple(events))
+
+    def steps(self) -> Generator[str, None, Tick]:
+        """Run one tick, stopping before each call to the provider or the store.
+
+        The tests stop, interleave and abandon controllers there; ``tick`` runs straight through.
+        """
+        problems: list[str] = []
+        events: list[Event] = []
+        actions: tuple[Action, ...] = ()
+        acted = False
+        yield "list instances"
+        instances = self._list_instances(problems)
+        # After the listing: the intent of a machine that is listed is then always among the records.
+        yield "read history"
+        history = self._read_history(problems)
+        if history is not None:
+            events += diff(self._last, history)
+            self._last = history
+            self._spec = spec = self._spec or spec_from_json(history.submission.spec)
+            actions = self._decide(spec, history, None)
+            if any(isinstance(action, FetchOffers) for action in actions):
+                yield "fetch offers"
+                offers = self._fetch_offers(spec, problems)
+                if offers is not None:
+                    actions = self._decide(spec, history, offers)
+            acted = yield from self._act(actions, spec, history, events, problems)
+            yield from self._tell(history, instances, problems)
+        events += [Warned(problem) for problem in problems if problem not in self._warned]
+        self._warned = frozenset(problems)
+        return Tick(
+            history=history,
+            instances=instances,
+            actions=actions,
+            events=tuple(events),
+            problems=tuple(problems),
+            acted=acted,
+        )
+
+    def _list_instances(self, problems: list[str]) -> tuple[Instance, ...] | None:
+        asked = self._clock.monotonic()
+        try:
+            listed = self._provisioner.instances(job_id=self._job_id)
+        except TransientError as error:
+            problems.append(str(error))
+            self._memory.note_listing(None, asked)
+            return None
+        instances = tuple(one for one in listed if one.job_id == self._job_id)
+        self._memory.note_listing(instances, asked)
+        return instances
+
+    def _read_history(self, problems: list[str]) -> History | None:
+        asked = self._clock.monotonic()
+        try:
+            history = self._reader.read()
+        except TransientError as error:
+            problems.append(str(error))
+            self._memory.note_history(None, asked)
+            return None
+        self._memory.note_history(history, asked)
+        return history
+
+    def _fetch_offers(self, spec: JobSpec, problems: list[str]) -> tuple[Offer, ...] | None:
+        try:
+            return tuple(self._provisioner.offers(spec.resources.to_model()))
+        except TransientError as error:
+            problems.append(str(error))
+            return None
+
+    def _decide(
+        self, spec: JobSpec, history: History, offers: tuple[Offer, ...] | None
+    ) -> tuple[Action, ...]:
+        now = self._clock.now()
+        observed = self._memory.observed(
+            history,
+            now=now,
+            monotonic=self._clock.monotonic(),
+            token_seconds=self._provisioner.token_seconds,
+            absence_proves_after_seconds=self._provisioner.absence_proves_after_seconds,
+            offers=offers,
+        )
+        return decide(spec, history, observed, now)
+
+    def _act(
+        self,
+        actions: tuple[Action, ...],
+        spec: JobSpec,
+        history: History,
+        events: list[Event],
+        problems: list[str],
+    ) -> Generator[str, None, bool]:
+        acted = False
+        for action in actions:
+            if isinstance(action, FetchOffers):
+                break  # They could not be had.
+            yield type(action).__name__
+            try:
+                acted = self._actor.act(action, spec, history, events) or acted
+            except TransientError as error:
+                problems.append(str(error))
+                if not isinstance(action, Terminate):
+                    break
+            if isinstance(action, OpenLaunch | CloseLaunch | Finish):
+                break  # Won or lost, the journal has moved on: the rest is decided on what it says now.
+        return acted
+
+    def _tell(
+        self, history: History, instances: tuple[Instance, ...] | None, problems: list[str]
+    ) -> Generator[str, None, None]:
+        """Tell the machines of each other, and ``ps`` of the job; neither is needed for the protocol."""
+        facts = _facts(history, instances or ())
+        if facts is not None and facts != self._announced:
+            number, values = facts
+            yield "announce"
+            try:
+                self._provisioner.announce([one for one in instances or () if one.launch == number], values)
+                self._announced = facts
+            except TransientError as error:
+                problems.append(str(error))
+        summary = summarise(history, self._clock.now())
+        if self._is_due(summary):
+            yield "write summary"
+            try:
+                write_summary(self._store, summary)
+                self._summary = (summary, self._clock.monotonic())
+            except TransientError as error:
+                problems.append(str(error))
+
+    def _is_due(self, summary: Summary) -> bool:
+        if self._summary is None:
+            return True
+        last, written_at = self._summary
+        if msgspec.structs.replace(summary, at=last.at) == last:
+            return False
+        return summary.state != last.state or self._clock.monotonic() - written_at >= SUMMARY_SECONDS
+
+
+def _facts(history: History, instances: tuple[Instance, ...]) -> tuple[int, Mapping[str, str]] | None:
+    """Return (launch, facts) to announce once every machine of the open launch is visible."""
+    launch = history.open_launch
+    if launch is None:
+        return None
+    nodes = {
+        one.rank: one
+        for one in instances
+        if one.launch == launch.number and one.state in {InstanceState.PENDING, InstanceState.RUNNING}
+    }
+    first = nodes.get(0)
+    if first is None or first.address is None or len(nodes) < launch.intent.num_nodes:
+        return None
+    return launch.number, {"MASTER_ADDR": first.address, "NUM_NODES": str(launch.intent.num_nodes)}

@@ -1,0 +1,55 @@
+"""What one controller sees at one moment beside the bucket: the input of ``decide``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cloudspot.model import Instance, Offer
+
+
+@dataclass(frozen=True)
+class CreateFailure:
+    """A definite refusal that this very controller got when it tried to create a launch."""
+
+    launch: int
+    outcome: str
+    """``capacity``, ``quota`` or ``refused``."""
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """The provider's word, and what this controller's own clock and memory add to it.
+
+    Nothing here is shared between controllers: one that has just started knows less, and
+    ``decide`` then waits longer. What it must never do is to conclude more from less.
+    """
+
+    instances: tuple[Instance, ...] | None
+    """The job's machines by the newest listing; None: the listing failed, nothing is known."""
+    created: tuple[Instance, ...] = ()
+    """What ``create`` has returned to this controller for the open launch; a listing may lag."""
+    absent_seconds: Mapping[str, float] = field(default_factory=dict)
+    """For each known machine that the newest listing lacks: for how long it has been lacking.
+
+    Known is what a slot, an earlier listing or an answer of ``create`` names. By the monotonic
+    clock, counted only between listings that succeeded.
+    """
+    known_seconds: Mapping[str, float] = field(default_factory=dict)
+    """For each known machine: how long this controller has known it, by the monotonic clock."""
+    silent_seconds: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """For each (launch, rank) of the open attempt: how long its heartbeat has not changed.
+
+    By the monotonic clock, counted only while this controller's own reads succeed.
+    """
+    token_age_seconds: float = 0.0
+    """An upper bound of the open intent's age: by its own time or by first sight, the longer."""
+    token_seconds: float
+    """The provisioner's figure."""
+    absence_proves_after_seconds: float
+    """The provisioner's figure."""
+    offers: tuple[Offer, ...] | None = None
+    """What can be bought; None: not asked for yet (``decide`` then returns FetchOffers)."""
+    create_failure: CreateFailure | None = None
+    """The refusal of the open launch, when this controller has seen one."""

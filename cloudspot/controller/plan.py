@@ -1,0 +1,127 @@
+"""From a job to the very request of a launch; rendering is pure, and so is what --dry-run prints."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import dataclass
+
+from cloudspot import __version__
+from cloudspot.boot.script import BootPlan, render_boot_script
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, STOP_GRACE_SECONDS
+from cloudspot.controller.policy import in_order
+from cloudspot.errors import SpecError
+from cloudspot.interfaces import Provider
+from cloudspot.jobstore.records import Submission
+from cloudspot.model import InstanceGroup, LaunchRequest, Offer
+from cloudspot.spec import JobSpec
+
+MAX_LIFE_SECONDS = 7 * 86400.0
+"""No machine lives longer than this; a longer job goes on with the next one."""
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """An offer and what would be sent to the provider to take it."""
+
+    offer: Offer
+    request: LaunchRequest
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What ``cloudspot run --dry-run`` shows: the offers in the order of trying, each with its request."""
+
+    job_id: str
+    provider: str
+    launches: tuple[PlannedLaunch, ...]
+
+
+def plan(spec: JobSpec, provider: Provider, submission: Submission, store_url: str) -> LaunchPlan:
+    """Return the first launch of the job for every offer that its policy allows, in order.
+
+    Asks the provider for its offers; sends nothing else.
+
+    Raises:
+        SpecError: no offer fits.
+    """
+    offers = in_order(spec, provider.provisioner().offers(spec.resources.to_model()))
+    if not offers:
+        raise SpecError(
+            f"resources: provider {submission.provider!r} has no offer that fits under "
+            f"spot.policy {spec.spot.policy!r}; ask for less, or for another market"
+        )
+    planned = tuple(
+        PlannedLaunch(offer, render_launch(spec, provider, submission, store_url, launch=1, offer=offer))
+        for offer in offers
+    )
+    return LaunchPlan(submission.job_id, submission.provider, planned)
+
+
+def render_launch(
+    spec: JobSpec,
+    provider: Provider,
+    submission: Submission,
+    store_url: str,
+    *,
+    launch: int,
+    offer: Offer,
+    run_seconds: float = 0.0,
+) -> LaunchRequest:
+    """Return the request that the launch's intent stores and everyone replays.
+
+    A launch is all or none: all ``nodes.max`` machines come, or it is closed for lack of capacity.
+    ``run_seconds`` is what of ``limits.max_runtime`` is used up.
+
+    Raises:
+        SpecError: the offer is in another currency than ``limits.max_cost``.
+    """
+    currency = spec.limits.currency
+    if spec.limits.max_cost is not None and currency is not None and currency != offer.currency:
+        raise SpecError(
+            f"limits.max_cost is in {currency}, but provider {submission.provider!r} charges "
+            f"{offer.currency}: give it in {offer.currency}"
+        )
+    max_seconds = life_seconds(spec, run_seconds)
+    boot = BootPlan(
+        job_id=submission.job_id,
+        launch=launch,
+        store_url=store_url,
+        provider=submission.provider,
+        profile=provider.boot_profile(),
+        max_seconds=max_seconds,
+        version=__version__,
+    )
+    group = InstanceGroup(
+        job_id=submission.job_id,
+        launch=launch,
+        num_nodes=spec.nodes.max,
+        min_nodes=spec.nodes.max,
+        offer=offer,
+        resources=spec.resources.to_model(),
+        user_data=render_boot_script(boot),
+        max_seconds=max_seconds,
+    )
+    return provider.provisioner().render(group)
+
+
+def life_seconds(spec: JobSpec, run_seconds: float) -> float:
+    """Return after how long a machine ends itself, whatever happens to its controllers.
+
+    ``limits.max_runtime`` is kept by the controllers, who ask the nodes to checkpoint; the machine's
+    own limit leaves room for that, and is the last resort when no controller lives.
+    """
+    if spec.limits.max_runtime is None:
+        return MAX_LIFE_SECONDS
+    left = max(0.0, spec.limits.max_runtime - run_seconds)
+    return min(MAX_LIFE_SECONDS, left + BOOT_LIMIT_SECONDS + STOP_GRACE_SECONDS)
+
+
+def launch_token(submission: Submission, launch: int) -> str:
+    """Return the idempotency token of a launch, as a UUID: the same for every controller.
+
+    It is made from the submission's nonce too: two stores may hold jobs of the same id, and one's
+    launch must never be answered with the other's machines.
+    """
+    seed = f"cloudspot/{submission.job_id}/{submission.writer}/{launch}".encode()
+    return str(uuid.UUID(bytes=hashlib.sha256(seed).digest()[:16], version=4))

@@ -1,0 +1,279 @@
+"""What ``show --json`` and ``ps`` say of a job, from its records; pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from cloudspot.controller.attempt import last_generation, own_exit
+from cloudspot.controller.ledger import Ledger, bill
+from cloudspot.controller.states import job_state
+from cloudspot.jobstore.generations import lineage
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import CheckpointId, Commit, Exit, Generation, Heartbeat, Summary
+
+
+def show_json(
+    history: History,
+    now: datetime,
+    *,
+    commit: Commit | None = None,
+    verified: bool | None = None,
+) -> dict[str, Any]:
+    """Return the job as JSON values, times in ISO 8601 and UTC.
+
+    Args:
+        history: the job's records.
+        now: the reader's wall clock; open bills run until then.
+        commit: the record of ``last_commit_id(history)``, when the caller has read it, for its size.
+        verified: whether that checkpoint's chunks were found whole; None: not checked.
+    """
+    ledger = bill(history, now)
+    newest = last_commit_id(history)
+    return {
+        "id": history.submission.job_id,
+        "name": history.submission.spec.get("name", history.submission.job_id),
+        "provider": history.submission.provider,
+        "state": job_state(history),
+        "detail": detail(history),
+        "exit_code": exit_code(history),
+        "created": _time(history.submission.at),
+        "finished": None if history.finished is None else _time(history.finished.at),
+        "stop_requested": None if history.stop is None else history.stop.reason,
+        "attempts": [_attempt(history, launch, ledger) for launch in history.attempts],
+        "launches": [_launch(launch) for launch in history.launches],
+        "generations": [_generation(one) for one in history.generations],
+        "notices": [
+            {
+                "launch": notice.launch,
+                "rank": rank,
+                "at": _time(notice.at),
+                "deadline": _time(notice.deadline),
+                "action": notice.action,
+                "source": notice.source,
+                "step": notice.step,
+            }
+            for launch in history.launches
+            for rank, notice in sorted(launch.notices.items())
+        ],
+        "step": newest_step(history),
+        "steps_total": steps_total(history),
+        "steps_lost": steps_lost(history),
+        "metrics": metrics(history),
+        "last_commit": None
+        if newest is None
+        else {
+            "generation": newest.generation,
+            "step": newest.step,
+            "verified": verified,
+            "bytes": None if commit is None else commit.size,
+        },
+        "cost": {
+            "spent": round(ledger.spent, 6),
+            "on_demand_equivalent": round(ledger.on_demand_equivalent, 6),
+            "currency": ledger.currency,
+            "machine_seconds": round(ledger.machine_seconds, 3),
+        },
+        "final": _final(history),
+        "warnings": list(warnings(history)),
+    }
+
+
+def summarise(history: History, now: datetime) -> Summary:
+    """Return the small record that ``ps`` reads."""
+    ledger = bill(history, now)
+    return Summary(
+        job_id=history.submission.job_id,
+        provider=history.submission.provider,
+        state=job_state(history),
+        step=newest_step(history),
+        steps_total=steps_total(history),
+        attempts=len(history.attempts),
+        spent=round(ledger.spent, 6),
+        currency=ledger.currency,
+        submitted_at=history.submission.at,
+        metrics=metrics(history),
+        detail=detail(history),
+        at=now,
+    )
+
+
+def last_commit_id(history: History) -> CheckpointId | None:
+    """Return the checkpoint from which the job would resume if it verifies, or None."""
+    return next(iter(lineage(history.generations, history.commits)), None)
+
+
+def detail(history: History) -> str:
+    """Return why the job is where it is, in a line; empty when there is nothing to say."""
+    if history.finished is not None:
+        return history.finished.detail
+    last = history.launches[-1] if history.launches else None
+    if last is None:
+        return ""
+    if last.closed is not None:
+        return f"launch {last.number} {last.closed.outcome}" + (
+            f": {last.closed.detail}" if last.closed.detail else ""
+        )
+    offer = last.intent.offer
+    return f"launch {last.number}: {offer.instance_type} in {offer.zone} ({offer.market.value})"
+
+
+def exit_code(history: History) -> int | None:
+    """Return the job's exit status, or None while it goes on."""
+    if history.finished is not None:
+        return history.finished.exit_code
+    return 0 if job_state(history) == "succeeded" else None
+
+
+def newest_step(history: History) -> int:
+    """Return the newest step that the job is known to have begun in its newest generation."""
+    known = [0 if (newest := last_commit_id(history)) is None else newest.step]
+    if history.generations:
+        generation = history.generations[-1]
+        known.append(_last_step(history, generation))
+    return max(known)
+
+
+def steps_total(history: History) -> int | None:
+    """Return how many steps the training is to make, where it has said so."""
+    for launch in reversed(history.launches):
+        final = next((one.final for one in _exits(launch) if one.final is not None), None)
+        totals = [beat.steps_total for beat in launch.heartbeats.values() if beat.steps_total is not None]
+        if totals:
+            return max(totals)
+        if final is not None:
+            return final.step
+    return None
+
+
+def steps_lost(history: History) -> int:
+    """Return how many begun steps were made again: for each restart, from its checkpoint to the loss."""
+    lost = 0
+    for before, after in zip(history.generations, history.generations[1:], strict=False):
+        lost += max(0, _last_step(history, before) - _restored(after))
+    return lost
+
+
+def _last_step(history: History, generation: Generation) -> int:
+    """Return the newest step that is known to have begun in the generation."""
+    steps = [_restored(generation)]
+    steps += [one.step for one in history.commits if one.generation == generation.number]
+    if not 1 <= generation.launch <= len(history.launches):
+        return max(steps)
+    launch = history.launches[generation.launch - 1]
+    exits = [one for one in _exits(launch) if one.generation == generation.number]
+    if exits:
+        # A drained node's word is the step of its commit; heartbeats and notices are older.
+        return max([*steps, *(one.step for one in exits)])
+    steps += [beat.step for beat in launch.heartbeats.values() if beat.generation == generation.number]
+    if last_generation(history, launch) == generation:
+        steps += [notice.step for notice in launch.notices.values()]
+    return max(steps)
+
+
+def _restored(generation: Generation) -> int:
+    return 0 if generation.restore_from is None else generation.restore_from.step
+
+
+def _exits(launch: LaunchHistory) -> list[Exit]:
+    return [one for rank in sorted(launch.slots) if (one := own_exit(launch, rank)) is not None]
+
+
+def metrics(history: History) -> dict[str, float]:
+    """Return the newest metrics: the final ones, else those of the newest launch that has any."""
+    final = _final(history)
+    if final is not None:
+        return dict(final["metrics"])
+    for launch in reversed(history.launches):
+        for _, beat in sorted(launch.heartbeats.items()):
+            if beat.metrics:
+                return dict(beat.metrics)
+    return {}
+
+
+def warnings(history: History) -> tuple[str, ...]:
+    """Return what the user should know, each once: skipped checkpoints, then what the nodes say."""
+    found = [
+        f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
+        for generation in history.generations
+        for skipped in generation.skipped
+    ]
+    for launch in history.launches[-1:]:
+        for _, beat in sorted(launch.heartbeats.items()):
+            found += beat.warnings
+    return tuple(dict.fromkeys(found))
+
+
+def _final(history: History) -> dict[str, Any] | None:
+    for launch in reversed(history.launches):
+        for one in _exits(launch):
+            if one.outcome == "succeeded" and one.final is not None:
+                return {
+                    "step": one.final.step,
+                    "weights_sha256": one.final.weights_sha256,
+                    "metrics": dict(one.final.metrics),
+                }
+    return None
+
+
+def _attempt(history: History, launch: LaunchHistory, ledger: Ledger) -> dict[str, Any]:
+    lines = {line.rank: line for line in ledger.lines if line.launch == launch.number}
+    return {
+        **_launch(launch),
+        "generations": [one.number for one in history.generations if one.launch == launch.number],
+        "spent": round(sum(line.spent for line in lines.values()), 6),
+        "nodes": [
+            {
+                "rank": rank,
+                "instance_id": slot.instance_id,
+                "address": slot.address,
+                "claimed": _time(slot.at),
+                "state": _node_state(launch.heartbeats.get(rank), own_exit(launch, rank)),
+                "outcome": None if (last := own_exit(launch, rank)) is None else last.outcome,
+                "exit_code": None if last is None else last.exit_code,
+                "detail": "" if last is None else last.detail,
+                "log_tail": [] if last is None else list(last.log_tail),
+                "seconds": round(lines[rank].seconds, 3) if rank in lines else None,
+            }
+            for rank, slot in sorted(launch.slots.items())
+        ],
+    }
+
+
+def _node_state(beat: Heartbeat | None, last: Exit | None) -> str:
+    if last is not None:
+        return "ended"
+    return "claimed" if beat is None else beat.state
+
+
+def _launch(launch: LaunchHistory) -> dict[str, Any]:
+    offer, closed = launch.intent.offer, launch.closed
+    return {
+        "launch": launch.number,
+        "why": launch.intent.why,
+        "instance_type": offer.instance_type,
+        "zone": offer.zone,
+        "market": offer.market.value,
+        "price_per_hour": offer.price_per_hour,
+        "started": _time(launch.intent.at),
+        "ended": None if closed is None else _time(closed.at),
+        "outcome": None if closed is None else closed.outcome,
+        "detail": "" if closed is None else closed.detail,
+    }
+
+
+def _generation(generation: Generation) -> dict[str, Any]:
+    restored = generation.restore_from
+    return {
+        "generation": generation.number,
+        "launch": generation.launch,
+        "ranks": [member.rank for member in generation.members],
+        "why": generation.why,
+        "restored": None if restored is None else {"generation": restored.generation, "step": restored.step},
+        "skipped": [str(skipped.checkpoint) for skipped in generation.skipped],
+        "started": _time(generation.at),
+    }
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat()

@@ -1,0 +1,137 @@
+"""Whether and when a job whose last launch is closed goes on; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from cloudspot.controller.actions import Wait
+from cloudspot.controller.attempt import own_exit, permanent_failure, succeeded
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.model import EndReason
+from cloudspot.spec import JobSpec
+
+FIRST_DELAY_SECONDS = 10.0
+"""The wait after a first failure; doubled for each further one in a row."""
+MAX_DELAY_SECONDS = 600.0
+FREE_RECLAIMS = 3
+"""So many reclaims in a row without a new checkpoint are relaunched at once; then with a growing delay."""
+
+
+@dataclass(frozen=True)
+class Go:
+    """Launch again now."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is over."""
+
+    outcome: str
+    detail: str
+    exit_code: int
+
+
+def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
+    """Say what follows the last launch of a job that has no open one.
+
+    A reclaim is relaunched at once and as often as it takes. A failure, a machine lost or one that
+    never came to claim its rank is relaunched after a growing delay, and ends the job after more
+    than ``limits.max_restarts`` of them with no new checkpoint in between. A refusal for lack of
+    capacity or quota counts as neither: the policy turns to other offers.
+    """
+    if not history.launches:
+        return _stopped(history) if history.stop is not None else Go("first")
+    last = history.launches[-1]
+    assert last.closed is not None
+    if last.closed.outcome == "succeeded" or succeeded(history, last):
+        return End("succeeded", "", 0)
+    if history.stop is not None:
+        return _stopped(history)
+    permanent = permanent_failure(last)
+    if permanent is not None:
+        return End("failed", permanent.detail, permanent.exit_code or 1)
+    failures = failures_in_a_row(history)
+    if len(failures) > spec.limits.max_restarts:
+        newest = failures[0]
+        assert newest.closed is not None
+        detail = newest.closed.detail or newest.closed.outcome
+        return End("failed", f"failed {len(failures)} times in a row: {detail}", exit_code_of(newest))
+    delay, cause = _delay(history, failures)
+    if delay > 0 and cause is not None and cause.closed is not None:
+        left = delay - (now - cause.closed.at).total_seconds()
+        if left > 0:
+            # A writer's clock that runs ahead must not stretch the delay.
+            return Wait(min(left, delay), f"{cause.closed.outcome}; trying again")
+    return Go(last.closed.outcome)
+
+
+def _stopped(history: History) -> End:
+    assert history.stop is not None
+    return End("stopped", history.stop.reason, 0 if history.stop.reason == "user" else 1)
+
+
+def _delay(history: History, failures: list[LaunchHistory]) -> tuple[float, LaunchHistory | None]:
+    if failures:
+        return _grown(len(failures)), failures[0]
+    reclaims = _in_a_row(history, is_reclaim)
+    if len(reclaims) > FREE_RECLAIMS:
+        return _grown(len(reclaims) - FREE_RECLAIMS), reclaims[0]
+    return 0.0, None
+
+
+def _grown(count: int) -> float:
+    return float(min(FIRST_DELAY_SECONDS * 2 ** min(count - 1, 16), MAX_DELAY_SECONDS))
+
+
+def failures_in_a_row(history: History) -> list[LaunchHistory]:
+    """Return the failed launches since the last new checkpoint, newest first.
+
+    The launch that made that checkpoint is among them when it failed.
+    """
+    return _in_a_row(history, is_failure)
+
+
+def _in_a_row(history: History, kind: Callable[[LaunchHistory], bool]) -> list[LaunchHistory]:
+    found = []
+    for launch in reversed(history.launches):
+        if launch.closed is not None and kind(launch):
+            found.append(launch)
+        if made_progress(history, launch):
+            break
+    return found
+
+
+def is_failure(launch: LaunchHistory) -> bool:
+    """Say whether a closed launch counts against ``limits.max_restarts``."""
+    closed = launch.closed
+    return closed is not None and closed.outcome in {"failed", "lost", "voided"} and not is_reclaim(launch)
+
+
+def is_reclaim(launch: LaunchHistory) -> bool:
+    """Say whether the provider took a machine of the closed launch back, claimed or not."""
+    closed = launch.closed
+    if closed is None:
+        return False
+    taken = any(line.end_reason == EndReason.RECLAIMED.value for line in closed.machines)
+    return closed.outcome == "reclaimed" or (closed.outcome == "voided" and taken)
+
+
+def made_progress(history: History, launch: LaunchHistory) -> bool:
+    """Say whether the launch committed a checkpoint beyond the one that it resumed from."""
+    for generation in history.generations:
+        if generation.launch != launch.number:
+            continue
+        restored = generation.restore_from.step if generation.restore_from else 0
+        if any(one.generation == generation.number and one.step > restored for one in history.commits):
+            return True
+    return False
+
+
+def exit_code_of(launch: LaunchHistory) -> int:
+    """Return the script's own exit code where a node reported one, else 1."""
+    exits = (own_exit(launch, rank) for rank in sorted(launch.slots))
+    return next((one.exit_code for one in exits if one is not None and one.exit_code), 1)
