@@ -1,0 +1,105 @@
+"""One pass over all jobs of a store, for cron or a cloud function; and what machines nobody owns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
+from cloudspot.controller.loop import Controller, Tick
+from cloudspot.errors import CloudspotError
+from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobstore.reader import HistoryReader, list_jobs
+from cloudspot.model import Instance, InstanceState
+from cloudspot.spec import JobSpec, spec_from_json
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """What a pass came to for one job."""
+
+    job_id: str
+    tick: Tick | None
+    error: CloudspotError | None
+    """Why nothing could be done; the other jobs are served all the same."""
+
+
+class Reconciler:
+    """Drives every job of a store; keep it between passes, so that absences can be watched.
+
+    Args:
+        store: where the jobs are.
+        open_provider: by name and job file, as ``cloudspot.registry`` does it.
+        clock: the clocks of all controllers.
+        sleep: between tries of one request.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        open_provider: Callable[[str, JobSpec | None], Provider],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._open_provider = open_provider
+        self._clock = clock
+        self._sleep = sleep
+        self._controllers: dict[str, Controller] = {}
+        self._providers: dict[str, Provider] = {}
+        self._settled: set[str] = set()
+
+    def run_pass(self, *, job_ids: Sequence[str] | None = None) -> Iterator[Reconciled]:
+        """Drive each job (None: all of the store) as far as it goes now; yield what came of it.
+
+        A job that was found finished, with all its machines gone, is left alone from then on, unless
+        a machine of it shows up.
+
+        Raises:
+            TransientError: the jobs or machines could not be listed.
+        """
+        self._settled -= {one.job_id for one in self._live_machines()}
+        for job_id in list_jobs(self._store) if job_ids is None else job_ids:
+            if job_id in self._settled:
+                continue
+            try:
+                tick = self._controller(job_id).run_pass()
+            except CloudspotError as error:
+                yield Reconciled(job_id, None, error)
+                continue
+            if tick.is_settled:
+                self._settled.add(job_id)
+                self._controllers.pop(job_id, None)
+            yield Reconciled(job_id, tick, None)
+
+    def orphans(self) -> tuple[Instance, ...]:
+        """Return live machines with cloudspot's tags whose job is not in this store.
+
+        They are for the user to look at and never ended from here: another store may own them.
+        Only the providers of the jobs that this reconciler has driven are asked.
+
+        Raises:
+            TransientError: a listing failed.
+        """
+        known = set(list_jobs(self._store))
+        return tuple(one for one in self._live_machines() if one.job_id not in known)
+
+    def _live_machines(self) -> list[Instance]:
+        return [
+            one
+            for provider in self._providers.values()
+            for one in provider.provisioner().instances()
+            if one.state is not InstanceState.ENDED
+        ]
+
+    def _controller(self, job_id: str) -> Controller:
+        if job_id not in self._controllers:
+            submission = HistoryReader(self._store, job_id).read().submission
+            provider = self._open_provider(submission.provider, spec_from_json(submission.spec))
+            self._providers[submission.provider] = provider
+            self._controllers[job_id] = Controller(
+                self._store, job_id, provider, clock=self._clock, sleep=self._sleep
+            )
+        return self._controllers[job_id]

@@ -1,0 +1,98 @@
+"""An object store in memory: for tests that need thousands of stores, and no disk."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from datetime import datetime, timezone
+
+from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing
+from cloudspot.interfaces import Data, ObjectStore, Upload
+from cloudspot.model import ObjectMeta, ObjectPage
+
+
+class InMemoryStore(ObjectStore):
+    """Keeps every promise of ObjectStore but durability. Thread-safe."""
+
+    def __init__(self, url: str = "memory://test") -> None:
+        self.url = url
+        self._objects: dict[str, tuple[bytes, datetime]] = {}
+        self._keys: list[str] = []
+        self._lock = threading.Lock()
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
+        """Store the bytes; see ObjectStore."""
+        with self._lock:
+            if key not in self._objects:
+                bisect.insort(self._keys, key)
+            elif if_absent:
+                raise ObjectExists(f"{key} exists already")
+            self._objects[key] = (bytes(data), datetime.now(timezone.utc))
+
+    def get(self, key: str) -> bytes:
+        """Return the object; see ObjectStore."""
+        try:
+            return self._objects[key][0]
+        except KeyError:
+            raise ObjectMissing(f"no object {key}") from None
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of the object; see ObjectStore."""
+        return self.get(key)[start : start + length]
+
+    def head(self, key: str) -> ObjectMeta:
+        """Return what is known of the object; see ObjectStore."""
+        try:
+            data, modified_at = self._objects[key]
+        except KeyError:
+            raise ObjectMissing(f"no object {key}") from None
+        return ObjectMeta(key=key, size=len(data), modified_at=modified_at)
+
+    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+        """Return a page of the listing; see ObjectStore."""
+        with self._lock:
+            first = bisect.bisect_left(self._keys, prefix)
+            if after is not None:
+                first = max(first, bisect.bisect_right(self._keys, after))
+            found: list[ObjectMeta] = []
+            for key in self._keys[first : first + limit + 1]:
+                if not key.startswith(prefix):
+                    break
+                data, modified_at = self._objects[key]
+                found.append(ObjectMeta(key=key, size=len(data), modified_at=modified_at))
+        page = tuple(found[:limit])
+        return ObjectPage(objects=page, next_after=page[-1].key if len(found) > limit else None)
+
+    def delete(self, key: str) -> None:
+        """Remove the object; see ObjectStore."""
+        with self._lock:
+            if self._objects.pop(key, None) is not None:
+                self._keys.remove(key)
+
+    def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
+        """Start a streamed put; see ObjectStore."""
+        return _MemoryUpload(self, key, if_absent=if_absent)
+
+    def presign_get(self, key: str, *, seconds: float) -> str:
+        """Refuse: memory has no address."""
+        raise CloudspotError(f"{self.url} cannot presign: nobody else can read memory")
+
+
+class _MemoryUpload(Upload):
+    def __init__(self, store: InMemoryStore, key: str, *, if_absent: bool) -> None:
+        self._store = store
+        self._key = key
+        self._if_absent = if_absent
+        self._parts: list[bytes] | None = []
+
+    def write(self, data: Data) -> None:
+        assert self._parts is not None, "written after its end"
+        self._parts.append(bytes(data))
+
+    def commit(self) -> None:
+        assert self._parts is not None, "committed after its end"
+        self._store.put(self._key, b"".join(self._parts), if_absent=self._if_absent)
+        self._parts = None
+
+    def abort(self) -> None:
+        self._parts = None
