@@ -267,8 +267,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Bytes of all chunks together."""
     chunks: tuple[Chunk, ...]
-    seal: msgspec.Raw | None = None
-    """``session``: the trainer's seal as it wrote it: the table of items and the JSON state."""
+    seal: str | None = None
+    """``session``: the trainer's seal as it wrote it: the table of items and the JSON state. Text, since
+    what Python's json writes for a state that holds infinity is no strict JSON."""
     files: tuple[File, ...] = ()
     directory: str | None = None
     """``directory``: the checkpoint directory, relative to the working directory."""

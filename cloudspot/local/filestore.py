@@ -303,10 +303,16 @@ class _FileUpload(Upload):
 
     def write(self, data: Data) -> None:
         self._check_open()
-        rest = memoryview(data).cast("B")
-        with self._store._translated("write", self._key):  # noqa: SLF001 (one class in two parts)
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+        # Each view is released even where an error's traceback keeps this frame: the caller may want to
+        # close the mapping behind it.
+        with (
+            self._store._translated("write", self._key),  # noqa: SLF001 (one class in two parts)
+            memoryview(data).cast("B") as view,
+        ):
+            written = 0
+            while written < len(view):
+                with view[written:] as rest:
+                    written += os.write(self._descriptor, rest)
 
     def commit(self) -> None:
         self._check_open()

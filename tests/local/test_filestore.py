@@ -1,6 +1,7 @@
 """The object store in a directory."""
 
 import errno
+import mmap
 import multiprocessing
 import os
 import signal
@@ -54,6 +55,18 @@ def test_a_put_takes_any_buffer_and_replaces_what_was_there(store):
     store.put("k", bytearray(b"one"))
     store.put("k", memoryview(b"-second-")[1:-1])
     assert store.get("k") == b"second"
+
+
+def test_a_failed_put_lets_go_of_the_callers_mapping(store, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(filestore.os, "write", fail)
+    mapped = mmap.mmap(-1, 4096)
+    with memoryview(mapped) as view, pytest.raises(TransientError) as caught:
+        store.put("a", view)
+    mapped.close()
+    assert caught.value.__traceback__ is not None
 
 
 def test_if_absent_refuses_an_existing_key_and_changes_nothing(store):

@@ -1,0 +1,83 @@
+"""Records as JSON bytes and back; bytes that are not a record of the type raise CorruptData."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore.records import JournalRecord
+
+Record = TypeVar("Record")
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """Return the record as one line of JSON; the same record gives the same bytes.
+
+    A float that is not finite (the loss of a training that diverged) is kept, as a string.
+    """
+    if _is_finite(record):
+        return msgspec.json.encode(record)
+    # JSON has no NaN and msgspec would write null, which no float field reads back.
+    return msgspec.json.encode(_with_strings(msgspec.to_builtins(record)))
+
+
+def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -> Record:
+    """Return the record that ``data`` holds. Fields that are not known here are passed over.
+
+    Raises:
+        CorruptData: ``data`` is no such record; the message names ``key``.
+    """
+    record: Record = _decode(data, record_type, key)
+    return record
+
+
+def decode_journal(data: bytes, *, key: str = "the record") -> JournalRecord:
+    """Return the journal record that ``data`` holds, of whichever kind.
+
+    Raises:
+        CorruptData: ``data`` is no journal record; the message names ``key``.
+    """
+    record: JournalRecord = _decode(data, JournalRecord, key)
+    return record
+
+
+@functools.cache
+def _decoder(record_type: Any, *, strict: bool) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(record_type, strict=strict)
+
+
+def _decode(data: bytes, record_type: Any, key: str) -> Any:
+    try:
+        try:
+            return _decoder(record_type, strict=True).decode(data)
+        except msgspec.ValidationError:
+            # A number that is not finite is a string; only the lax decoder reads it as a float.
+            return _decoder(record_type, strict=False).decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptData(f"{key} is malformed: {error}") from error
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, msgspec.Struct):
+        return all(_is_finite(getattr(value, name)) for name in value.__struct_fields__)
+    if isinstance(value, dict):
+        return all(_is_finite(item) for item in value.values())
+    if isinstance(value, (tuple, list)):
+        return all(_is_finite(item) for item in value)
+    return True
+
+
+def _with_strings(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _with_strings(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_strings(item) for item in value]
+    return value

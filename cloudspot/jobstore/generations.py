@@ -1,0 +1,79 @@
+"""Generations: who trains, and from which checkpoint the next one resumes (protocol P3)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.numbered import read_after
+from cloudspot.jobstore.records import CheckpointId, Generation
+
+
+def read_generations(
+    store: ObjectStore, job_id: str, *, known: Sequence[Generation] = ()
+) -> tuple[Generation, ...]:
+    """Return the job's generations in order; generation ``g`` is at index ``g - 1``.
+
+    ``known`` are those that an earlier call returned: they never change and are not read again.
+
+    Raises:
+        CorruptData: a record is malformed.
+    """
+    new = read_after(
+        store,
+        keys.generations_prefix(job_id),
+        lambda number: keys.generation(job_id, number),
+        lambda data, key: codec.decode(data, Generation, key=key),
+        known=len(known),
+    )
+    return (*known, *new)
+
+
+def propose(
+    store: ObjectStore,
+    job_id: str,
+    generation: Generation,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Generation:
+    """Write the generation unless its number is taken; return the record that stands.
+
+    The loser of the race adopts the winner's record; whoever is not a member of it ends itself.
+
+    Raises:
+        TransientError: the outcome is unknown; propose the same record again.
+    """
+    key = keys.generation(job_id, generation.number)
+    winner = create(store, key, codec.encode(generation), sleep=sleep)
+    return generation if winner is None else codec.decode(winner, Generation, key=key)
+
+
+def lineage(generations: Sequence[Generation], commits: Sequence[CheckpointId]) -> tuple[CheckpointId, ...]:
+    """Return the checkpoints that the next generation may resume from, best first.
+
+    These are the commits of the newest generation, newest first; then the checkpoint that it was
+    restored from and the older ones of that generation; and so on back. What a generation committed
+    after its successor had chosen an older checkpoint is no candidate: a zombie outranks nobody.
+    """
+    by_number = {generation.number: generation for generation in generations}
+    candidates: list[CheckpointId] = []
+    number = max(by_number, default=0)
+    newest_step: int | None = None  # Of this generation's commits, the newest that still counts.
+    while number in by_number:
+        steps = sorted(
+            (
+                commit.step
+                for commit in set(commits)
+                if commit.generation == number and (newest_step is None or commit.step <= newest_step)
+            ),
+            reverse=True,
+        )
+        candidates += [CheckpointId(number, step) for step in steps]
+        restored = by_number[number].restore_from
+        if restored is None or restored.generation >= number:
+            break  # The first of its line; or a record that only a hostile writer makes.
+        number, newest_step = restored.generation, restored.step
+    return tuple(candidates)

@@ -1,0 +1,54 @@
+"""The journal: numbered, create-only records; whoever writes number n has read all before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.numbered import read_after
+from cloudspot.jobstore.records import JournalRecord
+
+
+class Journal:
+    """A job's journal. Keeps what it has read, since records never change; for one thread."""
+
+    def __init__(
+        self, store: ObjectStore, job_id: str, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._sleep = sleep
+        self._records: list[JournalRecord] = []
+
+    def read(self) -> tuple[JournalRecord, ...]:
+        """Return all records; record ``n`` is at index ``n - 1``.
+
+        Costs one request more than there are new records.
+
+        Raises:
+            CorruptData: a record is malformed.
+        """
+        self._records += read_after(
+            self._store,
+            keys.journal_prefix(self._job_id),
+            lambda number: keys.journal(self._job_id, number),
+            lambda data, key: codec.decode_journal(data, key=key),
+            known=len(self._records),
+        )
+        return tuple(self._records)
+
+    def append(self, record: JournalRecord, number: int) -> bool:
+        """Write the record as number ``number``: the one after those that its writer has read.
+
+        False: another writer has that number. Read the journal again and decide anew.
+
+        Raises:
+            TransientError: the outcome is unknown; append the same record again.
+        """
+        if number < 1:
+            raise ValueError(f"number must be >= 1: got {number}")
+        key = keys.journal(self._job_id, number)
+        return create(self._store, key, codec.encode(record), sleep=self._sleep) is None

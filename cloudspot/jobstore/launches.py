@@ -1,0 +1,84 @@
+"""The slots of a launch: who may run on it, decided once for ever (protocol P2)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.records import Slot, new_nonce
+from cloudspot.model import NodeIdentity
+
+_RANK = re.compile(r"\d{4,}")
+
+
+def claim_slot(
+    store: ObjectStore,
+    job_id: str,
+    launch: int,
+    rank: int,
+    identity: NodeIdentity,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Slot:
+    """Claim the slot for this machine and return its owner's record.
+
+    A node's first act. Unless the record returned names this machine (``instance_id``), the machine
+    must end before it runs any user code. A machine that asks again gets its own claim again.
+
+    Raises:
+        TransientError: the outcome is unknown; ask again.
+    """
+    slot = Slot(
+        instance_id=identity.instance_id,
+        address=identity.address,
+        at=datetime.now(timezone.utc),
+        writer=new_nonce(),
+    )
+    return _put(store, job_id, launch, rank, slot, sleep)
+
+
+def void_slot(
+    store: ObjectStore,
+    job_id: str,
+    launch: int,
+    rank: int,
+    detail: str,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Slot:
+    """Forbid the slot to every machine, unless one has claimed it; return the record that stands.
+
+    The launch may be closed as void only where the record returned is void (no ``instance_id``).
+
+    Raises:
+        TransientError: the outcome is unknown; ask again.
+    """
+    slot = Slot(instance_id=None, detail=detail, at=datetime.now(timezone.utc), writer=new_nonce())
+    return _put(store, job_id, launch, rank, slot, sleep)
+
+
+def read_slots(store: ObjectStore, job_id: str, launch: int) -> dict[int, Slot]:
+    """Return the slots of the launch that are taken, by rank.
+
+    Raises:
+        CorruptData: a slot is malformed.
+    """
+    prefix = keys.slots_prefix(job_id, launch)
+    listed = [meta.key for meta in store.list_objects(prefix)]
+    taken = [key for key in listed if _RANK.fullmatch(key.removeprefix(prefix))]
+    slots = each(lambda key: codec.decode(store.get(key), Slot, key=key), taken)
+    return {int(key.removeprefix(prefix)): slot for key, slot in zip(taken, slots, strict=True)}
+
+
+def _put(
+    store: ObjectStore, job_id: str, launch: int, rank: int, slot: Slot, sleep: Callable[[float], None]
+) -> Slot:
+    key = keys.slot(job_id, launch, rank)
+    winner = create(store, key, codec.encode(slot), sleep=sleep)
+    return slot if winner is None else codec.decode(winner, Slot, key=key)

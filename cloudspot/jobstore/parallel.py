@@ -1,0 +1,31 @@
+"""Requests side by side: a few threads, results in order, the first error ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def each(function: Callable[[Item], Result], items: Sequence[Item], *, num_threads: int = 8) -> list[Result]:
+    """Return ``function`` of each item, in order, from up to ``num_threads`` calls at once.
+
+    After the first error no further call is started; it is raised when the running ones have ended.
+    """
+    if len(items) <= 1 or num_threads == 1:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(num_threads, len(items)), thread_name_prefix="cloudspot") as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            # Also where the wait itself was interrupted (Ctrl-C).
+            for future in futures:
+                future.cancel()
+        for future in futures:
+            if not future.cancelled():
+                future.result()
+    return [future.result() for future in futures]
