@@ -1,0 +1,73 @@
+"""A training that is as small as it can be while its resume can still go wrong in every way.
+
+Dropout draws from torch's generator in each step, the noise from NumPy's and Python's, the shuffle
+from the loader's; Adam has state; the scheduler moves. Any of them out of place changes the hash.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import cloudspot.train as spot
+
+EPOCHS = int(os.environ.get("TINY_EPOCHS", "6"))
+STEP_SECONDS = float(os.environ.get("TINY_STEP_SECONDS", "0.02"))
+FAIL_AT = int(os.environ.get("TINY_FAIL_AT", "-1"))
+HANG_AT = int(os.environ.get("TINY_HANG_AT", "-1"))
+WIDTH = int(os.environ.get("TINY_WIDTH", "32"))
+
+
+def hang_on_purpose() -> None:
+    """Make no step any more; a dump of the stacks shows this function's name."""
+    while True:
+        time.sleep(0.1)
+
+
+def main() -> None:
+    """Train, log, and print one line a step."""
+    device = spot.init_process_group()
+    torch.manual_seed(1)
+    np.random.seed(2)  # noqa: NPY002 - the global generator is what must come back
+    random.seed(3)
+    data = torch.randn(320, 16, generator=torch.Generator().manual_seed(4))
+    target = data[:, :4].sum(1, keepdim=True)
+    dataset = TensorDataset(data, target)
+    model: nn.Module = nn.Sequential(nn.Linear(16, WIDTH), nn.ReLU(), nn.Dropout(0.2), nn.Linear(WIDTH, 1))
+    model.to(device)
+    sampler = None
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        model = DistributedDataParallel(model)
+        sampler = DistributedSampler(dataset, shuffle=True, seed=5)
+    loader = DataLoader(dataset, batch_size=16, shuffle=sampler is None, sampler=sampler)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
+    run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler)
+    for inputs, wanted in run.batches(loader, epochs=EPOCHS):
+        noise = float(np.random.rand()) + random.random()  # noqa: NPY002, S311
+        loss = nn.functional.mse_loss(model(inputs), wanted) * (1.0 + 0.01 * noise)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        run.log(loss=loss.item())
+        if run.rank == 0:
+            print(f"step {run.step} loss {loss.item():.9f}", flush=True)
+        if run.step == FAIL_AT:
+            message = "wrong on purpose"
+            raise ValueError(message)
+        if run.step == HANG_AT and not run.resumed:
+            hang_on_purpose()
+        time.sleep(STEP_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A checkpoint that does not verify is passed over; nothing is ever deleted or executed for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from conftest import User, wait_for
+
+SETS = ('run.env.TINY_EPOCHS="30"', 'run.env.TINY_STEP_SECONDS="0.03"', 'checkpoint.interval="700ms"')
+
+
+def stop_with_commits(user: User, name: str, count: int) -> Path:
+    """Run a job until it has some commits, then take its machine; returns the job's directory."""
+    cli = user.start_tiny(name, sets=(*SETS, "checkpoint.keep=10"))
+    job = user.home / "store" / "jobs" / name
+    wait_for(f"{count} commits", lambda: len(list(job.glob("commits/*"))) >= count)
+    cli.kill()
+    cli.wait()
+    user.cloudspot("preempt", name, "--no-notice")
+    return job
+
+
+def newest_commits(job: Path) -> list[Path]:
+    """Return the commit records, newest first."""
+    return sorted(job.glob("commits/*"), reverse=True)
+
+
+def flip_bit(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def chunks_of(commit: Path) -> list[Path]:
+    """Return the chunks of a commit."""
+    return sorted((commit.parent.parent / "checkpoints" / commit.name).glob("chunks/*/*"))
+
+
+def test_a_flipped_bit_in_the_newest_checkpoint_costs_only_that_one(user: User) -> None:
+    job = stop_with_commits(user, "bit", 2)
+    newest, before = newest_commits(job)[:2]
+    flip_bit(chunks_of(newest)[0])
+    user.cloudspot("attach", "bit")
+    second = user.history("bit").generations[1]
+    assert second.restore_from.step == int(before.name.split("-")[1])
+    assert [skipped.checkpoint.step for skipped in second.skipped] == [int(newest.name.split("-")[1])]
+    assert "does not verify" in user.cloudspot("logs", "bit").stdout
+    assert user.show("bit")["state"] == "succeeded"
+
+
+def test_a_truncated_chunk_is_found_too(user: User) -> None:
+    job = stop_with_commits(user, "short", 2)
+    newest, before = newest_commits(job)[:2]
+    chunk = chunks_of(newest)[0]
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    user.cloudspot("attach", "short")
+    assert user.history("short").generations[1].restore_from.step == int(before.name.split("-")[1])
+
+
+def test_when_all_are_corrupt_the_job_says_so_and_deletes_nothing(user: User) -> None:
+    job = stop_with_commits(user, "all", 2)
+    for commit in newest_commits(job):
+        flip_bit(chunks_of(commit)[0])
+    before = {path: path.read_bytes() for path in job.glob("c*/**/*") if path.is_file()}
+    done = user.cloudspot("attach", "all", status=1)
+    shown = user.show("all")
+    assert shown["state"] == "failed"
+    assert "verifies" in json.dumps(shown)
+    assert "verifies" in done.stdout + done.stderr
+    assert {path: path.read_bytes() for path in job.glob("c*/**/*") if path.is_file()} == before

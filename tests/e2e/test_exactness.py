@@ -1,0 +1,66 @@
+"""A job that was reclaimed or killed ends with the very weights of one that was not (protocol P6)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from conftest import User
+
+SETS = ("procs_per_node=2", 'run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.01"')
+NUM_STEPS = 12 * 10
+CI_SEEDS = (1, 2)
+SOAK_SEEDS = tuple(range(100, 120))
+
+
+def planned(after_steps: int, notice: str) -> str:
+    """Return the override that reclaims the first machine at a step."""
+    return f'providers.local.reclaims=[{{launch=1, after_steps={after_steps}, notice="{notice}"}}]'
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The weights' hash of the job that nothing disturbs."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("undisturbed") / "home"
+        home.mkdir()
+        patch.setenv("CLOUDSPOT_LOCAL_HOME", str(home))
+        user = User(home)
+        user.run_tiny("calm", sets=SETS)
+        shown = user.show("calm")
+        assert len(shown["attempts"]) == 1
+        assert shown["steps_total"] == NUM_STEPS
+        yield shown["final"]["weights_sha256"]
+        user.close()
+
+
+def check(user: User, undisturbed: str, seed: int, notice: str) -> None:
+    """Reclaim the job at a random step, and compare its end with the undisturbed one's."""
+    step = random.Random(seed).randrange(2, NUM_STEPS - 2)
+    user.run_tiny("hit", sets=(*SETS, planned(step, notice)))
+    shown = user.show("hit", "--verify")
+    assert shown["state"] == "succeeded"
+    assert len(shown["attempts"]) == 2
+    assert shown["last_commit"]["verified"] is True
+    assert shown["final"]["weights_sha256"] == undisturbed
+    if notice != "0s":
+        assert shown["steps_lost"] == 0
+        assert len(shown["notices"]) == 1
+
+
+@pytest.mark.parametrize("seed", CI_SEEDS)
+def test_a_reclaim_with_notice_changes_no_bit(user: User, undisturbed: str, seed: int) -> None:
+    check(user, undisturbed, seed, "8s")
+
+
+@pytest.mark.parametrize("seed", CI_SEEDS)
+def test_a_machine_killed_without_notice_changes_no_bit(user: User, undisturbed: str, seed: int) -> None:
+    check(user, undisturbed, seed, "0s")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("notice", ["8s", "0s"])
+@pytest.mark.parametrize("seed", SOAK_SEEDS)
+def test_soak_of_moments(user: User, undisturbed: str, seed: int, notice: str) -> None:
+    check(user, undisturbed, seed, notice)

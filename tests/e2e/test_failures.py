@@ -1,0 +1,72 @@
+"""Scripts that fail, hang or cannot start: the job says what was wrong, and stops paying for it."""
+
+from __future__ import annotations
+
+import json
+
+from conftest import User
+
+
+def test_an_error_that_comes_at_once_and_again_ends_the_job_with_its_traceback(user: User) -> None:
+    done = user.run_tiny("wrong", sets=['run.env.TINY_FAIL_AT="3"'], status=1)
+    shown = user.show("wrong")
+    assert shown["state"] == "failed"
+    assert shown["exit_code"] == 1
+    assert len(shown["attempts"]) == 1
+    assert "ValueError: wrong on purpose" in done.stdout + done.stderr
+    assert len(user.history("wrong").generations) == 2
+
+
+def test_a_setup_that_fails_says_so(user: User) -> None:
+    done = user.run_tiny(
+        "setup", sets=["run.setup=\"echo 'no such package' >&2; exit 3\"", "limits.max_restarts=0"], status=1
+    )
+    assert user.show("setup")["state"] == "failed"
+    assert "setup failed with exit status 3: no such package" in done.stdout + done.stderr
+
+
+def test_a_python_without_torch_is_named(user: User) -> None:
+    done = user.run_tiny("torchless", sets=['run.python="/usr/bin/python3"'], status=1)
+    assert "/usr/bin/python3 has no torch" in done.stdout + done.stderr
+
+
+def test_a_trainer_that_makes_no_step_is_dumped_and_restarted(user: User) -> None:
+    user.run_tiny(
+        "stuck",
+        sets=['limits.stuck_after="4s"', "run.env.TINY_HANG_AT='90'", "limits.max_restarts=2"],
+    )
+    shown = user.show("stuck")
+    assert shown["state"] == "succeeded"
+    assert [g.why for g in user.history("stuck").generations] == ["first", "trainer-stuck"]
+    log = user.cloudspot("logs", "stuck").stdout
+    assert "no step for" in log
+    assert "hang_on_purpose" in log
+
+
+def test_a_secret_reaches_the_training_and_nothing_else(user: User) -> None:
+    user.environ["TINY_SECRET"] = "7f3c-very-secret"
+    user.run_tiny(
+        "hush",
+        sets=['run.secrets=["TINY_SECRET"]', "run.setup='test \"$TINY_SECRET\" = 7f3c-very-secret'"],
+    )
+    assert user.show("hush")["state"] == "succeeded"
+    everything = [path for path in user.home.rglob("*") if path.is_file()]
+    assert [path for path in everything if b"7f3c-very-secret" in path.read_bytes()] == []
+    assert not (user.home / "store" / "jobs" / "hush" / "secrets").exists()
+
+
+def test_the_limit_on_cost_stops_the_job_with_a_checkpoint(user: User) -> None:
+    done = user.run_tiny(
+        "dear",
+        sets=[
+            'run.env.TINY_EPOCHS="2000"',
+            "providers.local.spot_price=3600.0",
+            "providers.local.on_demand_price=7200.0",
+            "limits.max_cost=8.0",
+        ],
+        status=None,
+    )
+    shown = user.show("dear", "--verify")
+    assert shown["state"] == "stopped", done.stdout
+    assert shown["last_commit"]["verified"] is True
+    assert "max_cost" in json.dumps(shown) + done.stdout

@@ -1,0 +1,49 @@
+"""The main job, as README tells a newcomer to run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conftest import EXAMPLES, User, copy_example, wait_for
+
+
+def test_digits_is_reclaimed_resumed_and_finished(user: User) -> None:
+    done = user.cloudspot(
+        "run", "--provider", "local", str(EXAMPLES / "digits" / "job.toml"), "--name", "digits", timeout=240
+    )
+    shown = user.show("digits", "--verify")
+    assert shown["state"] == "succeeded"
+    assert shown["exit_code"] == 0
+    assert len(shown["attempts"]) == 2
+    assert len(shown["notices"]) == 1
+    assert shown["steps_lost"] == 0
+    assert shown["last_commit"]["verified"] is True
+    assert shown["last_commit"]["step"] == shown["steps_total"]
+    assert len(shown["final"]["weights_sha256"]) == 64
+    assert shown["final"]["metrics"]["accuracy"] > 0.8
+    assert 0 < shown["cost"]["spent"] < shown["cost"]["on_demand_equivalent"]
+    assert shown["final"]["weights_sha256"][:12] in done.stdout
+    assert "succeeded" in done.stdout
+
+
+def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(user: User, tmp_path: Path) -> None:
+    job = copy_example("unmodified", tmp_path / "unmodified")
+    user.cloudspot("run", "--provider", "local", str(job), "--name", "plain", timeout=240)
+    shown = user.show("plain", "--verify")
+    assert shown["state"] == "succeeded"
+    assert len(shown["attempts"]) == 2
+    history = user.history("plain")
+    first, second = history.generations
+    assert first.restore_from is None
+    assert second.restore_from is not None
+    assert second.restore_from.step > 0
+    assert second.restore_from in history.commits
+    log = user.cloudspot("logs", "plain").stdout
+    assert str(second.restore_from.step) in log
+
+
+def test_detached_job_is_finished_by_reconcile_alone(user: User) -> None:
+    user.run_tiny("away", "--detach", sets=['run.env.TINY_EPOCHS="2"'])
+    user.cloudspot("reconcile", "--watch", "--job", "away")
+    assert user.show("away")["state"] == "succeeded"
+    wait_for("the machine's end", lambda: not (user.machines()[0] / "node").exists())

@@ -1,0 +1,54 @@
+"""A third party's plugin: the local provider on a store that fails by a plan; used by the tests.
+
+``drill:///path/store`` is a directory like ``file:///path/store``. The faults are those of
+``/path/plan.json`` (``cloudspot.testing.faultstore.FaultPlan``), for every process that opens it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from cloudspot.hookspecs import hookimpl
+from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.local.filestore import FileStore
+from cloudspot.local.provider import LocalProvider
+from cloudspot.model import BootProfile
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, load_plan
+
+SCHEME = "drill://"
+
+
+class DrillProvider(LocalProvider):
+    """The local provider whose nodes know this plugin, too."""
+
+    name: ClassVar[str] = "drill"
+
+    def boot_profile(self) -> BootProfile:
+        """Return the local profile with this plugin on the path."""
+        profile = super().boot_profile()
+        here = str(Path(__file__).parent)
+        path = os.pathsep.join(filter(None, [here, profile.environment.get("PYTHONPATH")]))
+        return msgspec.structs.replace(profile, environment={**profile.environment, "PYTHONPATH": path})
+
+
+@hookimpl
+def cloudspot_provider(name: str) -> type[Provider] | None:
+    """Return the drill provider."""
+    return DrillProvider if name == "drill" else None
+
+
+@hookimpl
+def cloudspot_object_store(url: str) -> ObjectStore | None:
+    """Open a directory that fails by its plan."""
+    if not url.startswith(SCHEME):
+        return None
+    path = Path(url[len(SCHEME) :])
+    plan_path = path.parent / "plan.json"
+    plan = load_plan(plan_path) if plan_path.exists() else FaultPlan()
+    store = FaultyStore(FileStore(f"file://{path}"), plan, path.parent / "fired")
+    store.url = url
+    return store
