@@ -1,0 +1,72 @@
+"""What the project promises of itself outside its code: README, CI, constraints, metadata."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import cloudspot
+
+ROOT = Path(__file__).parents[1]
+TEXTS = sorted(path for pattern in ("*.md", "docs/*.md") for path in ROOT.glob(pattern))
+
+
+def code_blocks(text):
+    return re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_readme_begins_with_the_example_and_the_tests():
+    first, second = code_blocks((ROOT / "README.md").read_text())[:2]
+    assert first.split("&&")[-1].split() == [
+        ".venv/bin/cloudspot",
+        "run",
+        "--provider",
+        "local",
+        "examples/digits/job.toml",
+    ]
+    assert second.split("&&")[-1].split() == [".venv/bin/tox"]
+
+
+def test_the_ci_runs_the_second_block_of_the_readme(tmp_path):
+    ci = tmp_path / ".ci" / "run"
+    ci.parent.mkdir()
+    ci.write_text((ROOT / ".ci" / "run").read_text())
+    ci.chmod(0o755)
+    (tmp_path / "README.md").write_text(
+        "# x\n```sh\nexit 7\n```\n\n```sh\necho one &&\necho $PWD\n```\n```\nexit 8\n```\n"
+    )
+    done = subprocess.run([ci], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, ["one", str(tmp_path)])
+    (tmp_path / "README.md").write_text("```\na\n```\n```\nfalse\necho not reached\n```\n")
+    done = subprocess.run([ci], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "not reached" not in done.stdout.splitlines()
+    (tmp_path / "README.md").write_text("```\na\n```\n")
+    done = subprocess.run([ci], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "README.md has no second code block\n")
+
+
+def test_torch_is_pinned():
+    assert re.search(r"^torch==[\d.]+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+def test_the_distribution_carries_its_version_and_its_types():
+    assert metadata.version("cloudspot") == cloudspot.__version__
+    assert (Path(cloudspot.__file__).parent / "py.typed").exists()
+
+
+def test_torch_comes_by_an_extra_only():
+    requires = metadata.requires("cloudspot")
+    assert [line for line in requires if line.startswith("torch")] != []
+    assert all("extra ==" in line for line in requires if line.startswith(("torch", "numpy", "scikit-learn")))
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_every_link_between_the_documents_leads_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+        if not target.startswith("https://"):
+            assert (path.parent / target).exists(), target
