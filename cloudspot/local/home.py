@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,22 @@ def state_home() -> Path:
     # The XDG base directory specification says to ignore a relative path.
     base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
     return base / "cloudspot"
+
+
+def account() -> str:
+    """Return the random name of this state home, chosen when it is first used; hold its lock.
+
+    It goes into the ids of machines: their processes and memory are found by id over the whole host,
+    where another home may serve a job of the same name with the same token.
+    """
+    path = state_home() / "account"
+    try:
+        return path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        temporary = path.with_name(".account.tmp")
+        temporary.write_text(secrets.token_hex(8), encoding="ascii")
+        temporary.replace(path)
+        return path.read_text(encoding="ascii")
 
 
 @contextmanager

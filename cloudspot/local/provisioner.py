@@ -18,7 +18,7 @@ import msgspec
 import cloudspot
 from cloudspot.errors import CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
-from cloudspot.local.home import lock, state_home, try_lock
+from cloudspot.local.home import account, lock, state_home, try_lock
 from cloudspot.local.machines import (
     MachineDirectory,
     MachineRecord,
@@ -112,10 +112,10 @@ class LocalProvisioner(Provisioner):
         digest = hashlib.sha256(encoded).hexdigest()
         machines = self._machines_home()
         machines.mkdir(mode=0o700, parents=True, exist_ok=True)
-        token_digest = hashlib.sha256(token.encode()).hexdigest()[:10]
-        paths = [machines / f"m-{token_digest}-{rank}" for rank in range(body.num_nodes)]
         with lock(self._lock_path()):
             self._prune()
+            name = hashlib.sha256(f"{account()}/{token}".encode()).hexdigest()[:10]
+            paths = [machines / f"m-{name}-{rank}" for rank in range(body.num_nodes)]
             first = paths[0]
             if first.exists():
                 if MachineDirectory(first).record().request_sha256 != digest:

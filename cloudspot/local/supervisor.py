@@ -174,6 +174,9 @@ class Supervisor:
             self._metadata.publish(StandingNotice(deadline=now_utc() + timedelta(seconds=notice_seconds)))
 
     def _start_boot(self, now: float) -> None:
+        self._booted_at = now
+        # First, so that whoever hears from the machine finds it running.
+        self.machine.write_state(MachineState(state=InstanceState.RUNNING))
         with self.machine.console.open("ab") as console:
             self._boot = subprocess.Popen(
                 ["bash", str(self.machine.path / "user-data")],
@@ -184,8 +187,6 @@ class Supervisor:
                 env=self._environment(),
                 start_new_session=True,
             )
-        self._booted_at = now
-        self.machine.write_state(MachineState(state=InstanceState.RUNNING))
         _log.info("machine %s: booted", self.record.id)
 
     def _environment(self) -> dict[str, str]:

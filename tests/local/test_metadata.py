@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.local.home import try_lock
 from cloudspot.local.machines import now_utc
 from cloudspot.local.metadata import HEADER, HEADER_VALUE, METADATA, LocalPreemptionSource, fetch
 from cloudspot.local.options import LocalOptions
@@ -96,6 +97,12 @@ def test_other_methods_are_refused(machine):
 def test_a_service_that_does_not_answer_leaves_everything_open(machine, host):
     LocalProvider().provisioner().terminate([machine.id])
     host.wait_for_end(machine)
+
+    def supervisor_is_gone() -> bool:
+        with try_lock(machine.lock) as is_free:
+            return is_free
+
+    host.wait_until(supervisor_is_gone)
     with pytest.raises(TransientError, match="does not answer"):
         LocalPreemptionSource().poll()
 

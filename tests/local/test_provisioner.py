@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cloudspot.errors import CapacityError, CloudspotError, ProvisionError
-from cloudspot.local.home import try_lock
+from cloudspot.local.home import HOME, try_lock
 from cloudspot.local.machines import MachineDirectory, MachineState, now_utc
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK
@@ -88,6 +88,19 @@ def test_another_token_gives_other_machines(host):
     first = host.launch(BOOT_ONCE, token="one")
     second = host.launch(BOOT_ONCE, token="two")
     assert first[0].id != second[0].id
+
+
+def test_the_same_token_in_another_home_gives_other_machines(host, monkeypatch, tmp_path):
+    first = host.launch(BOOT_ONCE)[0]
+    monkeypatch.setenv(HOME, str(tmp_path / "another"))
+    provisioner = LocalProvider().provisioner()
+    second = provisioner.create(host.render(BOOT_ONCE), token="token")[0]
+    assert first.id != second.id
+    provisioner.terminate([second.id])
+    host.wait_until(lambda: [machine.state for machine in provisioner.instances()] == ["ended"])
+    monkeypatch.setenv(HOME, str(host.home))
+    assert host.instance(first).state is InstanceState.RUNNING
+    assert marked_processes(MARK, first.id) != ()
 
 
 def test_a_token_does_not_serve_another_request(host):
