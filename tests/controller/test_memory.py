@@ -1,0 +1,105 @@
+import pytest
+
+from cloudspot.controller.memory import MAX_GAP_SECONDS, Memory
+from cloudspot.controller.observed import CreateFailure
+
+
+@pytest.fixture
+def look(records):
+    def look(memory, history, *, monotonic, at=0.0):
+        return memory.observed(
+            history,
+            now=records.at(at),
+            monotonic=monotonic,
+            token_seconds=600.0,
+            absence_proves_after_seconds=60.0,
+        )
+
+    return look
+
+
+def test_an_absence_counts_from_the_first_listing_without_the_machine(records, look):
+    memory, history = Memory(), records.history(records.launch())
+    memory.note_listing([records.instance()], 0.0)
+    memory.note_listing([], 50.0)
+    assert look(memory, history, monotonic=50.0).absent_seconds == {"i-1-0": 0.0}
+    memory.note_listing([], 75.0)
+    assert look(memory, history, monotonic=99.0).absent_seconds == {"i-1-0": 25.0}
+
+
+def test_a_machine_that_shows_up_again_was_not_absent(records, look):
+    memory, history = Memory(), records.history(records.launch())
+    for monotonic, seen in enumerate(([records.instance()], [], [records.instance()], [])):
+        memory.note_listing(seen, 30.0 * monotonic)
+    assert look(memory, history, monotonic=90.0).absent_seconds == {"i-1-0": 0.0}
+
+
+def test_an_absence_does_not_count_while_listings_fail(records, look):
+    memory, history = Memory(), records.history(records.launch())
+    memory.note_listing([records.instance()], 0.0)
+    memory.note_listing([], 10.0)
+    memory.note_listing(None, 20.0)
+    assert look(memory, history, monotonic=20.0).instances is None
+    memory.note_listing([], 110.0)
+    assert look(memory, history, monotonic=110.0).absent_seconds == {"i-1-0": 0.0}
+    memory.note_listing([], 115.0)
+    assert look(memory, history, monotonic=115.0).absent_seconds == {"i-1-0": 5.0}
+
+
+def test_a_controller_that_slept_has_not_watched(records, look):
+    memory, history = Memory(), records.history(records.launch())
+    memory.note_listing([records.instance()], 0.0)
+    memory.note_listing([], 1.0)
+    memory.note_listing([], 9000.0)
+    assert look(memory, history, monotonic=9000.0).absent_seconds == {"i-1-0": MAX_GAP_SECONDS}
+
+
+def test_a_machine_that_only_a_slot_names_is_watched_from_then_on(records, look):
+    memory, history = Memory(), records.history(records.launch())
+    memory.note_listing([], 0.0)
+    memory.note_history(history, 1.0)
+    memory.note_listing([], 30.0)
+    memory.note_listing([], 60.0)
+    assert look(memory, history, monotonic=60.0).absent_seconds == {"i-1-0": 30.0}
+
+
+def test_a_machine_that_our_create_returned_is_watched_from_then_on(records, look):
+    memory, history = Memory(), records.history(records.launch(claimed=False))
+    memory.note_history(history, 0.0)
+    memory.note_created(1, [records.instance()], 1.0)
+    memory.note_listing([], 10.0)
+    memory.note_listing([], 35.0)
+    observed = look(memory, history, monotonic=40.0)
+    assert (observed.created, observed.absent_seconds) == ((records.instance(),), {"i-1-0": 25.0})
+    assert observed.known_seconds == {"i-1-0": 39.0}
+
+
+def test_answers_of_create_are_forgotten_with_their_launch(records, look):
+    memory = Memory()
+    memory.note_history(records.history(records.launch(claimed=False)), 0.0)
+    memory.note_created(1, [records.instance()], 1.0)
+    memory.note_failure(CreateFailure(1, "capacity", ""))
+    history = records.history(records.capacity(1, at=5.0), records.launch(2, claimed=False))
+    memory.note_history(history, 10.0)
+    memory.note_failure(CreateFailure(1, "capacity", "late"))
+    observed = look(memory, history, monotonic=10.0)
+    assert (observed.created, observed.create_failure) == ((), None)
+
+
+def test_the_token_ages_by_the_intents_time_or_by_first_sight_whichever_is_more(records, look):
+    memory, history = Memory(), records.history(records.launch(intent=records.intent(at=0.0)))
+    memory.note_history(history, 1000.0)
+    assert look(memory, history, monotonic=1050.0, at=400.0).token_age_seconds == 400.0
+    assert look(memory, history, monotonic=1050.0, at=-400.0).token_age_seconds == 50.0
+
+
+def test_silence_counts_only_while_the_store_answers(records, look):
+    memory, history = Memory(), records.history(records.launch(heartbeats={0: records.heartbeat()}))
+    memory.note_history(history, 0.0)
+    memory.note_history(history, 30.0)
+    memory.note_history(None, 60.0)
+    memory.note_history(history, 90.0)
+    assert look(memory, history, monotonic=90.0).silent_seconds == {(1, 0): 30.0}
+    beating = records.history(records.launch(heartbeats={0: records.heartbeat(counter=2)}))
+    memory.note_history(beating, 95.0)
+    assert look(memory, beating, monotonic=95.0).silent_seconds == {(1, 0): 0.0}

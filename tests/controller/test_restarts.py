@@ -1,0 +1,78 @@
+import pytest
+
+from cloudspot.controller.actions import Wait
+from cloudspot.controller.restarts import FREE_RECLAIMS, MAX_DELAY_SECONDS, End, Go, judge, made_progress
+from cloudspot.jobstore.records import CheckpointId
+
+
+def run(records, *outcomes, at=10_000.0, generations=(), commits=(), max_restarts=3, **last):
+    launches = [
+        records.launch(number, outcome=outcome, closed_at=100.0 * number)
+        for number, outcome in enumerate(outcomes, start=1)
+    ]
+    if last:
+        launches[-1] = records.change(launches[-1], **last)
+    history = records.history(*launches, generations=generations, commits=commits)
+    return judge(records.spec(limits={"max_restarts": max_restarts}), history, records.at(at))
+
+
+def test_reclaims_are_relaunched_at_once(records):
+    assert run(records, "reclaimed", at=100.0) == Go("reclaimed")
+    assert run(records, *["reclaimed"] * FREE_RECLAIMS, at=300.0) == Go("reclaimed")
+
+
+def test_reclaims_never_end_the_job_but_many_without_a_checkpoint_are_slowed_down(records):
+    many = ["reclaimed"] * 20
+    assert run(records, *many, at=2000.0) == Wait(MAX_DELAY_SECONDS, "reclaimed; trying again")
+    assert run(records, *many, at=2600.0) == Go("reclaimed")
+
+
+@pytest.mark.parametrize("outcome", ["failed", "lost", "voided"])
+def test_failures_are_relaunched_after_a_doubling_delay_until_there_are_too_many(records, outcome):
+    assert run(records, outcome, at=100.0) == Wait(10.0, f"{outcome}; trying again")
+    assert run(records, outcome, at=110.0) == Go(outcome)
+    assert run(records, outcome, outcome, outcome, at=300.0) == Wait(40.0, f"{outcome}; trying again")
+    end = run(records, outcome, outcome, outcome, outcome)
+    assert end == End("failed", f"failed 4 times in a row: {outcome}", 1)
+
+
+def test_without_restarts_the_first_failure_ends_the_job_with_the_scripts_own_status(records):
+    end = run(records, "failed", max_restarts=0, exits={0: records.exit("failed", exit_code=7)})
+    assert end == End("failed", "failed 1 times in a row: failed", 7)
+
+
+def test_a_refusal_for_capacity_counts_neither_as_failure_nor_as_success(records):
+    assert run(records, "failed", "failed", "capacity", "failed", "quota", at=1e6) == Go("quota")
+    assert isinstance(run(records, "failed", "failed", "capacity", "failed", "failed"), End)
+
+
+def test_a_new_checkpoint_between_failures_starts_the_count_again(records):
+    generations = [records.generation(n, launch=n) for n in range(1, 5)]
+    committed = (CheckpointId(2, 50),)
+    assert run(records, *["failed"] * 4, generations=generations, commits=committed) == Go("failed")
+    assert isinstance(run(records, *["failed"] * 5, generations=generations, commits=committed), End)
+
+
+def test_a_checkpoint_at_the_restored_step_is_no_progress(records):
+    generations = (records.generation(1), records.generation(2, launch=2, restored=(1, 50)))
+    history = records.history(
+        records.launch(1, outcome="reclaimed"),
+        records.launch(2, outcome="reclaimed"),
+        generations=generations,
+        commits=(CheckpointId(1, 50), CheckpointId(2, 50)),
+    )
+    assert [made_progress(history, launch) for launch in history.launches] == [True, False]
+
+
+def test_a_machine_that_was_reclaimed_before_its_claim_is_no_failure(records):
+    taken = records.closed("voided", 1, machines=(records.machine(end_reason="reclaimed"),))
+    assert run(records, "voided", max_restarts=0, closed=taken) == Go("voided")
+
+
+def test_a_permanent_failure_ends_the_job_at_once(records):
+    last_word = records.exit("failed", exit_code=3, permanent=True, detail="ValueError: no data")
+    assert run(records, "failed", exits={0: last_word}) == End("failed", "ValueError: no data", 3)
+
+
+def test_a_writers_clock_that_runs_ahead_does_not_stretch_the_delay(records):
+    assert run(records, "failed", at=-5000.0) == Wait(10.0, "failed; trying again")

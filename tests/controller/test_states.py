@@ -1,0 +1,45 @@
+from cloudspot.controller.states import is_over, job_state
+
+
+def test_the_states_of_a_job_on_its_way(records):
+    assert job_state(records.history()) == "queued"
+    assert job_state(records.history(records.launch(claimed=False))) == "launching"
+    assert job_state(records.history(records.launch())) == "running"
+    assert job_state(records.history(records.launch(notices={0: records.notice()}))) == "draining"
+    assert job_state(records.history(records.launch(outcome="reclaimed"))) == "waiting"
+    assert job_state(records.history(records.launch(), stop=records.stop())) == "stopping"
+
+
+def test_a_drained_node_leaves_the_job_waiting_before_anyone_closes_the_launch(records):
+    launch = records.launch(notices={0: records.notice()}, exits={0: records.exit("drained")})
+    assert job_state(records.history(launch)) == "waiting"
+
+
+def test_a_job_has_succeeded_when_its_nodes_say_so_though_no_controller_lives(records):
+    history = records.history(records.launch(exits={0: records.exit("succeeded")}))
+    assert job_state(history) == "succeeded"
+    assert is_over(history)
+
+
+def test_one_node_of_two_is_not_the_job(records):
+    launch = records.launch(intent=records.intent(num_nodes=2), exits={0: records.exit("succeeded")})
+    assert job_state(records.history(launch)) == "running"
+
+
+def test_a_job_is_stopped_when_its_nodes_obeyed_though_no_controller_lives(records):
+    launch = records.launch(exits={0: records.exit("stopped")})
+    assert job_state(records.history(launch, stop=records.stop())) == "stopped"
+    assert job_state(records.history(stop=records.stop())) == "stopped"
+
+
+def test_a_permanent_failure_is_a_failed_job_and_another_one_is_not(records):
+    for permanent, state in ((True, "failed"), (False, "waiting")):
+        launch = records.launch(exits={0: records.exit("failed", permanent=permanent)})
+        assert job_state(records.history(launch)) == state
+
+
+def test_the_journals_last_record_has_the_last_word(records):
+    launch = records.launch(outcome="failed")
+    history = records.history(launch, finished=records.finished("failed"))
+    assert job_state(history) == "failed"
+    assert not is_over(records.history(launch))
