@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from cloudspot import __version__
+from cloudspot.cli import exit_codes
 from cloudspot.errors import CloudspotError
 
 SHORT_HELPS = {
@@ -29,9 +30,6 @@ SHORT_HELPS = {
 
 Kept here, so that ``cloudspot --help`` imports no command; a test holds it to the commands' own.
 """
-
-INTERRUPTED = 130
-"""The exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
 
 class Program(click.Group):
@@ -74,7 +72,7 @@ class Program(click.Group):
             _report(str(error), self.debug)
             code = error.exit_code
         except click.Abort:
-            code = INTERRUPTED
+            code = exit_codes.INTERRUPTED
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -99,6 +99,13 @@ def clock_text(moment: datetime) -> str:
     return utc_text(moment)
 
 
+def moment_text(moment: datetime) -> str:
+    """Return a moment within a table: local time to the second on a terminal, else full UTC."""
+    if is_terminal():
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return utc_text(moment)
+
+
 def utc_text(moment: datetime) -> str:
     """Return a moment as ``2026-11-20T06:25:04Z``."""
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

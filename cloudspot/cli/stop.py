@@ -1,0 +1,38 @@
+"""``cloudspot stop``: a checkpoint, and then the end of the job."""
+
+from __future__ import annotations
+
+import click
+
+from cloudspot.cli import output
+from cloudspot.cli.follow import follow
+from cloudspot.cli.jobs import open_job
+from cloudspot.cli.options import debug_option, job_argument, store_option
+from cloudspot.controller.loop import Controller
+from cloudspot.jobstore.submission import request_stop
+
+
+@click.command("stop")
+@job_argument
+@click.option("--wait", is_flag=True, help="Drive the job until it has ended.")
+@store_option
+@debug_option
+@click.pass_context
+def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> None:
+    """Ask job ID to save a checkpoint and end, and its machines to end with it.
+
+    Safe to repeat; a job that has ended already is left as it is. With --wait it ends with the
+    job's own exit status.
+    """
+    job = open_job(store_url, job_id)
+    finished = job.first_history.finished
+    if finished is not None:
+        output.echo(f"job {job.id} has ended already: {finished.outcome}")
+        return
+    request_stop(job.store, job.id, "user")
+    output.echo(f"asked job {job.id} to save a checkpoint and end")
+    if wait:
+        ctx.exit(follow(job))
+    # One pass, for a job that nobody drives: without a machine it ends right here.
+    Controller(job.store, job.id, job.provider).run_pass()
+    output.echo(f"wait for its end with: {job.command('attach')}")

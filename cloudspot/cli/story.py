@@ -1,0 +1,118 @@
+"""A job told to a person: the block at the end of a run, and the parts of ``show``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from cloudspot.cli import output
+from cloudspot.cli.jobs import Job
+from cloudspot.controller.report import last_commit_id, show_json
+from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.manifests import read_commit, verify
+from cloudspot.jobstore.records import Commit
+
+
+def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict[str, Any]:
+    """Return what ``show --json`` prints of the job.
+
+    ``verify_chunks`` reads the newest checkpoint whole; without it ``verified`` is null.
+    """
+    newest = last_commit_id(history)
+    commit: Commit | None = None
+    verified: bool | None = None
+    if newest is not None:
+        try:
+            commit = read_commit(job.store, job.id, newest)
+            if verify_chunks:
+                verify(job.store, job.id, commit)
+                verified = True
+        except (CorruptData, ObjectMissing):
+            verified = False
+    return show_json(history, datetime.now(timezone.utc), commit=commit, verified=verified)
+
+
+def echo_summary(job: Job, history: History) -> None:
+    """Print the block that ends a followed job."""
+    value = job_json(job, history)
+    output.echo()
+    echo_title(value)
+    output.echo_fields(summary_fields(job, value))
+    echo_last_lines(value)
+
+
+def echo_title(value: Mapping[str, Any]) -> None:
+    """Print the job's id and state, and why it is so."""
+    state = output.styled(value["state"], output.STATE_STYLES.get(value["state"]))
+    detail = f": {value['detail']}" if value["detail"] else ""
+    output.echo(f"job {output.styled(value['id'], 'bold')} {state}{detail}")
+
+
+def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines about the whole job; ``value`` is as ``show --json`` prints it."""
+    cost, final, commit = value["cost"], value["final"], value["last_commit"]
+    weights = None if final is None else final["weights_sha256"]
+    return [
+        ("attempts", str(len(value["attempts"]))),
+        ("notices", str(len(value["notices"]))),
+        ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {value['steps_lost']} lost"),
+        ("last commit", _commit_text(commit)),
+        ("duration", output.duration_text(_seconds(value["created"], value["finished"]))),
+        ("cost", _cost_text(cost)),
+        ("weights", "" if weights is None else f"sha256 {weights}"),
+        ("metrics", output.metrics_text(value["metrics"])),
+        ("logs", job.command("logs")),
+        ("artifacts", _artifacts_text(job)),
+    ]
+
+
+def _commit_text(commit: Mapping[str, Any] | None) -> str:
+    if commit is None:
+        return "none"
+    size = "" if commit["bytes"] is None else f", {output.size_text(commit['bytes'])}"
+    verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
+    return f"step {commit['step']}{size}{verified}"
+
+
+def _cost_text(cost: Mapping[str, Any]) -> str:
+    spent = output.money_text(cost["spent"], cost["currency"])
+    on_demand = cost["on_demand_equivalent"]
+    if on_demand <= 0:
+        return spent
+    saved = 100 * (1 - cost["spent"] / on_demand)
+    return f"{spent} (on demand {output.money_text(on_demand, cost['currency'])}: {saved:.0f}% saved)"
+
+
+def _seconds(created: str, finished: str | None) -> float:
+    end = datetime.now(timezone.utc) if finished is None else datetime.fromisoformat(finished)
+    return max(0.0, (end - datetime.fromisoformat(created)).total_seconds())
+
+
+def _artifacts_text(job: Job) -> str:
+    prefix = keys.artifacts_prefix(job.id)
+    if not job.store.list_page(prefix, limit=1).objects:
+        return ""
+    return f"{job.store.url.rstrip('/')}/{prefix}"
+
+
+def echo_last_lines(value: Mapping[str, Any]) -> None:
+    """Print the end of the log, traceback included, of each node that failed last."""
+    if value["state"] != "failed":
+        return
+    for node in _failed_nodes(value):
+        lines = node["log_tail"]
+        output.echo()
+        output.echo(f"last lines of node {node['rank']} (exit code {node['exit_code']}):", style="bold")
+        for line in lines:
+            output.echo(f"  {line}")
+
+
+def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for attempt in reversed(value["attempts"]):
+        failed = [node for node in attempt["nodes"] if node["outcome"] == "failed" and node["log_tail"]]
+        if failed:
+            yield from failed
+            return

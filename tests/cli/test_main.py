@@ -1,0 +1,144 @@
+"""The program itself: instant help, and one place that turns errors into lines and exit codes."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from cloudspot import __version__
+from cloudspot.cli.main import SHORT_HELPS, Program, debug_option, program
+from cloudspot.errors import AuthError, CloudspotError, JobNotFound, SpecError
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_help_imports_neither_commands_nor_anything_heavy(arguments):
+    done = run_python(
+        "import sys\n"
+        "from cloudspot.cli.main import program\n"
+        "try:\n"
+        f"    program.main({arguments!r}, prog_name='cloudspot')\n"
+        "finally:\n"
+        "    heavy = {'rich', 'msgspec', 'torch', 'numpy', 'pluggy', 'xxhash', 'importlib.metadata'}\n"
+        "    ours = {name for name in sys.modules if name.startswith('cloudspot')}\n"
+        "    print(sorted(heavy & set(sys.modules)), sorted(ours), file=sys.stderr)\n"
+    )
+    heavy, ours = done.stderr.splitlines()[-1].split("] [")
+    assert heavy == "["
+    assert ours.rstrip("]").replace("'", "").split(", ") == [
+        "cloudspot",
+        "cloudspot.cli",
+        "cloudspot.cli.exit_codes",
+        "cloudspot.cli.main",
+        "cloudspot.errors",
+    ]
+
+
+def test_python_m_cloudspot_is_the_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudspot", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, f"cloudspot {__version__}\n")
+
+
+@pytest.mark.parametrize("name", SHORT_HELPS)
+def test_each_line_of_help_is_the_commands_own(name):
+    command = program.get_command(click.Context(program), name)
+    assert command.name == name
+    assert command.help.split("\n\n")[0].replace("\n", " ") == SHORT_HELPS[name]
+
+
+def _commands(group, path=()):
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from _commands(command, (*path, name))
+
+
+@pytest.mark.parametrize(("path", "command"), [pytest.param(*each, id=" ".join(each[0])) for each in _commands(program)])
+def test_each_command_takes_debug_and_explains_its_options(path, command):
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    assert "--debug" in [name for option in options for name in option.opts]
+    assert [option.opts for option in options if not option.help] == []
+
+
+def test_an_unknown_command_is_one_line_with_exit_code_2():
+    result = CliRunner().invoke(program, ["fly"])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[0] == "error: No such command 'fly'."
+
+
+def make_failing(error):
+    @click.group(cls=Program)
+    @debug_option
+    def failing():
+        pass
+
+    @click.command("ps")
+    @debug_option
+    def ps():
+        raise error
+
+    failing.get_command = lambda ctx, name: ps
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CloudspotError("it broke"), 1),
+        (SpecError("it broke"), 2),
+        (AuthError("it broke"), 4),
+        (JobNotFound("it broke"), 5),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_an_expected_error_is_one_line_and_its_own_exit_code(error, code):
+    result = CliRunner().invoke(make_failing(error), ["ps"])
+    assert result.exit_code == code
+    expected = "" if code == 130 else "error: it broke"
+    assert result.stderr.strip() == expected
+    assert result.stdout == ""
+
+
+def test_an_error_of_several_lines_is_still_one_line():
+    result = CliRunner().invoke(make_failing(CloudspotError("it\n  broke")), ["ps"])
+    assert result.stderr == "error: it broke\n"
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "ps"], ["ps", "--debug"]])
+def test_debug_shows_the_traceback_too(arguments):
+    result = CliRunner().invoke(make_failing(SpecError("it broke")), arguments)
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+    assert result.stderr.splitlines()[-1] == "error: it broke"
+
+
+def test_a_bug_of_ours_keeps_its_traceback():
+    result = CliRunner().invoke(make_failing(ZeroDivisionError("oops")), ["ps"])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_a_terminal_without_utf_8_ends_no_command():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import click\n"
+            "from cloudspot.cli.main import program\n"
+            "program.get_command = lambda ctx, name: "
+            "click.Command('ps', callback=lambda: click.echo('loss \\u2193'))\n"
+            "program.main(['ps'])",
+        ],
+        env={"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "loss ?\n")
