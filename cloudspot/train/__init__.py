@@ -1,4 +1,83 @@
 """The training process's side of cloudspot: the standard library and torch, nothing else.
 
-Importing this package does not import torch; ``session()`` does.
+Importing this package does not import torch; ``session()`` and ``init_process_group()`` do::
+
+    import cloudspot.train as spot
+
+    device = spot.init_process_group()
+    ...
+    run = spot.session(model=model, optimizer=optimizer)
+    for step in run.steps(10_000):
+        ...
+
+The same script runs under ``cloudspot run``, under plain torchrun and as ``python train.py``; only the
+first saves and resumes.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cloudspot.train.errors import CheckpointError, SessionError, TrainError
+
+if TYPE_CHECKING:
+    from cloudspot.train.training import Session
+
+__all__ = ["CheckpointError", "SessionError", "TrainError", "init_process_group", "session"]
+
+
+def init_process_group() -> Any:
+    """Join the process group that torchrun prepared, if there is one, and return this rank's device.
+
+    It is a ``torch.device``. On CPUs the backend is gloo. Where there are GPUs it is gloo for CPU
+    tensors and NCCL for CUDA tensors, and the rank's own GPU becomes the current device.
+
+    Raises:
+        SessionError: there are more ranks than GPUs on this machine.
+    """
+    from cloudspot.train.distributed import start_process_group
+
+    return start_process_group()
+
+
+def session(
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    dataloader: Any = None,
+    scaler: Any = None,
+    exact: bool = False,
+    **others: Any,
+) -> Session:
+    """Open the process's session: track the given objects, and resume them from the restored checkpoint.
+
+    Call it once, when everything is built (models wrapped in DistributedDataParallel, optimizers and
+    schedulers made). A resumed session has put the saved state into the objects when this returns.
+
+    The random generators of Python, NumPy, torch and the CUDA devices in use belong to the state.
+    Resuming is bit-equal for the same number of ranks on the same type of machine. In a world of
+    another size the state loads as well, the random generators are seeded from the seed, the step
+    and the rank, and nothing is bit-equal.
+
+    Args:
+        model: An ``nn.Module``; wrappers (DistributedDataParallel, torch.compile) are seen through.
+        optimizer: A ``torch.optim.Optimizer``.
+        scheduler: A learning-rate scheduler.
+        dataloader: A loader that knows its own position (torchdata's StatefulDataLoader); iterate
+            ``run.dataloader``. Loops over ``run.batches(loader)`` need it not, and take any loader.
+        scaler: A ``torch.amp.GradScaler``.
+        exact: With three and more ranks, insist on a DistributedDataParallel whose buckets do not
+            change after the first step, so that a resumed training is bit-equal there too.
+        others: Further objects with ``state_dict`` and ``load_state_dict``, equal on all ranks, by
+            names of your choice.
+
+    Raises:
+        SessionError: an object cannot be saved (FSDP and other sharded state cannot yet), or the
+            process has a session already.
+        CheckpointError: the restored checkpoint is malformed or does not fit the objects.
+    """
+    from cloudspot.train.training import open_session
+
+    named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    return open_session({**named, **others}, dataloader=dataloader, exact=exact)

@@ -13,6 +13,7 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     progress-R             trainer -> agent  two int64, mapped: the step begun, the total (or -1)
     metrics-R.jsonl        trainer -> agent  a line for each run.log()
     final.json             trainer -> agent  the end of the loop was reached
+    worker-R.pid           trainer -> agent  rank R has a session and answers DUMP_SIGNAL
 
 G is the generation, S the step, R the global rank.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -40,6 +42,12 @@ GENERATION = "CLOUDSPOT_GENERATION"
 JOB_ID = "CLOUDSPOT_JOB"
 ARTIFACTS = "CLOUDSPOT_ARTIFACTS"
 """The directory that the agent syncs to the bucket."""
+
+DUMP_SIGNAL = signal.SIGUSR1
+"""A trainer with a session answers it with the stacks of all its threads on stderr (faulthandler).
+
+Without a session it would end the process: send it only to the process in ``worker-R.pid``.
+"""
 
 RESTORE_MANIFEST = "restore.json"
 PROGRESS = struct.Struct("<qq")
@@ -103,8 +111,9 @@ def parse_seal_name(name: str) -> SealName | None:
 #   slot        absolute path of the arena slot
 #   nbytes      how many of its bytes count, from the first
 #   plan        hex digest of the table of all ranks' items: parts of one checkpoint must agree
-#   items       [{"name", "dtype", "shape", "offset", "nbytes"}, ...] of this rank's part
-#   objects     the JSON state that all ranks share (rank 0's seal), else null
+#   items       [{"name", "dtype", "shape", "offset", "nbytes"}, ...] of this rank's part, by offset
+#               and without holes; "dtype" is torch's name for it, bytes are little-endian
+#   objects     the JSON state that all ranks share: small, so in every seal; a reader takes rank 0's
 #   rank_state  the JSON state of this rank alone (RNG, data position)
 #   stall_seconds  how long the copy held up the training
 #   sealed_at_unix  seconds
@@ -175,6 +184,11 @@ def metrics_path(handoff: Path, rank: int) -> Path:
 def final_path(handoff: Path) -> Path:
     """Return the file that rank 0 writes at the end of the loop: {"step", "weights_sha256"}."""
     return handoff / "final.json"
+
+
+def worker_pid_path(handoff: Path, rank: int) -> Path:
+    """Return the file that holds the process id of a rank with a session."""
+    return handoff / f"worker-{rank}.pid"
 
 
 def read_progress(handoff: Path, rank: int) -> tuple[int, int | None] | None:

@@ -1,0 +1,285 @@
+"""The arena: two files a rank, in memory if it has room, into which a save copies its part (P5).
+
+Plain files in /dev/shm and no ``multiprocessing.shared_memory``, whose tracker unlinks the segment
+when the trainer is killed: what was sealed must outlive the trainer.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudspot.train.errors import SessionError
+from cloudspot.train.handoff import SealName, seals_directory
+from cloudspot.train.plan import Placement
+
+_WARM_CHUNK_BYTES = 64 << 20
+_STAGING_BYTES = 64 << 20
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Slot:
+    """A file of the arena, mapped. It is free when its last seal has been uploaded or withdrawn."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._mapped: mmap.mmap | None = None
+        self._bytes: Any = None  # uint8 tensor over the mapping
+        self._registered = False
+        self._views: tuple[Sequence[Placement], list[Any]] | None = None
+        self.path: Path | None = None
+        self.capacity = 0
+        """Bytes."""
+        self.seal: Path | None = None
+        """Where the seal of its content was put; None before the first."""
+
+    def is_free(self) -> bool:
+        """Say whether nobody needs the content any more."""
+        if self.seal is None:
+            return True
+        # In this order: the agent renames the seal to its taken name, and may do so in between.
+        return not self.seal.exists() and not _taken(self.seal).exists()
+
+    def withdraw(self) -> bool:
+        """Take back a seal whose upload has not started; say whether that succeeded."""
+        assert self.seal is not None
+        try:
+            # The agent takes a seal by renaming it, so exactly one of us gets it.
+            self.seal.unlink()
+        except FileNotFoundError:
+            return self.is_free()
+        return True
+
+    def claim(self, directory: Path, nbytes: int, *, stopped: Callable[[], bool]) -> None:
+        """Have room for ``nbytes`` in ``directory``, allocated and warm; the slot must be free.
+
+        Raises:
+            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), or the directory cannot be written.
+        """
+        path = directory / self._name
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _allocate(descriptor, nbytes)
+            mapped = mmap.mmap(descriptor, nbytes)
+        except OSError:
+            if path == self.path:
+                os.truncate(descriptor, self.capacity)
+            else:
+                path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        self._release()
+        if self.path is not None and self.path != path:
+            self.path.unlink(missing_ok=True)
+        self._mapped = mapped
+        self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
+        self.path, self.capacity = path, nbytes
+        # Touch every page once: a cold page costs four times a warm one. The content is nobody's yet.
+        for start in range(0, nbytes, _WARM_CHUNK_BYTES):
+            if stopped():
+                return
+            self._bytes[start : start + _WARM_CHUNK_BYTES].zero_()
+
+    def write(self, placements: Sequence[Placement], tensors: Sequence[Any]) -> None:
+        """Copy each tensor to its place, and return when all bytes are there."""
+        if self._views is None or self._views[0] is not placements:
+            self._views = (placements, [self._view(placement) for placement in placements])
+        on_device = []
+        for view, tensor in zip(self._views[1], tensors, strict=True):
+            if tensor.device.type == "cpu":
+                view.copy_(tensor)
+            else:
+                on_device.append((view, tensor))
+        if on_device:
+            self._write_from_devices(on_device)
+
+    def close(self) -> None:
+        """Forget the mapping; the file stays for the agent."""
+        self._release()
+        self.capacity = 0
+
+    def _view(self, placement: Placement) -> Any:
+        item = placement.item
+        data = self._bytes[placement.offset : placement.offset + item.nbytes]
+        return data.view(getattr(torch, item.dtype)).view(item.shape)
+
+    def _write_from_devices(self, copies: list[tuple[Any, Any]]) -> None:
+        if copies[0][1].device.type != "cuda":
+            for view, tensor in copies:
+                view.copy_(tensor)
+            return
+        if not self._registered and self.capacity:
+            # Page-locked memory is what lets the GPU write at the speed of the bus.
+            runtime = torch.cuda.cudart()
+            self._registered = int(runtime.cudaHostRegister(self._bytes.data_ptr(), self.capacity, 0)) == 0
+        if not self._registered:
+            _copy_through_staging(copies)
+            return
+        streams = {}
+        for view, tensor in copies:
+            if tensor.device not in streams:
+                stream = torch.cuda.Stream(device=tensor.device)
+                stream.wait_stream(torch.cuda.current_stream(tensor.device))
+                streams[tensor.device] = stream
+            with torch.cuda.stream(streams[tensor.device]):
+                view.copy_(tensor, non_blocking=True)
+        for stream in streams.values():
+            stream.synchronize()
+
+    def _release(self) -> None:
+        if self._registered:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._registered = False
+        self._views = self._bytes = self._mapped = None
+
+
+class Arena:
+    """A rank's two slots."""
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        spill: Path,
+        handoff: Path,
+        generation: int,
+        rank: int,
+        local_world_size: int,
+    ) -> None:
+        """Name the slots; nothing is written before ``claim``.
+
+        Args:
+            directory: In memory, first choice.
+            spill: On disk, when memory is short.
+            handoff: Where the seals go.
+            generation: Of this start of torchrun.
+            rank: Global rank.
+            local_world_size: How many ranks of this machine claim their slots at the same time.
+        """
+        self._directory = directory
+        self._spill = spill
+        self._seals = seals_directory(handoff)
+        self._generation = generation
+        self._rank = rank
+        self._local_world_size = local_world_size
+        self._slots = tuple(Slot(f"slot-{generation}-{rank}-{index}") for index in range(2))
+        self._stopped = False
+
+    def claim(self, nbytes: int) -> None:
+        """Have two warm slots of ``nbytes``; a slot in use is left as it is, and grown when it is free.
+
+        Raises:
+            SessionError: neither the memory nor the disk has the room.
+        """
+        slots = [slot for slot in self._slots if slot.is_free() and slot.capacity < nbytes]
+        for num_done, slot in enumerate(slots):
+            self.grow(slot, nbytes, num_more=len(slots) - num_done - 1)
+
+    def grow(self, slot: Slot, nbytes: int, *, num_more: int = 0) -> None:
+        """Have room for ``nbytes`` in a free slot, in memory if ``num_more`` such slots fit there too.
+
+        Raises:
+            SessionError: neither the memory nor the disk has the room.
+        """
+        nbytes = max(nbytes, mmap.PAGESIZE)  # an empty part needs a file as well
+        if nbytes <= slot.capacity:
+            return
+        needed = (1 + num_more) * nbytes * self._local_world_size
+        refusals = []
+        for directory in (self._directory, self._spill):
+            if directory == self._directory and (free := free_memory_bytes()) is not None and free < needed:
+                refusals.append(f"{directory}: {free} bytes of memory free, {needed} needed")
+                continue
+            try:
+                slot.claim(directory, nbytes, stopped=lambda: self._stopped)
+            except OSError as error:
+                if error.errno not in _NO_SPACE:
+                    raise
+                refusals.append(f"{directory}: {error.strerror}")
+                continue
+            return
+        raise SessionError(
+            f"no room for a checkpoint slot of {nbytes} bytes ({'; '.join(refusals)}):"
+            " choose a machine with more memory or disk, or fewer processes on it"
+        )
+
+    def free_slot(self) -> Slot | None:
+        """Return a slot that may be written, or None."""
+        return next((slot for slot in self._slots if slot.is_free()), None)
+
+    def withdraw_slot(self) -> Slot | None:
+        """Return a free slot, if need be one whose upload has not started; None when both are uploading."""
+        free = self.free_slot()
+        if free is not None:
+            return free
+        # The older of two is the one that its upload starts with: try the newer one first.
+        newest_first = sorted(self._slots, key=_sealed_at, reverse=True)
+        return next((slot for slot in newest_first if slot.withdraw()), None)
+
+    def seal_path(self, step: int) -> Path:
+        """Return where the seal of a step goes."""
+        return self._seals / SealName(self._generation, step, self._rank, taken=False).file_name
+
+    def close(self) -> None:
+        """Let go of the mappings and stop warming; the files stay for the agent."""
+        self._stopped = True
+        for slot in self._slots:
+            slot.close()
+
+
+def free_memory_bytes() -> int | None:
+    """Return the memory that can still be claimed on this machine, or None where that cannot be told."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    limits = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            limits.append(int(limit) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # no cgroup v2 at the root: the machine's own figure stands
+    return min(limits) if limits else None
+
+
+def _allocate(descriptor: int, nbytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)
+        return
+    # macOS has none: writing zeros claims the blocks as well.
+    zeros = bytes(1 << 20)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    left = nbytes
+    while left > 0:
+        left -= os.write(descriptor, zeros[:left])
+
+
+def _copy_through_staging(copies: list[tuple[Any, Any]]) -> None:
+    staging = torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
+    for view, tensor in copies:
+        source = tensor.contiguous().view(-1).view(torch.uint8)
+        target = view.view(-1).view(torch.uint8)
+        for start in range(0, len(source), _STAGING_BYTES):
+            part = source[start : start + _STAGING_BYTES]
+            staged = staging[: len(part)]
+            staged.copy_(part)
+            target[start : start + len(part)].copy_(staged)
+
+
+def _sealed_at(slot: Slot) -> int:
+    assert slot.seal is not None
+    return int(slot.seal.name.split("-")[2])
+
+
+def _taken(seal: Path) -> Path:
+    return seal.with_name(seal.name.replace("seal-", "taken-", 1))

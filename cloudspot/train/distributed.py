@@ -1,0 +1,82 @@
+"""Who this process is among the ranks, and the process group of a training on CPUs or GPUs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudspot.train.errors import SessionError
+from cloudspot.train.rounds import LocalStore, Store
+
+_PREFIX = "cloudspot"
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank and how many there are, as torchrun set them."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def start_process_group() -> Any:
+    """Join the process group under torchrun, none otherwise; return this rank's device.
+
+    Raises:
+        SessionError: there are more ranks than GPUs on this machine.
+    """
+    if "RANK" not in os.environ or not dist.is_available():
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not torch.cuda.is_available():
+        dist.init_process_group("cpu:gloo")
+        return torch.device("cpu")
+    if local_world_size > torch.cuda.device_count():
+        raise SessionError(
+            f"{local_world_size} processes on this machine and {torch.cuda.device_count()} GPUs: lower"
+            " procs_per_node, or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    return device
+
+
+def current_world() -> World:
+    """Return who this process is.
+
+    Raises:
+        SessionError: torchrun started several ranks that share no process group.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return World(
+            dist.get_rank(),
+            dist.get_world_size(),
+            int(os.environ.get("LOCAL_RANK", "0")),
+            int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SessionError(
+            f"torchrun started {os.environ['WORLD_SIZE']} ranks, and there is no process group:"
+            " call cloudspot.train.init_process_group() before session()"
+        )
+    return World(0, 1, 0, 1)
+
+
+def open_store(world: World) -> tuple[Store, Any]:
+    """Return a connection of its own to the process group's store, and the store, to be kept alive."""
+    if world.world_size == 1:
+        store = LocalStore()
+        return store, store
+    from torch.distributed.distributed_c10d import _get_default_store  # torch has no public name for it
+
+    default = _get_default_store()
+    # Rank 0's object is the server too: as long as it lives, so do the rounds.
+    return dist.PrefixStore(_PREFIX, default.clone()), default

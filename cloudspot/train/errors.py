@@ -1,0 +1,15 @@
+"""The errors that a training script can meet; this package stands alone, so they are its own."""
+
+from __future__ import annotations
+
+
+class TrainError(Exception):
+    """Base of the errors below; the message says what was found and what to do."""
+
+
+class SessionError(TrainError):
+    """The session was used in a way that cannot work, or tracks a state it cannot save: mend the script."""
+
+
+class CheckpointError(TrainError):
+    """The checkpoint is malformed, or does not fit the objects that this session tracks."""

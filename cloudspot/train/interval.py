@@ -1,0 +1,79 @@
+"""When rank 0 asks for the next save: the job's fixed interval, or one chosen from what a save costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from cloudspot.train.handoff import Tuning, read_tuning
+
+SHORTEST_AUTO_SECONDS = 30.0
+LONGEST_AUTO_SECONDS = 30.0 * 60
+RETRY_SECONDS = 1.0
+"""After a save that could not be: some rank had no free slot, or nothing to save yet."""
+_REREAD_SECONDS = 1.0
+
+
+def auto_interval(*, stall_seconds: float, upload_seconds: float, losses_per_second: float) -> float:
+    """Return the seconds between two saves that lose the least time, by Young's formula.
+
+    Saving every T seconds costs C/T of the time for saves that stall the training C seconds, and T/2
+    for each of the L losses a second; the sum is least at sqrt(2 C / L). Saves never come faster
+    than uploads can follow (1.5 times the upload).
+
+    Args:
+        stall_seconds: How long a save holds up the training.
+        upload_seconds: From a seal to its commit.
+        losses_per_second: Of machines without a usable notice, over all nodes.
+    """
+    shortest = max(SHORTEST_AUTO_SECONDS, 1.5 * upload_seconds)
+    best = math.sqrt(2 * stall_seconds / losses_per_second) if losses_per_second > 0 else math.inf
+    return max(shortest, min(best, LONGEST_AUTO_SECONDS))
+
+
+class Pace:
+    """Says when the next interval save is due, from ``tuning.json`` and the last stall."""
+
+    def __init__(self, handoff: Path, *, now: float) -> None:
+        """Start the clock at ``now``, a monotonic moment, as all of the following."""
+        self._handoff = handoff
+        self._tuning: Tuning | None = None
+        self._read_at = -math.inf
+        self._last_at = now
+        self._not_before = now
+        self._stall_seconds = 0.1  # a guess, until the first save has told
+
+    def is_due(self, now: float) -> bool:
+        """Say whether to ask for a save; never without a tuning."""
+        if now - self._read_at >= _REREAD_SECONDS:
+            self._read_at = now
+            self._reread()
+        interval = self.interval_seconds()
+        return interval is not None and now >= self._not_before and now - self._last_at >= interval
+
+    def interval_seconds(self) -> float | None:
+        """Return the current interval, or None before the agent has written a tuning."""
+        tuning = self._tuning
+        if tuning is None or tuning.interval_seconds is not None:
+            return None if tuning is None else tuning.interval_seconds
+        return auto_interval(
+            stall_seconds=self._stall_seconds,
+            upload_seconds=tuning.upload_seconds,
+            losses_per_second=tuning.losses_per_second,
+        )
+
+    def asked(self, now: float) -> None:
+        """Note that a save was asked for; if nothing comes of it, it is due again soon."""
+        self._not_before = now + RETRY_SECONDS
+
+    def saved(self, now: float, *, stall_seconds: float) -> None:
+        """Note a save of this rank."""
+        self._last_at = now
+        self._stall_seconds = stall_seconds
+
+    def _reread(self) -> None:
+        try:
+            self._tuning = read_tuning(self._handoff) or self._tuning
+        except (OSError, json.JSONDecodeError, TypeError):
+            return  # a file that we cannot read changes nothing: the last tuning stands

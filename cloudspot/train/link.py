@@ -1,0 +1,120 @@
+"""The background thread of a session: it hears the agent's orders and takes part in the rounds."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cloudspot.train.distributed import World
+from cloudspot.train.handoff import read_drain
+from cloudspot.train.interval import Pace
+from cloudspot.train.rounds import Rounds, Store
+
+PART_SECONDS = 10.0
+"""How long rank 0, which hosts the store, waits for the others before it leaves."""
+_JOIN_SECONDS = 5.0
+_PART_POLL_SECONDS = 0.005
+
+
+class Link:
+    """What connects a rank's main thread with its agent and the other ranks."""
+
+    def __init__(
+        self,
+        handoff: Path,
+        store: Store,
+        server: Any,
+        *,
+        world: World,
+        start: int,
+        can_save: Callable[[], bool],
+    ) -> None:
+        """Take part from boundary ``start`` on; ``server`` is kept alive as long as this is."""
+        self.handoff = handoff
+        self.rounds = Rounds(
+            store,
+            rank=world.rank,
+            world_size=world.world_size,
+            start=start,
+            clock=time.monotonic,
+            can_save=can_save,
+        )
+        self.is_draining = False
+        self.drain_guard = math.inf
+        """The monotonic moment after which a save no longer helps; infinite without a drain."""
+        self._server = server
+        self._world = world
+        self._start = start
+        self._drain_path = handoff / "drain.json"
+        self._drain_seen: tuple[int, int] | None = None
+        self._pace = Pace(handoff, now=time.monotonic()) if world.rank == 0 else None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="cloudspot-link", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def saved(self, stall_seconds: float | None) -> None:
+        """Tell rank 0's pace of an interval save; None when there was no slot."""
+        if self._pace is not None and stall_seconds is not None:
+            self._pace.saved(time.monotonic(), stall_seconds=stall_seconds)
+
+    def part(self, *, agreed: bool) -> None:
+        """End the thread; after an agreed drain rank 0 lets the others go first."""
+        if not self._stop() or not agreed or self._world.world_size == 1 or self.rounds.is_lost:
+            return
+        self._await_others("left", until=min(time.monotonic() + PART_SECONDS, self.rounds.guard))
+
+    def close(self) -> None:
+        """End the thread; after the end of the loop rank 0 lets the others finish first."""
+        if not self._thread.is_alive():
+            return
+        finished = self.rounds.is_finished
+        if self._stop() and finished and self._world.world_size > 1 and not self.rounds.is_lost:
+            self._await_others("finished", until=time.monotonic() + PART_SECONDS)
+
+    def _stop(self) -> bool:
+        self._stopping = True
+        self.rounds.wake()
+        self._thread.join(_JOIN_SECONDS)
+        return not self._thread.is_alive()
+
+    def _await_others(self, what: str, *, until: float) -> None:
+        store, rank = self.rounds.store, self._world.rank
+        keys = [f"{what}/{other}" for other in range(self._world.world_size)]
+        try:
+            store.set(keys[rank], "1")
+            while rank == 0 and not store.check(keys) and time.monotonic() < until:
+                time.sleep(_PART_POLL_SECONDS)
+        except (RuntimeError, OSError):
+            return  # the others are gone already
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._look_for_drain()
+            if self._pace is not None and self.rounds.is_idle and self._pace.is_due(time.monotonic()):
+                self._pace.asked(time.monotonic())
+                self.rounds.request_interval()
+            self.rounds.wait(self.rounds.poll())
+
+    def _look_for_drain(self) -> None:
+        try:
+            status = self._drain_path.stat()
+            seen = (status.st_ino, status.st_mtime_ns)
+            if seen == self._drain_seen:
+                return
+            drain = read_drain(self.handoff)
+        except (OSError, json.JSONDecodeError, TypeError):
+            return  # not there, or unreadable: the next look tells
+        if drain is None:
+            return
+        self._drain_seen = seen
+        self.is_draining = True
+        self.drain_guard = drain.guard
+        self.rounds.request_drain(guard=drain.guard, notice=drain.kind == "notice")

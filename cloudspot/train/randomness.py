@@ -1,0 +1,50 @@
+"""The state of the random generators that a training draws from: Python's, NumPy's, torch's, CUDA's."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+_CUDA = "cuda"
+
+
+def capture(devices: Collection[int] = ()) -> dict[str, Any]:
+    """Return the state of every generator, as values that a checkpoint can hold.
+
+    Args:
+        devices: The CUDA devices that this rank uses.
+    """
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy"] = numpy.random.get_state(legacy=True)
+    if devices:
+        state[_CUDA] = [torch.cuda.get_rng_state(device) for device in sorted(devices)]
+    return state
+
+
+def restore(state: dict[str, Any], devices: Collection[int] = ()) -> None:
+    """Put every generator back into a captured state."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy as np
+
+        np.random.set_state(state["numpy"])  # noqa: NPY002 - the state of NumPy's global generator is meant
+    for device, cuda in zip(sorted(devices), state.get(_CUDA, ()), strict=False):
+        torch.cuda.set_rng_state(cuda, device)
+
+
+def reseed(seed: int, step: int, rank: int) -> None:
+    """Seed every generator afresh from where the training stands: for a world of another size."""
+    digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()
+    random.seed(digest)
+    torch.manual_seed(int.from_bytes(digest[:7], "big"))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(int.from_bytes(digest[8:12], "big"))

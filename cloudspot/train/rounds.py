@@ -1,0 +1,442 @@
+"""Rounds: how all ranks come to save at the same step, with no collective in the step path (P4).
+
+A step boundary is named by the steps done before it. Each rank has two actors: its main thread
+arrives at boundaries, its background thread talks to the store. For round r:
+
+1. Rank 0's background thread writes ``round/r``. It alone opens rounds; another rank that has a
+   reason sets ``want/drain``.
+2. Each rank's background thread makes a promise under the step lock, "I pass no boundary from b on
+   without a decision", and publishes it as ``promise/r/<rank>``. b lies ``lookahead`` boundaries ahead of the
+   next one, so that short steps go on while the ranks find together.
+3. Rank 0 writes ``decision/r`` once, by compare_set: the highest promise, or that the round is off.
+4. Each main thread goes on to the decided boundary and no further, and serves the round there.
+
+At the end of the loop finishing wins: a rank that has finished serves nothing and says so in
+``finished/<rank>``; a decision that lies at or beyond the end is then served by nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+INTERVAL = "interval"
+DRAIN = "drain"
+
+POLL_SECONDS = 0.025
+"""Between two looks while nothing is going on."""
+FAST_POLL_SECONDS = 0.004
+"""Between two looks while a round is open."""
+LOOKAHEAD_SECONDS = 0.1
+"""About how long the ranks need to find together."""
+MAX_LOOKAHEAD_STEPS = 64
+INTERVAL_GUARD_SECONDS = 20.0
+"""An interval round in which a rank has not answered by then is off."""
+SILENCE_SECONDS = 60.0
+"""A main thread that has waited so long for a decision takes the store for lost."""
+_GRACE_SECONDS = 1.0
+"""How long the others leave it to rank 0 to call a round off whose guard has passed."""
+
+
+class Store(Protocol):
+    """What rounds need of torch's Store."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write the key."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return the value of a key that is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Say at once whether all keys are there."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Write the key if its value is ``expected`` (empty: absent); return what stands then."""
+
+
+class LocalStore:
+    """The Store of a world of one rank."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write the key."""
+        with self._lock:
+            self._values[key] = value
+
+    def get(self, key: str, /) -> bytes:
+        """Return the value of a key that is there."""
+        with self._lock:
+            return self._values[key].encode()
+
+    def check(self, keys: list[str], /) -> bool:
+        """Say whether all keys are there."""
+        with self._lock:
+            return all(key in self._values for key in keys)
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Write the key if its value is ``expected`` (empty: absent); return what stands then."""
+        with self._lock:
+            if self._values.get(key, "") == expected:
+                self._values[key] = desired
+            return self._values[key].encode()
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a main thread has to do at a boundary: save there and go on, or save and leave."""
+
+    kind: str
+    step: int | None
+    """The boundary; None: leave now, without a save."""
+    avoid: frozenset[int] = frozenset()
+    """Ranks whose machines are about to go."""
+
+
+class Rounds:
+    """One rank's part in the rounds.
+
+    The main thread calls ``begin``, ``served`` and ``finish``; the background thread calls ``poll``
+    again and again; ``request_drain`` and ``request_interval`` belong to the background thread too.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        start: int,
+        clock: Callable[[], float],
+        can_save: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Join the rounds of a process group.
+
+        Args:
+            store: This rank's own connection; no other thread uses it while ``poll`` runs.
+            rank: Global rank.
+            world_size: How many ranks there are.
+            start: The boundary that the main thread arrives at first.
+            clock: Monotonic seconds.
+            can_save: Says whether an interval save would find a free slot here.
+        """
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._clock = clock
+        self._can_save = can_save
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        # Under the step lock:
+        self._next = start
+        self._hold: int | None = None  # the promise: None lets every boundary pass
+        self._order: Order | None = None
+        self._finished = False
+        self._lost = False
+        # The background thread's own:
+        self._round = 0
+        self._state = "idle"  # idle, promised, ordered
+        self._opening: dict[str, Any] = {}
+        self._round_guard = math.inf
+        self._opened = -1  # rank 0: the last round opened
+        self._promises: dict[int, dict[str, Any]] = {}
+        self._told_finished = False
+        self._wants_interval = False
+        self._over = False  # some rank has finished: no round can be served by all
+        self._drain_guard: float | None = None
+        self._drain_notice = False
+        self._told_drain = False
+        self._step_seconds = _StepSeconds(start, clock)
+
+    # --- the main thread ------------------------------------------------------------------------
+
+    def begin(self, step: int) -> Order | None:
+        """Pass the boundary before ``step``, or return what has to be done first; may wait for a decision.
+
+        After an order that is served, call again for the same step.
+        """
+        with self._lock:
+            if self._hold is None:
+                self._next = step + 1
+                return None
+        return self._begin_held(step)
+
+    def _begin_held(self, step: int) -> Order | None:
+        silent_at = self._clock() + SILENCE_SECONDS
+        with self._changed:
+            while not self._may_pass(step):
+                if self._order is not None:
+                    return self._order
+                if self._clock() > silent_at:
+                    self._lose()
+                else:
+                    self._changed.wait(0.5)
+            self._next = step + 1
+            return None
+
+    def try_begin(self, step: int) -> Order | bool:
+        """Do as ``begin``, but return True when the boundary is passed and False instead of waiting."""
+        with self._changed:
+            if self._may_pass(step):
+                self._next = step + 1
+                return True
+            return self._order if self._order is not None else False
+
+    def _may_pass(self, step: int) -> bool:
+        if self._hold is None:
+            return True
+        if self._order is None:
+            return step < self._hold
+        if self._order.step is None:
+            return False
+        assert step <= self._order.step, f"boundary {step} lies beyond the decided {self._order.step}"
+        return step < self._order.step
+
+    def served(self) -> None:
+        """Say that the order is carried out and the training goes on."""
+        with self._changed:
+            self._order = None
+            self._hold = None
+
+    def finish(self) -> None:
+        """Say that the loop has ended here: this rank serves no round any more."""
+        with self._changed:
+            self._finished = True
+            self._order = None
+            self._hold = None
+            self._changed.notify_all()
+
+    @property
+    def guard(self) -> float:
+        """The monotonic moment after which the current round's save no longer helps."""
+        return min(self._round_guard, math.inf if self._drain_guard is None else self._drain_guard)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the store is gone: nothing can be agreed on any more."""
+        return self._lost
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether ``finish`` was called."""
+        return self._finished
+
+    @property
+    def store(self) -> Store:
+        """The connection, for use when the background thread has ended."""
+        return self._store
+
+    def wait(self, seconds: float) -> None:
+        """Sleep in the background thread; a change by the main thread ends it early."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def wake(self) -> None:
+        """End a ``wait``."""
+        with self._changed:
+            self._changed.notify_all()
+
+    # --- the background thread ------------------------------------------------------------------
+
+    def request_drain(self, *, guard: float, notice: bool) -> None:
+        """Ask that all ranks save and leave.
+
+        Args:
+            guard: The monotonic moment of this machine after which a save no longer helps.
+            notice: This rank's machine itself is about to go.
+        """
+        self._drain_guard = guard
+        self._drain_notice = notice
+
+    def request_interval(self) -> None:
+        """Ask for an interval save; rank 0 only."""
+        self._wants_interval = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no round is under way here."""
+        return self._state == "idle"
+
+    def poll(self) -> float:
+        """Do what can be done now without waiting; return after how many seconds to poll again."""
+        if self._lost:
+            self._leave_if_drained()
+            return POLL_SECONDS
+        try:
+            self._poll()
+        except (RuntimeError, OSError):
+            # Rank 0, which hosts the store, is gone. Nobody can agree on anything any more: the main
+            # thread goes on until its next collective fails.
+            with self._changed:
+                self._lose()
+        return POLL_SECONDS if self._state == "idle" else FAST_POLL_SECONDS
+
+    def _poll(self) -> None:
+        self._step_seconds.observe(self._next)
+        if self._finished and not self._told_finished:
+            self._store.set(f"finished/{self._rank}", "1")
+            self._told_finished = True
+        if self._drain_guard is not None and not self._told_drain:
+            self._told_drain = True
+            if self._rank != 0:
+                self._store.set("want/drain", json.dumps(self._drain_guard - self._clock()))
+        if self._rank == 0:
+            self._preside()
+        self._take_part()
+
+    # --- rank 0 opens and decides ---------------------------------------------------------------
+
+    def _preside(self) -> None:
+        if self._opened < self._round and self._state == "idle":
+            if not self._finished and not self._over:
+                self._open()
+        elif self._opened == self._round and self._state == "promised":
+            self._decide()
+
+    def _open(self) -> None:
+        wanted = self._wanted_drain_guard()
+        if wanted is not None:
+            kind, guard = DRAIN, wanted
+        elif self._wants_interval:
+            self._wants_interval = False
+            kind, guard = INTERVAL, self._clock() + INTERVAL_GUARD_SECONDS
+        else:
+            return
+        opening = {
+            "kind": kind,
+            "remaining": guard - self._clock(),
+            "lookahead": self._step_seconds.lookahead(kind),
+        }
+        self._promises = {}
+        self._opened = self._round
+        self._store.set(f"round/{self._round}", json.dumps(opening))
+
+    def _wanted_drain_guard(self) -> float | None:
+        if self._drain_guard is not None:
+            return self._drain_guard
+        if self._world_size > 1 and self._store.check(["want/drain"]):
+            # Another machine's monotonic clock says nothing here: it sent what was left.
+            return self._clock() + float(json.loads(self._store.get("want/drain")))
+        return None
+
+    def _decide(self) -> None:
+        number, kind = self._round, self._opening["kind"]
+        for rank in range(self._world_size):
+            if rank in self._promises:
+                continue
+            if self._store.check([f"promise/{number}/{rank}"]):
+                self._promises[rank] = json.loads(self._store.get(f"promise/{number}/{rank}"))
+            elif self._store.check([f"finished/{rank}"]):
+                self._promises[rank] = {"step": None, "ready": False, "notice": False}
+        complete = len(self._promises) == self._world_size
+        impatient = kind == INTERVAL and self._wanted_drain_guard() is not None
+        if not complete and not impatient and self._clock() <= self._round_guard:
+            return
+        promises = self._promises.values()
+        if not complete:
+            decision: dict[str, Any] = {"outcome": "abandon"}
+        elif any(promise["step"] is None for promise in promises):
+            decision = {"outcome": "finish"}
+        elif kind == INTERVAL and not all(promise["ready"] for promise in promises):
+            decision = {"outcome": "abandon"}
+        else:
+            decision = {
+                "outcome": "save",
+                "step": max(promise["step"] for promise in promises),
+                "avoid": sorted(rank for rank, promise in self._promises.items() if promise["notice"]),
+            }
+        self._store.compare_set(f"decision/{number}", "", json.dumps(decision))
+
+    # --- every rank promises and obeys ----------------------------------------------------------
+
+    def _take_part(self) -> None:
+        number = self._round
+        if self._state == "idle":
+            unopened = self._rank == 0 and self._opened < number
+            if not unopened and self._store.check([f"round/{number}"]):
+                self._promise(json.loads(self._store.get(f"round/{number}")))
+        elif self._state == "promised":
+            if self._store.check([f"decision/{number}"]):
+                self._obey(json.loads(self._store.get(f"decision/{number}")))
+            elif self._clock() > self._round_guard + _GRACE_SECONDS:
+                self._store.compare_set(f"decision/{number}", "", json.dumps({"outcome": "abandon"}))
+        elif self._hold is None:  # ordered, and the main thread has served it (or has finished)
+            self._state = "idle"
+            self._round += 1
+
+    def _promise(self, opening: dict[str, Any]) -> None:
+        self._opening = opening
+        self._round_guard = self._clock() + opening["remaining"]
+        if self._drain_guard is not None:
+            self._round_guard = min(self._round_guard, self._drain_guard)
+        ready = self._can_save()
+        with self._changed:
+            step = None if self._finished else self._next + opening["lookahead"]
+            self._hold = step
+        promise = {"step": step, "ready": ready, "notice": self._drain_notice}
+        self._state = "promised"
+        self._store.set(f"promise/{self._round}/{self._rank}", json.dumps(promise))
+
+    def _obey(self, decision: dict[str, Any]) -> None:
+        kind = self._opening["kind"]
+        order: Order | None = None
+        if decision["outcome"] == "save":
+            order = Order(kind, decision["step"], frozenset(decision["avoid"]))
+        elif decision["outcome"] == "abandon" and kind == DRAIN:
+            order = Order(kind, None)
+        self._over = decision["outcome"] == "finish"
+        with self._changed:
+            if self._finished or order is None:
+                self._hold = None
+            else:
+                self._order = order
+            self._changed.notify_all()
+        self._state = "ordered"
+
+    # --- when a peer is lost --------------------------------------------------------------------
+
+    def _lose(self) -> None:
+        self._lost = True
+        if self._order is None:
+            self._hold = None
+        self._changed.notify_all()
+
+    def _leave_if_drained(self) -> None:
+        """Leave without a save: there is nobody left to agree on one with."""
+        with self._changed:
+            if self._drain_guard is not None and self._order is None and not self._finished:
+                self._hold = self._next
+                self._order = Order(DRAIN, None)
+                self._changed.notify_all()
+
+
+class _StepSeconds:
+    """How long a step takes, as seen from the background thread."""
+
+    def __init__(self, start: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen: tuple[float, int] = (clock(), start)
+        self._seconds: float | None = None
+
+    def observe(self, step: int) -> None:
+        now = self._clock()
+        then, seen = self._seen
+        if now - then >= 1.0 or step - seen >= MAX_LOOKAHEAD_STEPS:
+            if step > seen:
+                self._seconds = (now - then) / (step - seen)
+            self._seen = (now, step)
+
+    def lookahead(self, kind: str) -> int:
+        """Return how many boundaries the ranks may pass while they find together."""
+        if self._seconds is None:
+            return 0
+        steps = LOOKAHEAD_SECONDS / max(self._seconds, 1e-6)
+        # A drain has no time to give away; for an interval save a whole step is no loss.
+        wanted = math.floor(steps) if kind == DRAIN else math.ceil(steps)
+        return min(wanted, MAX_LOOKAHEAD_STEPS)

@@ -1,0 +1,118 @@
+"""What the trainer's tests share: an agent's side of the hand-off, without an agent."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cloudspot.train import handoff
+
+ROOT = Path(__file__).parents[2]
+
+
+class Courier:
+    """Stands in for the agent: makes generations, takes seals, builds restore directories."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.generation = 0
+
+    def begin(self, restore: Path | None = None) -> dict[str, str]:
+        """Start a generation and return its environment."""
+        self.generation += 1
+        self.handoff = self.directory / f"generation-{self.generation}"
+        handoff.seals_directory(self.handoff).mkdir(parents=True)
+        environment = {
+            handoff.HANDOFF: str(self.handoff),
+            handoff.GENERATION: str(self.generation),
+            handoff.ARENA: str(self.directory / "arena"),
+            handoff.ARENA_SPILL: str(self.directory / "spill"),
+            handoff.ARTIFACTS: str(self.directory / "artifacts"),
+        }
+        if restore is not None:
+            environment[handoff.RESTORE] = str(restore)
+        return environment
+
+    def drain(self, *, seconds: float = 60.0, kind: str = "notice") -> None:
+        handoff.write_drain(self.handoff, handoff.Drain(kind=kind, guard=time.monotonic() + seconds))
+
+    def tune(self, interval_seconds: float | None) -> None:
+        handoff.write_tuning(self.handoff, handoff.Tuning(interval_seconds, 0.0, 0.0))
+
+    def seals(self) -> dict[int, dict[int, Path]]:
+        """Return the seals of this generation, by step and rank."""
+        found: dict[int, dict[int, Path]] = {}
+        for path in handoff.seals_directory(self.handoff).iterdir():
+            name = handoff.parse_seal_name(path.name)
+            if name is not None:
+                found.setdefault(name.step, {})[name.rank] = path
+        return found
+
+    def carry(self, step: int | None = None) -> Path:
+        """Take a complete checkpoint (the newest unless told) and return a restore directory of it."""
+        seals = self.seals()
+        if step is None:
+            step = max(seals)
+        parts = []
+        target = self.directory / f"restore-{self.generation}-{step}"
+        target.mkdir()
+        for rank, path in sorted(seals[step].items()):
+            name = handoff.parse_seal_name(path.name)
+            taken = path.with_name(name.taken_name)
+            path.rename(taken)
+            seal = json.loads(taken.read_text())
+            with open(seal["slot"], "rb") as slot:
+                (target / f"part-{rank}.bin").write_bytes(slot.read(seal["nbytes"]))
+            parts.append({"rank": rank, "file": f"part-{rank}.bin", "seal": seal})
+            taken.unlink()
+        assert len(parts) == parts[0]["seal"]["world_size"]
+        assert len({part["seal"]["plan"] for part in parts}) == 1
+        handoff.write_json(
+            target / handoff.RESTORE_MANIFEST,
+            {"generation": self.generation, "step": step, "world_size": len(parts), "parts": parts},
+        )
+        return target
+
+    def drained(self, rank: int = 0) -> dict | None:
+        return handoff.read_json(handoff.drained_path(self.handoff, rank))
+
+    def final(self) -> dict | None:
+        return handoff.read_json(handoff.final_path(self.handoff))
+
+    def run_torchrun(self, script: Path, *args: str, num_ranks: int, environment: dict[str, str]) -> str:
+        """Run a script to its end under torchrun and return what it printed."""
+        process = self.start_torchrun(script, *args, num_ranks=num_ranks, environment=environment)
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, output
+        return output
+
+    def start_torchrun(
+        self, script: Path, *args: str, num_ranks: int, environment: dict[str, str]
+    ) -> subprocess.Popen:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
+        command += [f"--nproc-per-node={num_ranks}", "--monitor-interval=0.05", str(script), *args]
+        return subprocess.Popen(
+            command,
+            env={
+                **os.environ,
+                **environment,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@pytest.fixture
+def courier(tmp_path):
+    made = Courier(tmp_path)
+    yield made
+    shutil.rmtree(tmp_path, ignore_errors=True)
