@@ -12,9 +12,10 @@ from typing import ClassVar
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.local.home import state_home
+from cloudspot.local.interpreter import node_python_path
 from cloudspot.local.metadata import LocalPreemptionSource, read_identity
 from cloudspot.local.options import LocalOptions
-from cloudspot.local.provisioner import LocalProvisioner, node_python_path
+from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity
 
 
@@ -34,7 +35,7 @@ class LocalProvider(Provider):
 
     def provisioner(self) -> Provisioner:
         """Return the provisioner of this host's machines."""
-        return LocalProvisioner(self._options)
+        return LocalProvisioner(self._options, provider=self.name)
 
     def preemption_source(self) -> PreemptionSource:
         """Return the source that reads the machine's metadata service."""

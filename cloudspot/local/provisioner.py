@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import site
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,10 @@ from typing import ClassVar
 
 import msgspec
 
-import cloudspot
 from cloudspot.errors import CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.local.home import account, lock, state_home, try_lock
+from cloudspot.local.interpreter import node_python_path
 from cloudspot.local.machines import (
     MachineDirectory,
     MachineRecord,
@@ -70,8 +69,10 @@ class LocalProvisioner(Provisioner):
     token_seconds: ClassVar[float] = KEPT.total_seconds()
     absence_proves_after_seconds: ClassVar[float] = 5.0
 
-    def __init__(self, options: LocalOptions) -> None:
+    def __init__(self, options: LocalOptions, *, provider: str = "local") -> None:
+        """Keep the job's options; ``provider`` is the name that goes into requests."""
         self._options = options
+        self._provider = provider
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
         """Return the request, with the reclaims that await its machines."""
@@ -94,7 +95,7 @@ class LocalProvisioner(Provisioner):
             ),
         )
         # By way of JSON, so that the request equals itself after it was stored: lists, no tuples.
-        return LaunchRequest(provider="local", body=msgspec.json.decode(msgspec.json.encode(body)))
+        return LaunchRequest(provider=self._provider, body=msgspec.json.decode(msgspec.json.encode(body)))
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create the machines and return when each has its supervisor.
@@ -282,24 +283,3 @@ def _start_supervisor(machine: MachineDirectory) -> subprocess.Popen[bytes]:
             env=environment,
             start_new_session=True,
         )
-
-
-def node_python_path() -> str | None:
-    """Return the PYTHONPATH with which this interpreter finds this very cloudspot in a clean environment.
-
-    None where it is installed for the interpreter, as usual.
-    """
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    home = str(Path(cloudspot.__file__).resolve().parent.parent)
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if home in {str(Path(entry).resolve()) for entry in named if entry}:
-        return home
-    try:
-        where = str(distribution("cloudspot").locate_file(""))
-    except PackageNotFoundError:
-        return home
-    if site.ENABLE_USER_SITE and Path(where).resolve() == Path(site.getusersitepackages()).resolve():
-        # A machine has a HOME of its own, and so no user site: torch lies there too.
-        return where
-    return None

@@ -1,0 +1,29 @@
+"""How a machine's clean environment finds the cloudspot that submits."""
+
+from __future__ import annotations
+
+import os
+import site
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import cloudspot
+
+
+def node_python_path() -> str | None:
+    """Return the PYTHONPATH with which this interpreter finds this very cloudspot in a clean environment.
+
+    None where it is installed for the interpreter, as usual.
+    """
+    home = str(Path(cloudspot.__file__).resolve().parent.parent)
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if home in {str(Path(entry).resolve()) for entry in named if entry}:
+        return home
+    try:
+        where = str(distribution("cloudspot").locate_file(""))
+    except PackageNotFoundError:
+        return home
+    if site.ENABLE_USER_SITE and Path(where).resolve() == Path(site.getusersitepackages()).resolve():
+        # A machine has a HOME of its own, and so no user site: torch lies there too.
+        return where
+    return None
