@@ -9,6 +9,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.numbered import read_after
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Generation
 
 
@@ -23,7 +24,7 @@ def read_generations(
         CorruptData: a record is malformed.
     """
     new = read_after(
-        store,
+        patient(store),
         keys.generations_prefix(job_id),
         lambda number: keys.generation(job_id, number),
         lambda data, key: codec.decode(data, Generation, key=key),

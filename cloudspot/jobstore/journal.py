@@ -9,6 +9,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.numbered import read_after
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import JournalRecord
 
 
@@ -18,7 +19,7 @@ class Journal:
     def __init__(
         self, store: ObjectStore, job_id: str, *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self._store = store
+        self._store = patient(store, sleep=sleep)
         self._job_id = job_id
         self._sleep = sleep
         self._records: list[JournalRecord] = []

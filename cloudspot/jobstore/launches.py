@@ -11,6 +11,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Slot, new_nonce
 from cloudspot.model import NodeIdentity
 
@@ -69,6 +70,7 @@ def read_slots(store: ObjectStore, job_id: str, launch: int) -> dict[int, Slot]:
     Raises:
         CorruptData: a slot is malformed.
     """
+    store = patient(store)
     prefix = keys.slots_prefix(job_id, launch)
     listed = [meta.key for meta in store.list_objects(prefix)]
     taken = [key for key in listed if _RANK.fullmatch(key.removeprefix(prefix))]

@@ -1,0 +1,222 @@
+"""Checkpoints from the bucket to the disk: every chunk's checksum is compared, no path leaves the target."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.integrity import check_commit, read_seal
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.parts import NUM_THREADS, extents, xxh3_128
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.records import Chunk, Commit, File, Part
+from cloudspot.train.handoff import RESTORE_MANIFEST
+
+
+@dataclass(frozen=True)
+class _StoredChunk:
+    """A chunk, where it lies, and where its bytes belong in its part."""
+
+    key: str
+    chunk: Chunk
+    part: Part
+    start: int
+
+
+def verify(store: ObjectStore, job_id: str, commit: Commit, *, num_threads: int = NUM_THREADS) -> None:
+    """Read every chunk of the checkpoint and compare it with its checksum.
+
+    Raises:
+        CorruptData: the manifest contradicts itself, or a chunk is missing, cut short or changed; the
+            message names the first one found.
+        TransientError: the store failed; nothing is known.
+    """
+    check_commit(commit)
+    store = patient(store)
+    chunks = _stored_chunks(job_id, commit)
+    _check_sizes(store, job_id, commit, chunks)
+    each(lambda stored: _check(store, stored), chunks, num_threads=num_threads)
+
+
+def fetch(
+    store: ObjectStore, job_id: str, commit: Commit, directory: Path, *, num_threads: int = NUM_THREADS
+) -> None:
+    """Bring a checkpoint to the disk, verified.
+
+    A session's goes into ``directory``, which is made if need be: ``part-<rank>.bin`` for each rank, and
+    ``restore.json`` last. A script's own is put back as the directory it was, below ``directory`` (the
+    working directory), where it appears whole, once it is whole. Existing files of other names are
+    left alone, and no symlink is followed.
+
+    Raises:
+        CorruptData: the manifest is not safe to follow, or a chunk is missing, cut short or changed.
+        CloudspotError: the disk refuses, or the checkpoint directory exists already.
+        TransientError: the store failed; fetch again.
+    """
+    check_commit(commit)
+    store = patient(store)
+    chunks = _stored_chunks(job_id, commit)
+    # Before a byte is written: what a manifest claims must be there, so that no claim fills the disk.
+    _check_sizes(store, job_id, commit, chunks)
+    with _disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        if commit.kind == "session":
+            _fetch_session(store, commit, chunks, directory, num_threads)
+        else:
+            _fetch_directories(store, commit, chunks, directory, num_threads)
+
+
+def _fetch_session(
+    store: ObjectStore, commit: Commit, chunks: Sequence[_StoredChunk], directory: Path, num_threads: int
+) -> None:
+    manifest = directory / RESTORE_MANIFEST
+    manifest.unlink(missing_ok=True)
+    files = {
+        part.rank: (File(path=f"part-{part.rank}.bin", size=part.size, mode=0o600),) for part in commit.parts
+    }
+    for (file,) in files.values():
+        _create(directory / file.path, file.size)
+    each(
+        lambda s: _write(directory, files[s.part.rank], s, _check(store, s)), chunks, num_threads=num_threads
+    )
+    value = {
+        "generation": commit.generation,
+        "step": commit.step,
+        "world_size": len(commit.parts),
+        "parts": [
+            {"rank": part.rank, "file": files[part.rank][0].path, "seal": read_seal(part)}
+            for part in commit.parts
+        ],
+    }
+    temporary = manifest.with_name(f".{manifest.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.write_text(json.dumps(value), encoding="utf-8")
+    temporary.replace(manifest)
+
+
+def _fetch_directories(
+    store: ObjectStore, commit: Commit, chunks: Sequence[_StoredChunk], directory: Path, num_threads: int
+) -> None:
+    names = sorted({part.directory or "" for part in commit.parts})
+    staging = {name: directory / f".cloudspot-fetching-{number}" for number, name in enumerate(names)}
+    for name, path in staging.items():
+        _make_parents(directory, name)
+        _remove(path)  # Of an agent that was killed in the middle.
+        path.mkdir()
+    roots = {part.rank: staging[part.directory or ""] for part in commit.parts}
+    for part in commit.parts:
+        for file in part.files:
+            path = roots[part.rank] / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _create(path, file.size)
+    each(
+        lambda s: _write(roots[s.part.rank], s.part.files, s, _check(store, s)),
+        chunks,
+        num_threads=num_threads,
+    )
+    for part in commit.parts:
+        for file in part.files:
+            (roots[part.rank] / file.path).chmod(file.mode & 0o777)
+    for name, path in staging.items():
+        path.rename(directory / name)
+
+
+def _stored_chunks(job_id: str, commit: Commit) -> list[_StoredChunk]:
+    found = []
+    for part in commit.parts:
+        start = 0
+        for number, chunk in enumerate(part.chunks):
+            key = keys.chunk(job_id, part.generation, part.step, part.rank, number)
+            found.append(_StoredChunk(key, chunk, part, start))
+            start += chunk.size
+    return found
+
+
+def _check_sizes(store: ObjectStore, job_id: str, commit: Commit, chunks: Sequence[_StoredChunk]) -> None:
+    prefix = keys.checkpoint_prefix(job_id, commit.generation, commit.step)
+    sizes = {meta.key: meta.size for meta in store.list_objects(prefix)}
+    for stored in chunks:
+        size = sizes.get(stored.key)
+        if size is None:
+            raise CorruptData(f"checkpoint {commit.id}: chunk {stored.key} is missing")
+        _check_size(stored, size)
+
+
+def _check(store: ObjectStore, stored: _StoredChunk) -> bytes:
+    """Return the bytes of a chunk, verified."""
+    try:
+        # One byte more than there should be tells a longer object without reading all of it.
+        data = store.get_range(stored.key, 0, stored.chunk.size + 1)
+    except ObjectMissing as error:
+        raise CorruptData(f"chunk {stored.key} is missing") from error
+    _check_size(stored, len(data))
+    if xxh3_128(data) != stored.chunk.xxh3_128:
+        raise CorruptData(f"chunk {stored.key} does not match its checksum")
+    return data
+
+
+def _check_size(stored: _StoredChunk, size: int) -> None:
+    if size != stored.chunk.size:
+        raise CorruptData(f"chunk {stored.key} has {size} bytes and should have {stored.chunk.size}")
+
+
+def _create(path: Path, size: int) -> None:
+    """Create the file anew; what had its name, be it a symlink, goes."""
+    _remove(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _write(root: Path, files: Sequence[File], stored: _StoredChunk, data: bytes) -> None:
+    """Write a chunk's bytes to the files over which its part is spread."""
+    position = 0
+    for name, offset, length in extents(files, stored.start, stored.chunk.size):
+        descriptor = os.open(root / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            done = 0
+            while done < length:
+                with memoryview(data)[position + done : position + length] as rest:
+                    done += os.pwrite(descriptor, rest, offset + done)
+        finally:
+            os.close(descriptor)
+        position += length
+
+
+def _make_parents(directory: Path, name: str) -> None:
+    """Make the directories above ``name``; none may be a symlink, which could lead out."""
+    path = directory
+    for segment in name.split("/")[:-1]:
+        path /= segment
+        if path.is_symlink():
+            raise CorruptData(f"checkpoint directory {name!r}: {path} is a symlink, which is not followed")
+        path.mkdir(exist_ok=True)
+    if os.path.lexists(directory / name):
+        raise CloudspotError(f"checkpoint directory {directory / name} exists already; remove it first")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _disk_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CloudspotError(
+            f"cannot put a checkpoint into {directory}: {error.strerror or error}"
+        ) from error

@@ -1,0 +1,213 @@
+"""Whether a checkpoint's records make sense: pure checks that trust no one; nothing is unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore.records import Commit, Part
+
+MAX_CHUNK_BYTES = 512 << 20
+"""A chunk is held in memory as a whole when it is read."""
+MAX_PARTS = 10_000
+"""The keys give a rank four digits."""
+_HASH = re.compile(r"[0-9a-f]{32}")
+
+
+class _Item(msgspec.Struct, frozen=True):
+    """A tensor's line in a seal."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def check_commit(commit: Commit) -> None:
+    """Check that the manifest describes one whole checkpoint and nothing unsafe.
+
+    Each part is in order by itself, all ranks are there, once and in order, and all belong to the
+    same checkpoint. Of a session, all parts were planned together: the table of items in the seals is
+    the one that every seal's digest speaks of, so each item of the plan is there once.
+
+    Raises:
+        CorruptData: it does not; the message names the checkpoint and what is wrong.
+    """
+    for problem in _commit_problems(commit):
+        raise CorruptData(f"checkpoint {commit.id}: {problem}")
+
+
+def check_part(part: Part) -> None:
+    """Check that the record of a part is in order by itself.
+
+    Raises:
+        CorruptData: it is not; the message names the part and what is wrong.
+    """
+    for problem in _part_problems(part):
+        raise CorruptData(f"part {part.rank} of checkpoint {part.generation}-{part.step}: {problem}")
+
+
+def read_seal(part: Part) -> dict[str, Any]:
+    """Return the trainer's seal of a session's part.
+
+    Raises:
+        CorruptData: there is none, or it is no JSON object.
+    """
+    try:
+        # Python's own reader, as the trainer's writer: a scheduler's state may hold infinity.
+        seal = json.loads(part.seal or "")
+    except (ValueError, RecursionError) as error:
+        raise CorruptData(f"the seal of part {part.rank} is malformed: {error}") from error
+    if not isinstance(seal, dict):
+        raise CorruptData(f"the seal of part {part.rank} is no JSON object")
+    return seal
+
+
+def plan_digest(seals: Sequence[dict[str, Any]]) -> str:
+    """Return the digest of the table of all ranks' items, as ``cloudspot.train.plan`` makes it."""
+    table = [seal.get("items") for seal in seals]
+    text = json.dumps(table, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_safe_path(path: str) -> bool:
+    """Say whether a stored path stays below the directory it is put into, and can be a path at all."""
+    try:
+        segments = [segment.encode() for segment in path.split("/")]
+    except UnicodeEncodeError:
+        return False
+    return (
+        not any(segment in (b"", b".", b"..") or len(segment) > 255 for segment in segments)
+        and "\0" not in path
+        and len(path) < 2048
+    )
+
+
+# --- what is wrong, the first thing first -------------------------------------------------------
+
+
+def _commit_problems(commit: Commit) -> Iterator[str]:
+    if not commit.parts:
+        yield "it has no parts"
+    for rank, part in enumerate(commit.parts):
+        if part.rank != rank:
+            yield f"its part {rank} is of rank {part.rank}"
+        if part.num_parts != len(commit.parts):
+            yield f"it has {len(commit.parts)} parts, and part {rank} speaks of {part.num_parts}"
+        if (part.generation, part.step, part.kind) != (commit.generation, commit.step, commit.kind):
+            yield f"its part {rank} is of a {part.kind} checkpoint {part.generation}-{part.step}"
+        for problem in _part_problems(part):
+            yield f"part {rank}: {problem}"
+    total = sum(part.size for part in commit.parts)
+    if commit.size != total:
+        yield f"its size is {commit.size}, and its parts have {total} bytes"
+    if commit.kind == "session":
+        yield from _plan_problems([read_seal(part) for part in commit.parts])
+    else:
+        yield from _collisions(commit.parts)
+
+
+def _part_problems(part: Part) -> Iterator[str]:
+    if part.generation < 1 or part.step < 0:
+        yield "generations count from 1, steps from 0"
+    if not 0 <= part.rank < part.num_parts <= MAX_PARTS:
+        yield f"rank {part.rank} of {part.num_parts} cannot be"
+    for number, chunk in enumerate(part.chunks):
+        if not 0 < chunk.size <= MAX_CHUNK_BYTES or _HASH.fullmatch(chunk.xxh3_128) is None:
+            yield f"chunk {number} has size {chunk.size} and checksum {chunk.xxh3_128[:64]!r}"
+    total = sum(chunk.size for chunk in part.chunks)
+    if part.size != total:
+        yield f"its size is {part.size}, and its chunks have {total} bytes"
+    if part.kind == "session":
+        if part.files or part.directory is not None:
+            yield "a session's part has no files"
+        yield from _seal_problems(part, read_seal(part))
+    elif part.kind == "directory":
+        if part.seal is not None:
+            yield "a directory's part has no seal"
+        yield from _file_problems(part)
+    else:
+        yield f"its kind is {part.kind!r}"
+
+
+def _seal_problems(part: Part, seal: dict[str, Any]) -> Iterator[str]:
+    for name, expected in (
+        ("generation", part.generation),
+        ("step", part.step),
+        ("rank", part.rank),
+        ("world_size", part.num_parts),
+        ("nbytes", part.size),
+    ):
+        if seal.get(name) != expected:
+            yield f"its seal's {name} is {seal.get(name)!r}, not {expected}"
+    try:
+        items = msgspec.convert(seal.get("items"), tuple[_Item, ...])
+    except msgspec.ValidationError as error:
+        yield f"its seal's items are malformed: {error}"
+        return
+    end = 0
+    for item in sorted(items, key=lambda item: (item.offset, item.nbytes)):
+        count = math.prod(item.shape)
+        if min((*item.shape, item.offset, item.nbytes)) < 0 or item.nbytes % max(count, 1):
+            yield f"item {item.name!r} of shape {item.shape} has {item.nbytes} bytes at {item.offset}"
+        if item.offset < end:
+            yield f"item {item.name!r} overlaps another"
+        end = max(end, item.offset + item.nbytes)
+    if end > part.size:
+        yield f"its items reach to byte {end} of {part.size}"
+
+
+def _plan_problems(seals: Sequence[dict[str, Any]]) -> Iterator[str]:
+    digests = {seal.get("plan") for seal in seals if isinstance(seal.get("plan"), str)}
+    if len(digests) != 1 or not all(isinstance(seal.get("plan"), str) for seal in seals):
+        yield "its parts were planned apart"
+    names = [item["name"] for seal in seals for item in seal["items"]]
+    if len(names) != len(set(names)):
+        twice = next(name for name in names if names.count(name) > 1)
+        yield f"it holds item {twice!r} twice"
+    if digests != {plan_digest(seals)}:
+        yield "its items are not those that were planned"
+
+
+def _file_problems(part: Part) -> Iterator[str]:
+    if part.directory is None or not is_safe_path(part.directory):
+        yield f"its directory {(part.directory or '')[:200]!r} is no safe relative path"
+    for file in part.files:
+        if not is_safe_path(file.path):
+            yield f"its file {file.path[:200]!r} is no safe relative path"
+        if file.size < 0 or file.mode < 0:
+            yield f"its file {file.path!r} has size {file.size} and mode {file.mode:o}"
+    total = sum(file.size for file in part.files)
+    if part.size != total:
+        yield f"its size is {part.size}, and its files have {total} bytes"
+
+
+def _collisions(parts: Sequence[Part]) -> Iterator[str]:
+    """Yield paths that cannot stand beside each other: the same twice, or one below a file."""
+    directories = {part.directory or "" for part in parts}
+    files = [f"{part.directory}/{file.path}" for part in parts for file in part.files]
+    taken = set(files)
+    if len(taken) != len(files):
+        yield "it holds a file twice"
+    for path in files:
+        for parent in _parents(path):
+            if parent in taken:
+                yield f"it holds {parent[:200]!r} as a file and as a directory"
+    for directory in directories:
+        for parent in _parents(directory):
+            if parent in directories:
+                yield f"its directory {directory[:200]!r} lies in another"
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path

@@ -1,0 +1,106 @@
+"""Checkpoints in the bucket: one exists when its commit does, which names every chunk (protocol P5).
+
+The whole life of a checkpoint is reached from here: ``upload_part`` or ``upload_directory``,
+``try_commit``, ``read_commits`` and ``read_commit``, ``verify``, ``fetch``, ``collect``.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.fetching import fetch, verify
+from cloudspot.jobstore.integrity import check_commit
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.parts import put_part, upload_directory, upload_part
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.records import CheckpointId, Commit, Part, new_nonce
+from cloudspot.jobstore.retention import collect, read_commits
+
+__all__ = [
+    "collect",
+    "fetch",
+    "put_part",
+    "read_commit",
+    "read_commits",
+    "try_commit",
+    "upload_directory",
+    "upload_part",
+    "verify",
+]
+
+_RANK = re.compile(r"\d{4}")
+
+
+def read_commit(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Commit:
+    """Return the manifest of a checkpoint, checked: its paths, sizes and tables are safe to follow.
+
+    Raises:
+        CorruptData: it is malformed, contradicts itself, or is another checkpoint's.
+        ObjectMissing: there is no such checkpoint (any more).
+    """
+    key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
+    commit = codec.decode(patient(store).get(key), Commit, key=key)
+    if commit.id != checkpoint:
+        raise CorruptData(f"{key} holds the manifest of checkpoint {commit.id}")
+    check_commit(commit)
+    return commit
+
+
+def try_commit(
+    store: ObjectStore,
+    job_id: str,
+    checkpoint: CheckpointId,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Commit | None:
+    """Commit the checkpoint if all its parts are there; return the manifest that stands.
+
+    None: a part is missing. Whoever sees every part may commit; all who do get the same manifest.
+
+    Raises:
+        CorruptData: the parts do not make one checkpoint, or one contradicts itself.
+        TransientError: the outcome is unknown; call again.
+    """
+    store = patient(store, sleep=sleep)
+    parts = _read_parts(store, job_id, checkpoint)
+    if not parts:
+        return None
+    if len({part.num_parts for part in parts}) > 1:
+        raise CorruptData(f"checkpoint {checkpoint}: its parts disagree on how many they are")
+    if len(parts) < parts[0].num_parts:
+        return None
+    commit = Commit(
+        generation=checkpoint.generation,
+        step=checkpoint.step,
+        kind=parts[0].kind,
+        size=sum(part.size for part in parts),
+        parts=tuple(sorted(parts, key=lambda part: part.rank)),
+        at=datetime.now(timezone.utc),
+        writer=new_nonce(),
+    )
+    check_commit(commit)
+    key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
+    winner = create(store, key, codec.encode(commit), sleep=sleep)
+    return commit if winner is None else codec.decode(winner, Commit, key=key)
+
+
+def _read_parts(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> list[Part]:
+    prefix = keys.parts_prefix(job_id, checkpoint.generation, checkpoint.step)
+    listed = [meta.key for meta in store.list_objects(prefix)]
+    names = [key for key in listed if _RANK.fullmatch(key.removeprefix(prefix))]
+    try:
+        parts = each(lambda key: codec.decode(store.get(key), Part, key=key), names)
+    except ObjectMissing:
+        return []  # Collected meanwhile, as older than the lineage's newest: it is nobody's any more.
+    for key, part in zip(names, parts, strict=True):
+        expected = keys.part(job_id, part.generation, part.step, part.rank)
+        if key != expected:
+            raise CorruptData(f"{key} holds the record of part {part.rank} of {part.generation}-{part.step}")
+    return parts

@@ -1,0 +1,266 @@
+"""The parts of a checkpoint: their chunks and records, put so that a record never lacks a chunk."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from cloudspot.errors import CorruptData, ObjectMissing, TransientError
+from cloudspot.interfaces import Data, ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.integrity import MAX_CHUNK_BYTES, check_part
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.records import CheckpointId, Chunk, File, Part, new_nonce
+
+CHUNK_BYTES = 64 << 20
+"""Large enough for one request to be worth its latency, small enough that several go at once."""
+NUM_THREADS = 4
+
+
+def upload_part(
+    store: ObjectStore,
+    job_id: str,
+    checkpoint: CheckpointId,
+    *,
+    rank: int,
+    num_parts: int,
+    data: memoryview,
+    seal: bytes,
+    sealed_at: datetime,
+    chunk_bytes: int = CHUNK_BYTES,
+    num_threads: int = NUM_THREADS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Part:
+    """Upload what one rank of a session has sealed; return its record, which is then in the store.
+
+    Args:
+        store: Where to.
+        job_id: Whose.
+        checkpoint: Which.
+        rank: The global rank.
+        num_parts: The world size: how many parts make the checkpoint whole.
+        data: The part's bytes, such as a view of the mapped arena slot. They are hashed and put from
+            where they lie; no view of them is kept, also after an error.
+        seal: The seal file's bytes.
+        sealed_at: When the trainer sealed it, UTC.
+        chunk_bytes: The size of all chunks but the last.
+        num_threads: How many chunks are on their way at once.
+        sleep: For the delay between tries.
+
+    Safe to repeat: the same bytes are the same part, whoever has put it.
+
+    Raises:
+        CorruptData: the part is in the store already, with other bytes, or the seal contradicts it.
+        TransientError: the store failed; call again.
+    """
+    part = Part(
+        generation=checkpoint.generation,
+        step=checkpoint.step,
+        rank=rank,
+        num_parts=num_parts,
+        kind="session",
+        size=len(data),
+        chunks=(),
+        seal=seal.decode(),
+        sealed_at=sealed_at,
+        writer=new_nonce(),
+    )
+    with _forgetting_frames():
+        return _upload(store, job_id, part, _View(data), chunk_bytes, num_threads, sleep)
+
+
+def upload_directory(
+    store: ObjectStore,
+    job_id: str,
+    checkpoint: CheckpointId,
+    *,
+    rank: int,
+    num_parts: int,
+    root: Path,
+    files: Sequence[File],
+    directory: str,
+    sealed_at: datetime,
+    chunk_bytes: int = CHUNK_BYTES,
+    num_threads: int = NUM_THREADS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Part:
+    """Upload the files of one node's checkpoint directory; return its record, as ``upload_part`` does.
+
+    ``root`` holds the files, ``directory`` is what the record names: where they are put back, relative
+    to the working directory. The files are read, not mapped: a script that cuts one short meanwhile
+    must not end this process.
+
+    Raises:
+        CorruptData: the part is in the store already, with other bytes, or a path is not safe.
+        TransientError: the store failed, or a file is shorter than its record says; call again.
+    """
+    part = Part(
+        generation=checkpoint.generation,
+        step=checkpoint.step,
+        rank=rank,
+        num_parts=num_parts,
+        kind="directory",
+        size=sum(file.size for file in files),
+        chunks=(),
+        files=tuple(files),
+        directory=directory,
+        sealed_at=sealed_at,
+        writer=new_nonce(),
+    )
+    return _upload(store, job_id, part, _Files(root, files), chunk_bytes, num_threads, sleep)
+
+
+def put_part(
+    store: ObjectStore, job_id: str, part: Part, *, sleep: Callable[[float], None] = time.sleep
+) -> Part:
+    """Put the record of a part whose chunks are in the store; return the record that stands.
+
+    Raises:
+        CorruptData: another record stands, of other bytes.
+        TransientError: the outcome is unknown; put it again.
+    """
+    check_part(part)
+    key = keys.part(job_id, part.generation, part.step, part.rank)
+    winner = create(store, key, codec.encode(part), sleep=sleep)
+    return part if winner is None else _same(codec.decode(winner, Part, key=key), part, key)
+
+
+def xxh3_128(data: Data) -> str:
+    """Return the checksum of a chunk, in hex."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+class _Source(ABC):
+    """The bytes of a part."""
+
+    @abstractmethod
+    @contextmanager
+    def read(self, start: int, length: int) -> Iterator[Data]:
+        """Lend the bytes from ``start`` (inclusive), ``length`` of them."""
+
+
+class _View(_Source):
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    @contextmanager
+    def read(self, start: int, length: int) -> Iterator[Data]:
+        with self._data[start : start + length] as view:
+            yield view
+
+
+class _Files(_Source):
+    """Files as one run of bytes, in list order."""
+
+    def __init__(self, root: Path, files: Sequence[File]) -> None:
+        self._root = root
+        self._files = files
+
+    @contextmanager
+    def read(self, start: int, length: int) -> Iterator[Data]:
+        buffer = bytearray(length)
+        with memoryview(buffer) as view:
+            filled = 0
+            for path, offset, count in extents(self._files, start, length):
+                with view[filled : filled + count] as target:
+                    self._fill(self._root / path, offset, target)
+                filled += count
+        yield buffer
+
+    def _fill(self, path: Path, offset: int, target: memoryview) -> None:
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(offset)
+                filled = 0
+                while filled < len(target):
+                    with target[filled:] as rest:
+                        count = file.readinto(rest) or 0
+                    if count == 0:
+                        raise TransientError(f"{path} became shorter while it was uploaded")
+                    filled += count
+        except OSError as error:
+            raise TransientError(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from error
+
+
+def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[str, int, int]]:
+    """Yield where a run of a part's bytes lies in its files: path, offset in the file, length."""
+    end, position = start + length, 0
+    for file in files:
+        low, high = max(start, position), min(end, position + file.size)
+        if low < high:
+            yield file.path, low - position, high - low
+        position += file.size
+
+
+def _upload(
+    store: ObjectStore,
+    job_id: str,
+    part: Part,
+    source: _Source,
+    chunk_bytes: int,
+    num_threads: int,
+    sleep: Callable[[float], None],
+) -> Part:
+    if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
+        raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")
+    store = patient(store, sleep=sleep)
+    key = keys.part(job_id, part.generation, part.step, part.rank)
+    # Once the record stands its chunks are never written again: a commit may name them.
+    found = _find(store, key)
+
+    def carry(number: int) -> Chunk:
+        start = number * chunk_bytes
+        with source.read(start, min(chunk_bytes, part.size - start)) as data:
+            if found is None:
+                store.put(keys.chunk(job_id, part.generation, part.step, part.rank, number), data)
+            return Chunk(size=len(data), xxh3_128=xxh3_128(data))
+
+    num_chunks = -(-part.size // chunk_bytes)
+    chunks = each(carry, range(num_chunks), num_threads=num_threads)
+    part = msgspec.structs.replace(part, chunks=tuple(chunks))
+    if found is not None:
+        check_part(part)
+        return _same(found, part, key)
+    return put_part(store, job_id, part, sleep=sleep)
+
+
+def _find(store: ObjectStore, key: str) -> Part | None:
+    try:
+        return codec.decode(store.get(key), Part, key=key)
+    except ObjectMissing:
+        return None
+
+
+def _same(standing: Part, ours: Part, key: str) -> Part:
+    """Return the standing record if it speaks of the same bytes as ours."""
+    if _content(standing) != _content(ours):
+        raise CorruptData(f"{key} stands already, and names other bytes than these")
+    return standing
+
+
+def _content(part: Part) -> tuple[object, ...]:
+    return part.kind, part.num_parts, part.chunks, part.seal, part.files, part.directory
+
+
+@contextmanager
+def _forgetting_frames() -> Iterator[None]:
+    """Clear the frames of a passing error: a view of the data in one would keep its mapping open."""
+    try:
+        yield
+    except BaseException as error:
+        link: BaseException | None = error
+        while link is not None:
+            traceback.clear_frames(link.__traceback__)
+            link = link.__cause__ or link.__context__
+        raise

@@ -1,0 +1,194 @@
+"""Reads a job's records into a History, with few requests; lists the jobs; the summary for ``ps``."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cloudspot.errors import JobNotFound, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.generations import read_generations
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.manifests import read_commits
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.records import (
+    Closed,
+    Exit,
+    Finished,
+    Generation,
+    Heartbeat,
+    Intent,
+    JournalRecord,
+    Notice,
+    Slot,
+    StopRequest,
+    Submission,
+    Summary,
+)
+
+_SLOT = re.compile(r"launches/(\d{6,})/nodes/(\d{4,})")
+_NODE = re.compile(r"nodes/(\d{6,})/(\d{4,})/(heartbeat|notice|exit\.json)")
+_KINDS: dict[str, Any] = {"heartbeat": Heartbeat, "notice": Notice, "exit.json": Exit}
+
+
+def list_jobs(store: ObjectStore) -> tuple[str, ...]:
+    """Return the ids of all jobs in the store, sorted.
+
+    One whose submission was cut short is listed too; reading it raises JobNotFound.
+    """
+    prefix = keys.index_prefix()
+    names = (meta.key.removeprefix(prefix) for meta in patient(store).list_objects(prefix))
+    return tuple(name for name in names if keys.JOB_ID.fullmatch(name))
+
+
+def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
+    """Return the job's advisory summary, or None before the first; it may be stale.
+
+    Raises:
+        CorruptData: it is malformed.
+    """
+    key = keys.summary(job_id)
+    try:
+        return codec.decode(patient(store).get(key), Summary, key=key)
+    except ObjectMissing:
+        return None
+
+
+def write_summary(store: ObjectStore, summary: Summary) -> None:
+    """Replace the job's advisory summary."""
+    patient(store).put(keys.summary(summary.job_id), codec.encode(summary))
+
+
+class HistoryReader:
+    """Reads one job again and again; what never changes is read once. For one thread at a time.
+
+    A pass over a job where nothing is new costs: one get each for the journal, the stop request and
+    the generations, a listing of the commits; and while a launch is open, a listing of its slots
+    until all are taken, a listing of what its nodes say, and a get of each heartbeat.
+    """
+
+    def __init__(
+        self, store: ObjectStore, job_id: str, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._store = patient(store, sleep=sleep)
+        self._job_id = job_id
+        self._journal = Journal(self._store, job_id, sleep=sleep)
+        self._submission: Submission | None = None
+        self._stop: StopRequest | None = None
+        self._generations: tuple[Generation, ...] = ()
+        self._slots: dict[int, dict[int, Slot]] = {}  # launch -> rank -> record; so are the others
+        self._nodes: dict[str, dict[int, dict[int, Any]]] = {kind: {} for kind in _KINDS}
+        self._first_unsettled = 1
+        """The first launch that was not closed in the pass before: the older ones were read whole."""
+
+    def read(self) -> History:
+        """Return all that the bucket says of the job now.
+
+        What a record names is read after that record: a generation in a heartbeat, a commit in an
+        exit record, is in this history too.
+
+        Raises:
+            JobNotFound: there is no such job, or its submission was cut short.
+            CorruptData: a record is malformed.
+            TransientError: the store does not answer; what was read by then is kept.
+        """
+        submission = self._read_submission()
+        journal = self._journal.read()
+        if self._stop is None:
+            self._stop = self._get(keys.stop(self._job_id), StopRequest)
+        intents = [record for record in journal if isinstance(record, Intent)]
+        self._read_launches(intents)
+        self._generations = read_generations(self._store, self._job_id, known=self._generations)
+        commits = read_commits(self._store, self._job_id)
+        closed = {record.launch: record for record in journal if isinstance(record, Closed)}
+        self._first_unsettled = 1 + sum(1 for intent in intents if intent.launch in closed)
+        return History(
+            submission=submission,
+            stop=self._stop,
+            launches=tuple(self._fold_launch(intent, closed.get(intent.launch)) for intent in intents),
+            generations=self._generations,
+            commits=commits,
+            finished=_finished(journal),
+            num_records=len(journal),
+        )
+
+    def _read_submission(self) -> Submission:
+        if self._submission is None:
+            self._submission = self._get(keys.spec(self._job_id), Submission)
+        if self._submission is None:
+            raise JobNotFound(f"no job {self._job_id!r} in {self._store.url}")
+        return self._submission
+
+    def _read_launches(self, intents: Sequence[Intent]) -> None:
+        """Read what is new of the launches that were open in the last pass, or have come since."""
+        first = self._first_unsettled
+        unsettled = [intent for intent in intents if intent.launch >= first]
+        if not unsettled:
+            return
+        new = []
+        if any(len(self._slots.get(intent.launch, {})) < intent.num_nodes for intent in unsettled):
+            new += self._list(
+                f"{keys.job_prefix(self._job_id)}launches/", keys.slots_prefix(self._job_id, first)
+            )
+        start = f"{keys.nodes_prefix(self._job_id)}{first:06d}/"
+        new += self._list(keys.nodes_prefix(self._job_id), start)
+        self._add(new)
+
+    def _list(self, prefix: str, start: str) -> list[str]:
+        """Return the keys with the prefix from ``start`` on."""
+        found, after = [], start
+        while True:
+            page = self._store.list_page(prefix, after=after)
+            found += [meta.key for meta in page.objects]
+            if page.next_after is None:
+                return found
+            after = page.next_after
+
+    def _add(self, found: Sequence[str]) -> None:
+        """Read the slots and node records under these keys, unless they are known and never change."""
+        places: list[tuple[dict[int, Any], int, str, Any]] = []
+        prefix = keys.job_prefix(self._job_id)
+        for key in found:
+            name = key.removeprefix(prefix)
+            if match := _SLOT.fullmatch(name):
+                records: dict[int, Any] = self._slots.setdefault(int(match[1]), {})
+                kind: Any = Slot
+            elif match := _NODE.fullmatch(name):
+                records = self._nodes[match[3]].setdefault(int(match[1]), {})
+                kind = _KINDS[match[3]]
+            else:
+                continue  # Not ours.
+            rank = int(match[2])
+            if rank not in records or kind is Heartbeat:
+                places.append((records, rank, key, kind))
+        for (records, rank, _, _), record in zip(
+            places, each(lambda place: self._get(place[2], place[3]), places), strict=True
+        ):
+            if record is not None:
+                records[rank] = record
+
+    def _get(self, key: str, record_type: type[Any]) -> Any:
+        try:
+            return codec.decode(self._store.get(key), record_type, key=key)
+        except ObjectMissing:
+            return None
+
+    def _fold_launch(self, intent: Intent, closed: Closed | None) -> LaunchHistory:
+        launch = intent.launch
+        return LaunchHistory(
+            intent=intent,
+            closed=closed,
+            slots=dict(self._slots.get(launch, {})),
+            exits=dict(self._nodes["exit.json"].get(launch, {})),
+            notices=dict(self._nodes["notice"].get(launch, {})),
+            heartbeats=dict(self._nodes["heartbeat"].get(launch, {})),
+        )
+
+
+def _finished(journal: Sequence[JournalRecord]) -> Finished | None:
+    return next((record for record in journal if isinstance(record, Finished)), None)
