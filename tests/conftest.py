@@ -55,5 +55,5 @@ def local_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     for machine_id in survivors:
         end_machine_processes(machine_id)
     assert survivors == {}, "processes outlived their machine"
-    arenas = [machine.arena for machine in machines if machine.arena is not None and machine.arena.exists()]
-    assert arenas == [], "a machine's memory outlived it"
+    left = [path for machine in machines for path in machine.disk if path.exists()]
+    assert left == [], "a machine's disk or memory outlived it"

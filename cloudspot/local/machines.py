@@ -10,7 +10,10 @@
     tags.json        facts announced by the controller
     user-data        the boot script
     console.log      its output        supervisor.log  the supervisor's
-    home/ tmp/ node/ bin/   the machine's disk, deleted when it ends
+    home/ node/ bin/  the machine's disk, deleted when it ends
+
+Two things lie elsewhere and end with the machine too: its directory in memory and, since the path of a
+Unix socket in it (multiprocessing makes some) may have a hundred bytes only, its TMPDIR.
 """
 
 from __future__ import annotations
@@ -30,78 +33,19 @@ import msgspec
 
 from cloudspot.local.home import try_lock
 from cloudspot.local.processes import end_machine_processes
-from cloudspot.model import EndReason, Instance, InstanceState, Market
+from cloudspot.local.records import (
+    MachineRecord,
+    MachineState,
+    ReclaimRequest,
+    Requests,
+    SupervisorRecord,
+)
+from cloudspot.model import EndReason, Instance, InstanceState
 
 T = TypeVar("T")
 
 UNBORN_SECONDS = 30.0
 """A machine without a supervisor for this long after its creation will never get one, in seconds."""
-
-DISK = ("home", "tmp", "node", "bin")
-"""The directories that a machine loses when it ends."""
-
-
-class PlannedReclaim(msgspec.Struct, frozen=True, kw_only=True):
-    """When this machine will be reclaimed: after either of the two, whichever comes first."""
-
-    after_steps: int | None = None
-    """When the training begins this step (the job's count)."""
-    after_seconds: float | None = None
-    """After the boot."""
-    notice_seconds: float
-
-
-class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """``machine.json``: what was created."""
-
-    id: str
-    request_sha256: str
-    """Of the launch request, so that a token cannot come back with another one."""
-    job_id: str
-    launch: int
-    rank: int
-    address: str
-    zone: str
-    instance_type: str
-    market: Market
-    user_data: str
-    boot_delay_seconds: float
-    max_seconds: float
-    reclaims: tuple[PlannedReclaim, ...]
-    notice_seconds: float
-    """Of a reclaim that names none."""
-    launched_at: datetime
-
-
-class MachineState(msgspec.Struct, frozen=True, kw_only=True):
-    """``state.json``: how far the machine is."""
-
-    state: InstanceState
-    end_reason: EndReason | None = None
-    """Known from SHUTTING_DOWN on."""
-    ended_at: datetime | None = None
-
-
-class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """``supervisor.json``: written once, when the supervisor is ready."""
-
-    pid: int
-    metadata_url: str
-
-
-class ReclaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``requests/reclaim-*``: take the machine, ``notice_seconds`` after saying so."""
-
-    notice_seconds: float
-
-
-class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was asked of a machine so far."""
-
-    terminate: bool
-    shutdown: bool
-    reclaims: Mapping[str, ReclaimRequest]
-    """By file name."""
 
 
 class MachineDirectory:
@@ -126,9 +70,14 @@ class MachineDirectory:
         return machine
 
     @property
-    def disk(self) -> tuple[Path, ...]:
-        """Return the directories that are deleted with the machine."""
-        return tuple(self.path / name for name in DISK)
+    def home(self) -> Path:
+        """Return HOME on this machine."""
+        return self.path / "home"
+
+    @property
+    def programs(self) -> Path:
+        """Return the directory that comes first in PATH on this machine."""
+        return self.path / "bin"
 
     @property
     def node_directory(self) -> Path:
@@ -136,9 +85,20 @@ class MachineDirectory:
         return self.path / "node"
 
     @property
+    def temporary(self) -> Path:
+        """Return TMPDIR on this machine; the same for whoever asks, whatever their own TMPDIR is."""
+        return Path(f"/tmp/cloudspot-{self.id}")  # noqa: S108 # made anew for the machine, unreadable to others
+
+    @property
     def arena(self) -> Path | None:
         """Return the machine's directory in memory; None where the host has none."""
-        return Path(f"/dev/shm/cloudspot-{self.id}") if sys.platform == "linux" else None  # noqa: S108 # not a temporary file: the kernel's memory file system, by a name that is ours
+        return Path(f"/dev/shm/cloudspot-{self.id}") if sys.platform == "linux" else None  # noqa: S108 # as above
+
+    @property
+    def disk(self) -> tuple[Path, ...]:
+        """Return the directories that end with the machine, in memory too."""
+        kept_on_disk = (self.home, self.programs, self.node_directory, self.temporary)
+        return kept_on_disk if self.arena is None else (*kept_on_disk, self.arena)
 
     @property
     def console(self) -> Path:
@@ -254,12 +214,16 @@ class MachineDirectory:
         self.erase_disk()
         self.write_state(MachineState(state=InstanceState.ENDED, end_reason=reason, ended_at=ended_at))
 
+    def make_disk(self) -> None:
+        """Make the directories that end with the machine, empty."""
+        self.erase_disk()
+        for path in self.disk:
+            path.mkdir(mode=0o700)
+
     def erase_disk(self) -> None:
         """Delete what a machine loses when it ends: its disk and its memory."""
         for path in self.disk:
             erase(path)
-        if self.arena is not None:
-            erase(self.arena)
 
     def _read(self, name: str, kind: type[T]) -> T | None:
         try:

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from cloudspot.local.machines import PlannedReclaim
+from cloudspot.local.records import PlannedReclaim
 from cloudspot.quantities import Duration, PositiveDuration
 
 

@@ -117,7 +117,7 @@ def _descendants(roots: set[int]) -> set[int]:
 
 
 def _linux_processes() -> list[_Process]:
-    """Return the processes that are not zombies."""
+    """Return the processes that still run something."""
     found = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -126,9 +126,11 @@ def _linux_processes() -> list[_Process]:
             text = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:  # it ended meanwhile
             continue
-        # proc_pid_stat(5): pid (comm) state ppid pgrp ...; comm may hold blanks and brackets.
-        state, parent, group = text.rpartition(")")[2].split()[:3]
-        if state not in "ZX":
+        # proc_pid_stat(5): pid (comm) state ppid pgrp ... num_threads is the 20th; comm may hold anything.
+        fields = text.rpartition(")")[2].split()
+        state, parent, group = fields[:3]
+        # A process whose first thread has ended looks like a zombie, but its other threads run.
+        if state not in "ZX" or int(fields[17]) > 1:
             found.append(_Process(int(entry.name), int(parent), int(group)))
     return found
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
@@ -18,15 +19,9 @@ from cloudspot.errors import CapacityError, CloudspotError, ProvisionError, Tran
 from cloudspot.interfaces import Provisioner
 from cloudspot.local.home import account, lock, state_home, try_lock
 from cloudspot.local.interpreter import node_python_path
-from cloudspot.local.machines import (
-    MachineDirectory,
-    MachineRecord,
-    PlannedReclaim,
-    ReclaimRequest,
-    erase,
-    now_utc,
-)
+from cloudspot.local.machines import MachineDirectory, erase, now_utc
 from cloudspot.local.options import LocalOptions
+from cloudspot.local.records import MachineRecord, PlannedReclaim, ReclaimRequest
 from cloudspot.model import (
     EndReason,
     Instance,
@@ -135,7 +130,7 @@ class LocalProvisioner(Provisioner):
         for instance in instances:
             machine = self._find(instance.id)
             if machine is not None:
-                with lock(self._lock_path()):
+                with lock(self._lock_path()), suppress(FileNotFoundError):  # pruned meanwhile
                     machine.add_tags(facts)
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
@@ -156,9 +151,10 @@ class LocalProvisioner(Provisioner):
         for instance_id in instance_ids:
             machine = self._find(instance_id)
             if machine is not None:
-                machine.request_termination()
-                # Where there is no supervisor to obey, now or ever:
-                machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
+                with suppress(FileNotFoundError):  # pruned meanwhile
+                    machine.request_termination()
+                    # Where there is no supervisor to obey, now or ever:
+                    machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
 
     def offers(self, resources: Resources) -> Sequence[Offer]:
         """Return the made-up offers of each zone.

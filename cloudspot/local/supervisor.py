@@ -20,9 +20,10 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.local.home import try_lock
-from cloudspot.local.machines import MachineDirectory, MachineState, SupervisorRecord, now_utc
+from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.metadata import METADATA, MetadataServer, StandingNotice
 from cloudspot.local.processes import MARK, become_subreaper, end_machine_processes, reap_children
+from cloudspot.local.records import MachineState, SupervisorRecord
 from cloudspot.model import EndReason, InstanceState, NodeIdentity
 from cloudspot.train.handoff import read_progress
 
@@ -36,7 +37,11 @@ _SHUTDOWN_SHIM = """\
 # The machine's power switch: asks its supervisor, which ends this process too.
 : > {request}
 # Where the supervisor was killed, the machine must end all the same.
-(trap '' HUP; sleep 10; exec {python} -m cloudspot.local.abandoned {directory}) </dev/null >/dev/null 2>&1 &
+(
+    trap '' HUP
+    sleep 10
+    exec env PYTHONPATH={python_path} {python} -m cloudspot.local.abandoned {directory}
+) </dev/null >/dev/null 2>&1 &
 """
 
 
@@ -61,10 +66,7 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
         become_subreaper()
-        for path in self.machine.disk:
-            path.mkdir(exist_ok=True)
-        if self.machine.arena is not None:
-            self.machine.arena.mkdir(mode=0o700, exist_ok=True)
+        self.machine.make_disk()
         self._write_shims()
         identity = NodeIdentity(
             instance_id=self.record.id,
@@ -192,11 +194,10 @@ class Supervisor:
     def _environment(self) -> dict[str, str]:
         """Return what a machine starts with: nothing of ours, so no credentials of the submitter."""
         assert self._metadata is not None
-        path = self.machine.path
         environment = {
-            "PATH": f"{path}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": f"{path}/home",
-            "TMPDIR": f"{path}/tmp",  # noqa: S108 # the machine's own
+            "PATH": f"{self.machine.programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(self.machine.home),
+            "TMPDIR": str(self.machine.temporary),
             "LANG": "C.UTF-8",
             "CLOUDSPOT_NODE_DIR": str(self.machine.node_directory),
             METADATA: self._metadata.url,
@@ -209,11 +210,12 @@ class Supervisor:
     def _write_shims(self) -> None:
         text = _SHUTDOWN_SHIM.format(
             request=shlex.quote(str(self.machine.path / "requests" / "shutdown")),
+            python_path=shlex.quote(os.environ.get("PYTHONPATH", "")),
             python=shlex.quote(sys.executable),
             directory=shlex.quote(str(self.machine.path)),
         )
         for name in ("shutdown", "poweroff"):
-            shim = self.machine.path / "bin" / name
+            shim = self.machine.programs / name
             shim.write_text(text, encoding="utf-8")
             shim.chmod(0o755)
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from cloudspot.errors import SpecError
-from cloudspot.local.machines import PlannedReclaim
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.provider import LocalProvider
+from cloudspot.local.records import PlannedReclaim
 from cloudspot.tables import convert
 
 

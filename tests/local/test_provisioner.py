@@ -13,10 +13,11 @@ import pytest
 
 from cloudspot.errors import CapacityError, CloudspotError, ProvisionError
 from cloudspot.local.home import HOME, try_lock
-from cloudspot.local.machines import MachineDirectory, MachineState, now_utc
+from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK
 from cloudspot.local.provider import LocalProvider
+from cloudspot.local.records import MachineState
 from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market, Resources
 from cloudspot.processes import marked_processes
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cloudspot.local.home import try_lock
-from cloudspot.local.machines import MachineState
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK, machine_processes
 from cloudspot.local.provider import LocalProvider
+from cloudspot.local.records import MachineState
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.processes import marked_processes
 from cloudspot.train import handoff
@@ -46,6 +46,13 @@ def living(pids: set[int]) -> set[int]:
         if text.rpartition(")")[2].split()[0] != "Z":
             found.add(pid)
     return found
+
+
+def num_threads(pid: int) -> int:
+    try:
+        return len(list(Path(f"/proc/{pid}/task").iterdir()))
+    except FileNotFoundError:
+        return 0
 
 
 def processes_of(machine) -> set[int]:
@@ -107,6 +114,31 @@ def test_a_reclaim_leaves_no_process_however_it_hides(host, notice_seconds):
     assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
     assert marked_processes(MARK, machine.id) == ()
     assert living(pids) == set()
+
+
+@linux_only
+def test_a_process_that_lost_its_first_thread_does_not_stay(host):
+    code = (
+        "import ctypes, os, threading, time;"
+        "threading.Thread(target=time.sleep, args=(1000,)).start();"
+        "print('pid', os.getpid(), flush=True);"
+        "ctypes.CDLL(None).pthread_exit(0)"
+    )
+    machine = host.launch(f'setsid {sys.executable} -c "{code}"')[0]
+    pid = int(host.wait_for_console(machine, "\n").split()[1])
+    host.wait_until(lambda: living({pid}) == set())
+    assert num_threads(pid) == 2
+    assert processes_of(machine) >= {pid}
+    LocalProvider().preempt(machine.id, notice_seconds=0)
+    host.wait_for_end(machine)
+    assert num_threads(pid) <= 1
+
+
+@linux_only
+def test_a_unix_socket_fits_into_tmpdir(host):
+    code = "import multiprocessing.connection as c; print('address', c.Listener(family='AF_UNIX').address)"
+    machine = host.launch(f'{sys.executable} -c "{code}"; sleep 1000')[0]
+    assert f"address {machine.temporary}/" in host.wait_for_console(machine, "address")
 
 
 @linux_only
@@ -196,7 +228,9 @@ def test_a_machine_ends_with_its_directory(host):
 def test_a_machine_without_a_supervisor_ends_itself_by_shutdown(host):
     machine = host.launch("echo up; while ! test -e leave; do sleep 0.02; done; shutdown; sleep 1000")[0]
     shim = machine.path / "bin" / "shutdown"
-    shim.write_text(shim.read_text().replace("sleep 10;", "sleep 0.1;"))
+    text = shim.read_text()
+    assert text.count("sleep 10\n") == 1
+    shim.write_text(text.replace("sleep 10\n", "sleep 0.1\n"))
     host.wait_for_console(machine, "up")
     os.kill(machine.supervisor().pid, signal.SIGKILL)
     host.wait_until(lambda: is_free(machine))
@@ -213,7 +247,6 @@ def test_an_ended_machine_keeps_its_console_and_loses_its_disk(host):
     machine = host.launch(script if sys.platform == "linux" else "shutdown")[0]
     host.wait_for_end(machine)
     assert [path for path in machine.disk if path.exists()] == []
-    assert machine.arena is None or not machine.arena.exists()
     assert machine.console.exists()
 
 
