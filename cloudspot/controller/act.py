@@ -84,7 +84,7 @@ class Actor:
             detail = void_detail(action.outcome, action.detail)
             void_slot(self._store, self._job_id, action.launch, action.rank, detail, sleep=self._sleep)
         elif isinstance(action, RequestStop):
-            request_stop(self._store, self._job_id, action.reason)
+            request_stop(self._store, self._job_id, action.reason, sleep=self._sleep)
         elif isinstance(action, Create):
             return self._create(history.launches[action.launch - 1], events)
         elif isinstance(action, Terminate):

@@ -19,6 +19,7 @@ from cloudspot.controller.report import summarise
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, write_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.model import Instance, InstanceState, Offer
@@ -79,15 +80,15 @@ class Controller:
         sleep: Callable[[float], None] = time.sleep,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        self._store = store
+        self._store = patient(store, sleep=sleep)
         self._job_id = job_id
         self._provisioner = provider.provisioner()
         self._clock = clock
         self._sleep = sleep
         self._poll_seconds = poll_seconds
-        self._reader = HistoryReader(store, job_id)
+        self._reader = HistoryReader(self._store, job_id, sleep=sleep)
         self._memory = Memory()
-        self._actor = Actor(store, job_id, provider, memory=self._memory, clock=clock, sleep=sleep)
+        self._actor = Actor(self._store, job_id, provider, memory=self._memory, clock=clock, sleep=sleep)
         self._spec: JobSpec | None = None
         self._last: History | None = None
         self._summary: tuple[Summary, float] | None = None

@@ -10,6 +10,7 @@ from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, list_jobs
 from cloudspot.model import Instance, InstanceState
 from cloudspot.spec import JobSpec, spec_from_json
@@ -43,7 +44,7 @@ class Reconciler:
         clock: Clock = SYSTEM_CLOCK,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._store = store
+        self._store = patient(store, sleep=sleep)
         self._open_provider = open_provider
         self._clock = clock
         self._sleep = sleep
@@ -96,7 +97,7 @@ class Reconciler:
 
     def _controller(self, job_id: str) -> Controller:
         if job_id not in self._controllers:
-            submission = HistoryReader(self._store, job_id).read().submission
+            submission = HistoryReader(self._store, job_id, sleep=self._sleep).read().submission
             provider = self._open_provider(submission.provider, spec_from_json(submission.spec))
             self._providers[submission.provider] = provider
             self._controllers[job_id] = Controller(
