@@ -165,8 +165,10 @@ class Checkpoint:
     def load(self, objects: Mapping[str, Any]) -> None:
         """Put the saved state into the objects: models in place, the others by their ``load_state_dict``.
 
+        Call it once: it lets go of the files.
+
         Raises:
-            CheckpointError: names, shapes or types differ; nothing that differs was loaded.
+            CheckpointError: names, shapes or types differ, or an object refuses its state.
         """
         trees = _object(self.shared, "state")
         _compare("the checkpoint", set(trees), "session()", set(objects))

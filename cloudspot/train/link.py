@@ -54,6 +54,7 @@ class Link:
         self._drain_seen: tuple[int, int] | None = None
         self._pace = Pace(handoff, now=time.monotonic()) if world.rank == 0 else None
         self._stopping = False
+        self._complete = False
         self._thread = threading.Thread(target=self._run, name="cloudspot-link", daemon=True)
 
     def start(self) -> None:
@@ -65,6 +66,11 @@ class Link:
         if self._pace is not None and stall_seconds is not None:
             self._pace.saved(time.monotonic(), stall_seconds=stall_seconds)
 
+    def complete(self) -> None:
+        """Say that the end of the loop was reached: this rank serves no round any more."""
+        self._complete = True
+        self.rounds.finish()
+
     def part(self, *, agreed: bool) -> None:
         """End the thread; after an agreed drain rank 0 lets the others go first."""
         if not self._stop() or not agreed or self._world.world_size == 1 or self.rounds.is_lost:
@@ -75,8 +81,7 @@ class Link:
         """End the thread; after the end of the loop rank 0 lets the others finish first."""
         if not self._thread.is_alive():
             return
-        finished = self.rounds.is_finished
-        if self._stop() and finished and self._world.world_size > 1 and not self.rounds.is_lost:
+        if self._stop() and self._complete and self._world.world_size > 1 and not self.rounds.is_lost:
             self._await_others("finished", until=time.monotonic() + PART_SECONDS)
 
     def _stop(self) -> bool:
@@ -86,6 +91,7 @@ class Link:
         return not self._thread.is_alive()
 
     def _await_others(self, what: str, *, until: float) -> None:
+        # The process of rank 0 hosts the store: the others should not meet with its absence.
         store, rank = self.rounds.store, self._world.rank
         keys = [f"{what}/{other}" for other in range(self._world.world_size)]
         try:

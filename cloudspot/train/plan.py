@@ -85,7 +85,7 @@ def plan(items: Sequence[Item], *, world_size: int, avoid: Collection[int] = fro
     shares[0] = [item for item in table if item.pinned]
     loads = [(sum(item.nbytes for item in shares[rank]), rank) for rank in open_ranks]
     heapq.heapify(loads)
-    # The largest first, each to the rank with the least so far: never more than 4/3 of the best spread.
+    # The largest first, each to the rank with the least so far.
     for item in sorted((i for i in table if not i.pinned), key=lambda i: (-i.nbytes, i.name)):
         load, rank = loads[0]
         heapq.heapreplace(loads, (load + item.nbytes, rank))

@@ -223,11 +223,6 @@ class Rounds:
         return self._lost
 
     @property
-    def is_finished(self) -> bool:
-        """Whether ``finish`` was called."""
-        return self._finished
-
-    @property
     def store(self) -> Store:
         """The connection, for use when the background thread has ended."""
         return self._store

@@ -138,6 +138,8 @@ class Session:
         if self._tracked_loader is not None and self._loader is None:
             _ = self.dataloader  # says what is wrong
         self._begin_loop(total)
+        if self._restored is not None and self._restored.shared.get("position") is not None:
+            raise SessionError("the checkpoint was saved in a loop over batches: loop over batches again")
         self._restore_randomness()
         link, progress = self._link, self._progress
         try:
@@ -221,7 +223,7 @@ class Session:
         self._progress[0] = self._progress[1] = total
         if self._link is None or self._saver is None:
             return
-        self._link.rounds.finish()
+        self._link.complete()
         if total > self._start:
             deadline = min(time.monotonic() + FINAL_SLOT_SECONDS, self._link.drain_guard)
             if self._save(FINAL, total, frozenset(), deadline) is None:
@@ -332,7 +334,7 @@ class Session:
     # --- with an agent --------------------------------------------------------------------------
 
     def connect(self, directory: Path) -> None:
-        """Start to serve the agent whose hand-off directory this is."""
+        """Start to serve the agent whose hand-off directory this is; ``cloudspot.train.session()`` does it."""
         world, rank = self._world, self._world.rank
         generation = int(os.environ.get(handoff.GENERATION, "1"))
         arena = Arena(
