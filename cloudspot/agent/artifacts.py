@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -99,5 +98,5 @@ class Artifacts:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    status = os.stat(path)
+    status = path.stat()
     return status.st_size, status.st_mtime_ns

@@ -121,8 +121,6 @@ class Courier:
                     self._carry_seals()
                     self._carry_directories()
                 wait = 0.0
-            except CorruptData:
-                _log.exception("a checkpoint was not committed")
             except CloudspotError as error:
                 wait = min(max(0.25, 2 * wait), MAX_BACKOFF_SECONDS)
                 _log.warning("a checkpoint waits for the store: %s", error)
@@ -154,7 +152,12 @@ class Courier:
                     seal.path.rename(taken)
                 except FileNotFoundError:  # the trainer withdrew it for a drain
                     continue
-            self._carry(taken, seal.name)
+            try:
+                self._carry(taken, seal.name)
+            except CorruptData:
+                # Trying again would not mend it, and would keep the slot from the trainer.
+                _log.exception("checkpoint %d-%d is given up", seal.name.generation, seal.name.step)
+                taken.unlink(missing_ok=True)
 
     def _carry(self, taken: Path, name: files.SealName) -> None:
         raw = taken.read_bytes()
@@ -163,7 +166,7 @@ class Courier:
             return
         self._status.stall_seconds = max(seal["stall_seconds"], 0.0)
         size = seal["nbytes"]
-        with open(seal["slot"], "rb") as slot:
+        with Path(seal["slot"]).open("rb") as slot:
             mapped = mmap.mmap(slot.fileno(), size, access=mmap.ACCESS_READ) if size else b""
         data = memoryview(mapped)
         try:
@@ -223,8 +226,12 @@ class Courier:
             return
         self._scanned_at = time.monotonic()
         unsent = self._unsent_directories()
-        if unsent:
-            self._carry_directory(unsent[-1])  # the newest is all that a resume needs
+        for directory in unsent:
+            try:
+                self._carry_directory(directory)
+            except CorruptData:
+                _log.exception("%s is given up", directory.name)
+                self._known.add((directory.name, hash(directory.fingerprint)))
 
     def _unsent_directories(self) -> list[ReadyDirectory]:
         if self._directories is None or self._status.has_session:

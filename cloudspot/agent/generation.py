@@ -145,7 +145,9 @@ class GenerationRun:
             record = Generation(
                 number=len(known) + 1,
                 launch=node.launch,
-                members=(Member(rank=identity.rank, instance_id=identity.instance_id, address=identity.address),),
+                members=(
+                    Member(rank=identity.rank, instance_id=identity.instance_id, address=identity.address),
+                ),
                 endpoint=f"{identity.address}:{free_port(identity.address)}",
                 restore_from=restored.checkpoint,
                 skipped=restored.skipped,
@@ -258,9 +260,8 @@ class GenerationRun:
         if now >= drain.guard:
             _log.warning("the trainer did not leave in time: ending it")
             return True
-        if drain.kind == "stop" and not self._life.status.has_session:
-            return True  # the script knows of no drain: what its own newest checkpoint holds is kept
-        return False
+        # A script without a session knows of no drain: what its own newest checkpoint holds is kept.
+        return drain.kind == "stop" and not self._life.status.has_session
 
     # --- conclude -------------------------------------------------------------------------------
 

@@ -8,13 +8,12 @@ machine can go on with it.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudspot.processes import is_marked, kill_marked, marked_processes, signal_process
+from cloudspot.processes import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
 
 _KILLED = 137
@@ -106,21 +105,14 @@ class Trainer:
         return not is_marked(self.pid, files.HANDOFF, str(self.handoff))
 
     def dump_stacks(self, ranks: Sequence[int]) -> None:
-        """Have each worker write all its threads' stacks into the log.
-
-        Only for scripts with a session, which listens; others would be ended by the signal.
-        """
-        for pid in marked_processes(files.HANDOFF, str(self.handoff)):
-            # torchrun itself carries no RANK; a worker's own children do, and listen as it does.
-            if any(is_marked(pid, "RANK", str(rank)) for rank in ranks):
+        """Have each worker that has a session write all its threads' stacks into the log."""
+        for rank in ranks:
+            try:
+                pid = int(files.worker_pid_path(self.handoff, rank).read_text())
+            except FileNotFoundError:
+                continue
+            if is_marked(pid, files.HANDOFF, str(self.handoff)):
                 signal_process(pid, files.DUMP_SIGNAL)
-
-    def ask_to_end(self) -> None:
-        """Send SIGTERM to the group: for scripts that save when told so."""
-        try:
-            os.killpg(self.pid, signal.SIGTERM)
-        except (ProcessLookupError, PermissionError):
-            return
 
     def kill(self) -> None:
         """End every process of the generation: torchrun, its workers, and whatever they started."""
@@ -131,8 +123,5 @@ class Trainer:
 
 def omp_threads(procs_per_node: int) -> int:
     """Return the threads of one process: fixed, since the number changes the order of sums."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // procs_per_node)

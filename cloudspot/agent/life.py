@@ -127,9 +127,7 @@ class Life:
         """Wait until every slot of the launch names an instance: training starts with all or not at all."""
         num_nodes = self.job.spec.nodes.max
         while True:
-            slots = self.insist(
-                lambda: launches.read_slots(self.store, self.node.job_id, self.node.launch)
-            )
+            slots = self.insist(lambda: launches.read_slots(self.store, self.node.job_id, self.node.launch))
             if any(slot.instance_id is None for slot in slots.values()):
                 raise LeavingError(Leaving("superseded", "the launch was given up before all nodes came"))
             if len(slots) >= num_nodes:

@@ -7,7 +7,6 @@ delivery and the note of it delivers the same batch again, and readers drop the 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -148,4 +147,4 @@ class LogPump:
     def _save(self) -> None:
         temporary = self._path.with_suffix(".tmp")
         temporary.write_bytes(msgspec.json.encode(self._position))
-        os.replace(temporary, self._path)
+        temporary.replace(self._path)

@@ -99,7 +99,7 @@ class Node:
 
 
 def _default_arena(directory: Path) -> str:
-    shared = Path("/dev/shm")
+    shared = Path("/dev/shm")  # noqa: S108 - the kernel's memory file system
     if shared.is_dir() and os.access(shared, os.W_OK):
         return str(shared / "cloudspot")
     return str(directory / "arena")
@@ -136,7 +136,7 @@ class NodeMemory(msgspec.Struct, kw_only=True):
         path = _path(node)
         temporary = path.with_suffix(".tmp")
         temporary.write_bytes(msgspec.json.encode(self))
-        os.replace(temporary, path)
+        temporary.replace(path)
 
 
 def _path(node: Node) -> Path:

@@ -96,7 +96,7 @@ def test_a_batch_whose_delivery_was_not_noted_is_delivered_again_alike(tmp_path:
     log.write_text("one\ntwo\n")
     sink.fail_after = 1
     killed = pump(sink, tmp_path)
-    assert not killed._deliver(final=False)  # noqa: SLF001 - the moment at which the agent is killed
+    assert not killed._deliver(final=False)
     with log.open("a") as file:
         file.write("three\n")
     assert finish(pump(sink, tmp_path))

@@ -22,7 +22,9 @@ def test_a_wall_clock_that_lags_promises_no_more_than_the_notice() -> None:
 
 
 def test_a_notice_without_a_time_counts_from_when_it_was_seen() -> None:
-    assert understand(PreemptionNotice(deadline=None), notice_seconds=30.0, now=5.0, wall=WALL).deadline == 35.0
+    assert (
+        understand(PreemptionNotice(deadline=None), notice_seconds=30.0, now=5.0, wall=WALL).deadline == 35.0
+    )
 
 
 def test_a_deadline_that_has_passed_is_now() -> None:

@@ -22,7 +22,7 @@ def test_a_killed_command_line_is_no_loss(user: User) -> None:
 
 def test_three_controllers_launch_no_machine_twice(user: User) -> None:
     cli = user.start_tiny("crowd", sets=(*SETS, RECLAIM))
-    wait_for("the submission", lambda: (user.home / "store" / "jobs" / "crowd" / "spec").exists())
+    wait_for("the submission", (user.home / "store" / "jobs" / "crowd" / "spec").exists)
     second = user.start("attach", "crowd")
     third = user.start("reconcile", "--watch", "--job", "crowd")
     for process in (cli, second, third):

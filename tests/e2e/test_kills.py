@@ -28,7 +28,13 @@ PUTS = {
     "closed": "jobs/*/journal/00000002",
     "finished": "jobs/*/journal/00000003",
 }
-CI_PUTS = (("intent", "after"), ("slot", "before"), ("part", "after"), ("commit", "before"), ("exit", "after"))
+CI_PUTS = (
+    ("intent", "after"),
+    ("slot", "before"),
+    ("part", "after"),
+    ("commit", "before"),
+    ("exit", "after"),
+)
 SOAK_PUTS = tuple((put, when) for put in PUTS for when in ("before", "after"))
 
 

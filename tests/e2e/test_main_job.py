@@ -26,7 +26,9 @@ def test_digits_is_reclaimed_resumed_and_finished(user: User) -> None:
     assert "succeeded" in done.stdout
 
 
-def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(user: User, tmp_path: Path) -> None:
+def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(
+    user: User, tmp_path: Path
+) -> None:
     job = copy_example("unmodified", tmp_path / "unmodified")
     user.cloudspot("run", "--provider", "local", str(job), "--name", "plain", timeout=240)
     shown = user.show("plain", "--verify")

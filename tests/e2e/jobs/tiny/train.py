@@ -52,7 +52,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
     run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler)
     for inputs, wanted in run.batches(loader, epochs=EPOCHS):
-        noise = float(np.random.rand()) + random.random()  # noqa: NPY002, S311
+        noise = float(np.random.rand()) + random.random()  # noqa: NPY002
         loss = nn.functional.mse_loss(model(inputs), wanted) * (1.0 + 0.01 * noise)
         optimizer.zero_grad()
         loss.backward()
