@@ -1,8 +1,7 @@
 """Learn to read handwritten digits: 1,797 scans of 8 by 8 pixels that scikit-learn ships.
 
-An ordinary DistributedDataParallel script. What is cloudspot's begins with
-``spot.`` or ``run.``. The same file runs under ``cloudspot run``, under ``torchrun --nproc-per-node 2 train.py`` and as
-``python train.py``.
+An ordinary DistributedDataParallel script; what begins with ``spot.`` or ``run.`` is cloudspot's.
+It also runs by itself: ``python train.py``, or ``torchrun --nproc-per-node 2 train.py``.
 """
 
 import json
