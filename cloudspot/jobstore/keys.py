@@ -9,7 +9,7 @@ JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def index_prefix() -> str:
-    """Return the prefix under which each job has one empty object."""
+    """Return the prefix under which each job has one small object."""
     return "index/"
 
 

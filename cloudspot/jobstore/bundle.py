@@ -1,0 +1,212 @@
+"""The code bundle: a working directory as one deterministic archive, named by its content."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import sleep as real_sleep
+
+from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.extraction import extract_bundle, is_safe_link
+from cloudspot.jobstore.ignores import Ignores
+from cloudspot.jobstore.patience import patient
+
+__all__ = ["MAX_BYTES", "Bundle", "extract_bundle", "make_bundle", "put_bundle"]
+
+MAX_BYTES = 100 << 20
+"""Of a bundle's files together, unless the caller says otherwise: code is small, data is not code."""
+_NUM_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An archive of code. Equal code gives equal bytes."""
+
+    data: bytes = field(repr=False)
+    """A gzipped tar archive: files and symlinks by name; no times, no owners, modes 644 and 755."""
+    sha256: str
+    """Of ``data``, in hex."""
+    files: tuple[str, ...]
+    """What is in it, sorted, relative to the working directory."""
+    skipped: tuple[str, ...]
+    """What was left out without being ignored, with the reason: links that lead out, sockets, pipes."""
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the archive."""
+        return len(self.data)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A file or a symlink of the working directory."""
+
+    name: str
+    path: Path
+    size: int
+    is_executable: bool
+    target: str | None
+    """Of a symlink."""
+
+
+def make_bundle(workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES) -> Bundle:
+    """Archive the code in ``workdir``.
+
+    What .gitignore and .cloudspotignore name is left out, nested files and those of the enclosing
+    repository included; where both speak of a file, .cloudspotignore decides. ``.git``, ``.env`` and
+    ``.env.*`` never go in, and neither does a symlink, unless it is relative and leads to something
+    in the bundle. Empty directories are not kept, as in git.
+
+    Args:
+        workdir: The directory.
+        entrypoint: A file that must be in the bundle, relative to ``workdir``.
+        max_bytes: The most that the files may have together, before compression.
+
+    Raises:
+        BundleError: the code is too large (the message names the largest files), the entrypoint is not
+            in it, or a file cannot be read.
+    """
+    workdir = workdir.resolve()
+    if not workdir.is_dir():
+        raise BundleError(f"run.workdir: {workdir} is no directory")
+    try:
+        skipped: list[str] = []
+        entries = sorted(_walk(workdir, workdir, Ignores(workdir), skipped), key=lambda entry: entry.name)
+        entries = _without_loose_links(workdir, entries, skipped)
+        _check_entrypoint(workdir, entrypoint, entries)
+        _check_size(entries, max_bytes)
+        data = _archive(entries)
+    except OSError as error:
+        raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
+    return Bundle(
+        data=data,
+        sha256=hashlib.sha256(data).hexdigest(),
+        files=tuple(entry.name for entry in entries),
+        skipped=tuple(sorted(skipped)),
+    )
+
+
+def put_bundle(store: ObjectStore, bundle: Bundle, *, sleep: Callable[[float], None] = real_sleep) -> None:
+    """Put the bundle under its hash; one that is there already is not put again.
+
+    Raises:
+        CorruptData: something else lies under its key.
+        TransientError: the store failed; call again.
+    """
+    key = keys.code(bundle.sha256)
+    store = patient(store, sleep=sleep)
+    try:
+        # Its bytes are checked where they are used; here their number tells a foreign object cheaply.
+        is_same = store.head(key).size == bundle.size
+    except ObjectMissing:
+        is_same = create(store, key, bundle.data, sleep=sleep) is None
+    if not is_same:
+        raise CorruptData(f"{store.url}: {key} is not the code it is named by; delete it and submit again")
+
+
+def _walk(workdir: Path, directory: Path, ignores: Ignores, skipped: list[str]) -> Iterator[_Entry]:
+    with os.scandir(directory) as scan:
+        found = list(scan)
+    for entry in found:
+        path = directory / entry.name
+        name = path.relative_to(workdir).as_posix()
+        is_directory = entry.is_dir(follow_symlinks=False)
+        if ignores.match(path, is_directory=is_directory):
+            continue
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise BundleError(f"{name!r}: a name in the code must be UTF-8; rename it or ignore it") from None
+        if is_directory:
+            yield from _walk(workdir, path, ignores.below(path), skipped)
+        elif entry.is_symlink():
+            yield _Entry(name, path, 0, is_executable=False, target=path.readlink().as_posix())
+        elif entry.is_file(follow_symlinks=False):
+            status = entry.stat(follow_symlinks=False)
+            is_executable = bool(status.st_mode & 0o100)
+            yield _Entry(name, path, status.st_size, is_executable=is_executable, target=None)
+        else:
+            skipped.append(f"{name}: is neither a file nor a directory")
+
+
+def _without_loose_links(workdir: Path, entries: list[_Entry], skipped: list[str]) -> list[_Entry]:
+    """Drop the symlinks that lead out of the bundle, to what it leaves out, or nowhere."""
+    root = workdir.resolve()
+    inside = {entry.name for entry in entries if entry.target is None}
+    inside |= {parent.as_posix() for name in inside for parent in Path(name).parents}
+    kept = []
+    for entry in entries:
+        if entry.target is None:
+            kept.append(entry)
+            continue
+        real = _resolve(entry.path)
+        leads_inside = real is not None and (real == root or root in real.parents)
+        if not is_safe_link(entry.name, entry.target) or not leads_inside:
+            skipped.append(f"{entry.name}: is a symlink that leads out of the code")
+        elif real is None or real.relative_to(root).as_posix() not in inside:
+            skipped.append(f"{entry.name}: is a symlink to something that is not in the bundle")
+        else:
+            kept.append(entry)
+    return kept
+
+
+def _resolve(path: Path) -> Path | None:
+    try:
+        return path.resolve(strict=False)
+    except (OSError, RuntimeError):
+        return None  # A loop of symlinks.
+
+
+def _check_entrypoint(workdir: Path, entrypoint: str, entries: list[_Entry]) -> None:
+    name = os.path.normpath(entrypoint)
+    if any(entry.name == name for entry in entries):
+        return
+    if os.path.lexists(workdir / name):
+        reason = "is left out by .gitignore or .cloudspotignore, or is no file inside of it"
+    else:
+        reason = "does not exist"
+    raise BundleError(f"run.entrypoint: {entrypoint!r} in {workdir} {reason}")
+
+
+def _check_size(entries: list[_Entry], max_bytes: int) -> None:
+    total = sum(entry.size for entry in entries)
+    if total <= max_bytes:
+        return
+    largest = sorted(entries, key=lambda entry: (-entry.size, entry.name))[:_NUM_NAMED]
+    named = ", ".join(f"{entry.name} ({_mib(entry.size)})" for entry in largest)
+    raise BundleError(
+        f"the code has {_mib(total)}, more than {_mib(max_bytes)}; "
+        f"name what is not code in .cloudspotignore; largest: {named}"
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _archive(entries: list[_Entry]) -> bytes:
+    buffer = io.BytesIO()
+    # Neither a name nor a time in gzip's header, so that equal code gives equal bytes.
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=buffer, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for entry in entries:
+            member = tarfile.TarInfo(entry.name)
+            if entry.target is not None:
+                member.type, member.linkname, member.mode = tarfile.SYMTYPE, entry.target, 0o777
+                archive.addfile(member)
+                continue
+            data = entry.path.read_bytes()
+            member.size, member.mode = len(data), 0o755 if entry.is_executable else 0o644
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()

@@ -1,0 +1,170 @@
+"""Takes a code bundle apart without trusting it: nothing is written until every member was judged."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloudspot.errors import BundleError, CorruptData
+from cloudspot.jobstore.integrity import is_safe_path
+
+MAX_EXTRACTED_BYTES = 1 << 30
+"""Of all files together: a small archive can unpack to any size."""
+MAX_MEMBERS = 200_000
+_HEADER_BYTES = 4096
+"""The most that a member takes up beside its content, on average."""
+_BLOCK = 1 << 20
+_KINDS = {
+    tarfile.REGTYPE: "file",
+    tarfile.AREGTYPE: "file",
+    tarfile.DIRTYPE: "directory",
+    tarfile.SYMTYPE: "symlink",
+}
+
+
+def extract_bundle(
+    source: bytes | Path, dest: Path, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTES
+) -> None:
+    """Extract a bundle into ``dest``, which appears whole; what was there before is replaced.
+
+    Files, directories and relative symlinks that stay inside are all it may hold.
+
+    Args:
+        source: The archive, or its path.
+        dest: The directory to make.
+        sha256: What the archive's SHA-256 must be, in hex; checked before anything else.
+        max_bytes: The most that its files may have together.
+
+    Raises:
+        CorruptData: the hash differs.
+        BundleError: it is no archive, or holds something that is not safe; nothing was written.
+    """
+    data = source if isinstance(source, bytes) else source.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise CorruptData(f"the code bundle's SHA-256 is {found}, not {sha256}; submit the job again")
+    _check_members(data, max_bytes)
+    staging = dest.parent / f".{dest.name}.extracting"
+    replaced = dest.parent / f".{dest.name}.replaced"
+    try:
+        for leftover in (staging, replaced):  # Of a process that was killed in the middle.
+            shutil.rmtree(leftover, ignore_errors=True)
+        staging.mkdir(parents=True)
+        _write_members(data, staging, max_bytes)
+        if os.path.lexists(dest):
+            dest.rename(replaced)
+        staging.rename(dest)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except OSError as error:
+        raise BundleError(f"cannot extract the code into {dest}: {error.strerror or error}") from error
+
+
+def is_safe_link(name: str, target: str) -> bool:
+    """Say whether a symlink called ``name`` to ``target`` stays inside, whatever the others lead to.
+
+    It may climb only first, and not above the root; then only descend. With all symlinks like this,
+    and all their parents real directories, each step of a chain of them stays inside; a ``..`` after
+    a name could climb out of wherever that name leads.
+    """
+    segments = target.split("/")
+    ups = 0
+    while ups < len(segments) and segments[ups] == "..":
+        ups += 1
+    rest = "/".join(segments[ups:])
+    return ups <= name.count("/") and (rest == "" if ups == len(segments) else is_safe_path(rest))
+
+
+def _check_members(data: bytes, max_bytes: int) -> None:
+    kinds: dict[str, str] = {}
+    total = 0
+    with _opened(data, max_bytes) as archive:
+        for member in archive:
+            kind = _KINDS.get(member.type)
+            if kind is None or member.issparse():
+                raise BundleError(
+                    f"the code bundle holds {member.name!r}, which is no file, directory or symlink"
+                )
+            if not is_safe_path(member.name) or member.size < 0:
+                raise BundleError(f"the code bundle holds {member.name!r}, which is no safe relative path")
+            if kind == "symlink" and not is_safe_link(member.name, member.linkname):
+                raise BundleError(f"the code bundle's symlink {member.name!r} leads out: {member.linkname!r}")
+            if member.name in kinds:
+                raise BundleError(f"the code bundle holds {member.name!r} twice")
+            kinds[member.name] = kind
+            total += member.size
+            if total > max_bytes or len(kinds) > MAX_MEMBERS:
+                raise BundleError(f"the code bundle has more than {max_bytes} bytes or {MAX_MEMBERS} members")
+    for name in kinds:
+        for parent in _parents(name):
+            if kinds.get(parent, "directory") != "directory":
+                raise BundleError(f"the code bundle holds {name!r} below {parent!r}, a {kinds[parent]}")
+
+
+def _write_members(data: bytes, root: Path, max_bytes: int) -> None:
+    """Write what was judged; symlinks last, so that no file can be written through one."""
+    links = []
+    with _opened(data, max_bytes) as archive:
+        for member in archive:
+            path = root / member.name
+            if member.issym():
+                links.append((path, member.linkname))
+            elif member.isdir():
+                path.mkdir(parents=True, exist_ok=True)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write_file(archive, member, path)
+    for path, target in links:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+
+
+def _write_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    mode = 0o755 if member.mode & 0o100 else 0o644
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    content = archive.extractfile(member)
+    assert content is not None
+    with open(os.open(path, flags, mode), "wb") as file:  # noqa: PTH123 (a descriptor, not a path)
+        shutil.copyfileobj(content, file, _BLOCK)
+
+
+def _parents(name: str) -> Iterator[str]:
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        yield name
+
+
+@contextmanager
+def _opened(data: bytes, max_bytes: int) -> Iterator[tarfile.TarFile]:
+    try:
+        with (
+            gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked,
+            tarfile.open(
+                fileobj=_Bounded(unpacked, max_bytes + MAX_MEMBERS * _HEADER_BYTES), mode="r|"
+            ) as archive,
+        ):
+            yield archive
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
+        raise BundleError(f"the code bundle is no archive that can be read: {error}") from error
+
+
+class _Bounded(io.RawIOBase):
+    """Reads up to a number of bytes: what is packed does not say how large it is."""
+
+    def __init__(self, inner: io.BufferedIOBase, max_bytes: int) -> None:
+        self._inner = inner
+        self._left = max_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._inner.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise BundleError("the code bundle unpacks to more than it may")
+        return data

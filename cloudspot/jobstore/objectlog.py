@@ -1,0 +1,112 @@
+"""Log lines in the object store: create-only segments of JSON lines, by stream and UTC date."""
+
+from __future__ import annotations
+
+import heapq
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timezone
+from itertools import groupby
+
+from cloudspot.errors import ObjectMissing
+from cloudspot.interfaces import LogSink, ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.patience import patient
+from cloudspot.model import LogRecord
+
+_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SEGMENT = re.compile(r"\d{4}-\d{2}-\d{2}/(\d{12,})")
+
+
+class ObjectStoreLogSink(LogSink):
+    """Keeps a job's log lines under ``jobs/<id>/logs/<stream>/<date>/<first seq>``. Thread-safe.
+
+    A segment is never changed. Lines that are delivered again, by an agent that was killed before it
+    took note, meet the segment they are in, or lie in a second one; readers drop the repeats.
+    """
+
+    def __init__(
+        self, store: ObjectStore, job_id: str, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._store = patient(store, sleep=sleep)
+        self._job_id = job_id
+        self._sleep = sleep
+        self._last_seq: dict[str, int] = {}
+        """Of segments read so far, the number of the last line: a reader that follows skips them."""
+
+    def write(self, records: Sequence[LogRecord]) -> None:
+        """Deliver records of one stream; see LogSink. Each UTC date gets a segment of its own."""
+        for date, run in groupby(records, lambda record: record.time.astimezone(timezone.utc).date()):
+            self._write_segment(date.isoformat(), list(run))
+
+    def streams(self) -> Sequence[str]:
+        """Return the names of the job's streams, sorted; see LogSink. Costs a request for each."""
+        prefix = keys.logs_prefix(self._job_id)
+        found: list[str] = []
+        after: str | None = None
+        while True:
+            page = self._store.list_page(prefix, after=after, limit=1)
+            if not page.objects:
+                return tuple(sorted(found))
+            name, slash, _ = page.objects[0].key.removeprefix(prefix).partition("/")
+            after = f"{prefix}{name}/~"  # Sorts after all of the stream's segments.
+            if slash and _STREAM.fullmatch(name):
+                found.append(name)
+
+    def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
+        """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
+
+        Raises:
+            CorruptData: a segment is malformed.
+        """
+        newest = after
+        waiting: list[tuple[int, int, LogRecord]] = []  # A heap: segments may overlap.
+        segments = self._segments(stream)
+        for number, (_, key) in enumerate(segments):
+            if self._last_seq.get(key, after + 1) > after:
+                for record in self._read_segment(key):
+                    heapq.heappush(waiting, (record.seq, number, record))
+            next_first = segments[number + 1][0] if number + 1 < len(segments) else None
+            while waiting and (next_first is None or waiting[0][0] < next_first):
+                seq, _, record = heapq.heappop(waiting)
+                if seq > newest:
+                    newest = seq
+                    yield record
+
+    def _write_segment(self, date: str, records: list[LogRecord]) -> None:
+        while records:
+            first = records[0]
+            if _STREAM.fullmatch(first.stream) is None:
+                raise ValueError(f"a stream is named by letters, digits and .-_: got {first.stream!r}")
+            key = keys.log_segment(self._job_id, first.stream, date, first.seq)
+            data = b"".join(codec.encode(record) + b"\n" for record in records)
+            winner = create(self._store, key, data, sleep=self._sleep)
+            if winner is None:
+                return
+            # Delivered before, and more has come since: what that segment holds is not held again.
+            held = {record.seq for record in _parse(winner, key)}
+            records = [record for record in records if record.seq not in held and record.seq != first.seq]
+
+    def _segments(self, stream: str) -> list[tuple[int, str]]:
+        """Return the stream's segments by their first line's number: a clock may have gone back."""
+        prefix = f"{keys.logs_prefix(self._job_id)}{stream}/"
+        found = []
+        for meta in self._store.list_objects(prefix):
+            match = _SEGMENT.fullmatch(meta.key.removeprefix(prefix))
+            if match is not None:
+                found.append((int(match[1]), meta.key))
+        return sorted(found)
+
+    def _read_segment(self, key: str) -> list[LogRecord]:
+        try:
+            records = _parse(self._store.get(key), key)
+        except ObjectMissing:
+            return []
+        self._last_seq[key] = max((record.seq for record in records), default=-1)
+        return records
+
+
+def _parse(data: bytes, key: str) -> list[LogRecord]:
+    return [codec.decode(line, LogRecord, key=key) for line in data.splitlines()]

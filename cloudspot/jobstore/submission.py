@@ -1,0 +1,136 @@
+"""Submits a job: everything it needs, and last the record that makes it one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from cloudspot import __version__
+from cloudspot.errors import CloudspotError, JobExists, ObjectMissing, SpecError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, make_bundle, put_bundle
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.probe import probe
+from cloudspot.jobstore.records import StopRequest, Submission, new_nonce
+from cloudspot.spec import JobSpec, spec_to_json
+
+
+class _Secrets(msgspec.Struct, frozen=True, kw_only=True):
+    """``jobs/<id>/secrets``: the values; the only object that ever holds them."""
+
+    values: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"_Secrets({', '.join(self.values)})"
+
+
+def submit(
+    store: ObjectStore,
+    *,
+    spec: JobSpec,
+    provider: str,
+    workdir: Path,
+    environ: Mapping[str, str],
+    job_id: str,
+    max_bundle_bytes: int = MAX_BYTES,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Submission:
+    """Submit the job under ``job_id`` and return its record.
+
+    What can be wrong on this side is found before anything is stored. The job exists when the record
+    does, which is put last; what a submission that is cut short leaves behind is the reserved id and,
+    at worst, code and secrets that nothing reads.
+
+    Raises:
+        SpecError: the id is no DNS label, or a secret is not set in ``environ``.
+        BundleError: the code cannot be bundled.
+        StoreRefused: the store does not keep its promises.
+        JobExists: the id is taken.
+        TransientError: the store failed; whether the job was submitted is unknown only where the
+            message says so.
+    """
+    if keys.JOB_ID.fullmatch(job_id) is None:
+        raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
+    secrets = _collect_secrets(spec, environ)
+    bundle = make_bundle(workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes)
+    submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id)
+    store = patient(store, sleep=sleep)
+    probe(store, sleep=sleep)
+    # Its content tells this reservation from another's where the answer to the put was lost.
+    if create(store, keys.index(job_id), submission.writer.encode(), sleep=sleep) is not None:
+        raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
+    try:
+        put_bundle(store, bundle, sleep=sleep)
+        if secrets.values:
+            store.put(keys.secrets(job_id), codec.encode(secrets))
+    except BaseException:  # Ctrl-C too.
+        # No record was put: nobody knows the job, and its id may be used again.
+        with suppress(CloudspotError):
+            store.delete(keys.secrets(job_id))
+            store.delete(keys.index(job_id))
+        raise
+    if create(store, keys.spec(job_id), codec.encode(submission), sleep=sleep) is not None:
+        raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
+    return submission
+
+
+def new_submission(spec: JobSpec, *, provider: str, bundle: Bundle, job_id: str) -> Submission:
+    """Return the record that ``submit`` would put for this code; pure but for the time and the nonce."""
+    return Submission(
+        job_id=job_id,
+        provider=provider,
+        spec=spec_to_json(spec),
+        code_sha256=bundle.sha256,
+        code_bytes=bundle.size,
+        secret_names=spec.run.secrets,
+        version=__version__,
+        at=datetime.now(timezone.utc),
+        writer=new_nonce(),
+    )
+
+
+def read_secrets(store: ObjectStore, job_id: str) -> dict[str, str]:
+    """Return the job's secrets by name; none where it has none, or has ended.
+
+    Raises:
+        CorruptData: the object is malformed; the message does not quote it.
+    """
+    key = keys.secrets(job_id)
+    try:
+        data = patient(store).get(key)
+    except ObjectMissing:
+        return {}
+    return codec.decode(data, _Secrets, key=key).values
+
+
+def delete_secrets(store: ObjectStore, job_id: str) -> None:
+    """Delete the job's secrets; safe to repeat."""
+    patient(store).delete(keys.secrets(job_id))
+
+
+def request_stop(
+    store: ObjectStore, job_id: str, reason: str, *, sleep: Callable[[float], None] = time.sleep
+) -> StopRequest:
+    """Ask the job to checkpoint and end; return the request that stands, the first one.
+
+    Raises:
+        TransientError: the outcome is unknown; ask again.
+    """
+    request = StopRequest(reason=reason, at=datetime.now(timezone.utc), writer=new_nonce())
+    key = keys.stop(job_id)
+    winner = create(store, key, codec.encode(request), sleep=sleep)
+    return request if winner is None else codec.decode(winner, StopRequest, key=key)
+
+
+def _collect_secrets(spec: JobSpec, environ: Mapping[str, str]) -> _Secrets:
+    missing = [name for name in spec.run.secrets if name not in environ]
+    if missing:
+        raise SpecError(f"run.secrets: {', '.join(missing)} is not set in the environment; export it first")
+    return _Secrets(values={name: environ[name] for name in spec.run.secrets})
