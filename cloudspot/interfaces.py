@@ -102,8 +102,10 @@ class Provisioner(ABC):
 class PreemptionSource(ABC):
     """Tells a node that it will be taken. Runs on the node, on the standard library alone."""
 
-    notice_seconds: ClassVar[float]
-    """The shortest time between a notice and the end of the machine, in seconds."""
+    notice_seconds: float
+    """How long this provider's notices are, in seconds: the deadline of one that states no time, and the
+    most that a stated time is believed, since the node's wall clock may be wrong. Set it in the class,
+    or per instance where the job decides."""
     poll_seconds: ClassVar[float] = 1.0
     """How often ``wait`` polls, in seconds."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from datetime import datetime, timezone
 
 from cloudspot.agent.status import Orders, Status
@@ -22,7 +23,10 @@ LOOK_SECONDS = 1.0
 
 
 class HeartbeatWriter:
-    """A thread that overwrites the node's heartbeat and looks for a stop or a newer launch."""
+    """A thread that overwrites the node's heartbeat and looks for a stop or a newer launch.
+
+    It beats at once when the node's state changes.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class HeartbeatWriter:
     def stop(self) -> None:
         """End the thread after its current beat."""
         self._stopped.set()
+        self._status.state_changed.set()
 
     def beat(self) -> None:
         """Overwrite the heartbeat once.
@@ -101,18 +106,21 @@ class HeartbeatWriter:
             self._orders.give(superseded=True)
 
     def _run(self) -> None:
-        beats = 0.0
-        while True:
+        beat_at = look_at = 0.0
+        changed = self._status.state_changed
+        while not self._stopped.is_set():
+            now = time.monotonic()
             try:
-                if beats <= 0.0:
-                    beats = HEARTBEAT_SECONDS
+                if changed.is_set() or now >= beat_at:
+                    changed.clear()
+                    beat_at = now + HEARTBEAT_SECONDS
                     self.beat()
-                self.look()
+                if now >= look_at:
+                    look_at = now + LOOK_SECONDS
+                    self.look()
             except CloudspotError as error:
                 _log.warning("no heartbeat: %s", error)
-            beats -= LOOK_SECONDS
-            if self._stopped.wait(LOOK_SECONDS):
-                return
+            changed.wait(max(0.05, min(beat_at, look_at) - time.monotonic()))
 
 
 def free_port(address: str) -> int:

@@ -16,7 +16,9 @@ class Status:
     """How the node stands; each attribute is written whole, by one thread, and read by any."""
 
     def __init__(self) -> None:
-        self.state = "setup"
+        self._state = "setup"
+        self.state_changed = threading.Event()
+        """Set at each change of ``state``; whoever reports it clears it."""
         self.generation = 0
         self.handoff: Path | None = None
         """Of the newest generation; None before the first."""
@@ -29,6 +31,16 @@ class Status:
         self.warnings: tuple[str, ...] = ()
         self._metrics: dict[str, float] = {}
         self._metrics_read = (Path(), 0)
+
+    @property
+    def state(self) -> str:
+        """What the node does: see ``records.Heartbeat.state``."""
+        return self._state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        self._state = state
+        self.state_changed.set()
 
     def progress(self) -> tuple[int, int | None]:
         """Return the newest step begun here (or restored), and the total when it is known."""

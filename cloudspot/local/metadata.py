@@ -125,9 +125,10 @@ class _Handler(BaseHTTPRequestHandler):
 class LocalPreemptionSource(PreemptionSource):
     """Reads the notice from the machine's own metadata service."""
 
-    notice_seconds: ClassVar[float] = 2.0
-    """Of a notice that states no time; ours always state theirs, and a drill may set it shorter."""
     poll_seconds: ClassVar[float] = 0.2
+
+    def __init__(self, *, notice_seconds: float) -> None:
+        self.notice_seconds = notice_seconds
 
     def poll(self) -> PreemptionNotice | None:
         """Return the standing notice, or None."""

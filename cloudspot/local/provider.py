@@ -39,7 +39,7 @@ class LocalProvider(Provider):
 
     def preemption_source(self) -> PreemptionSource:
         """Return the source that reads the machine's metadata service."""
-        return LocalPreemptionSource()
+        return LocalPreemptionSource(notice_seconds=self._options.longest_notice_seconds)
 
     def node_identity(self) -> NodeIdentity:
         """Say who this machine is, by its metadata service."""

@@ -41,20 +41,20 @@ def test_it_answers_at_the_machines_own_address(machine):
 
 
 def test_there_is_no_notice_before_the_reclaim(machine):
-    assert LocalPreemptionSource().poll() is None
+    assert LocalPreemptionSource(notice_seconds=10.0).poll() is None
 
 
 def test_a_reclaim_is_noticed_with_its_deadline(machine, host):
     asked = now_utc()
     LocalProvider().preempt(machine.id)
-    notice = LocalPreemptionSource().wait(60)
+    notice = LocalPreemptionSource(notice_seconds=10.0).wait(60)
     assert notice.action == "terminate"
     assert timedelta(seconds=3600) <= notice.deadline - asked <= timedelta(seconds=3660)
-    assert LocalPreemptionSource().poll() == notice
+    assert LocalPreemptionSource(notice_seconds=10.0).poll() == notice
 
 
 def test_a_second_sooner_notice_replaces_the_first(machine, host):
-    source = LocalPreemptionSource()
+    source = LocalPreemptionSource(notice_seconds=10.0)
     LocalProvider().preempt(machine.id)
     first = source.wait(60)
     LocalProvider().preempt(machine.id, notice_seconds=1800)
@@ -104,7 +104,7 @@ def test_a_service_that_does_not_answer_leaves_everything_open(machine, host):
 
     host.wait_until(supervisor_is_gone)
     with pytest.raises(TransientError, match="does not answer"):
-        LocalPreemptionSource().poll()
+        LocalPreemptionSource(notice_seconds=10.0).poll()
 
 
 def test_no_proxy_stands_between(machine, monkeypatch):
