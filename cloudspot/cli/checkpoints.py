@@ -9,7 +9,7 @@ import click
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.options import debug_option, job_argument, json_option, store_option
 from cloudspot.cli.output import echo, echo_json, echo_table, size_text, utc_text
-from cloudspot.errors import CorruptData
+from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.manifests import read_commit, verify
 from cloudspot.jobstore.records import CheckpointId
@@ -27,15 +27,16 @@ from cloudspot.jobstore.records import CheckpointId
 def checkpoints(
     ctx: click.Context, job_id: str, verify_chunks: bool, store_url: str | None, as_json: bool
 ) -> None:
-    """List the checkpoints of job ID, newest first.
+    """List a job's checkpoints, and verify them.
 
-    With --verify it ends with 1 when one of them is corrupt.
+    Newest first. With --verify it ends with 1 when one of them is corrupt.
     """
     job = open_job(store_url, job_id)
-    found = [
+    described = (
         _describe(job.store, job.id, each, verify_chunks=verify_chunks)
         for each in job.first_history.commits[::-1]
-    ]
+    )
+    found = [each for each in described if each is not None]
     if as_json:
         echo_json(found)
     elif not found:
@@ -51,7 +52,8 @@ def checkpoints(
 
 def _describe(
     store: ObjectStore, job_id: str, checkpoint: CheckpointId, *, verify_chunks: bool
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
+    """Return a checkpoint as ``--json`` prints it; None where it has been deleted since."""
     value: dict[str, Any] = {
         "id": str(checkpoint),
         "generation": checkpoint.generation,
@@ -74,6 +76,8 @@ def _describe(
         if verify_chunks:
             verify(store, job_id, commit)
             value["verified"] = True
+    except ObjectMissing:
+        return None
     except CorruptData as error:
         value |= {"verified": False, "error": str(error)}
     return value

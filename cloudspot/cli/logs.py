@@ -32,7 +32,9 @@ FOLLOW_SECONDS = 1.0
 def logs(
     job_id: str, follow: bool, rank: int | None, attempt: int | None, store_url: str | None, as_json: bool
 ) -> None:
-    """Print the log of job ID: setup, training script and agent, all attempts in order.
+    """Print a job's log.
+
+    The lines of setup, training script and agent, all attempts in order.
 
     With --json each line is one JSON object.
     """

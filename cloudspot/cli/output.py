@@ -127,8 +127,8 @@ def duration_text(seconds: float) -> str:
 
 
 def money_text(amount: float, currency: str) -> str:
-    """Return an amount of money: cents, or four figures where it is less than one unit."""
-    return f"{amount:.4f} {currency}" if abs(amount) < 1 else f"{amount:,.2f} {currency}"
+    """Return an amount of money: cents, or four decimals below ten units."""
+    return f"{amount:.4f} {currency}" if abs(amount) < 10 else f"{amount:,.2f} {currency}"
 
 
 def size_text(num_bytes: float) -> str:

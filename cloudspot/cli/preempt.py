@@ -27,7 +27,7 @@ from cloudspot.spec import parse_duration
 @store_option
 @debug_option
 def preempt(job_id: str, rank: int, notice: str | None, no_notice: bool, store_url: str | None) -> None:
-    """Reclaim a machine of job ID as its provider would.
+    """Reclaim a job's machine on purpose, as a drill.
 
     Without --notice and --no-notice the machine gets the provider's usual notice.
     """

@@ -58,7 +58,10 @@ def _look_at(store: ObjectStore, job_id: str) -> Summary | None:
     The summary of a job that has ended is final. Any other may be stale: its controller may have
     died, or none may have been there when its nodes ended. The records themselves then tell.
     """
-    summary = read_summary(store, job_id)
+    try:
+        summary = read_summary(store, job_id)
+    except CorruptData:
+        summary = None  # It only ever repeats what the records say.
     if summary is not None and summary.state in TERMINAL_STATES:
         return summary
     now = datetime.now(timezone.utc)

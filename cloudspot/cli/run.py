@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cloudspot import __version__
 from cloudspot.cli import exit_codes, output
 from cloudspot.cli.follow import follow, print_event, relaunch_warning
 from cloudspot.cli.jobs import DEFAULT_PROVIDER, Job, check_job_id, new_job_id
@@ -22,11 +20,10 @@ from cloudspot.controller.plan import LaunchPlan, plan
 from cloudspot.errors import JobExists, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore.bundle import make_bundle
-from cloudspot.jobstore.probe import probe
 from cloudspot.jobstore.records import Submission
-from cloudspot.jobstore.submission import submit
+from cloudspot.jobstore.submission import new_submission, submit
 from cloudspot.registry import open_provider, open_store
-from cloudspot.spec import JobSpec, check_files, load_job, spec_to_json
+from cloudspot.spec import JobSpec, check_files, load_job
 
 MAX_ID_TRIES = 5
 DETACH_TRIES = 5
@@ -88,7 +85,6 @@ def run(
     if dry_run:
         _dry_run(spec, provider, store, name or new_job_id(spec.name), workdir, as_json=as_json)
         return
-    probe(store)
     submission = _submit(store, spec, provider_name, workdir, name)
     job = Job(store, submission.job_id)
     if not as_json:
@@ -162,17 +158,7 @@ def _dry_run(
     spec: JobSpec, provider: Provider, store: ObjectStore, job_id: str, workdir: Path, *, as_json: bool
 ) -> None:
     bundle = make_bundle(workdir, entrypoint=spec.run.entrypoint)
-    submission = Submission(
-        job_id=job_id,
-        provider=provider.name,
-        spec=spec_to_json(spec),
-        code_sha256=bundle.sha256,
-        code_bytes=bundle.size,
-        secret_names=spec.run.secrets,
-        version=__version__,
-        at=datetime.now(timezone.utc),
-        writer="dry-run",
-    )
+    submission = new_submission(spec, provider=provider.name, bundle=bundle, job_id=job_id)
     planned = plan(spec, provider, submission, store.url)
     if as_json:
         output.echo_json(_plan_json(planned, store, submission))

@@ -19,7 +19,7 @@ from cloudspot.jobstore.submission import request_stop
 @debug_option
 @click.pass_context
 def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> None:
-    """Ask job ID to save a checkpoint and end, and its machines to end with it.
+    """Save a checkpoint and end a job.
 
     Safe to repeat; a job that has ended already is left as it is. With --wait it ends with the
     job's own exit status.

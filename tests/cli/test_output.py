@@ -40,7 +40,11 @@ def test_sizes_are_binary(size, text):
 
 def test_a_table_without_a_terminal_is_aligned_and_never_cut(capsys):
     output.echo_table(("ID", "STATE"), [("a", "running"), ("b" * 100, "")])
-    assert capsys.readouterr().out.splitlines() == ["ID" + " " * 100 + "STATE", "a" + " " * 101 + "running", "b" * 100]
+    assert capsys.readouterr().out.splitlines() == [
+        "ID" + " " * 100 + "STATE",
+        "a" + " " * 101 + "running",
+        "b" * 100,
+    ]
 
 
 def test_fields_stand_under_each_other_and_empty_ones_are_left_out(capsys):

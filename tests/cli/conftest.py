@@ -1,0 +1,310 @@
+"""A store with a small job in it, written by the functions that write real ones."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cloudspot.cli.main import program
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.generations import propose
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.launches import claim_slot
+from cloudspot.jobstore.manifests import try_commit, upload_directory
+from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Closed,
+    Exit,
+    File,
+    Final,
+    Finished,
+    Generation,
+    Heartbeat,
+    Intent,
+    Machine,
+    Member,
+    Notice,
+    new_nonce,
+)
+from cloudspot.jobstore.submission import submit
+from cloudspot.local.filestore import FileStore
+from cloudspot.model import LaunchRequest, LogRecord, Market, NodeIdentity, Offer
+from cloudspot.spec import load_job
+
+START = datetime.now(timezone.utc) - timedelta(hours=3)
+OFFER = Offer(
+    instance_type="local",
+    zone="local-a",
+    market=Market.SPOT,
+    price_per_hour=0.3,
+    on_demand_price_per_hour=1.0,
+)
+JOB_FILE = """
+name = "digits"
+[run]
+entrypoint = "train.py"
+"""
+
+
+def at(minutes: float) -> datetime:
+    """Return a moment of the job's life."""
+    return START + timedelta(minutes=minutes)
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    """A job file with its script."""
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (directory / "train.py").write_text("print('hello')\n")
+    path = directory / "job.toml"
+    path.write_text(JOB_FILE)
+    return path
+
+
+class Jobs:
+    """Writes jobs into a store, and runs commands on it."""
+
+    def __init__(self, store: FileStore, job_file: Path, scratch: Path) -> None:
+        self.store = store
+        self.job_file = job_file
+        self.scratch = scratch
+
+    def run(self, *arguments: str, status: int = 0):
+        """Run a command on the store and check its exit status."""
+        result = CliRunner().invoke(program, [*arguments], env={"CLOUDSPOT_STORE": self.store.url})
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == status, result.output
+        return result
+
+    def run_json(self, *arguments: str, status: int = 0):
+        """Run a command with ``--json`` and return what it prints."""
+        return json.loads(self.run(*arguments, "--json", status=status).stdout)
+
+    def submit(self, job_id: str) -> None:
+        """Submit a job; nothing of it runs."""
+        submit(
+            self.store,
+            spec=load_job(self.job_file),
+            provider="local",
+            workdir=self.job_file.parent,
+            environ={},
+            job_id=job_id,
+        )
+
+    def put(self, key: str, record) -> None:
+        """Put a record of a node."""
+        self.store.put(key, codec.encode(record))
+
+    def add_intent(self, job_id: str, launch: int, *, number: int, minutes: float) -> None:
+        """Begin a launch."""
+        intent = Intent(
+            launch=launch,
+            offer=OFFER,
+            token=f"token-{launch}",
+            request=LaunchRequest(provider="local", body={}),
+            num_nodes=1,
+            why="first" if launch == 1 else "reclaimed",
+            at=at(minutes),
+            writer=new_nonce(),
+        )
+        assert Journal(self.store, job_id).append(intent, number)
+
+    def add_closed(
+        self, job_id: str, launch: int, outcome: str, *, number: int, started: float, ended: float
+    ):
+        """End a launch, with one machine on its bill."""
+        machine = Machine(
+            instance_id=f"m-{launch}",
+            rank=0,
+            started_at=at(started),
+            ended_at=at(ended),
+            end_reason="reclaimed" if outcome == "reclaimed" else "self",
+        )
+        closed = Closed(
+            launch=launch, outcome=outcome, detail="", machines=(machine,), at=at(ended), writer=new_nonce()
+        )
+        assert Journal(self.store, job_id).append(closed, number)
+
+    def add_finished(
+        self, job_id: str, outcome: str, *, number: int, minutes: float, detail: str = ""
+    ) -> None:
+        """End the job."""
+        finished = Finished(
+            outcome=outcome,
+            detail=detail,
+            exit_code=0 if outcome == "succeeded" else 3,
+            at=at(minutes),
+            writer=new_nonce(),
+        )
+        assert Journal(self.store, job_id).append(finished, number)
+
+    def claim(self, job_id: str, launch: int) -> None:
+        """Let the launch's machine come up."""
+        identity = NodeIdentity(instance_id=f"m-{launch}", rank=0, address="127.0.0.1")
+        assert claim_slot(self.store, job_id, launch, 0, identity).instance_id == f"m-{launch}"
+
+    def add_generation(self, job_id: str, number: int, *, minutes: float, restore_from=None) -> None:
+        """Start the training on the launch of the same number."""
+        generation = Generation(
+            number=number,
+            launch=number,
+            members=(Member(rank=0, instance_id=f"m-{number}", address="127.0.0.1"),),
+            endpoint="127.0.0.1:2000",
+            restore_from=restore_from,
+            why="first" if number == 1 else "relaunched",
+            at=at(minutes),
+            writer=new_nonce(),
+        )
+        assert propose(self.store, job_id, generation) == generation
+
+    def add_heartbeat(self, job_id: str, launch: int, *, step: int, minutes: float, **fields) -> None:
+        """Let the launch's node speak."""
+        values = {
+            "counter": 1,
+            "instance_id": f"m-{launch}",
+            "address": "127.0.0.1",
+            "port": 2001,
+            "state": "running",
+            "generation": launch,
+            "restored_step": 0,
+            "step": step,
+            "steps_total": 100,
+            "metrics": {"loss": 0.5},
+            "committed": None,
+            "stall_seconds": None,
+            "upload_seconds": None,
+            "at": at(minutes),
+        }
+        self.put(keys.heartbeat(job_id, launch, 0), Heartbeat(**{**values, **fields}))
+
+    def add_exit(
+        self, job_id: str, launch: int, outcome: str, *, step: int, minutes: float, **fields
+    ) -> None:
+        """Let the launch's node say its last word."""
+        values = {
+            "launch": launch,
+            "rank": 0,
+            "instance_id": f"m-{launch}",
+            "outcome": outcome,
+            "detail": "",
+            "exit_code": 0,
+            "generation": launch,
+            "restored_step": 0,
+            "step": step,
+            "committed": None,
+            "at": at(minutes),
+            "writer": new_nonce(),
+        }
+        self.put(keys.exit_record(job_id, launch, 0), Exit(**{**values, **fields}))
+
+    def add_checkpoint(self, job_id: str, generation: int, step: int) -> CheckpointId:
+        """Upload and commit a checkpoint of a script's own directory."""
+        directory = self.scratch / f"checkpoint-{step}"
+        directory.mkdir()
+        (directory / "weights").write_bytes(bytes([step % 256]) * 1000)
+        checkpoint = CheckpointId(generation, step)
+        upload_directory(
+            self.store,
+            job_id,
+            checkpoint,
+            rank=0,
+            num_parts=1,
+            root=directory,
+            files=[File(path="weights", size=1000, mode=0o644)],
+            directory=f"output/checkpoint-{step}",
+            sealed_at=at(0),
+        )
+        assert try_commit(self.store, job_id, checkpoint) is not None
+        return checkpoint
+
+    def add_log(self, job_id: str, stream: str, lines, *, minutes: float, source: str = "train") -> None:
+        """Write log lines, a second apart."""
+        sink = ObjectStoreLogSink(self.store, job_id)
+        sink.write(
+            [
+                LogRecord(
+                    stream=stream,
+                    seq=seq,
+                    time=at(minutes) + timedelta(seconds=seq),
+                    text=text,
+                    source=source,
+                )
+                for seq, text in enumerate(lines)
+            ]
+        )
+
+    def reclaimed_and_finished(self, job_id: str = "digits-7k3f") -> str:
+        """Write a whole life: reclaimed at step 40 with a notice, resumed, succeeded at step 100."""
+        self.submit(job_id)
+        self.add_intent(job_id, 1, number=1, minutes=0)
+        self.claim(job_id, 1)
+        self.add_generation(job_id, 1, minutes=1)
+        self.add_heartbeat(job_id, 1, step=40, minutes=5, state="ending")
+        notice = Notice(
+            launch=1,
+            rank=0,
+            deadline=at(5.5),
+            action="terminate",
+            source="metadata",
+            step=39,
+            at=at(5),
+            writer=new_nonce(),
+        )
+        self.put(keys.notice(job_id, 1, 0), notice)
+        checkpoint = self.add_checkpoint(job_id, 1, 40)
+        self.add_log(job_id, "1-0", ["step 1", "step 40"], minutes=2)
+        self.add_exit(job_id, 1, "drained", step=40, minutes=5.2, committed=checkpoint)
+        self.add_closed(job_id, 1, "reclaimed", number=2, started=0, ended=6)
+        self.add_intent(job_id, 2, number=3, minutes=6)
+        self.claim(job_id, 2)
+        self.add_generation(job_id, 2, minutes=7, restore_from=checkpoint)
+        self.add_checkpoint(job_id, 2, 100)
+        self.add_log(job_id, "2-0", ["step 41", "step 100"], minutes=8)
+        final = Final(step=100, weights_sha256="ab" * 32, metrics={"accuracy": 0.975})
+        self.add_exit(job_id, 2, "succeeded", step=100, minutes=12, restored_step=40, final=final)
+        self.add_closed(job_id, 2, "succeeded", number=4, started=6, ended=12)
+        self.add_finished(job_id, "succeeded", number=5, minutes=12.5)
+        return job_id
+
+    def failed(self, job_id: str = "broken-abcd") -> str:
+        """Write a job whose script fails at once."""
+        self.submit(job_id)
+        self.add_intent(job_id, 1, number=1, minutes=20)
+        self.claim(job_id, 1)
+        self.add_generation(job_id, 1, minutes=21)
+        self.add_exit(
+            job_id,
+            1,
+            "failed",
+            step=0,
+            minutes=22,
+            detail="train.py ended with 3",
+            exit_code=3,
+            permanent=True,
+            log_tail=("Traceback (most recent call last):", "ValueError: no data"),
+        )
+        self.add_closed(job_id, 1, "failed", number=2, started=20, ended=22)
+        self.add_finished(job_id, "failed", number=3, minutes=22, detail="train.py ended with 3")
+        return job_id
+
+    def running(self, job_id: str = "going-abcd") -> str:
+        """Write a job in the middle of its first attempt."""
+        self.submit(job_id)
+        self.add_intent(job_id, 1, number=1, minutes=100)
+        self.claim(job_id, 1)
+        self.add_generation(job_id, 1, minutes=101)
+        self.add_heartbeat(job_id, 1, step=17, minutes=102)
+        return job_id
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, job_file: Path, local_home: Path) -> Jobs:
+    """A store of its own, and a local provider without machines."""
+    return Jobs(FileStore(f"file://{tmp_path}/bucket"), job_file, tmp_path)

@@ -1,0 +1,98 @@
+"""``cloudspot show``."""
+
+import pytest
+
+from cloudspot.jobstore import keys
+
+
+def test_json_has_the_whole_story(jobs):
+    value = jobs.run_json("show", jobs.reclaimed_and_finished(), "--verify")
+    assert value["id"] == "digits-7k3f"
+    assert (value["state"], value["exit_code"]) == ("succeeded", 0)
+    assert [attempt["outcome"] for attempt in value["attempts"]] == ["reclaimed", "succeeded"]
+    assert [notice["step"] for notice in value["notices"]] == [39]
+    assert (value["step"], value["steps_total"], value["steps_lost"]) == (100, 100, 0)
+    assert value["last_commit"] == {"generation": 2, "step": 100, "verified": True, "bytes": 1000}
+    assert value["cost"]["spent"] == 0.06
+    assert value["cost"]["on_demand_equivalent"] == 0.2
+    assert value["cost"]["currency"] == "USD"
+    assert value["final"] == {"step": 100, "weights_sha256": "ab" * 32, "metrics": {"accuracy": 0.975}}
+
+
+def test_text_has_the_block_of_figures_and_the_launches(jobs):
+    lines = jobs.run("show", jobs.reclaimed_and_finished()).stdout.splitlines()
+    assert lines[0] == "job digits-7k3f succeeded"
+    fields = {line.split()[0]: line.split(None, 1)[1] for line in lines[1:] if line.startswith("  ")}
+    assert fields["attempts"] == "2"
+    assert fields["notices"] == "1"
+    assert fields["steps"] == "100/100, 0 lost"
+    assert fields["last"] == "commit  step 100, 1000 B"
+    assert fields["cost"] == "0.0600 USD (on demand 0.2000 USD: 70% saved)"
+    assert fields["weights"] == "sha256 " + "ab" * 32
+    assert fields["metrics"] == "accuracy 0.975"
+    assert fields["logs"] == f"cloudspot logs digits-7k3f --store {jobs.store.url}"
+    launches = [line.split()[:6] for line in lines if line[:2] in ("1 ", "2 ")]
+    assert launches == [
+        ["1", "1", "first", "local", "local-a", "spot"],
+        ["2", "2", "reclaimed", "local", "local-a", "spot"],
+    ]
+
+
+def test_a_failed_job_shows_the_end_of_its_log(jobs):
+    lines = jobs.run("show", jobs.failed()).stdout.splitlines()
+    assert lines[0] == "job broken-abcd failed: train.py ended with 3"
+    assert lines[-3:] == [
+        "last lines of node 0 (exit code 3):",
+        "  Traceback (most recent call last):",
+        "  ValueError: no data",
+    ]
+
+
+def test_a_job_without_a_launch_can_be_shown(jobs):
+    jobs.submit("new-1")
+    lines = jobs.run("show", "new-1").stdout.splitlines()
+    assert lines[0] == "job new-1 queued"
+    assert "  last commit  none" in lines
+    assert jobs.run_json("show", "new-1")["last_commit"] is None
+
+
+def test_verify_ends_with_1_when_the_newest_checkpoint_is_corrupt(jobs):
+    jobs.reclaimed_and_finished()
+    key = keys.chunk("digits-7k3f", 2, 100, 0, 0)
+    jobs.store.put(key, jobs.store.get(key)[:-1])
+    assert jobs.run_json("show", "digits-7k3f")["last_commit"]["verified"] is None
+    assert jobs.run_json("show", "digits-7k3f", "--verify", status=1)["last_commit"]["verified"] is False
+    assert "step 100, 1000 B, CORRUPT" in jobs.run("show", "digits-7k3f", "--verify", status=1).stdout
+
+
+def test_artifacts_are_named_where_there_are_some(jobs):
+    jobs.submit("new-1")
+    assert "  artifacts" not in jobs.run("show", "new-1").stdout
+    jobs.store.put(keys.artifacts_prefix("new-1") + "plot.png", b"")
+    assert f"artifacts    {jobs.store.url}/jobs/new-1/artifacts/" in jobs.run("show", "new-1").stdout
+
+
+@pytest.mark.parametrize("text", ["digits-7", "digits-7k3f"])
+def test_a_beginning_of_the_id_will_do(jobs, text):
+    jobs.submit("digits-7k3f")
+    jobs.submit("digits-8aaa")
+    assert jobs.run_json("show", text)["id"] == "digits-7k3f"
+
+
+def test_the_exact_id_wins_over_longer_ones(jobs):
+    jobs.submit("digits")
+    jobs.submit("digits-2")
+    assert jobs.run_json("show", "digits")["id"] == "digits"
+
+
+def test_an_ambiguous_id_lists_the_jobs(jobs):
+    jobs.submit("digits-1")
+    jobs.submit("digits-2")
+    result = jobs.run("show", "digits", status=5)
+    assert result.stderr == "error: 'digits' names 2 jobs: digits-1, digits-2\n"
+
+
+@pytest.mark.parametrize("text", ["other", "../secrets", "", "UPPER"])
+def test_an_unknown_id_is_an_error_of_its_own(jobs, text):
+    jobs.submit("digits-1")
+    assert jobs.run("show", text, status=5).stderr.startswith("error: ")
