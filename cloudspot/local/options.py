@@ -65,7 +65,7 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def longest_notice_seconds(self) -> float:
         """The longest notice that this job's machines may get, but for drills that name their own."""
         chance = () if self.random_reclaims is None else (self.random_reclaims.notice,)
-        return max(self.notice, *(reclaim.notice for reclaim in self.reclaims), *chance)
+        return max((self.notice, *(reclaim.notice for reclaim in self.reclaims), *chance))
 
     def planned_reclaims(self, *, launch: int, rank: int) -> tuple[PlannedReclaim, ...]:
         """Return when this spot machine will be reclaimed; pure: the same arguments, the same plan."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from conftest import User, kill, wait_for
+from acting_user import User, kill, wait_for
 
 SETS = ('run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
 RECLAIM = 'providers.local.reclaims=[{launch=1, after_steps=30, notice="6s"}]'

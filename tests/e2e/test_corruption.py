@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from conftest import User, wait_for
+from acting_user import User, wait_for
 
 SETS = ('run.env.TINY_EPOCHS="30"', 'run.env.TINY_STEP_SECONDS="0.03"', 'checkpoint.interval="700ms"')
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from conftest import User
+from acting_user import User
 
 SETS = ("procs_per_node=2", 'run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.01"')
 NUM_STEPS = 12 * 10

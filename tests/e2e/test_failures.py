@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from conftest import User
+from acting_user import User
 
 
 def test_an_error_that_comes_at_once_and_again_ends_the_job_with_its_traceback(user: User) -> None:

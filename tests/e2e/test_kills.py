@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import User, kill, wait_for
+from acting_user import User, kill, wait_for
 
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conftest import EXAMPLES, User, copy_example, wait_for
+from acting_user import EXAMPLES, User, copy_example, wait_for
 
 
 def test_digits_is_reclaimed_resumed_and_finished(user: User) -> None:

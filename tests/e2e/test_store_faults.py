@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from conftest import User
+from acting_user import User
 
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 

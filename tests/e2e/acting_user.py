@@ -1,0 +1,143 @@
+"""Runs cloudspot as a user does: the installed command, real machines, real torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.local.filestore import FileStore
+
+JOBS = Path(__file__).parent / "jobs"
+PLUGINS = Path(__file__).parent.parent / "plugins"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+COMMAND = (sys.executable, "-m", "cloudspot")
+
+
+class User:
+    """Someone at a terminal, with a state home of their own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.environ = {
+            **os.environ,
+            "CLOUDSPOT_LOCAL_HOME": str(home),
+            "PYTHONPATH": str(PLUGINS / "drill"),
+        }
+        self.environ.pop("CLOUDSPOT_STORE", None)
+        self.store = FileStore(f"file://{home}/store")
+        self._started: list[subprocess.Popen[str]] = []
+
+    def cloudspot(
+        self, *args: str, status: int | None = 0, timeout: float = 180.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, and check its exit status unless ``status`` is None."""
+        done = subprocess.run(
+            [*COMMAND, *args],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if status is not None:
+            assert done.returncode == status, f"{args}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+        return done
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """Start a command in the background; it is ended with the test."""
+        process = subprocess.Popen(
+            [*COMMAND, *args],
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=(self.home / f"cli-{len(self._started)}.out").open("w"),
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def output(self, process: subprocess.Popen[str]) -> str:
+        """Return what a started command has printed so far."""
+        return (self.home / f"cli-{self._started.index(process)}.out").read_text()
+
+    def close(self) -> None:
+        """End the commands that still run."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def show(self, job_id: str, *args: str) -> dict[str, Any]:
+        """Return ``cloudspot show --json``."""
+        shown: dict[str, Any] = json.loads(self.cloudspot("show", job_id, "--json", *args).stdout)
+        return shown
+
+    def history(self, job_id: str) -> Any:
+        """Return the fold of the job's records, straight from the bucket."""
+        return HistoryReader(self.store, job_id).read()
+
+    def machines(self) -> list[Path]:
+        """Return the machines' directories, ended ones too."""
+        return sorted((self.home / "machines").glob("*-*"))
+
+    def run_tiny(
+        self,
+        name: str,
+        *args: str,
+        status: int | None = 0,
+        provider: str = "local",
+        sets: Sequence[str] = (),
+        timeout: float = 180.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the smallest job, attached, to its end."""
+        return self.cloudspot(*tiny(name, provider, sets), *args, status=status, timeout=timeout)
+
+    def start_tiny(
+        self, name: str, *args: str, provider: str = "local", sets: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """Start the smallest job, attached, in the background."""
+        return self.start(*tiny(name, provider, sets), *args)
+
+
+def tiny(name: str, provider: str, sets: Sequence[str]) -> list[str]:
+    """Return the command that runs the smallest job."""
+    words = ["run", str(JOBS / "tiny" / "job.toml"), "--provider", provider, "--name", name]
+    for one in sets:
+        words += ["--set", one]
+    return words
+
+
+def wait_for(what: str, condition: Callable[[], Any], *, seconds: float = 90.0) -> Any:
+    """Return the condition's first true value, or fail naming what did not come."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    return pytest.fail(f"{what} did not come within {seconds:.0f} s")
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process; one that is gone is no error."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def copy_example(name: str, target: Path) -> Path:
+    """Copy an example, so that a test may change it; returns its job file."""
+    shutil.copytree(EXAMPLES / name, target)
+    return target / "job.toml"
