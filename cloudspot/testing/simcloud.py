@@ -25,7 +25,7 @@ from cloudspot.model import (
 )
 from cloudspot.testing.simulation import START, Actor, Life, Violation, World
 
-NOTICE_SECONDS = 30.0
+NOTICE_SECONDS = 120.0
 MAX_LAG_SECONDS = 30.0
 
 

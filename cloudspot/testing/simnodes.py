@@ -13,6 +13,7 @@ from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.generations import lineage, propose, read_generations
 from cloudspot.jobstore.launches import claim_slot, read_slots
 from cloudspot.jobstore.manifests import read_commits
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import (
     CheckpointId,
     Exit,
@@ -38,7 +39,7 @@ class Training:
     steps_per_commit: int = 3
     min_nodes: int = 1
     heeds_slots: bool = True
-    """False: nodes train without having claimed their rank, as if protocol P2 had no slots."""
+    """False: nodes train whether or not their claim held, as if protocol P2 had no slots."""
 
 
 class SimNode:
@@ -49,7 +50,7 @@ class SimNode:
     ) -> None:
         self._world = world
         self._cloud = cloud
-        self._store = store
+        self._store = patient(store, sleep=world.sleep)
         self._machine = machine
         self._training = training
         self._job_id = machine.job_id
@@ -63,7 +64,8 @@ class SimNode:
             return  # It hangs in its boot, and bills.
         slow = self._world.chance(0.1)
         yield rng.uniform(30, 1500) if slow else rng.uniform(3, 20)
-        if self._training.heeds_slots and not (yield from self._claim()):
+        is_ours = yield from self._claim()
+        if self._training.heeds_slots and not is_ours:
             self._cloud.end(self._machine, EndReason.SELF)
             return
         if self._world.chance(0.1):
@@ -153,7 +155,7 @@ class SimNode:
             yield from self._commit(generation)
 
     def _join(self) -> Doing[Generation | None]:
-        """Return the launch's first generation; rank 0 proposes it."""
+        """Return the launch's first generation; the lowest rank that is there proposes it."""
         machine = self._machine
         while True:
             known = yield from self._persist(lambda: read_generations(self._store, self._job_id))
@@ -162,14 +164,20 @@ class SimNode:
             ours = [one for one in known if one.launch == machine.launch]
             if ours:
                 return ours[-1]
-            if machine.rank == 0:
-                slots = yield from self._persist(
-                    lambda: read_slots(self._store, self._job_id, machine.launch)
-                )
-                owners = {rank: slot.instance_id or "" for rank, slot in slots.items()}
-                yield from self._propose(known, owners or {0: machine.id}, "first")
+            slots = yield from self._persist(lambda: read_slots(self._store, self._job_id, machine.launch))
+            owners = {rank: slot.instance_id for rank, slot in slots.items() if slot.instance_id is not None}
+            here = {rank: owner for rank, owner in owners.items() if not self._has_ended(owner)}
+            if not self._training.heeds_slots:
+                here[machine.rank] = machine.id
+            if len(here) < self._training.min_nodes:
+                return None
+            if machine.rank == min(here):
+                yield from self._propose(known, here, "first")
             else:
                 yield self._world.rng.uniform(1, 10)
+
+    def _has_ended(self, instance_id: str) -> bool:
+        return self._cloud.machines[instance_id].has_ended
 
     def _regroup(self, generation: Generation) -> Doing[Generation | None]:
         known = yield from self._persist(lambda: read_generations(self._store, self._job_id))

@@ -143,9 +143,7 @@ def test_a_machine_that_hangs_in_its_boot_makes_the_launch_void(records):
 
 def test_the_boot_limit_also_counts_by_the_controllers_own_clock(records):
     history = records.history(records.launch(claimed=False))
-    observed = records.observed(
-        records.instance(launched=None), known_seconds={"i-1-0": BOOT_LIMIT_SECONDS}
-    )
+    observed = records.observed(records.instance(launched=None), known_seconds={"i-1-0": BOOT_LIMIT_SECONDS})
     (action,) = act(records, history, observed)
     assert isinstance(action, VoidSlot)
 
