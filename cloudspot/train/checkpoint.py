@@ -188,7 +188,7 @@ class Checkpoint:
             try:
                 with torch.no_grad():
                     inner.load_state_dict(state)
-            except (ValueError, KeyError, RuntimeError, TypeError) as error:
+            except Exception as error:  # whatever an object raises, what it refuses is this state
                 raise CheckpointError(
                     f"session({name}=...) refuses the checkpoint's state: {error}"
                 ) from error

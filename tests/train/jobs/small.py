@@ -1,0 +1,73 @@
+"""A small training whose resume can go wrong in every way; run by the tests, with and without torchrun."""
+
+import argparse
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import cloudspot.train as spot
+from cloudspot.train import handoff
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--drain-at", type=int, default=-1)
+parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--save-at", type=int, default=-1)
+options = parser.parse_args()
+
+
+def until_held(run):
+    """Wait until this rank has promised a boundary: a round is open."""
+    while run._link.rounds._hold is None:
+        time.sleep(0.001)
+
+
+def main():
+    device = spot.init_process_group()
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.3), torch.nn.Linear(32, 4)
+    ).to(device)
+    if torch.distributed.is_initialized():
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    generator = torch.Generator().manual_seed(1)
+    dataset = TensorDataset(torch.randn(192, 16, generator=generator), torch.arange(192) % 4)
+    run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler)
+    torch.manual_seed(100 + run.rank)  # each rank drops other units
+    sampler = DistributedSampler(dataset, run.world_size, run.rank, seed=3)
+    loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+    print(f"rank {run.rank} of {run.world_size} begins at {run.step}", flush=True)
+    for x, y in run.batches(loader, epochs=options.epochs):
+        noise = 0.1 * random.random() + 0.1 * float(np.random.rand())
+        loss = torch.nn.functional.cross_entropy(model(x + noise), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        run.log(loss=loss.item())
+        if run.step == options.kill_at and run.rank == run.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if run.step == options.drain_at and run.rank == run.world_size - 1:
+            # Only this rank's machine is about to go, if the ranks have directories of their own.
+            directory = Path(os.environ[handoff.HANDOFF])
+            handoff.write_drain(directory, handoff.Drain("notice", time.monotonic() + 60))
+            until_held(run)
+        if run.step == options.save_at and run.rank == 0:
+            run._link.rounds.request_interval()
+            until_held(run)
+    print(f"rank {run.rank} ended at {run.step}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

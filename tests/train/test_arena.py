@@ -1,0 +1,208 @@
+"""The slots: who may write them when, and where they lie."""
+
+import errno
+import mmap
+import os
+
+import pytest
+import torch
+
+from cloudspot.train import SessionError, arena
+from cloudspot.train.arena import Arena
+from cloudspot.train.handoff import seals_directory
+from cloudspot.train.plan import Item, plan
+
+
+@pytest.fixture
+def slots(tmp_path):
+    seals_directory(tmp_path).mkdir()
+    made = Arena(
+        directory=tmp_path / "memory",
+        spill=tmp_path / "disk",
+        handoff=tmp_path,
+        generation=3,
+        rank=1,
+        local_world_size=1,
+    )
+    yield made
+    made.close()
+
+
+def seal(slots, slot, step):
+    slot.seal = slots.seal_path(step)
+    slot.seal.write_text("{}")
+    return slot.seal
+
+
+def take(path):
+    return path.rename(path.with_name(path.name.replace("seal-", "taken-")))
+
+
+def test_both_slots_are_claimed_with_their_whole_size(slots, tmp_path):
+    slots.claim(100_000)
+    for index in range(2):
+        status = (tmp_path / "memory" / f"slot-3-1-{index}").stat()
+        assert status.st_size == 100_000
+        assert status.st_blocks * 512 >= 100_000
+
+
+def test_a_slot_is_free_until_sealed_and_again_after_its_upload(slots):
+    slots.claim(10)
+    first = slots.free_slot()
+    taken = take(seal(slots, first, 5))
+    assert taken.name == "taken-3-5-1.json"
+    second = slots.free_slot()
+    assert second is not first
+    seal(slots, second, 6)
+    assert slots.free_slot() is None
+    taken.unlink()
+    assert slots.free_slot() is first
+
+
+def test_a_seal_that_is_taken_between_two_looks_is_not_free(slots, monkeypatch):
+    slots.claim(10)
+    slot = slots.free_slot()
+    path = seal(slots, slot, 5)
+    exists = type(path).exists
+
+    def taken_after_the_first_look(self):
+        answer = exists(self)
+        if self == path and answer is True:
+            take(path)
+            return False  # the look came just after the rename
+        return answer
+
+    monkeypatch.setattr(type(path), "exists", taken_after_the_first_look)
+    assert not slot.is_free()
+
+
+def test_a_drain_takes_back_the_newest_upload_that_has_not_started(slots):
+    slots.claim(10)
+    older = slots.free_slot()
+    seal(slots, older, 5)
+    newer = slots.free_slot()
+    path = seal(slots, newer, 6)
+    assert slots.withdraw_slot() is newer
+    assert not path.exists()
+    assert slots.seal_path(5).exists()
+
+
+def test_an_upload_that_has_started_is_not_taken_back(slots):
+    slots.claim(10)
+    older = slots.free_slot()
+    seal(slots, older, 5)
+    newer = slots.free_slot()
+    take(seal(slots, newer, 6))
+    assert slots.withdraw_slot() is older
+    take(seal(slots, older, 7))
+    assert slots.withdraw_slot() is None
+
+
+def test_what_is_written_is_what_the_file_holds(slots):
+    tensors = {
+        "a": torch.arange(6, dtype=torch.float64).reshape(2, 3).t(),
+        "b": torch.randn(1, 2, 4, 4).to(memory_format=torch.channels_last),
+        "c": torch.tensor([True, False, True]),
+        "d": torch.tensor(3, dtype=torch.int32),
+        "e": torch.zeros(0),
+    }
+    items = [
+        Item(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.element_size())
+        for name, t in tensors.items()
+    ]
+    made = plan(items, world_size=1)
+    slots.claim(made.part_bytes[0])
+    slot = slots.free_slot()
+    slot.write(made.parts[0], [tensors[placement.item.name] for placement in made.parts[0]])
+    data = bytearray(slot.path.read_bytes())
+    for placement in made.parts[0]:
+        expected = tensors[placement.item.name]
+        if placement.item.nbytes:
+            found = torch.frombuffer(
+                data, dtype=expected.dtype, count=expected.numel(), offset=placement.offset
+            )
+            assert torch.equal(found.reshape(expected.shape), expected)
+
+
+def test_without_room_in_memory_the_slots_lie_on_disk(slots, tmp_path, monkeypatch):
+    allocate = arena._allocate
+
+    def no_shared_memory(descriptor, nbytes):
+        files = list((tmp_path / "memory").iterdir())
+        if any(os.path.samestat(path.stat(), os.fstat(descriptor)) for path in files):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(descriptor, nbytes)
+
+    monkeypatch.setattr(arena, "_allocate", no_shared_memory)
+    slots.claim(100_000)
+    assert sorted(p.name for p in (tmp_path / "disk").iterdir()) == ["slot-3-1-0", "slot-3-1-1"]
+    assert list((tmp_path / "memory").iterdir()) == []
+
+
+def test_memory_for_less_than_both_slots_is_left_alone(slots, tmp_path, monkeypatch):
+    monkeypatch.setattr(arena, "free_memory_bytes", lambda: 199_999)
+    slots.claim(100_000)
+    # The first slot asks for the room of both.
+    assert (tmp_path / "disk" / "slot-3-1-0").exists()
+    assert not (tmp_path / "memory" / "slot-3-1-0").exists()
+
+
+def test_no_room_anywhere_names_both_places(slots, tmp_path, monkeypatch):
+    def full(descriptor, nbytes):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(arena, "_allocate", full)
+    with pytest.raises(SessionError, match="no room for a checkpoint slot of 100000 bytes") as caught:
+        slots.claim(100_000)
+    assert str(tmp_path / "memory") in str(caught.value)
+    assert str(tmp_path / "disk") in str(caught.value)
+    assert not list(tmp_path.glob("*/slot-*"))
+
+
+def test_another_error_of_the_disk_is_not_taken_for_a_lack_of_room(slots, monkeypatch):
+    def broken(descriptor, nbytes):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(arena, "_allocate", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        slots.claim(10)
+
+
+def test_a_slot_grows_when_the_state_does_and_moves_when_there_is_no_room(slots, tmp_path, monkeypatch):
+    slots.claim(10_000)
+    slot = slots.free_slot()
+    slots.grow(slot, 50_000)
+    assert slot.capacity == 50_000
+    assert slot.path.stat().st_size == 50_000
+    monkeypatch.setattr(arena, "free_memory_bytes", lambda: 10)
+    slots.grow(slot, 90_000)
+    assert slot.path == tmp_path / "disk" / slot.path.name
+    assert not (tmp_path / "memory" / slot.path.name).exists()
+    slots.grow(slot, 10)
+    assert slot.capacity == 90_000
+
+
+def test_a_slot_in_use_keeps_its_content_while_the_arena_grows(slots):
+    slots.claim(10)
+    slot = slots.free_slot()
+    capacity, path = slot.capacity, seal(slots, slot, 5)
+    slots.claim(1 << 20)
+    assert slot.capacity == capacity == mmap.PAGESIZE
+    path.unlink()
+    slots.claim(1 << 20)
+    assert slot.capacity == 1 << 20
+
+
+def test_without_posix_fallocate_the_space_is_written(slots, monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate")
+    slots.claim(3_000_001)
+    status = slots.free_slot().path.stat()
+    assert status.st_size == 3_000_001
+    assert status.st_blocks * 512 >= 3_000_001
+
+
+def test_the_files_outlive_the_arena(slots):
+    slots.claim(10)
+    path = slots.free_slot().path
+    slots.close()
+    assert path.exists()

@@ -1,0 +1,370 @@
+"""The rounds protocol under random interleavings: all ranks serve the same step, and nobody hangs."""
+
+import json
+import random
+import sys
+import threading
+import time
+
+import pytest
+
+from cloudspot.train import rounds
+from cloudspot.train.rounds import DRAIN, INTERVAL, LocalStore, Order, Rounds
+
+
+class World:
+    """Ranks with main and background actors that a seeded scheduler interleaves, on a virtual clock."""
+
+    def __init__(self, seed, *, num_ranks, total, collectives=True, known_end=True):
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.store = LocalStore()
+        self.total = total
+        self.collectives = collectives
+        self.known_end = known_end
+        self.ranks = [Rank(self, rank, num_ranks) for rank in range(num_ranks)]
+
+    def run(self, *, drain_at=None, intervals=0.0, drain_ranks=None, seconds_per_event=0.001):
+        """Interleave until every rank has ended or left, and return after how many events; fail if they hang."""
+        for event in range(200_000):
+            if all(rank.over for rank in self.ranks):
+                return event
+            self.now += self.random.random() * seconds_per_event
+            if drain_at is not None and event >= drain_at:
+                for index in drain_ranks or [self.random.randrange(len(self.ranks))]:
+                    self.ranks[index].rounds.request_drain(guard=1e9, notice=True)
+                drain_at = None
+            if self.random.random() < intervals:
+                self.ranks[0].rounds.request_interval()
+            rank = self.random.choice(self.ranks)
+            if self.random.random() < rank.haste:
+                rank.move()
+            else:
+                rank.rounds.poll()
+        states = [(r.position, r.in_step, r.over, r.rounds._hold, r.rounds._order) for r in self.ranks]
+        pytest.fail(f"the ranks hang: {states}")
+
+
+class Rank:
+    def __init__(self, world, index, num_ranks):
+        self.world = world
+        self.haste = world.random.choice([0.1, 0.5, 0.9])
+        self.position = 0
+        self.in_step = False
+        self.over = False
+        self.left_at = None
+        self.saved = []
+        self.rounds = Rounds(
+            world.store,
+            rank=index,
+            world_size=num_ranks,
+            start=0,
+            clock=lambda: world.now,
+            can_save=lambda: world.random.random() < 0.9,
+        )
+
+    def move(self):
+        """Let the main thread do its next thing, if it can."""
+        if self.over:
+            return
+        if self.in_step:
+            begun = [r.position + r.in_step for r in self.world.ranks]
+            if not self.world.collectives or all(each > self.position for each in begun):
+                self.in_step = False
+                self.position += 1
+            return
+        if self.position == self.world.total and self.world.known_end:
+            self.end()
+            return
+        answer = self.rounds.try_begin(self.position)
+        if answer is True:
+            if self.position == self.world.total:
+                self.end()  # there was no further batch
+            else:
+                self.in_step = True
+        elif isinstance(answer, Order):
+            assert answer.step == self.position
+            self.saved.append((answer.kind, answer.step, answer.avoid))
+            if answer.kind == DRAIN:
+                self.over, self.left_at = True, self.position
+            else:
+                self.rounds.served()
+
+    def end(self):
+        self.rounds.finish()
+        self.over = True
+
+
+def check(world):
+    first = world.ranks[0]
+    for rank in world.ranks:
+        assert rank.saved == first.saved
+        assert rank.left_at == first.left_at
+        assert rank.position == first.position
+    steps = [step for _, step, _ in first.saved]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("known_end", [True, False])
+def test_under_any_interleaving_all_ranks_save_and_leave_at_the_same_steps(num_ranks, known_end):
+    drained = finished = 0
+    for seed in range(150):
+        world = World(seed, num_ranks=num_ranks, total=20, known_end=known_end)
+        length = World(seed, num_ranks=num_ranks, total=20, known_end=known_end).run(intervals=0.02)
+        world.run(drain_at=world.random.randrange(length), intervals=0.02)
+        check(world)
+        drained += world.ranks[0].left_at is not None
+        finished += world.ranks[0].left_at is None
+    assert drained > 50
+    assert finished >= 5
+
+
+def test_ranks_that_do_not_wait_for_each_other_save_at_the_same_steps_too():
+    saves = 0
+    for seed in range(150):
+        world = World(seed, num_ranks=3, total=60, collectives=False)
+        world.run(intervals=0.02)
+        for rank in world.ranks:
+            assert rank.saved == world.ranks[0].saved
+            assert rank.position == 60
+        saves += len(world.ranks[0].saved)
+    assert saves > 100
+
+
+def test_a_drain_that_meets_a_finished_rank_lets_the_others_finish():
+    for seed in range(100):
+        world = World(seed, num_ranks=3, total=30, collectives=False)
+        world.ranks[1].haste = 1.0
+        while not world.ranks[1].over:
+            world.ranks[1].move()
+        world.ranks[1].haste = 0.5
+        world.run(drain_at=0, drain_ranks=[2])
+        assert [rank.left_at for rank in world.ranks] == [None] * 3
+        assert [rank.position for rank in world.ranks] == [30] * 3
+
+
+def test_the_ranks_on_machines_with_a_notice_are_avoided():
+    world = World(1, num_ranks=4, total=1000)
+    world.run(drain_at=100, drain_ranks=[1, 3])
+    check(world)
+    ((kind, _, avoid),) = world.ranks[0].saved
+    assert (kind, avoid) == (DRAIN, frozenset({1, 3}))
+
+
+def test_short_steps_go_on_while_the_ranks_find_together():
+    world = World(2, num_ranks=2, total=1000)
+    for rank in world.ranks:
+        rank.haste = 0.5
+    while world.ranks[0].position < 500:
+        rank = world.random.choice(world.ranks)
+        world.now += 0.005
+        rank.move()
+        rank.rounds.poll()
+    opened_at = world.ranks[0].position
+    world.run(drain_at=0, drain_ranks=[0], seconds_per_event=0.01)
+    check(world)
+    # About 20 ms a step, and 100 ms to find together.
+    assert 4 <= world.ranks[0].left_at - opened_at <= 8
+
+
+# --- single cases -------------------------------------------------------------------------------
+
+
+def pair(store=None, now=None, num_ranks=2):
+    store = store or LocalStore()
+    now = now or [0.0]
+    return [
+        Rounds(store, rank=rank, world_size=num_ranks, start=0, clock=lambda: now[0])
+        for rank in range(num_ranks)
+    ]
+
+
+def settle(*participants):
+    for _ in range(10):
+        for one in participants:
+            one.poll()
+
+
+def test_a_rank_goes_on_to_the_promised_boundary_and_waits_there():
+    zero, one = pair()
+    assert zero.begin(0) is None
+    zero.request_interval()
+    zero.poll()
+    zero.poll()  # opened, and promised boundary 1
+    assert zero.try_begin(1) is False
+    assert one.begin(0) is None
+    assert one.begin(1) is None  # has not heard of the round
+    settle(zero, one)
+    assert zero.try_begin(1) is True
+    expected = Order(INTERVAL, 2)
+    assert zero.try_begin(2) == one.try_begin(2) == expected
+
+
+def test_an_interval_save_is_off_when_a_rank_has_no_free_slot():
+    zero, one = pair()
+    one._can_save = lambda: False
+    zero.request_interval()
+    settle(zero, one)
+    assert zero.try_begin(0) is True
+    assert one.try_begin(0) is True
+
+
+def test_an_interval_round_is_off_when_a_rank_does_not_answer():
+    now = [0.0]
+    zero, _ = pair(now=now)
+    zero.request_interval()
+    settle(zero)
+    assert zero.try_begin(0) is False
+    now[0] += rounds.INTERVAL_GUARD_SECONDS + 0.1
+    settle(zero)
+    assert zero.try_begin(0) is True
+
+
+def test_a_drain_cuts_a_waiting_interval_round_short():
+    zero, one, two = pair(num_ranks=3)
+    zero.request_interval()
+    settle(zero, one)
+    one.request_drain(guard=100.0, notice=True)
+    settle(one, zero)
+    assert json.loads(zero.store.get("decision/0")) == {"outcome": "abandon"}
+    settle(zero, one, two)
+    assert zero.try_begin(0) == two.try_begin(0) == Order(DRAIN, 0, frozenset({1}))
+
+
+def test_without_a_decision_by_the_guard_all_leave_without_a_save():
+    now = [0.0]
+    zero, one = pair(now=now)
+    zero.request_drain(guard=5.0, notice=True)
+    settle(zero)
+    assert zero.try_begin(0) is False
+    now[0] = 5.1
+    settle(zero, one)
+    assert zero.try_begin(0) == one.try_begin(0) == Order(DRAIN, None)
+
+
+def test_a_rank_calls_the_round_off_when_rank_0_does_not():
+    now = [0.0]
+    zero, one = pair(now=now)
+    zero.request_drain(guard=5.0, notice=True)
+    zero.poll()
+    one.poll()
+    assert one.try_begin(0) is False
+    now[0] = 6.5
+    one.poll()
+    one.poll()
+    assert one.try_begin(0) == Order(DRAIN, None)
+
+
+def test_another_machines_guard_travels_as_the_seconds_that_are_left():
+    store = LocalStore()
+    zero = Rounds(store, rank=0, world_size=2, start=0, clock=lambda: 1000.0)
+    one = Rounds(store, rank=1, world_size=2, start=0, clock=lambda: 5.0)
+    one.request_drain(guard=12.0, notice=True)
+    one.poll()
+    zero.poll()
+    assert json.loads(store.get("round/0"))["remaining"] == 7.0
+    settle(one)
+    assert zero.guard == 1007.0
+    assert one.guard == 12.0
+
+
+class BrokenStore(LocalStore):
+    """A store whose host has gone."""
+
+    broken = False
+
+    def check(self, keys, /):
+        if self.broken:
+            raise RuntimeError("Connection reset by peer")
+        return super().check(keys)
+
+
+def test_when_the_store_is_gone_the_training_goes_on():
+    store = BrokenStore()
+    zero, one = pair(store)
+    zero.request_interval()
+    settle(zero)
+    store.broken = True
+    settle(zero, one)
+    assert zero.is_lost
+    assert zero.try_begin(0) is True
+    assert one.try_begin(0) is True
+
+
+def test_when_the_store_is_gone_a_drain_leaves_without_a_save():
+    store = BrokenStore()
+    _, one = pair(store)
+    store.broken = True
+    settle(one)
+    one.request_drain(guard=100.0, notice=True)
+    settle(one)
+    assert one.try_begin(0) == Order(DRAIN, None)
+
+
+def test_a_main_thread_waits_for_the_decision_and_goes_on_with_it():
+    zero, one = pair()
+    zero.request_drain(guard=1e9, notice=False)
+    settle(zero)
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(zero.begin(0)))
+    waiting.start()
+    settle(one, zero, one)
+    waiting.join(10)
+    assert found == [Order(DRAIN, 0)]
+
+
+# --- with threads -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_real_threads_agree(seed):
+    """Four main threads meet at a barrier each step, as a collective would make them."""
+    num_ranks, total = 4, 400
+    chance = random.Random(seed)
+    store, barrier = LocalStore(), threading.Barrier(num_ranks)
+    stopped = threading.Event()
+    world = [
+        Rounds(store, rank=rank, world_size=num_ranks, start=0, clock=time.monotonic)
+        for rank in range(num_ranks)
+    ]
+    saved = [[] for _ in world]
+    drain_at = chance.randrange(total)
+
+    def background(rank):
+        while not stopped.is_set():
+            if rank == 0 and not stopped.is_set():
+                world[0].request_interval()
+            world[rank].poll()
+            world[rank].wait(0.0005)
+
+    def main(rank):
+        for step in range(total):
+            while (order := world[rank].begin(step)) is not None:
+                assert order.step == step
+                saved[rank].append(order)
+                if order.kind == DRAIN:
+                    return
+                world[rank].served()
+            if step == drain_at and rank == num_ranks - 1:
+                world[rank].request_drain(guard=1e12, notice=True)
+            barrier.wait(30)
+        world[rank].finish()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=background, args=(rank,)) for rank in range(num_ranks)]
+        mains = [threading.Thread(target=main, args=(rank,)) for rank in range(num_ranks)]
+        for thread in threads + mains:
+            thread.start()
+        for thread in mains:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in mains)
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join(10)
+        sys.setswitchinterval(before)
+    assert saved[1:] == saved[:-1]
+    assert len(saved[0]) > 1
