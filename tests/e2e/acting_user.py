@@ -28,6 +28,7 @@ class User:
     """Someone at a terminal, with a state home of their own."""
 
     def __init__(self, home: Path) -> None:
+        home.mkdir(exist_ok=True)
         self.home = home
         self.environ = {
             **os.environ,
@@ -56,14 +57,15 @@ class User:
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         """Start a command in the background; it is ended with the test."""
-        process = subprocess.Popen(
-            [*COMMAND, *args],
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=(self.home / f"cli-{len(self._started)}.out").open("w"),
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with (self.home / f"cli-{len(self._started)}.out").open("w") as output:
+            process = subprocess.Popen(
+                [*COMMAND, *args],
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         self._started.append(process)
         return process
 
