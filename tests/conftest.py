@@ -34,6 +34,7 @@ def wait_until_fixture() -> Callable[..., None]:
 def local_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A state home of the local provider; no machine and no process of one outlives the test."""
     home = tmp_path / "local-home"
+    home.mkdir()
     monkeypatch.setenv(HOME, str(home))
     yield home
     # The test may have moved the home on.

@@ -219,7 +219,7 @@ def test_rendering_is_pure_and_plain_json(host):
     by_rank = request.body["reclaims"]
     assert [reclaim["after_steps"] for reclaim in by_rank[0]] == [None]
     assert [reclaim["after_steps"] for reclaim in by_rank[1]] == [7, None]
-    assert not host.home.exists()
+    assert list(host.home.iterdir()) == []
 
 
 def test_on_demand_machines_are_not_reclaimed_on_a_plan(host):
