@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,14 @@ class _StoredChunk:
     start: int
 
 
-def verify(store: ObjectStore, job_id: str, commit: Commit, *, num_threads: int = NUM_THREADS) -> None:
+def verify(
+    store: ObjectStore,
+    job_id: str,
+    commit: Commit,
+    *,
+    num_threads: int = NUM_THREADS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Read every chunk of the checkpoint and compare it with its checksum.
 
     Raises:
@@ -40,14 +48,20 @@ def verify(store: ObjectStore, job_id: str, commit: Commit, *, num_threads: int 
         TransientError: the store failed; nothing is known.
     """
     check_commit(commit)
-    store = patient(store)
+    store = patient(store, sleep=sleep)
     chunks = _stored_chunks(job_id, commit)
     _check_sizes(store, job_id, commit, chunks)
     each(lambda stored: _check(store, stored), chunks, num_threads=num_threads)
 
 
 def fetch(
-    store: ObjectStore, job_id: str, commit: Commit, directory: Path, *, num_threads: int = NUM_THREADS
+    store: ObjectStore,
+    job_id: str,
+    commit: Commit,
+    directory: Path,
+    *,
+    num_threads: int = NUM_THREADS,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Bring a checkpoint to the disk, verified.
 
@@ -62,7 +76,7 @@ def fetch(
         TransientError: the store failed; fetch again.
     """
     check_commit(commit)
-    store = patient(store)
+    store = patient(store, sleep=sleep)
     chunks = _stored_chunks(job_id, commit)
     # Before a byte is written: what a manifest claims must be there, so that no claim fills the disk.
     _check_sizes(store, job_id, commit, chunks)

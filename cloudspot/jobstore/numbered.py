@@ -22,29 +22,40 @@ def read_after(
 ) -> list[Record]:
     """Return the records after number ``known``, in order.
 
-    Who writes number n has read n - 1, so the first missing number is the end. A reader that knows
-    some asks for the next one until it is missing: one request where nothing is new, of the cheap
-    kind. Who knows none lists first, and then reads side by side.
+    Who writes number n has read n - 1, so the first missing number is the end. The next one is asked
+    for until it is missing: one request where nothing is new, and of the cheap kind. Who knows none
+    lists what follows the first, to read it side by side.
 
     Raises:
         CorruptData: a record is malformed.
     """
     records: list[Record] = []
-    if known == 0:
-        # A listing may be older than its last entry (records come while it is made); its length
-        # is only a hint, and what it missed is read below.
-        listed = sum(1 for _ in store.list_objects(prefix))
-        names = [key_of(number) for number in range(1, listed + 1)]
-        for key, data in zip(names, each(lambda key: _get(store, key), names), strict=True):
-            if data is None:
-                break
-            records.append(decode(data, key))
     while True:
         key = key_of(known + len(records) + 1)
         data = _get(store, key)
         if data is None:
             return records
         records.append(decode(data, key))
+        if known == 0 and len(records) == 1:
+            records += _read_listed(store, prefix, key_of, decode)
+
+
+def _read_listed(
+    store: ObjectStore, prefix: str, key_of: Callable[[int], str], decode: Callable[[bytes, str], Record]
+) -> list[Record]:
+    """Return the records from number 2 on that a listing shows, up to the first gap.
+
+    A record may come while the listing is made, and a later one be in it: its length is a hint only,
+    and what it missed is asked for afterwards.
+    """
+    num_listed = sum(1 for _ in store.list_objects(prefix))
+    names = [key_of(number) for number in range(2, num_listed + 1)]
+    records = []
+    for key, data in zip(names, each(lambda key: _get(store, key), names), strict=True):
+        if data is None:
+            break
+        records.append(decode(data, key))
+    return records
 
 
 def _get(store: ObjectStore, key: str) -> bytes | None:

@@ -10,7 +10,7 @@ from cloudspot.errors import TransientError
 from cloudspot.interfaces import Data, ObjectStore, Upload
 from cloudspot.model import ObjectMeta, ObjectPage
 
-NUM_TRIES = 3
+NUM_TRIES = 5
 FIRST_DELAY_SECONDS = 0.1
 
 Result = TypeVar("Result")
@@ -22,7 +22,7 @@ def patient(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) 
 
 
 class PatientStore(ObjectStore):
-    """Wraps a store: requests that are safe to repeat are tried three times, 0.1 and 0.2 seconds apart.
+    """Wraps a store: requests that are safe to repeat are tried up to five times within 1.5 seconds.
 
     A longer outage still raises TransientError, and is the caller's to wait out. A create-only put
     is made once (see :func:`cloudspot.jobstore.creation.create`, which settles its outcome), and so

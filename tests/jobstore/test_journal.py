@@ -78,7 +78,7 @@ def test_a_malformed_record_is_corrupt_and_not_skipped(store):
 def test_a_failed_read_leaves_the_journal_readable(store, tmp_path):
     now = [0.0]
     flaky = FaultyStore(store, FaultPlan(outages=(Outage(start=5, end=6),)), tmp_path, clock=lambda: now[0])
-    journal = Journal(flaky, "x")
+    journal = Journal(flaky, "x", sleep=lambda seconds: None)
     Journal(store, "x").append(record(1), 1)
     assert len(journal.read()) == 1
     now[0] = 5.0

@@ -1,0 +1,97 @@
+"""A store in a directory, and checkpoints to put into it."""
+
+import hashlib
+import json
+from datetime import datetime, timezone
+from types import SimpleNamespace
+
+import pytest
+
+from cloudspot.jobstore import manifests
+from cloudspot.jobstore.generations import propose
+from cloudspot.jobstore.records import CheckpointId, File, Generation, Member, new_nonce
+from cloudspot.local.filestore import FileStore
+
+AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FileStore(f"file://{tmp_path}/store")
+
+
+def make_seals(checkpoint, datas, **changes):
+    """The seals of a session whose ranks hold ``datas``, each in items of up to 1000 bytes."""
+    tables = []
+    for rank, data in enumerate(datas):
+        starts = range(0, len(data), 1000)
+        tables.append([
+            {"name": f"model/{rank}.{start}", "dtype": "uint8", "shape": [min(1000, len(data) - start)],
+             "offset": start, "nbytes": min(1000, len(data) - start)}
+            for start in starts
+        ])  # fmt: skip
+    text = json.dumps(tables, sort_keys=True, separators=(",", ":"))
+    plan = hashlib.sha256(text.encode()).hexdigest()
+    return [
+        json.dumps(
+            {
+                "format": 1, "generation": checkpoint.generation, "step": checkpoint.step, "rank": rank,
+                "world_size": len(datas), "kind": "interval", "slot": "/dev/shm/slot", "nbytes": len(data),
+                "plan": plan, "items": tables[rank],
+                "objects": {"best": float("inf")} if rank == 0 else None, "rank_state": {"rng": [rank]},
+                "stall_seconds": 0.1, "sealed_at_unix": 0.0, **changes,
+            }
+        ).encode()
+        for rank, data in enumerate(datas)
+    ]  # fmt: skip
+
+
+def put_session(store, checkpoint, datas, *, chunk_bytes=1500, commit=True, job_id="x", **options):
+    """Upload all parts of a session's checkpoint, and commit it."""
+    for rank, (data, seal) in enumerate(zip(datas, make_seals(checkpoint, datas), strict=True)):
+        manifests.upload_part(
+            store, job_id, checkpoint, rank=rank, num_parts=len(datas), data=memoryview(data), seal=seal,
+            sealed_at=AT, chunk_bytes=chunk_bytes, **options,
+        )  # fmt: skip
+    return manifests.try_commit(store, job_id, checkpoint) if commit else None
+
+
+def put_directory(store, checkpoint, root, name, *, chunk_bytes=1500, job_id="x", **options):
+    """Upload a directory as one node's checkpoint, and commit it."""
+    files = tuple(
+        File(
+            path=path.relative_to(root).as_posix(),
+            size=path.stat().st_size,
+            mode=path.stat().st_mode & 0o7777,
+        )
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    )
+    manifests.upload_directory(
+        store, job_id, checkpoint, rank=0, num_parts=1, root=root, files=files, directory=name, sealed_at=AT,
+        chunk_bytes=chunk_bytes, **options,
+    )  # fmt: skip
+    return manifests.try_commit(store, job_id, checkpoint)
+
+
+def start_generation(store, number, restore_from=None, *, job_id="x"):
+    """Write a generation's record."""
+    return propose(
+        store,
+        job_id,
+        Generation(
+            number=number, launch=1, members=(Member(rank=0, instance_id="i", address="a"),), endpoint="a:1",
+            restore_from=restore_from, why="first", at=AT, writer=new_nonce(),
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def checkpoints():
+    return SimpleNamespace(
+        seals=make_seals,
+        session=put_session,
+        directory=put_directory,
+        generation=start_generation,
+        id=CheckpointId,
+    )

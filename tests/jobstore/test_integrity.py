@@ -1,0 +1,255 @@
+"""What makes a manifest unsafe or contradictory."""
+
+import json
+import random
+from datetime import datetime, timezone
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore import codec, integrity
+from cloudspot.jobstore.integrity import check_commit, is_safe_path, plan_digest, read_seal
+from cloudspot.jobstore.records import CheckpointId, Chunk, Commit, File, Part
+from cloudspot.train import plan as trainer
+
+AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
+HASH = "0" * 32
+replace = msgspec.structs.replace
+
+
+def part(rank=0, **changes):
+    values = {
+        "generation": 1, "step": 10, "rank": rank, "num_parts": 1, "kind": "directory", "size": 5,
+        "chunks": (Chunk(size=5, xxh3_128=HASH),), "directory": "out/checkpoint-10",
+        "files": (File(path="a", size=2, mode=0o644), File(path="b/c", size=3, mode=0o600)), "sealed_at": AT,
+        "writer": "w",
+    }  # fmt: skip
+    return Part(**values | changes)
+
+
+def commit(*parts, **changes):
+    values = {
+        "generation": 1,
+        "step": 10,
+        "kind": "directory",
+        "size": sum(p.size for p in parts),
+        "parts": parts,
+    }
+    return Commit(**values | changes, at=AT, writer="w")
+
+
+def session(seals, **changes):
+    parts = [
+        part(
+            rank, kind="session", num_parts=len(seals), directory=None, files=(), seal=json.dumps(seal),
+            size=seal["nbytes"], chunks=(Chunk(size=seal["nbytes"], xxh3_128=HASH),) if seal["nbytes"] else (),
+        )
+        for rank, seal in enumerate(seals)
+    ]  # fmt: skip
+    return commit(*parts, kind="session", **changes)
+
+
+def seals(checkpoints, *sizes):
+    made = checkpoints.seals(CheckpointId(1, 10), [b"x" * size for size in sizes])
+    return [json.loads(seal) for seal in made]
+
+
+def redigested(seals):
+    return [seal | {"plan": plan_digest(seals)} for seal in seals]
+
+
+def test_a_sound_manifest_passes(checkpoints):
+    check_commit(commit(part()))
+    check_commit(session(seals(checkpoints, 2500, 0, 1)))
+    check_commit(commit(part(size=0, chunks=(), files=())))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rank": 1}, "its part 0 is of rank 1"),
+        ({"rank": -1}, "rank -1"),
+        ({"num_parts": 2}, "1 parts, and part 0 speaks of 2"),
+        ({"generation": 2}, "checkpoint 2-10"),
+        ({"step": 11}, "checkpoint 1-11"),
+        ({"kind": "pickle"}, "pickle"),
+        ({"size": 6}, "its size is 6, and its chunks have 5"),
+        ({"size": -5}, "its size is -5"),
+        ({"chunks": (Chunk(size=6, xxh3_128=HASH), Chunk(size=-1, xxh3_128=HASH))}, "chunk 1 has size -1"),
+        ({"chunks": (Chunk(size=0, xxh3_128=HASH), Chunk(size=5, xxh3_128=HASH))}, "chunk 0 has size 0"),
+        ({"chunks": (Chunk(size=1 << 60, xxh3_128=HASH),), "size": 1 << 60}, "chunk 0 has size"),
+        ({"chunks": (Chunk(size=5, xxh3_128="0" * 31 + "G"),)}, "checksum"),
+        ({"chunks": (Chunk(size=5, xxh3_128="../../x"),)}, "checksum"),
+        ({"files": (File(path="a", size=5, mode=-1),)}, "mode"),
+        ({"files": (File(path="a", size=7, mode=0), File(path="b", size=-2, mode=0))}, "size -2"),
+        ({"files": (File(path="a", size=4, mode=0),)}, "its files have 4 bytes"),
+        ({"files": (File(path="a", size=2, mode=0), File(path="a", size=3, mode=0))}, "a file twice"),
+        ({"files": (File(path="a", size=2, mode=0), File(path="a/b", size=3, mode=0))}, "a file and as a directory"),
+        ({"files": (File(path="/etc/passwd", size=5, mode=0),)}, "/etc/passwd' is no safe relative path"),
+        ({"files": (File(path="a/../../b", size=5, mode=0),)}, "no safe relative path"),
+        ({"directory": "../x"}, "no safe relative path"),
+        ({"directory": "/root"}, "no safe relative path"),
+        ({"directory": None}, "no safe relative path"),
+        ({"seal": "{}"}, "has no seal"),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_is_unsafe_or_contradicts_itself_is_corrupt(changes, message):
+    broken = part(**changes)
+    with pytest.raises(CorruptData, match=message) as caught:
+        check_commit(commit(broken, size=broken.size))
+    assert str(caught.value).startswith("checkpoint 1-10: ")
+
+
+def test_parts_must_be_there_and_add_up():
+    with pytest.raises(CorruptData, match="no parts"):
+        check_commit(commit())
+    with pytest.raises(CorruptData, match="its size is 9, and its parts have 5"):
+        check_commit(commit(part(), size=9))
+    twice = part(num_parts=2)
+    with pytest.raises(CorruptData, match="part 1 is of rank 0"):
+        check_commit(commit(twice, twice))
+    nested = commit(part(num_parts=2), part(1, num_parts=2, directory="out/checkpoint-10/b"))
+    with pytest.raises(CorruptData, match="lies in another"):
+        check_commit(nested)
+    with pytest.raises(CorruptData, match="a file twice"):
+        check_commit(commit(part(num_parts=2), part(1, num_parts=2)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"generation": 2}, "its seal's generation is 2, not 1"),
+        ({"step": "10"}, "step is '10'"),
+        ({"rank": 1}, "rank is 1"),
+        ({"world_size": 9}, "world_size is 9"),
+        ({"items": None}, "items are malformed"),
+        ({"items": [{"name": "a"}]}, "items are malformed"),
+        ({"items": [{"name": "a", "dtype": "uint8", "shape": [5], "offset": 0, "nbytes": True}]}, "items are malformed"),
+        ({"plan": 7}, "planned apart"),
+        ({"plan": "f" * 64}, "not those that were planned"),
+    ],
+)  # fmt: skip
+def test_a_seal_that_does_not_fit_its_part_is_corrupt(checkpoints, changes, message):
+    [seal] = seals(checkpoints, 5)
+    with pytest.raises(CorruptData, match=message):
+        check_commit(session([seal | changes]))
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([("a", [3], 0, 3), ("b", [3], 2, 3)], "item 'b' overlaps another"),
+        ([("a", [6], 0, 6)], "reach to byte 6 of 5"),
+        ([("a", [5], -1, 5)], "at -1"),
+        ([("a", [-5], 0, 5)], "shape"),
+        ([("a", [5], 0, -5)], "-5 bytes"),
+        ([("a", [3], 0, 5)], "5 bytes at 0"),
+        ([("a", [2], 0, 2), ("a", [3], 2, 3)], "item 'a' twice"),
+        ([("a", [1 << 60], 1 << 61, 1 << 60)], "reach to byte"),
+    ],
+)
+def test_items_must_lie_in_their_part_apart_from_each_other(checkpoints, items, message):
+    [seal] = seals(checkpoints, 5)
+    names = ("name", "shape", "offset", "nbytes")
+    seal["items"] = [{"dtype": "uint8", **dict(zip(names, item, strict=True))} for item in items]
+    with pytest.raises(CorruptData, match=message):
+        check_commit(session(redigested([seal])))
+
+
+def test_an_item_that_two_ranks_hold_or_none_is_corrupt(checkpoints):
+    one, two = seals(checkpoints, 5, 5)
+    shared = two | {"items": one["items"]}
+    with pytest.raises(CorruptData, match="twice"):
+        check_commit(session(redigested([one, shared])))
+    with pytest.raises(CorruptData, match="not those that were planned"):
+        check_commit(session([one, two | {"items": []}]))
+
+
+def test_the_digest_is_the_one_that_the_trainer_makes():
+    items = [
+        trainer.Item("model/weight é", "float32", (3, 4), 4),
+        trainer.Item("model/scale", "float64", (), 8),
+        trainer.Item("model/none", "bool", (0,), 1, pinned=True),
+    ]
+    planned = trainer.plan(items, world_size=2)
+    tables = [{"items": [placement.to_json() for placement in placements]} for placements in planned.parts]
+    assert plan_digest(json.loads(json.dumps(tables))) == planned.digest
+
+
+def test_a_seal_may_hold_infinity_and_must_be_an_object():
+    assert read_seal(part(seal='{"best": -Infinity}')) == {"best": -float("inf")}
+    for text in (None, "", "[1]", "{", "[" * 100_000):
+        with pytest.raises(CorruptData, match="seal of part 0"):
+            read_seal(part(seal=text))
+
+
+@pytest.mark.parametrize("path", ["a", "a/b", "...", "a b", "é", "-rf", ".hidden", "a\\b", "x" * 255])
+def test_plain_relative_paths_are_safe(path):
+    assert is_safe_path(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/a",
+        "a/",
+        "a//b",
+        ".",
+        "..",
+        "a/.",
+        "a/..",
+        "../a",
+        "a\0",
+        "\ud800",
+        "é" * 128,
+        "a/" * 1100 + "a",
+    ],
+)
+def test_paths_that_lead_out_or_cannot_be_are_not(path):
+    assert not is_safe_path(path)
+
+
+@given(st.text(alphabet="a./\0é", max_size=12))
+def test_a_safe_path_joined_to_a_directory_stays_below_it(path):
+    import os
+
+    if is_safe_path(path):
+        assert os.path.normpath(f"/root/dir/{path}") == f"/root/dir/{path}"
+
+
+def test_of_ten_thousand_damaged_manifests_each_passes_or_is_corrupt(checkpoints):
+    """No damage ends in another error: what reads a manifest catches CorruptData alone."""
+    whole = codec.encode(session(seals(checkpoints, 1200, 3)))
+    plain = codec.encode(commit(part()))
+    generator = random.Random(7)
+    tokens = [
+        b"-1",
+        b"null",
+        b'"',
+        b"{}",
+        b"[]",
+        b"1e999",
+        b"99999999999999999999",
+        b"true",
+        b"\xff",
+        b"../",
+        b"",
+    ]
+    outcomes = {True: 0, False: 0}
+    for _ in range(10_000):
+        data = bytearray(generator.choice((whole, plain)))
+        for _ in range(generator.randint(1, 3)):
+            start = generator.randrange(len(data))
+            data[start : start + generator.randint(0, 6)] = generator.choice(tokens)
+        try:
+            check_commit(codec.decode(bytes(data), Commit))
+            outcomes[True] += 1
+        except CorruptData:
+            outcomes[False] += 1
+    assert outcomes[False] > 5000
+    assert integrity.MAX_CHUNK_BYTES < 1 << 30

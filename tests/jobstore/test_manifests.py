@@ -1,0 +1,133 @@
+"""Commits."""
+
+import threading
+from datetime import datetime, timezone
+
+import msgspec
+import pytest
+
+from cloudspot.errors import CorruptData, ObjectMissing, TransientError
+from cloudspot.jobstore import codec, keys, manifests
+from cloudspot.jobstore.records import CheckpointId, Commit, Part
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
+
+AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
+C = CheckpointId(1, 10)
+DATAS = [b"a" * 4000, b"", b"c" * 1]
+
+
+def test_a_commit_names_all_parts_in_rank_order(store, checkpoints):
+    commit = checkpoints.session(store, C, DATAS)
+    assert [part.rank for part in commit.parts] == [0, 1, 2]
+    assert (commit.id, commit.kind, commit.size) == (C, "session", 4001)
+    assert manifests.read_commit(store, "x", C) == commit
+    assert manifests.read_commits(store, "x") == (C,)
+
+
+def test_there_is_no_commit_while_a_part_is_missing(store, checkpoints):
+    assert manifests.try_commit(store, "x", C) is None
+    seals = checkpoints.seals(C, DATAS)
+    for rank in (2, 0, 1):
+        assert manifests.try_commit(store, "x", C) is None
+        manifests.upload_part(
+            store,
+            "x",
+            C,
+            rank=rank,
+            num_parts=3,
+            data=memoryview(DATAS[rank]),
+            seal=seals[rank],
+            sealed_at=AT,
+        )
+    assert manifests.try_commit(store, "x", C) is not None
+
+
+def test_all_who_commit_get_the_same_manifest(store, checkpoints, tmp_path):
+    checkpoints.session(store, C, DATAS, commit=False)
+    found = []
+
+    def commit():
+        faulty = FaultyStore(store, FaultPlan(lose_every=2), tmp_path)
+        found.append(manifests.try_commit(faulty, "x", C, sleep=lambda seconds: None))
+
+    threads = [threading.Thread(target=commit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [manifests.read_commit(store, "x", C)] * 8
+
+
+def test_parts_that_were_planned_apart_are_no_checkpoint(store, checkpoints):
+    seals = checkpoints.seals(C, [b"a" * 10, b"b" * 10])
+    others = checkpoints.seals(C, [b"a" * 10, b"b" * 11])
+    for rank, (data, seal) in enumerate([(b"a" * 10, seals[0]), (b"b" * 11, others[1])]):
+        manifests.upload_part(
+            store, "x", C, rank=rank, num_parts=2, data=memoryview(data), seal=seal, sealed_at=AT
+        )
+    with pytest.raises(CorruptData, match="planned apart"):
+        manifests.try_commit(store, "x", C)
+    assert manifests.read_commits(store, "x") == ()
+
+
+def test_parts_that_disagree_on_their_number_or_their_key_are_no_checkpoint(store, checkpoints):
+    checkpoints.session(store, C, [b"a"], commit=False)
+    [seal] = checkpoints.seals(C, [b"b"], rank=1, world_size=2)
+    manifests.upload_part(store, "x", C, rank=1, num_parts=2, data=memoryview(b"b"), seal=seal, sealed_at=AT)
+    with pytest.raises(CorruptData, match="disagree on how many"):
+        manifests.try_commit(store, "x", C)
+    other = CheckpointId(1, 11)
+    store.put(keys.part("x", 1, 11, 0), store.get(keys.part("x", 1, 10, 0)))
+    with pytest.raises(CorruptData, match="parts/0000 holds the record of part 0 of 1-10"):
+        manifests.try_commit(store, "x", other)
+
+
+def test_a_foreign_object_among_parts_and_commits_is_passed_over(store, checkpoints):
+    store.put(keys.parts_prefix("x", 1, 10) + ".DS_Store", b"")
+    store.put(keys.commits_prefix("x") + ".DS_Store", b"")
+    assert checkpoints.session(store, C, DATAS).id == C
+    assert manifests.read_commits(store, "x") == (C,)
+
+
+def test_commits_are_in_the_order_of_generation_and_step(store, checkpoints):
+    wanted = [CheckpointId(1, 9), CheckpointId(1, 10), CheckpointId(2, 1), CheckpointId(10, 0)]
+    for checkpoint in reversed(wanted):
+        checkpoints.session(store, checkpoint, [b"a"])
+    assert manifests.read_commits(store, "x") == tuple(wanted)
+
+
+def test_a_missing_or_malformed_commit_is_said_to_be_so(store, checkpoints):
+    with pytest.raises(ObjectMissing):
+        manifests.read_commit(store, "x", C)
+    data = codec.encode(checkpoints.session(store, C, DATAS))
+    for broken in (b"", data[: len(data) // 2], data.replace(b'"size":4001', b'"size":4002')):
+        store.put(keys.commit("x", 1, 10), broken)
+        with pytest.raises(CorruptData):
+            manifests.read_commit(store, "x", C)
+    store.put(keys.commit("x", 1, 11), data)
+    with pytest.raises(CorruptData, match="holds the manifest of checkpoint 1-10"):
+        manifests.read_commit(store, "x", CheckpointId(1, 11))
+
+
+def test_an_unknown_outcome_is_settled_by_the_next_try(store, checkpoints, tmp_path):
+    checkpoints.session(store, C, DATAS, commit=False)
+    now = [0.0]
+    plan = FaultPlan(outages=(Outage(start=1, end=2),), hooks=(Hook(keys="*/commits/*", when="after"),))
+
+    def cut(hook, key):
+        now[0] = 1.0
+
+    faulty = FaultyStore(store, plan, tmp_path, clock=lambda: now[0], on_hook=cut)
+    faulty.plan = msgspec.structs.replace(plan, lose_every=1, lose_keys="*/commits/*")
+    with pytest.raises(TransientError, match="unknown"):
+        manifests.try_commit(faulty, "x", C, sleep=lambda seconds: None)
+    now[0] = 2.0
+    commit = manifests.try_commit(faulty, "x", C, sleep=lambda seconds: None)
+    assert commit == manifests.read_commit(store, "x", C)
+
+
+def test_records_are_what_the_table_of_types_says(store, checkpoints):
+    commit = checkpoints.session(store, C, DATAS)
+    assert isinstance(commit, Commit)
+    assert all(isinstance(part, Part) for part in commit.parts)
+    assert commit.parts[0].seal == checkpoints.seals(C, DATAS)[0].decode()

@@ -1,0 +1,322 @@
+"""The history of a job, read again and again."""
+
+from datetime import datetime, timedelta, timezone
+
+import msgspec
+import pytest
+
+from cloudspot.errors import CorruptData, JobNotFound, TransientError
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.launches import claim_slot, void_slot
+from cloudspot.jobstore.reader import HistoryReader, list_jobs, read_summary, write_summary
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Closed,
+    Exit,
+    Finished,
+    Heartbeat,
+    Intent,
+    Notice,
+    StopRequest,
+    Submission,
+    Summary,
+    new_nonce,
+)
+from cloudspot.model import LaunchRequest, Market, NodeIdentity, Offer
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
+from cloudspot.testing.memorystore import InMemoryStore
+
+AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
+OFFER = Offer(
+    instance_type="t", zone="z", market=Market.SPOT, price_per_hour=1.0, on_demand_price_per_hour=3.0
+)
+
+
+@pytest.fixture
+def store():
+    return InMemoryStore()
+
+
+@pytest.fixture
+def counted(store, tmp_path):
+    return FaultyStore(store, FaultPlan(), tmp_path)
+
+
+class Job:
+    """Writes a job's records, as nodes and controllers would."""
+
+    def __init__(self, store, job_id="x"):
+        self.store, self.id, self.number = store, job_id, 0
+        self.submission = Submission(
+            job_id=job_id, provider="local", spec={}, code_sha256="0" * 64, code_bytes=1, secret_names=(),
+            version="0", at=AT, writer=new_nonce(),
+        )  # fmt: skip
+        store.put(keys.index(job_id), b"")
+        store.put(keys.spec(job_id), codec.encode(self.submission))
+
+    def append(self, record):
+        self.number += 1
+        assert Journal(self.store, self.id).append(record, self.number)
+        return record
+
+    def intend(self, launch, num_nodes=1):
+        return self.append(
+            Intent(
+                launch=launch, offer=OFFER, token=f"t{launch}", request=LaunchRequest(provider="local", body={}),
+                num_nodes=num_nodes, why="first", at=AT, writer=new_nonce(),
+            )
+        )  # fmt: skip
+
+    def close(self, launch, outcome="reclaimed"):
+        return self.append(
+            Closed(launch=launch, outcome=outcome, detail="", machines=(), at=AT, writer=new_nonce())
+        )
+
+    def finish(self):
+        return self.append(Finished(outcome="succeeded", detail="", exit_code=0, at=AT, writer=new_nonce()))
+
+    def claim(self, launch, rank=0):
+        identity = NodeIdentity(instance_id=f"i-{launch}-{rank}", rank=rank, address="a")
+        return claim_slot(self.store, self.id, launch, rank, identity)
+
+    def beat(self, launch, counter, rank=0):
+        record = Heartbeat(
+            counter=counter, instance_id=f"i-{launch}-{rank}", address="a", port=1, state="running", generation=1,
+            restored_step=0, step=counter, steps_total=100, metrics={"loss": 0.5}, committed=None,
+            stall_seconds=None, upload_seconds=None, at=AT + timedelta(seconds=counter),
+        )  # fmt: skip
+        self.store.put(keys.heartbeat(self.id, launch, rank), codec.encode(record))
+        return record
+
+    def notice(self, launch, rank=0):
+        record = Notice(
+            launch=launch, rank=rank, deadline=AT, action="terminate", source="s", step=5, at=AT, writer="w"
+        )
+        self.store.put(keys.notice(self.id, launch, rank), codec.encode(record), if_absent=True)
+        return record
+
+    def leave(self, launch, rank=0):
+        record = Exit(
+            launch=launch, rank=rank, instance_id=f"i-{launch}-{rank}", outcome="drained", detail="", exit_code=0,
+            generation=1, restored_step=0, step=9, committed=CheckpointId(1, 9), at=AT, writer="w",
+        )  # fmt: skip
+        self.store.put(keys.exit_record(self.id, launch, rank), codec.encode(record), if_absent=True)
+        return record
+
+
+def test_a_job_that_was_just_submitted_has_an_empty_history(store):
+    job = Job(store)
+    history = HistoryReader(store, "x").read()
+    assert history.submission == job.submission
+    assert (history.stop, history.launches, history.generations, history.commits) == (None, (), (), ())
+    assert (history.finished, history.num_records, history.attempts, history.open_launch) == (
+        None,
+        0,
+        (),
+        None,
+    )
+
+
+def test_an_unknown_job_or_one_cut_short_is_not_found(store):
+    store.put(keys.index("half"), b"")
+    for job_id in ("half", "none"):
+        with pytest.raises(JobNotFound, match=job_id):
+            HistoryReader(store, job_id).read()
+
+
+def test_a_whole_job_is_folded(store, checkpoints):
+    job = Job(store)
+    first, second = job.intend(1, num_nodes=2), None
+    slots = {rank: job.claim(1, rank) for rank in (0, 1)}
+    generation = checkpoints.generation(store, 1)
+    beats = {rank: job.beat(1, 7, rank) for rank in (0, 1)}
+    notice = job.notice(1, 1)
+    checkpoints.session(store, CheckpointId(1, 9), [b"a"])
+    exits = {rank: job.leave(1, rank) for rank in (0, 1)}
+    closed = job.close(1)
+    second = job.intend(2)
+    void = void_slot(store, "x", 2, 0, "no capacity")
+    stop = StopRequest(reason="user", at=AT, writer="w")
+    store.put(keys.stop("x"), codec.encode(stop))
+    history = HistoryReader(store, "x").read()
+    one, two = history.launches
+    assert (one.intent, one.closed, one.slots, one.exits) == (first, closed, slots, exits)
+    assert (one.notices, one.heartbeats, one.is_attempt, one.is_void) == ({1: notice}, beats, True, False)
+    assert (two.intent, two.closed, two.slots, two.is_void) == (second, None, {0: void}, True)
+    assert history.attempts == (one,)
+    assert history.open_launch == two
+    assert (history.generations, history.commits) == ((generation,), (CheckpointId(1, 9),))
+    assert (history.stop, history.finished, history.num_records) == (stop, None, 3)
+    job.close(2)
+    finished = job.finish()
+    assert HistoryReader(store, "x").read().finished == finished
+
+
+def test_a_reader_that_goes_on_sees_what_a_new_one_sees(store, checkpoints):
+    job = Job(store)
+    reader = HistoryReader(store, "x")
+
+    def check():
+        history = reader.read()
+        assert history == HistoryReader(store, "x").read()
+        return history
+
+    check()
+    for launch in (1, 2, 3):
+        job.intend(launch, num_nodes=2)
+        check()
+        job.claim(launch, 1)
+        check()
+        job.claim(launch, 0)
+        checkpoints.generation(store, launch)
+        for counter in (1, 2):
+            job.beat(launch, counter)
+            job.beat(launch, counter, rank=1)
+            assert check().launches[-1].heartbeats[1].counter == counter
+        job.notice(launch)
+        checkpoints.session(store, CheckpointId(launch, 5), [b"a"])
+        check()
+        job.leave(launch)
+        job.close(launch)
+        # The other node's last words come with, and even after, the close.
+        job.beat(launch, 99, rank=1)
+        job.leave(launch, 1)
+        assert check().launches[-1].exits[1].rank == 1
+        assert check().launches[launch - 1].heartbeats[1].counter == 99
+    job.finish()
+    assert check().num_records == 7
+
+
+def test_a_pass_where_nothing_is_new_asks_little(store, counted, checkpoints):
+    job = Job(store)
+    reader = HistoryReader(counted, "x")
+
+    def cost():
+        counted.calls.clear()
+        reader.read()
+        return dict(counted.calls)
+
+    reader.read()
+    assert cost() == {"get": 3, "list_page": 1}  # journal, stop, generations; commits
+    job.intend(1, num_nodes=2)
+    # The record and the journal's end; slots and nodes, and after a first record what follows it.
+    assert cost() == {"get": 4, "list_page": 3 + 1}
+    for rank in (0, 1):
+        job.claim(1, rank)
+        job.beat(1, 1, rank)
+    checkpoints.generation(store, 1)
+    assert cost() == {"get": 3 + 2 + 2 + 1, "list_page": 3 + 1}
+    assert cost() == {"get": 3 + 2, "list_page": 2}  # heartbeats; nodes, commits
+    for rank in (0, 1):
+        job.leave(1, rank)
+    job.close(1)
+    assert cost() == {"get": 3 + 2 + 2 + 1, "list_page": 2}
+    assert cost() == {"get": 3, "list_page": 1}
+
+
+def test_a_new_reader_of_a_long_history_lists_instead_of_asking_for_each_launch(store, counted):
+    job = Job(store)
+    for launch in range(1, 31):
+        job.intend(launch)
+        job.claim(launch)
+        job.leave(launch)
+        job.close(launch)
+    history = HistoryReader(counted, "x").read()
+    assert len(history.attempts) == 30
+    assert counted.calls["list_page"] == 4  # journal, slots, nodes, commits
+    # Each record once; and what is not there: the journal's next, the stop, the first generation.
+    assert counted.calls["get"] == 1 + 60 + 30 + 30 + 3
+
+
+def test_what_one_record_names_is_in_the_same_history(store, checkpoints, tmp_path):
+    """Records written while a pass runs: never an exit without its commit, or a heartbeat's generation."""
+    for moment in range(1, 14):
+        memory = InMemoryStore()
+        job = Job(memory)
+        job.intend(1)
+        job.claim(1)
+
+        class Moving(FaultyStore):
+            def _enter(self, method, key, moment=moment, memory=memory, job=job):
+                super()._enter(method, key)
+                if self.num_calls == moment:
+                    checkpoints.generation(memory, 1)
+                    job.beat(1, 1)
+                    checkpoints.session(memory, CheckpointId(1, 9), [b"a"])
+                    job.leave(1)
+
+        launch = (history := HistoryReader(Moving(memory, FaultPlan(), tmp_path), "x").read()).launches[0]
+        assert not launch.heartbeats or len(history.generations) == 1
+        assert not launch.exits or history.commits == (CheckpointId(1, 9),)
+
+
+def test_a_pass_that_the_store_cut_short_is_finished_by_the_next(store, tmp_path):
+    job = Job(store)
+    job.intend(1)
+    job.claim(1)
+    job.beat(1, 3)
+    for good in range(12):
+        now = [0.0]
+
+        class Failing(FaultyStore):
+            def _enter(self, method, key, good=good, now=now):
+                now[0] += 1.0
+                super()._enter(method, key)
+
+        plan = FaultPlan(outages=(Outage(start=good, end=good + 20),))
+        flaky = Failing(store, plan, tmp_path, clock=lambda now=now: now[0])
+        reader = HistoryReader(flaky, "x", sleep=lambda seconds: None)
+        for _ in range(10):
+            try:
+                history = reader.read()
+            except TransientError:
+                continue
+            break
+        assert history == HistoryReader(store, "x").read()
+
+
+def test_a_store_of_which_each_fifth_call_fails_is_read_whole(store, tmp_path):
+    job = Job(store)
+    for launch in (1, 2):
+        job.intend(launch)
+        job.claim(launch)
+        job.leave(launch)
+        job.close(launch)
+    flaky = FaultyStore(store, FaultPlan(fail_every=5), tmp_path)
+    reader = HistoryReader(flaky, "x", sleep=lambda seconds: None)
+    assert reader.read() == HistoryReader(store, "x").read()
+
+
+def test_a_malformed_record_is_corrupt_and_a_foreign_object_is_passed_over(store):
+    job = Job(store)
+    job.intend(1)
+    job.claim(1)
+    for key in ("nodes/.DS_Store", "nodes/000001/0000/other", "launches/000001/nodes/x", "launches/readme"):
+        store.put(f"jobs/x/{key}", b"?")
+    assert HistoryReader(store, "x").read().launches[0].is_attempt
+    store.put(keys.exit_record("x", 1, 0), b"{}")
+    with pytest.raises(CorruptData, match=r"000001/0000/exit\.json"):
+        HistoryReader(store, "x").read()
+
+
+def test_jobs_are_listed_by_their_index_and_nothing_else(store):
+    for job_id in ("b", "a-1", "a"):
+        Job(store, job_id)
+    store.put("index/.DS_Store", b"")
+    store.put("index/Not A Job", b"")
+    assert list_jobs(store) == ("a", "a-1", "b")
+    assert list_jobs(InMemoryStore()) == ()
+
+
+def test_a_summary_is_replaced_and_read_with_one_request(store, counted):
+    summary = Summary(
+        job_id="x", provider="local", state="running", step=1, steps_total=None, attempts=1, spent=0.5,
+        currency="USD", submitted_at=AT, metrics={"loss": float("nan")}, detail="", at=AT,
+    )  # fmt: skip
+    assert read_summary(store, "x") is None
+    write_summary(counted, summary)
+    later = msgspec.structs.replace(summary, step=2, metrics={})
+    write_summary(counted, later)
+    assert read_summary(counted, "x") == later
+    assert counted.calls == {"put": 2, "get": 1}

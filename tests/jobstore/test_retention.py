@@ -1,0 +1,194 @@
+"""Which checkpoints stay."""
+
+import os
+import random
+import time
+
+import pytest
+
+from cloudspot.errors import CloudspotError
+from cloudspot.jobstore import keys, manifests
+from cloudspot.jobstore.generations import lineage, read_generations
+from cloudspot.jobstore.records import CheckpointId
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook
+from cloudspot.testing.memorystore import InMemoryStore
+
+C = CheckpointId
+
+
+class Killed(Exception):
+    pass
+
+
+def stored(store):
+    """The checkpoints of which anything is there."""
+    prefix = keys.checkpoints_prefix("x")
+    names = {meta.key.removeprefix(prefix).split("/")[0] for meta in store.list_objects(prefix)}
+    return {C(*map(int, name.split("-"))) for name in names}
+
+
+def test_the_newest_of_the_lineage_stay_and_older_ones_go_whole(store, checkpoints):
+    checkpoints.generation(store, 1)
+    for step in (10, 20, 30, 40):
+        checkpoints.session(store, C(1, step), [b"a" * 4000])
+    assert manifests.collect(store, "x", 2) == (C(1, 10), C(1, 20))
+    assert manifests.read_commits(store, "x") == (C(1, 30), C(1, 40))
+    assert stored(store) == {C(1, 30), C(1, 40)}
+    assert manifests.collect(store, "x", keep=2) == ()
+    for checkpoint in manifests.read_commits(store, "x"):
+        manifests.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
+
+
+def test_at_least_one_stays_and_keep_counts_from_one(store, checkpoints):
+    checkpoints.generation(store, 1)
+    checkpoints.session(store, C(1, 10), [b"a"])
+    assert manifests.collect(store, "x", 1) == ()
+    assert manifests.read_commits(store, "x") == (C(1, 10),)
+    with pytest.raises(ValueError, match="keep"):
+        manifests.collect(store, "x", 0)
+
+
+def test_what_the_newest_generation_was_restored_from_stays(store, checkpoints):
+    checkpoints.generation(store, 1)
+    for step in (10, 20, 30):
+        checkpoints.session(store, C(1, step), [b"a"])
+    checkpoints.generation(store, 2, C(1, 20))
+    for step in (25, 35, 45):
+        checkpoints.session(store, C(2, step), [b"a"])
+    manifests.collect(store, "x", 2)
+    assert manifests.read_commits(store, "x") == (C(1, 20), C(2, 35), C(2, 45))
+    checkpoints.generation(store, 3, C(2, 45))
+    manifests.collect(store, "x", 2)
+    assert manifests.read_commits(store, "x") == (C(2, 35), C(2, 45))
+
+
+def test_late_commits_of_a_superseded_generation_go_once_the_lineage_is_newer(store, checkpoints):
+    checkpoints.generation(store, 1)
+    checkpoints.session(store, C(1, 20), [b"a"])
+    checkpoints.generation(store, 2, C(1, 20))
+    checkpoints.session(store, C(1, 30), [b"late"])
+    assert manifests.collect(store, "x", 3) == ()
+    checkpoints.session(store, C(2, 21), [b"a"])
+    assert manifests.collect(store, "x", 3) == (C(1, 30),)
+    assert manifests.read_commits(store, "x") == (C(1, 20), C(2, 21))
+
+
+def test_without_a_lineage_nothing_is_deleted(store, checkpoints):
+    checkpoints.session(store, C(1, 10), [b"a"])
+    assert manifests.collect(store, "x", 1) == ()
+    checkpoints.generation(store, 1)
+    checkpoints.generation(store, 2)
+    assert manifests.collect(store, "x", 1) == ()
+    assert manifests.read_commits(store, "x") == (C(1, 10),)
+
+
+def age(store, checkpoint, seconds):
+    moment = time.time() - seconds
+    prefix = keys.checkpoint_prefix("x", checkpoint.generation, checkpoint.step)
+    for meta in store.list_objects(prefix):
+        os.utime(store.root / meta.key, (moment, moment))
+
+
+def test_orphans_go_only_when_older_than_the_newest_commit_in_steps_and_in_time(store, checkpoints):
+    checkpoints.generation(store, 1)
+    for step in (10, 20, 40):
+        checkpoints.session(store, C(1, step), [b"a" * 4000], commit=False)
+    checkpoints.session(store, C(1, 30), [b"a" * 4000])
+    age(store, C(1, 10), 3600)
+    age(store, C(1, 40), 3600)
+    assert manifests.collect(store, "x", 3) == (C(1, 10),)
+    assert stored(store) == {C(1, 20), C(1, 30), C(1, 40)}
+    assert manifests.collect(store, "x", 3, orphan_grace_seconds=-3600.0) == (C(1, 20),)
+    assert stored(store) == {C(1, 30), C(1, 40)}
+
+
+def test_a_commit_goes_before_its_parts_and_they_before_their_chunks(store, checkpoints):
+    checkpoints.generation(store, 1)
+    for step in (10, 20):
+        checkpoints.session(store, C(1, step), [b"a" * 4000, b"b"])
+    deleted = []
+
+    class Watched(FaultyStore):
+        def delete(self, key):
+            deleted.append(key)
+            super().delete(key)
+
+    manifests.collect(Watched(store, FaultPlan(), store.root), "x", 1)
+    kinds = [key.removeprefix("jobs/x/").split("/") for key in deleted]
+    order = ["commits" if kind[0] == "commits" else kind[2] for kind in kinds]
+    assert order == ["commits", "parts", "parts", "chunks", "chunks", "chunks", "chunks"]
+
+
+def test_wherever_a_collection_is_cut_short_no_commit_lacks_a_chunk_and_the_next_ends_it(
+    checkpoints, tmp_path
+):
+    for cut in range(1, 30):
+        store = InMemoryStore()
+        checkpoints.generation(store, 1)
+        for step in (10, 20, 30):
+            checkpoints.session(store, C(1, step), [b"a" * 3000, b"b"])
+
+        class Cut(FaultyStore):
+            def delete(self, key, cut=cut):
+                if self.calls["delete"] == cut - 1:
+                    raise Killed
+                super().delete(key)
+
+        try:
+            manifests.collect(Cut(store, FaultPlan(), tmp_path), "x", 1)
+            is_cut = False
+        except Killed:
+            is_cut = True
+        for checkpoint in manifests.read_commits(store, "x"):
+            manifests.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
+        manifests.collect(store, "x", 1, orphan_grace_seconds=-3600.0)
+        assert stored(store) == {C(1, 30)}
+    assert not is_cut
+
+
+def test_a_kept_checkpoint_costs_one_request_however_many_chunks_it_has(store, checkpoints, tmp_path):
+    checkpoints.generation(store, 1)
+    for step in (10, 20):
+        checkpoints.session(store, C(1, step), [b"a" * 4000], chunk_bytes=10)
+    counted = FaultyStore(store, FaultPlan(), tmp_path)
+    manifests.collect(counted, "x", 3)
+    # Commits, generations; one for each checkpoint and the end.
+    assert counted.calls == {"list_page": 2 + 3, "get": 2}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_jobs_keep_what_a_resume_wants(checkpoints, seed):
+    generator = random.Random(seed)
+    store, step = InMemoryStore(), 0
+    for number in range(1, generator.randint(2, 5)):
+        candidates = lineage(read_generations(store, "x"), manifests.read_commits(store, "x"))
+        checkpoints.generation(store, number, generator.choice(candidates[:2]) if candidates else None)
+        for _ in range(generator.randint(0, 4)):
+            step += generator.randint(1, 9)
+            checkpoints.session(store, C(number, step), [b"a"], commit=generator.random() < 0.8)
+            if number > 1 and generator.random() < 0.3:
+                checkpoints.session(store, C(number - 1, step), [b"late"])
+            keep = generator.randint(1, 3)
+            generations = read_generations(store, "x")
+            wanted = lineage(generations, manifests.read_commits(store, "x"))[:keep]
+            gone = manifests.collect(store, "x", keep, orphan_grace_seconds=generator.choice((-60.0, 60.0)))
+            left = manifests.read_commits(store, "x")
+            assert set(wanted) <= set(left)
+            assert set(wanted) == set(lineage(generations, left)[:keep])
+            assert not set(gone) & set(left)
+            restored = generations[-1].restore_from
+            assert restored is None or restored in left
+            for checkpoint in left:
+                manifests.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
+
+
+def test_a_store_that_fails_in_passing_does_not_stop_it(store, checkpoints, tmp_path):
+    checkpoints.generation(store, 1)
+    for step in (10, 20, 30):
+        checkpoints.session(store, C(1, step), [b"a" * 4000])
+    faulty = FaultyStore(store, FaultPlan(fail_every=3, hooks=(Hook(keys="*", when="before"),)), tmp_path)
+    try:
+        manifests.collect(faulty, "x", 1, sleep=lambda seconds: None)
+    except CloudspotError as error:
+        pytest.fail(str(error))
+    assert stored(store) == {C(1, 30)}
