@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from cloudspot.cli import exit_codes, output
 from cloudspot.cli.interrupts import Detached, Interrupts
 from cloudspot.cli.jobs import Job
-from cloudspot.cli.logtail import LogTail, line_head, print_records
+from cloudspot.cli.logtail import METRICS, LogTail, line_head, print_records
 from cloudspot.cli.story import echo_summary
 from cloudspot.controller.events import (
     Claimed,
+    Committed,
     Event,
     JobFinished,
     LaunchClosed,
@@ -25,11 +27,14 @@ from cloudspot.controller.events import (
     Warned,
 )
 from cloudspot.controller.loop import Controller, Tick
+from cloudspot.controller.report import summarise
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore.history import History
 
+WHO = "cloudspot"
 LOG_SECONDS = 0.5
 """How often the log is looked at."""
+PROGRESS_SECONDS = 10.0
 PAST_LINES = 20
 """How many lines of the log that were there before are shown."""
 
@@ -42,6 +47,8 @@ def follow(job: Job, *, is_new: bool = False) -> int:
     Raises:
         CloudspotError: it cannot be driven from here any more; the job itself goes on.
     """
+    if not is_new:
+        output.echo(f"attached to job {output.styled(job.id, 'bold')} in {job.store.url}")
     with Interrupts() as interrupts:
         follower = _Follower(job, interrupts, is_new=is_new)
         controller = Controller(job.store, job.id, job.provider, sleep=follower.sleep)
@@ -77,19 +84,23 @@ class _Follower:
         self._name_nodes = job.spec.nodes.max > 1
         self._past = not is_new
         self._log_complaint = ""
+        self._told_step = 0
+        self._told_at = 0.0
 
     def on_tick(self, tick: Tick) -> None:
         """Print what a tick has seen."""
         events = tick.events
         if self._past and tick.history is not None:
             # Of what was before, the story is of use, and the end of the log.
-            events = tuple(event for event in events if not isinstance(event, NodeState))
-        for event in events:
+            events = tuple(event for event in events if not isinstance(event, Committed | NodeState))
+        for event in in_order_of_time(events, tick.history):
             print_event(event, tick.history)
         if self._past and tick.history is not None:
             self._past = False
             self._print_past_lines()
         self.print_new_lines()
+        if tick.history is not None:
+            self._print_progress(tick.history)
         self._interrupts.check()
 
     def sleep(self, seconds: float) -> None:
@@ -107,9 +118,20 @@ class _Follower:
             time.sleep(min(left, LOG_SECONDS))
             self.print_new_lines()
 
+    def _print_progress(self, history: History) -> None:
+        """Say now and then how far the training is, also where its script prints nothing."""
+        job = summarise(history, datetime.now(timezone.utc))
+        step, now = job.step, time.monotonic()
+        if job.state != "running" or step == self._told_step or now - self._told_at < PROGRESS_SECONDS:
+            return
+        self._told_step, self._told_at = step, now
+        metrics = f": {output.metrics_text(job.metrics)}" if job.metrics else ""
+        output.echo(f"{line_head(job.at, WHO)} step {output.steps_text(step, job.steps_total)}{metrics}")
+
     def _print_past_lines(self) -> None:
         try:
-            newest = deque(self._tail.new_records(), maxlen=PAST_LINES)
+            shown = (record for record in self._tail.new_records() if record.source != METRICS)
+            newest = deque(shown, maxlen=PAST_LINES)
         except TransientError as error:
             self._complain(error)
             return
@@ -130,7 +152,18 @@ class _Follower:
             output.warn(f"the log: {error}; trying again")
 
 
-def print_event(event: Event, history: History | None, *, who: str = "cloudspot") -> None:
+def in_order_of_time(events: Sequence[Event], history: History | None) -> list[Event]:
+    """Return the events by their own times; one without a time stays behind the one before it."""
+    latest = datetime.min.replace(tzinfo=timezone.utc)
+    timed = []
+    for event in events:
+        moment = event_time(event, history)
+        latest = latest if moment is None else moment
+        timed.append((latest, event))
+    return [event for _, event in sorted(timed, key=lambda pair: pair[0])]
+
+
+def print_event(event: Event, history: History | None, *, who: str = WHO) -> None:
     """Print an event as one line with its time."""
     moment = event_time(event, history) or datetime.now(timezone.utc)
     output.echo(f"{line_head(moment, who)} {output.styled(event.text, _style(event))}")
@@ -152,6 +185,8 @@ def event_time(event: Event, history: History | None) -> datetime | None:
         return event.closed.at
     if isinstance(event, JobFinished):
         return event.finished.at
+    if isinstance(event, NodeState) and history is not None:
+        return history.launches[event.launch - 1].heartbeats[event.rank].at
     if isinstance(event, StopRequested) and history is not None and history.stop is not None:
         return history.stop.at
     return None

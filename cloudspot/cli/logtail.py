@@ -14,6 +14,9 @@ from cloudspot.model import LogRecord
 LABEL_WIDTH = 9
 """Of the column that says who speaks: ``train``, ``setup``, ``agent``, ``cloudspot``."""
 
+METRICS = "metrics"
+"""The source of the lines that ``run.log()`` writes, as JSON."""
+
 
 def parse_stream(stream: str) -> tuple[int, int]:
     """Return the launch and the rank of a stream's name, ``<launch>-<rank>``."""
@@ -51,15 +54,17 @@ class LogTail:
         return self._sink.read(stream, after=self._newest.get(stream, -1))
 
 
-def print_records(records: Iterable[LogRecord], *, name_nodes: bool) -> int:
-    """Print log lines with their time and who speaks; return how many there were."""
-    count = 0
+def print_records(records: Iterable[LogRecord], *, name_nodes: bool) -> None:
+    """Print log lines with their time and who speaks.
+
+    The metrics' own lines are for programs and are left out.
+    """
     for record in records:
-        count += 1
+        if record.source == METRICS:
+            continue
         rank = parse_stream(record.stream)[1]
         label = f"{record.source}[{rank}]" if name_nodes else record.source
         output.echo(f"{line_head(record.time, label)} {record.text}")
-    return count
 
 
 def line_head(moment: datetime, label: str) -> str:

@@ -27,8 +27,10 @@ def styled(text: str, style: str | None) -> str:
     """Return the text with the codes of a style; ``echo`` drops them again where they do not show."""
     if style is None or not text:
         return text
-    if style in ("bold", "dim"):
-        return click.style(text, bold=style == "bold", dim=style == "dim")
+    if style == "bold":
+        return click.style(text, bold=True)
+    if style == "dim":
+        return click.style(text, dim=True)
     return click.style(text, fg=style)
 
 

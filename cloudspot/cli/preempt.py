@@ -8,7 +8,7 @@ from cloudspot.cli import output
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.options import debug_option, job_argument, store_option
 from cloudspot.errors import CloudspotError, SpecError
-from cloudspot.spec import parse_duration
+from cloudspot.quantities import parse_duration
 
 
 @click.command("preempt")
@@ -33,7 +33,7 @@ def preempt(job_id: str, rank: int, notice: str | None, no_notice: bool, store_u
     """
     if notice is not None and no_notice:
         raise SpecError("give --notice or --no-notice, not both")
-    notice_seconds = 0.0 if no_notice else None if notice is None else parse_duration(notice)
+    notice_seconds = 0.0 if no_notice else _parse_notice(notice)
     job = open_job(store_url, job_id)
     launch = job.first_history.open_launch
     slot = None if launch is None else launch.slots.get(rank)
@@ -46,3 +46,12 @@ def preempt(job_id: str, rank: int, notice: str | None, no_notice: bool, store_u
     if notice_seconds:
         how = f"with a notice of {output.duration_text(notice_seconds)}"
     output.echo(f"reclaiming {slot.instance_id} (node {rank} of launch {launch.number}) {how}")
+
+
+def _parse_notice(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise SpecError(f"--notice: {error}") from None

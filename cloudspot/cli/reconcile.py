@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import click
 
 from cloudspot.cli import exit_codes, output
-from cloudspot.cli.follow import event_time, print_event
+from cloudspot.cli.follow import event_time, in_order_of_time, print_event
 from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.logtail import line_head
 from cloudspot.cli.options import debug_option, store_option
@@ -107,7 +107,7 @@ class _Rounds:
         self._complaints.pop(done.job_id, None)
         is_first = done.job_id not in self._seen
         self._seen.add(done.job_id)
-        for event in tick.events:
+        for event in in_order_of_time(tick.events, tick.history):
             if not is_first or self._is_of_this_pass(event, tick.history):
                 print_event(event, tick.history, who=done.job_id)
         if is_first and tick.history is not None:

@@ -265,8 +265,8 @@ class Controller:
                 self._announced = facts
             except TransientError as error:
                 problems.append(str(error))
-        summary = summarise(history, self._clock.now())
-        if self._is_due(summary):
+        summary = summarise(history, self._clock.now(), instances=instances or ())
+        if self._is_due(summary, is_last=history.finished is not None):
             yield "write summary"
             try:
                 write_summary(self._store, summary)
@@ -274,13 +274,13 @@ class Controller:
             except TransientError as error:
                 problems.append(str(error))
 
-    def _is_due(self, summary: Summary) -> bool:
+    def _is_due(self, summary: Summary, *, is_last: bool) -> bool:
         if self._summary is None:
             return True
         last, written_at = self._summary
         if msgspec.structs.replace(summary, at=last.at) == last:
             return False
-        return summary.state != last.state or self._clock.monotonic() - written_at >= SUMMARY_SECONDS
+        return is_last or summary.state != last.state or self._clock.monotonic() - written_at >= SUMMARY_SECONDS
 
 
 def _facts(history: History, instances: tuple[Instance, ...]) -> tuple[int, Mapping[str, str]] | None:

@@ -206,7 +206,7 @@ class Jobs:
 
     def add_checkpoint(self, job_id: str, generation: int, step: int) -> CheckpointId:
         """Upload and commit a checkpoint of a script's own directory."""
-        directory = self.scratch / f"checkpoint-{step}"
+        directory = self.scratch / f"{job_id}-checkpoint-{step}"
         directory.mkdir()
         (directory / "weights").write_bytes(bytes([step % 256]) * 1000)
         checkpoint = CheckpointId(generation, step)

@@ -17,7 +17,7 @@ def test_a_dry_run_shows_offers_in_order_and_the_very_request_and_stores_nothing
     assert lines[0] == f"job dry-1 on local, 1 node(s), store {jobs.store.url}"
     offers = [line.split() for line in lines if line[:2] in ("1 ", "2 ", "3 ", "4 ")]
     assert [offer[3] for offer in offers] == ["spot", "spot", "on-demand", "on-demand"]
-    assert "  | #!/bin/bash" in lines or "  | #!/usr/bin/env bash" in lines
+    assert "    | #!/usr/bin/env bash" in lines
     assert "dry-1" in result.stdout
     assert lines[-1] == "dry run: nothing was launched and nothing stored"
     assert stored(jobs) == []
