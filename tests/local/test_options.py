@@ -93,3 +93,10 @@ def test_random_reclaims_stop_after_max_launches():
     options = LocalOptions(random_reclaims=RandomReclaims(mean=100.0, max=1))
     assert len(options.planned_reclaims(launch=1, rank=0)) == 1
     assert options.planned_reclaims(launch=2, rank=0) == ()
+
+
+def test_the_longest_notice_is_that_of_any_reclaim():
+    assert LocalOptions(notice=5.0).longest_notice_seconds == 5.0
+    assert LocalOptions(notice=5.0, reclaims=(Reclaim(after_steps=1),)).longest_notice_seconds == 10.0
+    chance = RandomReclaims(mean=1.0, notice=20.0)
+    assert LocalOptions(notice=5.0, random_reclaims=chance).longest_notice_seconds == 20.0
