@@ -64,8 +64,10 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def longest_notice_seconds(self) -> float:
         """The longest notice that this job's machines may get, but for drills that name their own."""
-        chance = () if self.random_reclaims is None else (self.random_reclaims.notice,)
-        return max((self.notice, *(reclaim.notice for reclaim in self.reclaims), *chance))
+        notices = [self.notice, *(reclaim.notice for reclaim in self.reclaims)]
+        if self.random_reclaims is not None:
+            notices.append(self.random_reclaims.notice)
+        return max(notices)
 
     def planned_reclaims(self, *, launch: int, rank: int) -> tuple[PlannedReclaim, ...]:
         """Return when this spot machine will be reclaimed; pure: the same arguments, the same plan."""
