@@ -107,10 +107,15 @@ class _Rounds:
         self._complaints.pop(done.job_id, None)
         is_first = done.job_id not in self._seen
         self._seen.add(done.job_id)
-        for event in in_order_of_time(tick.events, tick.history):
-            if not is_first or self._is_of_this_pass(event, tick.history):
-                print_event(event, tick.history, who=done.job_id)
-        if is_first and tick.history is not None:
+        told = [
+            event
+            for event in in_order_of_time(tick.events, tick.history)
+            if not is_first or self._is_of_this_pass(event, tick.history)
+        ]
+        for event in told:
+            print_event(event, tick.history, who=done.job_id)
+        # Of a job that ended before this pass there is nothing to say.
+        if is_first and tick.history is not None and (told or tick.history.finished is None):
             _print_state(tick.history)
 
     def _is_of_this_pass(self, event: Event, history: History | None) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from cloudspot.cli import output
+from cloudspot.cli import exit_codes, output
 from cloudspot.cli.follow import follow
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.options import debug_option, job_argument, store_option
 from cloudspot.controller.loop import Controller
+from cloudspot.controller.states import is_over, job_state
 from cloudspot.jobstore.submission import request_stop
 
 
@@ -25,10 +26,10 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
     job's own exit status.
     """
     job = open_job(store_url, job_id)
-    finished = job.first_history.finished
-    if finished is not None:
-        output.echo(f"job {job.id} has ended already: {finished.outcome}")
-        return
+    if is_over(job.first_history):
+        state = job_state(job.first_history)
+        output.echo(f"job {job.id} has ended already: {state}")
+        ctx.exit(exit_codes.of_outcome(state) if wait else exit_codes.SUCCEEDED)
     request_stop(job.store, job.id, "user")
     output.echo(f"asked job {job.id} to save a checkpoint and end")
     if wait:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -14,6 +15,9 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.manifests import read_commit, verify
 from cloudspot.jobstore.records import Commit
+
+_TORCHRUN_REPORT = re.compile(r"E\d{4} .*torch/distributed/elastic/.*\] failed \(exitcode")
+"""How torch 2.13's torchrun begins its report on a script that failed."""
 
 
 def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict[str, Any]:
@@ -103,11 +107,19 @@ def echo_last_lines(value: Mapping[str, Any]) -> None:
     if value["state"] != "failed":
         return
     for node in _failed_nodes(value):
-        lines = node["log_tail"]
+        lines = script_lines(node["log_tail"])
         output.echo()
         output.echo(f"last lines of node {node['rank']} (exit code {node['exit_code']}):", style="bold")
         for line in lines:
             output.echo(f"  {line}")
+
+
+def script_lines(lines: Sequence[str]) -> Sequence[str]:
+    """Leave out what torchrun adds below the script's own last words: thirty lines of its own insides."""
+    for number, line in enumerate(lines):
+        if number and _TORCHRUN_REPORT.match(line):
+            return lines[:number]
+    return lines
 
 
 def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

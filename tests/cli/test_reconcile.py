@@ -25,6 +25,17 @@ def test_a_pass_ends_what_the_nodes_have_ended_and_says_so(jobs):
     assert read_summary(jobs.store, "done-1").state == "succeeded"
 
 
+def test_a_job_that_ended_before_is_not_told_of(jobs):
+    jobs.reclaimed_and_finished("done-1")
+    assert jobs.run("reconcile").output == ""
+
+
+def test_a_job_that_goes_on_is_told_of_in_a_line(jobs):
+    jobs.running("going-1")
+    line = jobs.run("reconcile").stdout
+    assert line[21:] == "going-1   running, step 17/100 (launch 1: local in local-a (spot))\n"
+
+
 def test_one_job_alone_by_a_beginning_of_its_id(jobs):
     unfinished(jobs, "done-1")
     unfinished(jobs, "done-2")

@@ -25,6 +25,10 @@ def test_a_job_that_has_ended_is_left_as_it_is(jobs):
     assert HistoryReader(jobs.store, "digits-7k3f").read().stop is None
 
 
+def test_waiting_for_a_job_that_has_ended_gives_its_status(jobs):
+    jobs.run("stop", jobs.failed(), "--wait", status=1)
+
+
 def test_a_stop_may_be_repeated(jobs):
     jobs.running("going-1")
     jobs.run("stop", "going-1")
