@@ -280,7 +280,9 @@ class Controller:
         last, written_at = self._summary
         if msgspec.structs.replace(summary, at=last.at) == last:
             return False
-        return is_last or summary.state != last.state or self._clock.monotonic() - written_at >= SUMMARY_SECONDS
+        return (
+            is_last or summary.state != last.state or self._clock.monotonic() - written_at >= SUMMARY_SECONDS
+        )
 
 
 def _facts(history: History, instances: tuple[Instance, ...]) -> tuple[int, Mapping[str, str]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from cloudspot.controller.states import job_state
 from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Commit, Exit, Generation, Heartbeat, Summary
+from cloudspot.model import Instance
 
 
 def show_json(
@@ -79,9 +81,9 @@ def show_json(
     }
 
 
-def summarise(history: History, now: datetime) -> Summary:
-    """Return the small record that ``ps`` reads."""
-    ledger = bill(history, now)
+def summarise(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Summary:
+    """Return the small record that ``ps`` reads; a listing makes the open launch's bill more exact."""
+    ledger = bill(history, now, instances=instances)
     return Summary(
         job_id=history.submission.job_id,
         provider=history.submission.provider,

@@ -122,7 +122,9 @@ class SimCloud(Provisioner):
         shown = [
             self._show(one, moment)
             for one in self.machines.values()
-            if one.created_at <= moment and not self._is_forgotten(one, moment)
+            if job_id in {None, one.job_id}
+            and one.created_at <= moment
+            and not self._is_forgotten(one, moment)
         ]
         self._leave()
         return shown
@@ -160,7 +162,9 @@ class SimCloud(Provisioner):
     def enter_user_code(self, machine: Machine) -> None:
         """Note that the machine trains from now on, and check that it may."""
         machine.runs_user_code = True
-        running = [one for one in self.machines.values() if one.runs_user_code]
+        running = [
+            one for one in self.machines.values() if one.runs_user_code and one.job_id == machine.job_id
+        ]
         doubles = [one for one in running if (one.launch, one.rank) == (machine.launch, machine.rank)]
         if len(doubles) > 1:
             raise Violation(f"{' and '.join(one.id for one in doubles)} train as the same rank")

@@ -1,0 +1,360 @@
+"""The real loop on a simulated cloud where nothing goes wrong by itself."""
+
+import random
+
+import pytest
+
+from cloudspot.controller import act
+from cloudspot.controller.actions import Create, OpenLaunch, Terminate, VoidSlot
+from cloudspot.controller.events import JobFinished, LaunchClosed, Launched, Started, Waiting, Warned
+from cloudspot.controller.loop import END_LIMIT_SECONDS, MAX_BACKOFF_SECONDS, Controller
+from cloudspot.errors import AuthError, CapacityError, JobNotFound, ProvisionError, QuotaError, TransientError
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.reader import HistoryReader, read_summary
+from cloudspot.jobstore.records import Closed, Finished, Intent
+from cloudspot.jobstore.submission import request_stop
+from cloudspot.model import EndReason, InstanceState
+from cloudspot.testing.simcloud import SimCloud, SimProvider
+from cloudspot.testing.simnodes import SimNode, Training
+from cloudspot.testing.simulation import SimStore, World
+
+JOB = "digits-1"
+
+
+class Cloud(SimCloud):
+    """The simulated cloud, with errors on demand and a record of what was asked."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.errors = {}
+        self.terminated = []
+        self.announced = []
+        self.tokens = []
+
+    def _meet(self, call):
+        error = self.errors.get(call)
+        if isinstance(error, list):
+            error = error.pop(0) if error else None
+        if error is not None:
+            raise error
+
+    def create(self, request, *, token):
+        self.tokens.append((request, token))
+        self._meet("create")
+        return super().create(request, token=token)
+
+    def instances(self, *, job_id=None):
+        self._meet("instances")
+        return super().instances(job_id=job_id)
+
+    def offers(self, resources):
+        self._meet("offers")
+        return super().offers(resources)
+
+    def terminate(self, instance_ids):
+        self.terminated.append(tuple(instance_ids))
+        super().terminate(instance_ids)
+
+    def announce(self, instances, facts):
+        self.announced.append((tuple(one.id for one in instances), dict(facts)))
+
+
+class House:
+    """A job in a store, a cloud, and as many controllers as one likes."""
+
+    def __init__(self, records, *, training=None, **tables):
+        self.world = World(random.Random(0), calm_at=0.0)
+        self.store = SimStore(self.world)
+        history = records.history()
+        spec = {**history.submission.spec, **tables}
+        self.store.put(keys.spec(JOB), codec.encode(records.change(history.submission, spec=spec)))
+        self.store.put(keys.index(JOB), b"")
+        self.store.put(keys.secrets(JOB), b"{}")
+        training = training or Training()
+        self.cloud = Cloud(
+            self.world,
+            min_nodes=1,
+            node=lambda machine: SimNode(self.world, self.cloud, self.store, machine, training).live(),
+            is_rightful=lambda machine: False,
+        )
+        self.slept = []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.world.sleep(seconds)
+
+    def controller(self):
+        return Controller(
+            self.store, JOB, SimProvider(self.cloud), clock=self.world.clock(), sleep=self.sleep
+        )
+
+    def run(self, seconds):
+        self.world.run(until=self.world.time + seconds)
+
+    @property
+    def history(self):
+        return HistoryReader(self.store, JOB).read()
+
+    @property
+    def journal(self):
+        return Journal(self.store, JOB).read()
+
+    def machine(self, launch=1):
+        return next(one for one in self.cloud.machines.values() if one.launch == launch)
+
+
+@pytest.fixture
+def house(records):
+    return House(records)
+
+
+def kinds(events):
+    return [type(event) for event in events]
+
+
+def test_a_job_runs_to_its_end_and_leaves_nothing_behind(house):
+    events = []
+    history = house.controller().run_until_finished(lambda tick: events.extend(tick.events))
+    assert history.finished.outcome == "succeeded"
+    assert [type(record) for record in house.journal] == [Intent, Closed, Finished]
+    assert house.machine().has_ended
+    assert list(house.store.list_objects(keys.secrets(JOB))) == []
+    assert read_summary(house.store, JOB).state == "succeeded"
+    told = [kind for kind in kinds(events) if kind in {Launched, Started, LaunchClosed, JobFinished}]
+    assert told == [Launched, Started, LaunchClosed, JobFinished]
+
+
+def test_a_reclaimed_job_is_launched_again_in_another_zone_and_resumes(house):
+    controller = house.controller()
+    while not house.history.commits:
+        controller.run_pass()
+        house.run(5)
+    house.cloud.end(house.machine(), EndReason.RECLAIMED)
+    history = controller.run_until_finished()
+    assert [one.closed.outcome for one in history.launches] == ["reclaimed", "succeeded"]
+    assert [one.intent.offer.zone for one in history.launches] == ["a", "b"]
+    assert history.launches[1].intent.why == "reclaimed"
+    assert history.generations[1].restore_from == history.commits[0]
+
+
+def test_the_intents_own_bytes_are_sent_again_with_its_token_by_every_controller(house):
+    house.cloud.errors["create"] = [TransientError("lost"), TransientError("lost")]
+    first = house.controller()
+    for _ in range(3):
+        tick = first.tick()
+    assert tick.problems == ("lost",)
+    second = house.controller()
+    second.tick()
+    second.tick()
+    assert len(house.cloud.tokens) == 3
+    assert all(sent == house.cloud.tokens[0] for sent in house.cloud.tokens)
+    intent = house.journal[0]
+    assert house.cloud.tokens[0] == (intent.request, intent.token)
+    assert len(house.cloud.machines) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(CapacityError("none"), "capacity"), (QuotaError("used"), "quota"), (ProvisionError("no"), "refused")],
+)
+def test_a_refusal_is_void_then_closed_then_the_next_offer_is_tried(house, error, outcome):
+    house.cloud.errors["create"] = [error]
+    tick = house.controller().run_pass()
+    history = house.history
+    assert history.launches[0].slots[0].detail == f"{outcome}: {error}"
+    assert (history.launches[0].closed.outcome, history.launches[0].closed.detail) == (outcome, str(error))
+    assert [one.intent.offer.zone for one in history.launches] == ["a", "b"]
+    assert (str(error) in [event.text for event in tick.events]) == (outcome == "quota")
+
+
+def test_a_void_that_meets_a_claim_leaves_the_launch_to_the_winner(house):
+    loser, winner = house.controller(), house.controller()
+    loser.tick()
+    house.cloud.errors["create"] = [CapacityError("none")]
+    tick = loser.tick()
+    assert kinds(tick.actions) == [Create]
+    winner.tick()
+    house.run(30)
+    assert house.history.launches[0].is_attempt
+    loser.run_pass()
+    assert house.history.open_launch.is_attempt
+    assert winner.run_until_finished().finished.outcome == "succeeded"
+    assert len(house.history.launches) == 1
+
+
+def test_two_controllers_that_decide_the_same_write_it_once(house):
+    one, other = house.controller().steps(), house.controller().steps()
+    for steps in (one, other):
+        while next(steps) != "OpenLaunch":
+            pass
+    for steps in (one, other):
+        for _ in steps:
+            pass
+    assert [type(record) for record in house.journal] == [Intent]
+
+
+def test_a_controller_that_was_paused_before_its_create_does_no_harm(house):
+    paused = house.controller()
+    paused.tick()
+    steps = paused.steps()
+    while next(steps) != "Create":
+        pass
+    history = house.controller().run_until_finished()
+    assert history.finished.outcome == "succeeded"
+    house.run(house.cloud.token_seconds)
+    for _ in steps:
+        pass
+    late = [one for one in house.cloud.machines.values() if not one.has_ended]
+    assert len(late) == 1
+    assert house.controller().run_pass().actions[0].instance_ids == (late[0].id,)
+    house.run(120)
+    assert house.controller().run_pass().is_settled
+
+
+def test_a_listing_that_fails_is_told_once_and_decides_nothing(house):
+    house.cloud.errors["instances"] = TransientError("throttled")
+    controller = house.controller()
+    first, second = controller.tick(), controller.tick()
+    assert (first.instances, first.problems, first.actions) == (None, ("throttled",), ())
+    assert [event.text for event in first.events if isinstance(event, Warned)] == ["throttled"]
+    assert second.events == ()
+    assert house.journal == ()
+
+
+def test_offers_that_fail_are_asked_for_again(house):
+    house.cloud.errors["offers"] = [TransientError("throttled")]
+    controller = house.controller()
+    assert controller.tick().problems == ("throttled",)
+    assert kinds(controller.tick().actions) == [OpenLaunch]
+
+
+def test_a_store_that_fails_is_waited_out(house, monkeypatch):
+    controller = house.controller()
+    controller.tick()
+    with monkeypatch.context() as patch:
+        patch.setattr(house.store, "get", lambda key: (_ for _ in ()).throw(TransientError("outage")))
+        tick = controller.tick()
+        assert (tick.history, tick.problems) == (None, ("outage",))
+    assert controller.run_until_finished().finished.outcome == "succeeded"
+
+
+def test_the_waits_grow_while_the_provider_fails(house):
+    house.cloud.errors["instances"] = [TransientError("throttled")] * 6
+    house.controller().run_until_finished()
+    assert house.slept[:7] == [3.0, 6.0, 12.0, 24.0, MAX_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, 3.0]
+
+
+def test_a_missing_right_ends_the_loop(house):
+    house.cloud.errors["instances"] = AuthError("no right to list")
+    with pytest.raises(AuthError, match="no right to list"):
+        house.controller().run_until_finished()
+
+
+def test_a_job_that_is_not_there_is_an_error(house):
+    controller = Controller(house.store, "other", SimProvider(house.cloud), clock=house.world.clock())
+    with pytest.raises(JobNotFound):
+        controller.tick()
+
+
+def test_a_machine_is_told_to_end_once_and_again_after_a_while(house):
+    controller = house.controller()
+    controller.run_pass()
+    request_stop(house.store, JOB, "user")
+    controller.run_pass()
+    assert house.history.launches[0].is_void
+    told = len(house.cloud.terminated)
+    assert told == 1
+    controller.tick()
+    assert len(house.cloud.terminated) == told
+    house.world.time += act.REPEAT_SECONDS
+    controller.tick()
+    assert len(house.cloud.terminated) == told + 1
+
+
+def test_a_stop_checkpoints_and_ends_the_job(house):
+    controller = house.controller()
+    while not house.history.generations:
+        controller.run_pass()
+        house.run(5)
+    house.run(60)
+    request_stop(house.store, JOB, "user")
+    history = controller.run_until_finished()
+    assert (history.finished.outcome, history.finished.exit_code) == ("stopped", 0)
+    assert history.launches[0].closed.outcome == "stopped"
+    assert history.commits
+
+
+def test_a_machine_that_does_not_end_is_left_to_the_next_controller(house, monkeypatch):
+    monkeypatch.setattr(house.cloud, "end", lambda machine, reason: None)
+    history = house.controller().run_until_finished()
+    assert history.finished.outcome == "succeeded"
+    # The record's time is that of a clock that may be 20 s off.
+    assert (house.world.now() - history.finished.at).total_seconds() > END_LIMIT_SECONDS - 21
+    assert not house.machine().has_ended
+    assert len(house.cloud.terminated) >= END_LIMIT_SECONDS / act.REPEAT_SECONDS - 3
+
+
+def test_all_machines_of_a_launch_are_told_of_the_first_once(records):
+    house = House(records, nodes={"min": 2, "max": 2}, training=Training(min_nodes=2))
+    controller = house.controller()
+    controller.run_pass()
+    for _ in range(3):
+        controller.tick()
+    ids = tuple(house.cloud.machines)
+    assert house.cloud.announced == [(ids, {"MASTER_ADDR": "10.0.0.1", "NUM_NODES": "2"})]
+
+
+def test_two_nodes_train_as_one_attempt(records):
+    house = House(records, nodes={"min": 2, "max": 2}, training=Training(min_nodes=2))
+    history = house.controller().run_until_finished()
+    assert history.finished.outcome == "succeeded"
+    assert [len(one.slots) for one in history.launches] == [2]
+    assert [line.rank for line in history.launches[0].closed.machines] == [0, 1]
+
+
+def test_waiting_for_capacity_is_told_once(house):
+    house.cloud.errors["create"] = CapacityError("none")
+    controller = house.controller()
+    controller.run_pass()
+    told = [controller.run_pass().events for _ in range(3)]
+    assert [kinds(events) for events in told] == [[], [], []]
+    other = house.controller()
+    assert kinds(event for event in other.run_pass().events if isinstance(event, Waiting)) == [Waiting]
+
+
+def test_the_summary_follows_the_state_at_once_and_the_rest_after_a_while(house):
+    controller = house.controller()
+    controller.tick()
+    assert read_summary(house.store, JOB).state == "queued"
+    controller.tick()
+    assert read_summary(house.store, JOB).state == "launching"
+    while not house.history.generations:
+        house.run(5)
+    controller.tick()
+    written = read_summary(house.store, JOB)
+    assert written.state == "running"
+    house.world.time += 4.0
+    controller.tick()
+    assert read_summary(house.store, JOB) == written
+    house.world.time += 2.0
+    controller.tick()
+    assert read_summary(house.store, JOB).spent > written.spent
+
+
+def test_a_pass_tells_what_all_its_ticks_saw_and_never_sleeps(house):
+    tick = house.controller().run_pass()
+    assert house.slept == []
+    assert kinds(tick.actions) == [Create]
+    assert kinds(tick.events) == [Launched]
+    assert [one.state for one in house.controller().tick().instances] == [InstanceState.RUNNING]
+
+
+def test_a_launch_made_void_by_a_stop_is_closed_and_the_job_stopped(house):
+    controller = house.controller()
+    controller.run_pass()
+    request_stop(house.store, JOB, "user")
+    tick = controller.tick()
+    assert kinds(tick.actions) == [VoidSlot]
+    assert kinds(controller.tick().actions)[0] is Terminate
+    assert controller.run_until_finished().finished.outcome == "stopped"
