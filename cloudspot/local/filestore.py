@@ -58,7 +58,8 @@ class FileStore(ObjectStore):
         """Read the URL; no I/O.
 
         Raises:
-            SpecError: ``url`` is not ``file:///absolute/path``.
+            SpecError: ``url`` is not ``file:///absolute/path``. The first put raises it where a file is
+                in the way.
         """
         self.url = url
         self.root = _parse_url(url)
@@ -153,10 +154,14 @@ class FileStore(ObjectStore):
         with self._translated("write", key):
             self._sweep_once()
             for _ in range(_NUM_TRIES):
-                with suppress(FileNotFoundError):
+                try:
                     self._make_directory(self._staging)
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                     return staged, os.open(staged, flags, 0o666)
+                except FileNotFoundError:
+                    continue
+                except NotADirectoryError as error:
+                    raise SpecError(f"store {self.url}: a file is in the way of its directory") from error
             raise FileNotFoundError(errno.ENOENT, "the staging directory keeps vanishing")
 
     def _publish(self, staged: Path, key: str, *, if_absent: bool) -> None:
@@ -174,7 +179,7 @@ class FileStore(ObjectStore):
                     raise  # It was swept as stale: the whole put has to be made again.
                 continue
             except FileExistsError as error:
-                if not target.is_file():
+                if target.is_dir():
                     self._refuse_nesting(key)
                 raise ObjectExists(f"{self.url}: {key} exists") from error
             except (IsADirectoryError, NotADirectoryError):
@@ -216,7 +221,11 @@ class FileStore(ObjectStore):
         if inode is not None and (is_above_root or self._durable.get(path) == inode):
             return
         self._make_directory(path.parent)
-        path.mkdir(0o700 if path == self.root else 0o777, exist_ok=True)
+        try:
+            path.mkdir(0o700 if path == self.root else 0o777)
+        except FileExistsError:
+            if path.is_file():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
         # Also one that was there: it may be another writer's, who has not synced its entry yet.
         with suppress(PermissionError):  # The root's parent need not be ours to read.
             _sync_directory(path.parent)
@@ -237,7 +246,7 @@ class FileStore(ObjectStore):
             return
         self._is_swept = True
         stale_before = time.time() - STALE_SECONDS
-        with suppress(FileNotFoundError), os.scandir(self._staging) as scan:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._staging) as scan:
             for entry in scan:
                 # Another process may sweep too, or its writer may just have published it.
                 with suppress(FileNotFoundError):
