@@ -31,6 +31,7 @@ class Feed:
         self._stateful = is_stateful(loader)
         self._iterator: Iterator[Any] | None = None
         self._start: dict[str, Any] | None = None
+        self._peeked: tuple[Any] | None = None
         self.epoch = 0
         self._batch = 0
 
@@ -48,31 +49,44 @@ class Feed:
                 self._start = randomness.capture(self._devices)
                 self._start["generators"] = self._generators()
                 self._iterator = self._open()
-            for batch in self._iterator:
+            if self._peek():
+                batch, self._peeked = self._peeked, None
                 self._batch += 1
-                return (batch,)
-            self._iterator = None
-            self.epoch += 1
-            self._batch = 0
+                return batch
         return None
 
-    def position(self) -> dict[str, Any]:
-        """Return where all ranks stand; ``samples`` are those of this epoch that they took together."""
-        epoch, batch = self._place()
+    def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the position of all ranks, and what this rank alone needs to stand there again.
+
+        Both hold what a checkpoint can hold. Capture the random generators before, as this may fetch
+        the next batch. ``samples`` are those of this epoch that all ranks together took.
+        """
+        rank_position: dict[str, Any] = {"generators": self._generators()}
+        epoch, batch = self.epoch, self._batch
+        if self._length is not None and batch >= self._length:
+            epoch, batch = epoch + 1, 0
+        if batch > 0:
+            own = {"loader": self._loader.state_dict()} if self._stateful else {"start": self._start}
+            # Only the next batch tells whether a loader of unknown length is at its end.
+            if self._length is None and not self._peek():
+                epoch, batch = self.epoch, self._batch
+            else:
+                rank_position.update(own)
         batch_size = getattr(self._loader, "batch_size", None)
         samples = batch * batch_size * self._world_size if isinstance(batch_size, int) else None
-        return {"epoch": epoch, "batch": batch, "samples": samples}
+        return {"epoch": epoch, "batch": batch, "samples": samples}, rank_position
 
-    def rank_position(self) -> dict[str, Any]:
-        """Return what this rank alone needs to stand there again: values that a checkpoint can hold."""
-        position: dict[str, Any] = {"generators": self._generators()}
-        if self._place()[1] == 0:
-            return position  # the next epoch starts afresh
-        if self._stateful:
-            position["loader"] = self._loader.state_dict()
-        else:
-            position["start"] = self._start
-        return position
+    def _peek(self) -> bool:
+        """Have the next batch of the epoch at hand; otherwise step to the next epoch and return False."""
+        if self._peeked is None and self._iterator is not None:
+            for batch in self._iterator:
+                self._peeked = (batch,)
+                break
+            else:
+                self._iterator = None
+                self.epoch += 1
+                self._batch = 0
+        return self._peeked is not None
 
     def resume(
         self, position: dict[str, Any], rank_position: dict[str, Any] | None, *, world_size: int
@@ -131,11 +145,6 @@ class Feed:
                     f"the loader ended after {index} batches of epoch {self.epoch}, of which {self._batch}"
                     " were consumed before the checkpoint: is it the same dataset?"
                 )
-
-    def _place(self) -> tuple[int, int]:
-        if self._length is not None and self._batch >= self._length:
-            return self.epoch + 1, 0
-        return self.epoch, self._batch
 
     def _open(self) -> Iterator[Any]:
         for name in ("sampler", "batch_sampler"):

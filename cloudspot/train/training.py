@@ -26,7 +26,7 @@ from cloudspot.train.feed import Feed, ResumedLoader, is_stateful
 from cloudspot.train.link import Link
 from cloudspot.train.rounds import DRAIN, Order
 from cloudspot.train.saving import Saver
-from cloudspot.train.tree import Json, flatten, rebuild
+from cloudspot.train.tree import flatten, rebuild
 
 _log = logging.getLogger("cloudspot")
 
@@ -271,27 +271,21 @@ class Session:
 
     def _save(self, kind: str, step: int, avoid: frozenset[int], deadline: float | None) -> float | None:
         assert self._saver is not None
+        rank_state: dict[str, Any] = {"random": randomness.capture(self._devices)}
+        position = None
+        if self._feed is not None:
+            position, rank_state["feed"] = self._feed.take()
+        elif self._loader is not None:
+            rank_state["dataloader"] = self._tracked_loader.state_dict()
         return self._saver.save(
             self._objects,
             kind=kind,
             step=step,
             avoid=avoid,
-            shared={
-                "seed": self._seed,
-                "position": None if self._feed is None else self._feed.position(),
-            },
-            rank_state=self._take_rank_state(),
+            shared={"seed": self._seed, "position": position},
+            rank_state=flatten("rank", rank_state, None),
             deadline=deadline,
         )
-
-    def _take_rank_state(self) -> dict[str, Json]:
-        state: dict[str, Any] = {"random": randomness.capture(self._devices)}
-        if self._feed is not None:
-            state["feed"] = self._feed.rank_position()
-        elif self._loader is not None:
-            state["dataloader"] = self._tracked_loader.state_dict()
-        tree: dict[str, Json] = flatten("rank", state, None)
-        return tree
 
     # --- resuming -------------------------------------------------------------------------------
 
@@ -334,7 +328,7 @@ class Session:
     # --- with an agent --------------------------------------------------------------------------
 
     def connect(self, directory: Path) -> None:
-        """Start to serve the agent whose hand-off directory this is; ``cloudspot.train.session()`` does it."""
+        """Start to serve the agent whose hand-off directory this is; opening the session does it."""
         world, rank = self._world, self._world.rank
         generation = int(os.environ.get(handoff.GENERATION, "1"))
         arena = Arena(

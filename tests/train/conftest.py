@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import cloudspot.train as spot
 from cloudspot.train import handoff
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,7 @@ class Courier:
             taken = path.with_name(name.taken_name)
             path.rename(taken)
             seal = json.loads(taken.read_text())
-            with open(seal["slot"], "rb") as slot:
+            with Path(seal["slot"]).open("rb") as slot:
                 (target / f"part-{rank}.bin").write_bytes(slot.read(seal["nbytes"]))
             parts.append({"rank": rank, "file": f"part-{rank}.bin", "seal": seal})
             taken.unlink()
@@ -116,3 +117,40 @@ def courier(tmp_path):
     made = Courier(tmp_path)
     yield made
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture
+def script():
+    """A small training, to be run under torchrun."""
+    return Path(__file__).parent / "jobs" / "small.py"
+
+
+@pytest.fixture
+def open_session(monkeypatch):
+    """``open_session(environment, model=..., ...)``: a session in this process, closed with the test."""
+    opened = []
+
+    def open_one(environment, **tracked):
+        for name in (handoff.HANDOFF, handoff.RESTORE, handoff.GENERATION, handoff.ARTIFACTS):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        opened.append(spot.session(**tracked))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def until_held():
+    """``until_held(run)``: wait until a round is open, in which this rank has promised a boundary."""
+
+    def wait(run):
+        end = time.monotonic() + 60
+        while run._link.rounds._hold is None:
+            assert time.monotonic() < end, "no round was opened"
+            time.sleep(0.001)
+
+    return wait

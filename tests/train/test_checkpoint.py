@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import pickle
 import sys
 
@@ -285,7 +284,7 @@ def test_a_pickle_is_read_as_bytes_and_never_run(tmp_path, name):
 def test_a_torch_file_in_a_parts_place_is_read_as_bytes_and_never_run(tmp_path):
     manifest = write(tmp_path, train(make_objects(), 1))
     torch.save([Bomb(), torch.zeros(4000)], tmp_path / "part-0.bin")
-    assert os.path.getsize(tmp_path / "part-0.bin") > manifest["parts"][0]["seal"]["nbytes"]
+    assert (tmp_path / "part-0.bin").stat().st_size > manifest["parts"][0]["seal"]["nbytes"]
     fresh = make_objects()
     Checkpoint(tmp_path).load(fresh)  # any bytes are weights; verifying them is the agent's work
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_saved_is_named_by_its_path(value, message):
     ],
 )
 def test_malformed_json_raises_an_error_that_names_the_object(value):
-    with pytest.raises(CheckpointError, match="the checkpoint's scheduler is malformed|holds no"):
+    with pytest.raises(CheckpointError, match=r"the checkpoint's scheduler is malformed|holds no"):
         rebuild("scheduler", {"a": value}, {}.__getitem__)
 
 

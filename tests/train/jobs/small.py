@@ -1,5 +1,7 @@
 """A small training whose resume can go wrong in every way; run by the tests, with and without torchrun."""
 
+# ruff: noqa: NPY002 - NumPy's global generator is what must come back
+
 import argparse
 import os
 import random

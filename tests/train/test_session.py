@@ -1,0 +1,463 @@
+"""The session in one process: with an agent's directory, and without."""
+
+import faulthandler
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import cloudspot.train as spot
+from cloudspot.train import handoff
+from cloudspot.train.checkpoint import weights_sha256
+
+
+def make_objects():
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.4), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+
+
+def train_step(objects):
+    loss = objects["model"](torch.randn(4, 8)).square().mean()
+    objects["optimizer"].zero_grad()
+    loss.backward()
+    objects["optimizer"].step()
+    objects["scheduler"].step()
+    return loss.item()
+
+
+@pytest.fixture
+def train(open_session, courier, until_held):
+    """Train in one generation; drain at a step if told to; return the session."""
+
+    def run_generation(total, *, drain_at=None, restore=None, on_step=lambda run: None, **options):
+        objects = make_objects()
+        run = open_session(courier.begin(restore), **objects, **options)
+        for step in run.steps(total):
+            assert run.step == step
+            train_step(objects)
+            on_step(run)
+            if step == drain_at:
+                courier.drain()
+                until_held(run)
+        return run
+
+    return run_generation
+
+
+# --- without an agent ---------------------------------------------------------------------------
+
+
+def test_importing_the_package_imports_no_torch():
+    code = "import sys, cloudspot.train as s; s.handoff if False else None; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_without_an_agent_a_session_counts_steps_and_starts_nothing(open_session, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads = threading.active_count()
+    objects = make_objects()
+    run = open_session({}, **objects)
+    seen = []
+    for step in run.steps(3):
+        run.log(loss=train_step(objects))
+        seen.append((step, run.step, run.draining()))
+    assert seen == [(0, 0, False), (1, 1, False), (2, 2, False)]
+    assert run.step == 3
+    assert (run.rank, run.world_size, run.resumed, run.epoch) == (0, 1, False, 0)
+    assert threading.active_count() == threads
+    assert list(tmp_path.iterdir()) == []
+    assert run.artifacts.samefile(tmp_path / "artifacts")
+
+
+def test_a_session_draws_no_random_numbers(open_session):
+    plain = make_objects()
+    losses = [train_step(plain) for _ in range(5)]
+    tracked = make_objects()
+    run = open_session({}, **tracked)
+    assert [train_step(tracked) for _ in run.steps(5)] == losses
+
+
+def test_a_process_outside_of_torchrun_has_no_process_group():
+    assert spot.init_process_group() == torch.device("cuda", 0) if torch.cuda.is_available() else True
+    assert not torch.distributed.is_initialized()
+
+
+def test_several_ranks_without_a_process_group_are_told_what_to_call(open_session, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(spot.SessionError, match=r"call cloudspot.train.init_process_group\(\) before"):
+        open_session({})
+
+
+# --- saving and leaving -------------------------------------------------------------------------
+
+
+def test_a_drain_saves_and_leaves_and_code_after_the_loop_does_not_run(train, courier):
+    ran = []
+    with pytest.raises(SystemExit) as left:
+        train(100, drain_at=7)
+        ran.append("after the loop")
+    assert left.value.code == 0
+    assert ran == []
+    ((step, seals),) = courier.seals().items()
+    assert step >= 8
+    assert courier.drained() == {"step": step}
+    assert courier.final() is None
+    assert handoff.read_progress(courier.handoff, 0) == (step, 100)
+    seal = json.loads(seals[0].read_text())
+    assert (seal["kind"], seal["rank"], seal["world_size"]) == ("drain", 0, 1)
+    assert seal["nbytes"] <= Path(seal["slot"]).stat().st_size
+    assert seal["nbytes"] == sum(item["nbytes"] for item in seal["items"])
+    assert 0 < seal["stall_seconds"] < 60
+
+
+@pytest.mark.parametrize("kind", ["notice", "stop"])
+def test_a_stop_is_a_drain_too(train, courier, kind):
+    def stop(run):
+        if run.step == 3:
+            courier.drain(kind=kind)
+
+    with pytest.raises(SystemExit):
+        train(1_000_000, on_step=stop)
+    assert courier.drained()["step"] >= 4
+
+
+@pytest.mark.parametrize("drain_at", [0, 1, 13, 58])
+def test_resumed_weights_are_bit_equal(train, courier, drain_at):
+    train(60)
+    expected = courier.final()
+    assert expected["step"] == 60
+    with pytest.raises(SystemExit):
+        train(60, drain_at=drain_at)
+    step = courier.drained()["step"]
+    run = train(60, restore=courier.carry(step))
+    assert run.resumed
+    assert courier.final() == expected
+
+
+def test_many_interruptions_change_nothing(train, courier):
+    train(60)
+    expected = courier.final()
+    restore = None
+    for drain_at in (5, 17, 18, 40):
+        with pytest.raises(SystemExit):
+            train(60, drain_at=drain_at, restore=restore)
+        restore = courier.carry()
+    train(60, restore=restore)
+    assert courier.final() == expected
+
+
+def test_an_interval_save_is_as_good_as_a_drains(train, courier, until_held):
+    train(60)
+    expected = courier.final()
+
+    def save(run):
+        if run.step == 20:
+            run._saver._claiming.join()
+            run._link.rounds.request_interval()
+            until_held(run)
+
+    train(60, on_step=save)
+    assert courier.final() == expected
+    first, last = sorted(courier.seals())
+    assert last == 60
+    assert json.loads(courier.seals()[first][0].read_text())["kind"] == "interval"
+    train(60, restore=courier.carry(first))
+    assert courier.final() == expected
+
+
+def test_the_end_of_the_loop_saves_without_a_round(train, courier):
+    train(12)
+    assert sorted(courier.seals()) == [12]
+    seal = json.loads(courier.seals()[12][0].read_text())
+    assert seal["kind"] == "final"
+    assert handoff.read_progress(courier.handoff, 0) == (12, 12)
+
+
+def test_a_session_resumed_at_its_end_says_so_again_and_saves_nothing(train, courier):
+    train(12)
+    expected = courier.final()
+    train(12, restore=courier.carry(12))
+    assert courier.final() == expected
+    assert courier.seals() == {}
+
+
+def test_a_drain_before_any_step_leaves_nothing_to_upload(open_session, courier, until_held):
+    objects = make_objects()
+    run = open_session(courier.begin(), **objects)
+    courier.drain()
+    until_held(run)
+    with pytest.raises(SystemExit):
+        next(run.steps(10))
+    assert courier.drained() == {"step": None}
+    assert courier.seals() == {}
+
+
+def test_a_drain_takes_an_upload_back_that_has_not_started(train, courier):
+    def fill_both_slots(run):
+        if run.step in {10, 12}:
+            run._saver._claiming.join()
+            run._link.rounds.request_interval()
+            while run._link.rounds._hold is None:
+                pass
+        if run.step == 30:
+            assert len(courier.seals()) == 2
+            (oldest, *_) = sorted(courier.seals())
+            path = courier.seals()[oldest][0]
+            path.rename(path.with_name(path.name.replace("seal-", "taken-")))
+            courier.drain()
+
+    with pytest.raises(SystemExit):
+        train(10_000_000, on_step=fill_both_slots)
+    step = courier.drained()["step"]
+    assert step > 30
+    oldest, newest = sorted(courier.seals())
+    assert newest == step
+    assert handoff.parse_seal_name(courier.seals()[oldest][0].name).taken
+
+
+def test_a_drain_whose_slots_are_being_uploaded_leaves_without_a_save_at_the_guard(train, courier):
+    def fill_both_slots(run):
+        if run.step in {10, 12}:
+            run._saver._claiming.join()
+            run._link.rounds.request_interval()
+            while run._link.rounds._hold is None:
+                pass
+        if run.step == 30:
+            for seals in courier.seals().values():
+                seals[0].rename(seals[0].with_name(seals[0].name.replace("seal-", "taken-")))
+            courier.drain(seconds=0.5)
+
+    with pytest.raises(SystemExit):
+        train(10_000_000, on_step=fill_both_slots)
+    assert courier.drained() == {"step": None}
+    assert len(courier.seals()) == 2
+
+
+def test_interval_saves_follow_the_tuning(train, courier):
+    def carry(run):
+        if run.step == 2:
+            courier.tune(0.05)
+        for step, seals in courier.seals().items():
+            if len(seals) == 1 and step < run.step - 5:
+                seals[0].unlink()
+                saved.append(step)
+        if len(saved) == 3 and not run.draining():
+            courier.drain()
+
+    saved = []
+    with pytest.raises(SystemExit):
+        train(10_000_000, on_step=carry)
+    assert saved == sorted(saved)
+
+
+def test_draining_tells_a_rank_at_once(train, courier):
+    def drain(run):
+        if run.step == 4:
+            assert not run.draining()
+            courier.drain()
+            while not run.draining():
+                pass
+
+    with pytest.raises(SystemExit):
+        train(10_000_000, on_step=drain)
+
+
+def test_a_loop_that_is_left_early_ends_the_rounds_and_goes_on(train, open_session, courier):
+    objects = make_objects()
+    run = open_session(courier.begin(), **objects)
+    for step in run.steps(100):
+        train_step(objects)
+        if step == 5:
+            break
+    assert run.step == 5
+    assert courier.final() is None
+    assert run._link.rounds.try_begin(6) is True
+
+
+def test_growing_state_is_planned_anew(open_session, courier, until_held):
+    objects = make_objects()
+    del objects["scheduler"]
+    run = open_session(courier.begin(), **objects)
+    with pytest.raises(SystemExit):
+        for step in run.steps(100_000):
+            loss = objects["model"](torch.randn(4, 8)).square().mean()
+            loss.backward()
+            if step == 20:  # after long accumulation, Adam's state appears
+                run._saver._claiming and run._saver._claiming.join()
+                objects["optimizer"].step()
+                courier.drain()
+                until_held(run)
+    names = {
+        item["name"] for item in json.loads(next(iter(courier.seals().values()))[0].read_text())["items"]
+    }
+    assert "optimizer/state/0/exp_avg" in names
+
+
+# --- what a session tells -----------------------------------------------------------------------
+
+
+def test_logged_figures_are_lines_with_their_step(train, courier):
+    def log(run):
+        run.log(loss=torch.tensor(0.5), rate=run.step / 2)
+
+    train(3, on_step=log)
+    lines = [json.loads(line) for line in handoff.metrics_path(courier.handoff, 0).read_text().splitlines()]
+    assert [(line["step"], line["values"]) for line in lines] == [
+        (0, {"loss": 0.5, "rate": 0.0}),
+        (1, {"loss": 0.5, "rate": 0.5}),
+        (2, {"loss": 0.5, "rate": 1.0}),
+    ]
+    assert all(abs(line["time"] - lines[0]["time"]) < 60 for line in lines)
+
+
+def test_progress_is_there_from_the_start(open_session, courier):
+    run = open_session(courier.begin(), **make_objects())
+    assert handoff.read_progress(courier.handoff, 0) == (0, None)
+    steps = run.steps(7)
+    next(steps)
+    next(steps)
+    assert handoff.read_progress(courier.handoff, 0) == (1, 7)
+
+
+def test_the_worker_answers_the_dump_signal(open_session, courier, capfd):
+    open_session(courier.begin(), **make_objects())
+    pid = int(handoff.worker_pid_path(courier.handoff, 0).read_text())
+    os.kill(pid, handoff.DUMP_SIGNAL)
+    faulthandler.unregister(handoff.DUMP_SIGNAL)
+    signal.signal(handoff.DUMP_SIGNAL, signal.SIG_DFL)
+    dump = capfd.readouterr().err
+    assert "test_the_worker_answers_the_dump_signal" in dump
+    assert "link.py" in dump
+
+
+def test_artifacts_lie_where_the_agent_says(open_session, courier):
+    run = open_session(courier.begin(), **make_objects())
+    (run.artifacts / "figure.txt").write_text("x")
+    assert (courier.directory / "artifacts" / "figure.txt").exists()
+
+
+def test_final_hash_is_of_the_bare_model(train, courier, open_session):
+    objects = make_objects()
+    run = open_session(courier.begin(), **objects)
+    for _ in run.steps(4):
+        train_step(objects)
+    assert courier.final() == {"step": 4, "weights_sha256": weights_sha256(objects["model"])}
+
+
+# --- what a session refuses ---------------------------------------------------------------------
+
+
+def test_a_second_loop_is_refused(open_session):
+    run = open_session({}, **make_objects())
+    list(run.steps(2))
+    with pytest.raises(spot.SessionError, match="one session drives one loop"):
+        list(run.steps(2))
+
+
+def test_a_second_session_with_an_agent_is_refused(open_session, courier):
+    environment = courier.begin()
+    open_session(environment, **make_objects())
+    with pytest.raises(spot.SessionError, match="has a session already"):
+        open_session(environment, **make_objects())
+
+
+def test_state_that_cannot_be_saved_is_refused_when_the_session_opens(open_session):
+    class Odd:
+        def state_dict(self):
+            return {"when": object()}
+
+        def load_state_dict(self, state):
+            """Never called."""
+
+    with pytest.raises(spot.SessionError, match=r"odd/when is a builtins\.object"):
+        open_session({}, odd=Odd())
+
+
+def test_a_checkpoint_of_other_objects_is_refused(train, courier, open_session):
+    train(3)
+    restore = courier.carry(3)
+    objects = make_objects()
+    del objects["scheduler"]
+    with pytest.raises(spot.CheckpointError, match=r"session\(\) lacks scheduler"):
+        open_session(courier.begin(restore), **objects)
+
+
+# --- the pieces that people track ---------------------------------------------------------------
+
+SCHEDULERS = {
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 3),
+    "multistep": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [5, 25]),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 7),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.05, total_steps=40),
+    "cyclic": lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.001, 0.1, cycle_momentum=False),
+    "chain": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [torch.optim.lr_scheduler.LinearLR(o), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)],
+        milestones=[10],
+    ),
+    "swa": lambda o: torch.optim.swa_utils.SWALR(o, 0.05),
+}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.01),
+    "momentum": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True),
+    "adamw amsgrad": lambda p: torch.optim.AdamW(p, 0.01, amsgrad=True),
+    "tensor rate": lambda p: torch.optim.Adam(p, torch.tensor(0.01), foreach=False),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, 0.01),
+    "groups": lambda p: torch.optim.Adam([{"params": [each], "lr": 0.01, "name": "g"} for each in p]),
+}
+PAIRS = [("momentum", name) for name in SCHEDULERS] + [(name, None) for name in OPTIMIZERS]
+
+
+@pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)
+def test_common_optimizers_and_schedulers_resume_bit_equal(
+    open_session, courier, until_held, optimizer, scheduler
+):
+    def train(restore, drain_at=None):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Dropout(0.4), torch.nn.Linear(4, 1))
+        tracked = {"model": model, "optimizer": OPTIMIZERS[optimizer](list(model.parameters()))}
+        if scheduler is not None:
+            tracked["scheduler"] = SCHEDULERS[scheduler](tracked["optimizer"])
+        average = torch.optim.swa_utils.AveragedModel(model)
+        scaler = torch.amp.GradScaler("cpu")
+        run = open_session(courier.begin(restore), **tracked, scaler=scaler, average=average)
+
+        def closure():
+            tracked["optimizer"].zero_grad()
+            loss = model(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            return loss
+
+        for step in run.steps(30):
+            tracked["optimizer"].step(closure)
+            if scheduler is not None:
+                tracked["scheduler"].step()
+            average.update_parameters(model)
+            if step == drain_at:
+                courier.drain()
+                until_held(run)
+        return weights_sha256(average)
+
+    expected, expected_final = train(None), courier.final()
+    with pytest.raises(SystemExit):
+        train(None, drain_at=12)
+    assert train(courier.carry()) == expected
+    assert courier.final() == expected_final
+
+
+def test_a_loss_that_is_no_number_is_logged_as_such(train, courier):
+    train(1, on_step=lambda run: run.log(loss=math.nan))
+    (line,) = handoff.metrics_path(courier.handoff, 0).read_text().splitlines()
+    assert math.isnan(json.loads(line)["values"]["loss"])

@@ -1,0 +1,132 @@
+"""The session under real torchrun, gloo on the CPU, with a courier in the agent's place."""
+
+import json
+import re
+import time
+
+import pytest
+
+from cloudspot.train import handoff
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """``undisturbed(script, courier_type, num_ranks)``: final.json of a run that nobody disturbs, once each."""
+    found = {}
+
+    def run(script, courier, num_ranks):
+        if num_ranks not in found:
+            other = type(courier)(tmp_path_factory.mktemp("undisturbed"))
+            other.run_torchrun(script, num_ranks=num_ranks, environment=other.begin())
+            found[num_ranks] = other.final()
+        return found[num_ranks]
+
+    return run
+
+
+def test_two_ranks_drain_at_one_step_and_resume_bit_equal(courier, script, undisturbed):
+    expected = undisturbed(script, courier, 2)
+    assert expected["step"] == 48
+    output = courier.run_torchrun(script, "--drain-at", "17", num_ranks=2, environment=courier.begin())
+    assert "ended" not in output
+    assert courier.drained(0) == courier.drained(1)
+    step = courier.drained(0)["step"]
+    assert step >= 18
+    assert {rank: handoff.read_progress(courier.handoff, rank) for rank in range(2)} == {
+        0: (step, 48),
+        1: (step, 48),
+    }
+    seals = {rank: json.loads(path.read_text()) for rank, path in courier.seals()[step].items()}
+    assert {seal["kind"] for seal in seals.values()} == {"drain"}
+    assert all(seal["nbytes"] > 1000 for seal in seals.values())
+    assert seals[0]["rank_state"]["random"] != seals[1]["rank_state"]["random"]
+    output = courier.run_torchrun(script, num_ranks=2, environment=courier.begin(courier.carry(step)))
+    assert f"rank 1 of 2 begins at {step}" in output
+    assert courier.final() == expected
+    assert sorted(courier.seals()) == [48]
+
+
+def test_an_interval_save_of_two_ranks_resumes_bit_equal_after_a_kill(courier, script, undisturbed):
+    expected = undisturbed(script, courier, 2)
+    process = courier.start_torchrun(
+        script, "--save-at", "10", "--kill-at", "30", num_ranks=2, environment=courier.begin()
+    )
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode != 0
+    (step,) = (step for step, seals in courier.seals().items() if len(seals) == 2)
+    assert 11 <= step <= 30
+    # The other rank fails in its next collective, and only there.
+    assert output.count("[rank0]: Traceback") <= 1, output
+    assert "Exception in thread" not in output
+    courier.run_torchrun(script, num_ranks=2, environment=courier.begin(courier.carry(step)))
+    assert courier.final() == expected
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 1), (1, 2), (2, 3)])
+def test_a_world_of_another_size_loads_and_goes_on(courier, script, old, new):
+    courier.run_torchrun(script, "--drain-at", "10", num_ranks=old, environment=courier.begin())
+    step = courier.drained()["step"]
+    restore = courier.carry(step)
+    samples = json.loads((restore / "restore.json").read_text())["parts"][0]["seal"]["objects"]["position"]
+    output = courier.run_torchrun(script, num_ranks=new, environment=courier.begin(restore))
+    assert f"rank 0 of {new} begins at {step}" in output
+    # Four epochs of 192 samples, 8 a rank and step; the position is kept in samples of the whole world.
+    per_epoch = 192 // (8 * new)
+    done = samples["epoch"] * per_epoch + samples["samples"] // (8 * new)
+    assert courier.final()["step"] == step + 4 * per_epoch - done
+
+
+def test_rank_0_leaves_last_and_nothing_complains(courier, script):
+    output = courier.run_torchrun(script, "--drain-at", "5", num_ranks=3, environment=courier.begin())
+    lines = [line for line in output.splitlines() if not re.match(r"rank \d of 3 begins at 0$", line)]
+    assert not [line for line in lines if "rror" in line or "arning" in line or "Traceback" in line], output
+    assert len({courier.drained(rank)["step"] for rank in range(3)}) == 1
+
+
+def test_a_stopped_peer_makes_the_others_leave_without_a_save_at_the_guard(courier, tmp_path):
+    """Rank 1 never answers: the drain is off at its guard, and rank 0 leaves."""
+    script = tmp_path / "mute.py"
+    script.write_text(
+        "import os, time, pathlib\n"
+        "import torch\n"
+        "import cloudspot.train as spot\n"
+        "spot.init_process_group()\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "if int(os.environ['RANK']) == 1:\n"
+        "    while not pathlib.Path(os.environ['CLOUDSPOT_HANDOFF'], 'drained-0.json').exists():\n"
+        "        time.sleep(0.05)\n"
+        "    os._exit(0)\n"
+        "run = spot.session(model=model)\n"
+        "for step in run.steps(10**9):\n"
+        "    time.sleep(0.001)\n"
+    )
+    process = courier.start_torchrun(script, num_ranks=2, environment=courier.begin())
+    end = time.monotonic() + 120
+    while handoff.read_progress(courier.handoff, 0) in {None, (0, None)}:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    courier.drain(seconds=1.0)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert courier.drained(0) == {"step": None}
+    assert courier.seals() == {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_random_moments_resume_bit_equal(courier, script, undisturbed, num_ranks):
+    import random
+
+    expected = undisturbed(script, courier, num_ranks)
+    chance = random.Random(num_ranks)
+    restore, begun = None, 0
+    while True:
+        drain_at = chance.randrange(begun, expected["step"] + 4)
+        courier.run_torchrun(
+            script, "--drain-at", str(drain_at), num_ranks=num_ranks, environment=courier.begin(restore)
+        )
+        if courier.final() is not None:
+            break
+        begun = courier.drained()["step"]
+        restore = courier.carry(begun)
+    assert courier.final() == expected
