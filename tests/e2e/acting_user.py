@@ -90,8 +90,9 @@ class User:
         return HistoryReader(self.store, job_id).read()
 
     def machines(self) -> list[Path]:
-        """Return the machines' directories, ended ones too."""
-        return sorted((self.home / "machines").glob("*-*"))
+        """Return the machines' directories, ended ones too, the newest last."""
+        found = (self.home / "machines").glob("m-*")
+        return sorted(found, key=lambda path: (path / "machine.json").stat().st_mtime_ns)
 
     def run_tiny(
         self,

@@ -44,8 +44,8 @@ def check_end(user: User, job_id: str) -> None:
     assert shown["state"] == "succeeded"
     assert shown["last_commit"]["step"] == shown["steps_total"]
     checkpoints = json.loads(user.cloudspot("checkpoints", job_id, "--verify", "--json").stdout)
-    assert checkpoints["checkpoints"]
-    assert all(checkpoint["verified"] for checkpoint in checkpoints["checkpoints"])
+    assert checkpoints
+    assert all(checkpoint["verified"] for checkpoint in checkpoints)
     for path in user.machines():
         wait_for(f"the end of {path.name}", lambda path=path: not marked_processes(MARK, path.name))
 
