@@ -239,6 +239,32 @@ def test_no_history_has_two_live_attempts_and_each_comes_to_its_end(part):
     assert sum(one.outcome == "stopped" for one in results) > 0
 
 
+def test_decide_is_pure_in_whatever_histories_bring(change_decisions):
+    seen = set()
+
+    def decide_twice(actions, *args):
+        before = repr(args)
+        assert decide(*args) == actions
+        assert repr(args) == before
+        seen.update(type(action).__name__ for action in actions)
+        return actions
+
+    change_decisions(decide_twice)
+    for seed in range(60):
+        play(seed)
+    assert seen == {
+        "FetchOffers",
+        "OpenLaunch",
+        "Create",
+        "VoidSlot",
+        "CloseLaunch",
+        "Finish",
+        "Terminate",
+        "CleanUp",
+        "Wait",
+    }
+
+
 @pytest.mark.soak
 def test_no_history_of_very_many_has_two_live_attempts():
     for seed in range(NUM_HISTORIES, int(os.environ.get("CLOUDSPOT_SOAK_HISTORIES", "200000"))):
