@@ -264,7 +264,8 @@ class Rounds:
             self._leave_if_drained()
             return POLL_SECONDS
         try:
-            self._poll()
+            while self._advance():
+                pass
         except (RuntimeError, OSError):
             # Rank 0, which hosts the store, is gone. Nobody can agree on anything any more: the main
             # thread goes on until its next collective fails.
@@ -272,7 +273,9 @@ class Rounds:
                 self._lose()
         return POLL_SECONDS if self._state == "idle" else FAST_POLL_SECONDS
 
-    def _poll(self) -> None:
+    def _advance(self) -> bool:
+        """Take the next steps of the protocol that can be taken; say whether there may be more."""
+        before = (self._round, self._state)
         self._step_seconds.observe(self._next)
         if self._finished and not self._told_finished:
             self._store.set(f"finished/{self._rank}", "1")
@@ -284,6 +287,7 @@ class Rounds:
         if self._rank == 0:
             self._preside()
         self._take_part()
+        return before != (self._round, self._state)
 
     # --- rank 0 opens and decides ---------------------------------------------------------------
 
