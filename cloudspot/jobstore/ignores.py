@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from cloudspot.errors import BundleError
-
 IGNORE_FILES = (".gitignore", ".cloudspotignore")
 """In the order in which they are read: of several patterns that match, the last one decides."""
 _ALWAYS = ("__pycache__/",)
 """Ignored unless a pattern of the user's brings them back: what python itself leaves behind."""
-
-
-@dataclass(frozen=True)
-class _Patterns:
-    """The patterns of one directory."""
-
-    directory: Path
-    spec: GitIgnoreSpec
+_TRAILING_SPACE = re.compile(r"(?<!\\)\s+$")
 
 
 class Ignores:
@@ -34,16 +26,15 @@ class Ignores:
     """
 
     def __init__(self, workdir: Path) -> None:
-        self._patterns = [_Patterns(workdir, GitIgnoreSpec.from_lines(_ALWAYS))]
-        above = [_Patterns(path, _read(path)) for path in _repository_above(workdir)]
-        if not any(_decide(above, path, is_directory=True) for path in (workdir, *workdir.parents)):
-            self._patterns += above
-        self._patterns.append(_Patterns(workdir, _read(workdir)))
+        above = [_Patterns.read(path) for path in _repository_above(workdir)]
+        if any(_decide(above, path, is_directory=True) for path in (workdir, *workdir.parents)):
+            above = []
+        self._patterns = (_Patterns.parse(workdir, _ALWAYS), *above, _Patterns.read(workdir))
 
     def below(self, directory: Path) -> Ignores:
         """Return what holds in a subdirectory of the one that these patterns hold in."""
         deeper = Ignores.__new__(Ignores)
-        deeper._patterns = [*self._patterns, _Patterns(directory, _read(directory))]  # noqa: SLF001
+        deeper._patterns = (*self._patterns, _Patterns.read(directory))  # noqa: SLF001
         return deeper
 
     def match(self, path: Path, *, is_directory: bool) -> bool:
@@ -57,14 +48,91 @@ def is_secret(name: str) -> bool:
     return lower in (".git", ".env") or lower.startswith(".env.")
 
 
-def _decide(patterns: list[_Patterns], path: Path, *, is_directory: bool) -> bool:
-    for one in reversed(patterns):
+@dataclass(frozen=True)
+class _Pattern:
+    """One line of an ignore file.
+
+    pathspec translates the wildcards. Made to be asked about files, it also says yes for all that
+    lies below what a pattern names, and then ``!data/`` brings back files in ``data`` that a line before
+    it left out; git, which walks, compares a pattern with an entry's own path only.
+    """
+
+    brings_back: bool
+    directories_only: bool
+    path: GitIgnoreSpec
+    """Matches the whole path of what it names."""
+    name: GitIgnoreSpec | None
+    """Matches the last segment; None where it is ``**``, which matches all."""
+    num_segments: int | None
+    """Of the paths that it can match; None: any number."""
+    is_anchored: bool
+
+    @classmethod
+    def parse(cls, line: str) -> _Pattern | None:
+        """Return the line's pattern; None for a blank one, a comment, and what git cannot read either."""
+        text = _TRAILING_SPACE.sub("", line)
+        if not text or text.startswith("#"):
+            return None
+        brings_back = text.startswith("!")
+        glob = text.removeprefix("!")
+        directories_only = glob.endswith("/")
+        is_anchored = "/" in glob.removesuffix("/")
+        segments = glob.removesuffix("/").removeprefix("/").split("/")
+        try:
+            return cls(
+                brings_back=brings_back,
+                directories_only=directories_only,
+                path=GitIgnoreSpec.from_lines(["/" + "/".join(segments)]),
+                name=None if segments[-1] == "**" else GitIgnoreSpec.from_lines(["/" + segments[-1]]),
+                num_segments=None if "**" in segments else len(segments),
+                is_anchored=is_anchored,
+            )
+        except ValueError:
+            return None
+
+    def match(self, path: str, *, is_directory: bool) -> bool:
+        """Say whether the entry itself is named, not only a directory above it."""
+        if self.directories_only and not is_directory:
+            return False
+        if self.name is not None and not self.name.match_file(path.rpartition("/")[2]):
+            return False
+        if not self.is_anchored:
+            return True
+        return self.num_segments in (None, path.count("/") + 1) and self.path.match_file(path)
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """The patterns of one directory, the last line first."""
+
+    directory: Path
+    patterns: tuple[_Pattern, ...]
+
+    @classmethod
+    def parse(cls, directory: Path, lines: Iterable[str]) -> _Patterns:
+        parsed = [pattern for line in lines if (pattern := _Pattern.parse(line)) is not None]
+        return cls(directory, tuple(reversed(parsed)))
+
+    @classmethod
+    def read(cls, directory: Path) -> _Patterns:
+        lines: list[str] = []
+        for name in IGNORE_FILES:
+            try:
+                text = (directory / name).read_text(encoding="utf-8", errors="surrogateescape")
+            except (FileNotFoundError, IsADirectoryError):
+                continue
+            lines += text.removeprefix("\ufeff").split("\n")
+        return cls.parse(directory, lines)
+
+
+def _decide(patterns: Iterable[_Patterns], path: Path, *, is_directory: bool) -> bool:
+    for one in reversed(tuple(patterns)):
         if one.directory not in path.parents:
             continue
-        name = path.relative_to(one.directory).as_posix() + ("/" if is_directory else "")
-        decision = one.spec.check_file(name).include
-        if decision is not None:
-            return decision
+        name = path.relative_to(one.directory).as_posix()
+        for pattern in one.patterns:
+            if pattern.match(name, is_directory=is_directory):
+                return not pattern.brings_back
     return False
 
 
@@ -76,34 +144,3 @@ def _repository_above(workdir: Path) -> Iterator[Path]:
         if os.path.lexists(parent / ".git"):
             yield from reversed(workdir.parents[: number + 1])
             return
-
-
-def _read(directory: Path) -> GitIgnoreSpec:
-    lines: list[str] = []
-    for name in IGNORE_FILES:
-        try:
-            text = (directory / name).read_text(encoding="utf-8", errors="surrogateescape")
-        except (FileNotFoundError, IsADirectoryError):
-            continue
-        except OSError as error:
-            raise BundleError(f"{directory / name} cannot be read: {error.strerror}") from error
-        lines += [_as_git_walks(line) for line in text.split("\n")]
-    return GitIgnoreSpec.from_lines(line for line in lines if _is_valid(line))
-
-
-def _as_git_walks(line: str) -> str:
-    """Return a pattern that excludes the same files when it is also asked about directories.
-
-    ``a/**`` is everything in ``a`` but not ``a``, in which ``!a/b`` may thus bring back a file; pathspec,
-    made to be asked about files, says yes for ``a/``, too. ``a/*`` excludes the same and says no.
-    """
-    pattern = line.rstrip()
-    return pattern[:-1] if pattern.endswith("/**") and not pattern.startswith(("!", "#")) else line
-
-
-def _is_valid(line: str) -> bool:
-    try:
-        GitIgnoreSpec.from_lines([line])
-    except ValueError:
-        return False  # As git does: an invalid pattern matches nothing.
-    return True
