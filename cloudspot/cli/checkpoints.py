@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import click
 
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.options import debug_option, job_argument, json_option, store_option
-from cloudspot.cli.output import echo, echo_json, echo_table, size_text, utc_text
+from cloudspot.cli.output import echo, echo_json, echo_table, moment_text, size_text
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.manifests import read_commit, verify
@@ -71,7 +72,7 @@ def _describe(
             "kind": commit.kind,
             "bytes": commit.size,
             "num_parts": len(commit.parts),
-            "at": utc_text(commit.at),
+            "at": commit.at.isoformat(),
         }
         if verify_chunks:
             verify(store, job_id, commit)
@@ -93,6 +94,6 @@ def _row(value: dict[str, Any]) -> tuple[str, ...]:
         size_text(value["bytes"]),
         str(value["num_parts"]),
         value["kind"],
-        value["at"],
+        moment_text(datetime.fromisoformat(value["at"])),
         status,
     )

@@ -79,7 +79,7 @@ def record_json(record: LogRecord) -> dict[str, Any]:
         "launch": launch,
         "rank": rank,
         "seq": record.seq,
-        "time": output.utc_text(record.time),
+        "time": record.time.isoformat(),
         "source": record.source,
         "text": record.text,
     }

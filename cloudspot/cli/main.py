@@ -66,7 +66,10 @@ class Program(click.Group):
         try:
             code = super().main(*args, **extra)
         except click.ClickException as error:
-            _report(error.format_message(), self.debug)
+            hint = ""
+            if isinstance(error, click.UsageError) and error.ctx is not None:
+                hint = f" (see: {error.ctx.command_path} --help)"
+            _report(error.format_message() + hint, self.debug)
             code = error.exit_code
         except CloudspotError as error:
             _report(str(error), self.debug)

@@ -66,8 +66,10 @@ def _echo_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for header in headers:
-        table.add_column(header, overflow="fold")
+    for header in headers[:-1]:
+        table.add_column(header, no_wrap=True)
+    # The last one holds the words, and gives way where the terminal is narrow.
+    table.add_column(headers[-1], overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
     Console().print(table)
@@ -102,9 +104,9 @@ def clock_text(moment: datetime) -> str:
 
 
 def moment_text(moment: datetime) -> str:
-    """Return a moment within a table: local time to the second on a terminal, else full UTC."""
+    """Return a moment within a table: local date and time on a terminal, else full UTC."""
     if is_terminal():
-        return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M")
     return utc_text(moment)
 
 

@@ -21,6 +21,9 @@ from cloudspot.jobstore.records import Summary
 NEWEST = 20
 """How many ended jobs are shown without ``--all``."""
 
+_STATES_WITH_METRICS = ("running", "draining", "succeeded")
+"""In these the metrics tell more than what brought the job there."""
+
 
 @click.command("ps")
 @click.option(
@@ -46,7 +49,7 @@ def ps(show_all: bool, store_url: str | None, as_json: bool) -> None:
     if not shown:
         output.echo(f"no jobs in {store.url}")
         return
-    headers = ("ID", "STATE", "STEP", "ATTEMPTS", "COST", "SUBMITTED", "METRICS", "DETAIL")
+    headers = ("ID", "STATE", "STEP", "ATTEMPTS", "COST", "SUBMITTED", "DETAIL")
     output.echo_table(headers, [_row(job) for job in shown])
     if len(shown) < len(jobs):
         output.echo(f"{len(jobs) - len(shown)} older jobs are not shown; see them with --all", error=True)
@@ -82,8 +85,7 @@ def _row(job: Summary) -> tuple[str, ...]:
         str(job.attempts),
         output.money_text(job.spent, job.currency),
         output.moment_text(job.submitted_at),
-        output.metrics_text(job.metrics),
-        job.detail,
+        output.metrics_text(job.metrics) if job.state in _STATES_WITH_METRICS else job.detail,
     )
 
 

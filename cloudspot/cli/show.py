@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -38,7 +38,7 @@ def show(ctx: click.Context, job_id: str, verify_chunks: bool, store_url: str | 
             [
                 ("provider", value["provider"]),
                 ("submitted", _moment(value["created"])),
-                ("stop", value["stop_requested"] or ""),
+                ("stop", f"requested ({value['stop_requested']})" if value["stop_requested"] else ""),
                 *summary_fields(job, value),
                 ("warnings", "\n".join(value["warnings"])),
             ]
@@ -60,18 +60,21 @@ def _echo_launches(value: Mapping[str, Any]) -> None:
         (
             str(launch["launch"]),
             str(attempts.get(launch["launch"], "-")),
-            launch["why"],
-            launch["instance_type"],
-            launch["zone"],
-            launch["market"],
+            f"{launch['market']}/{launch['zone']}/{launch['instance_type']}",
             _moment(launch["started"]),
-            launch["outcome"] or ", ".join(node["state"] for node in nodes.get(launch["launch"], [])),
-            launch["detail"],
+            _outcome(launch, nodes.get(launch["launch"], [])),
         )
         for launch in value["launches"]
     ]
-    headers = ("LAUNCH", "ATTEMPT", "WHY", "TYPE", "ZONE", "MARKET", "STARTED", "OUTCOME", "DETAIL")
+    headers = ("LAUNCH", "ATTEMPT", "OFFER", "STARTED", "OUTCOME")
     output.echo_table(headers, rows)
+
+
+def _outcome(launch: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
+    if launch["outcome"] is None:
+        return ", ".join(node["state"] for node in nodes) or "launching"
+    detail = f": {launch['detail']}" if launch["detail"] else ""
+    return f"{launch['outcome']}{detail}"
 
 
 def _echo_notices(value: Mapping[str, Any]) -> None:

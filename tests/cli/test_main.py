@@ -69,9 +69,15 @@ def test_each_command_takes_debug_and_explains_its_options():
 
 
 def test_an_unknown_command_is_one_line_with_exit_code_2():
-    result = CliRunner().invoke(program, ["fly"])
+    result = CliRunner().invoke(program, ["fly"], prog_name="cloudspot")
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[0] == "error: No such command 'fly'."
+    assert result.stderr == "error: No such command 'fly'. (see: cloudspot --help)\n"
+
+
+def test_a_missing_argument_names_the_commands_help():
+    result = CliRunner().invoke(program, ["show"], prog_name="cloudspot")
+    assert result.exit_code == 2
+    assert result.stderr == "error: Missing argument 'ID'. (see: cloudspot show --help)\n"
 
 
 def make_failing(error):

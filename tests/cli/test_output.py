@@ -60,3 +60,14 @@ def test_times_without_a_terminal_are_utc():
 def test_colour_shows_on_a_terminal_only(capsys):
     output.echo("all well", style="green")
     assert capsys.readouterr().out == "all well\n"
+
+
+def test_a_table_on_a_narrow_terminal_cuts_no_id_and_folds_the_last_column(capsys, monkeypatch):
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    output.echo_table(("ID", "STATE", "DETAIL"), [("digits-7k3f", "failed", "many words " * 5)])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert lines[0].split() == ["ID", "STATE", "DETAIL"]
+    assert lines[1].split()[:2] == ["digits-7k3f", "failed"]
+    assert " ".join(" ".join(lines[1:]).split()[2:]) == " ".join(["many words"] * 5)

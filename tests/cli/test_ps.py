@@ -32,7 +32,7 @@ def test_unfinished_jobs_come_first_with_their_progress_and_cost(jobs):
     assert shown["done-1"]["metrics"] == {"accuracy": 0.975}
     assert shown["broken-1"]["detail"] == "train.py ended with 3"
     lines = jobs.run("ps").stdout.splitlines()
-    assert lines[0].split() == ["ID", "STATE", "STEP", "ATTEMPTS", "COST", "SUBMITTED", "METRICS", "DETAIL"]
+    assert lines[0].split() == ["ID", "STATE", "STEP", "ATTEMPTS", "COST", "SUBMITTED", "DETAIL"]
     done = next(line for line in lines if line.startswith("done-1"))
     assert done.split()[1:6] == ["succeeded", "100/100", "2", "0.0600", "USD"]
 

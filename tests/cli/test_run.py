@@ -5,6 +5,7 @@ import pytest
 from cloudspot.cli import run as run_module
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.reader import HistoryReader, list_jobs
+from cloudspot.local.provider import LocalProvider
 
 
 def stored(jobs):
@@ -90,3 +91,25 @@ def test_set_reaches_the_submitted_job(jobs, monkeypatch):
     jobs.run("run", str(jobs.job_file), "--name", "a-1", "--set", "limits.max_restarts=7")
     assert HistoryReader(jobs.store, "a-1").read().submission.spec["limits"]["max_restarts"] == 7
     assert keys.index("a-1") in stored(jobs)
+
+
+def test_detach_requests_a_machine_and_says_how_to_come_back(jobs):
+    result = jobs.run("run", str(jobs.job_file), "--detach", "--name", "away-1")
+    assert "cloudspot launch 1 (first): 1 x local in local-a" in result.stdout
+    assert f"follow it with: cloudspot attach away-1 --store {jobs.store.url}" in result.stdout
+    assert f"cloudspot reconcile --watch --job away-1 --store {jobs.store.url}" in result.stderr
+    assert [one.launch for one in LocalProvider().provisioner().instances(job_id="away-1")] == [1]
+
+
+def test_the_json_of_a_detached_run_is_all_there_is_on_standard_output(jobs):
+    value = jobs.run_json("run", str(jobs.job_file), "--detach", "--name", "away-1")
+    assert value == {"id": "away-1", "store": jobs.store.url, "launched": True}
+
+
+def test_a_detached_run_that_finds_no_capacity_says_so(jobs, monkeypatch):
+    monkeypatch.setattr(run_module.time, "sleep", lambda seconds: None)
+    zones = 'providers.local.no_capacity=["local-a", "local-b"]'
+    arguments = ["--set", zones, "--set", 'spot.policy="spot"', "--detach", "--name", "away-1"]
+    result = jobs.run("run", str(jobs.job_file), *arguments)
+    assert "warning: job away-1 has no machine yet" in result.stderr
+    assert jobs.run_json("show", "away-1")["state"] == "waiting"

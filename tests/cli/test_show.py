@@ -32,10 +32,12 @@ def test_text_has_the_block_of_figures_and_the_launches(jobs):
     assert fields["weights"] == "sha256 " + "ab" * 32
     assert fields["metrics"] == "accuracy 0.975"
     assert fields["logs"] == f"cloudspot logs digits-7k3f --store {jobs.store.url}"
-    launches = [line.split()[:6] for line in lines if line[:2] in ("1 ", "2 ")]
+    launches = [line.split() for line in lines if line[:2] in ("1 ", "2 ")]
+    for launch in launches:
+        del launch[3]  # When it started.
     assert launches == [
-        ["1", "1", "first", "local", "local-a", "spot"],
-        ["2", "2", "reclaimed", "local", "local-a", "spot"],
+        ["1", "1", "spot/local-a/local", "reclaimed"],
+        ["2", "2", "spot/local-a/local", "succeeded"],
     ]
 
 
