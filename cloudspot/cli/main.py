@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import sys
-import traceback
 from typing import Any
 
 import click
@@ -81,6 +80,8 @@ class Program(click.Group):
 
 def _report(message: str, debug: bool) -> None:
     if debug:
+        import traceback
+
         traceback.print_exc()
     click.secho("error: ", fg="red", bold=True, err=True, nl=False)
     click.echo(" ".join(message.split()), err=True)
