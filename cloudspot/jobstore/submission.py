@@ -76,9 +76,10 @@ def submit(
             store.delete(keys.secrets(job_id))
             store.delete(keys.index(job_id))
         raise
-    if create(store, keys.spec(job_id), codec.encode(submission), sleep=sleep) is not None:
+    data = codec.encode(submission)
+    if create(store, keys.spec(job_id), data, sleep=sleep) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
-    return submission
+    return codec.decode(data, Submission)  # As every reader sees it: JSON has lists and no tuples.
 
 
 def new_submission(spec: JobSpec, *, provider: str, bundle: Bundle, job_id: str) -> Submission:

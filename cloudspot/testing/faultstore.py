@@ -48,7 +48,8 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fail_every: int | None = None
     """Each Nth call raises TransientError before it does anything; at least 2."""
     lose_every: int | None = None
-    """Each Nth put that succeeded raises TransientError nevertheless; 1 loses every answer."""
+    """Each Nth put that succeeded raises TransientError nevertheless. 1 loses every answer: then only
+    create-only puts, which are settled by reading back, ever come to an end."""
     lose_keys: str = "*"
     """A glob: only puts of such keys lose their answer, and only they are counted for it."""
     outages: tuple[Outage, ...] = ()

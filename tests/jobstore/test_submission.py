@@ -1,0 +1,244 @@
+"""Submissions."""
+
+import threading
+
+import msgspec
+import pytest
+
+from cloudspot.errors import (
+    BundleError,
+    CorruptData,
+    JobExists,
+    JobNotFound,
+    SpecError,
+    StoreRefused,
+    TransientError,
+)
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.bundle import extract_bundle
+from cloudspot.jobstore.reader import HistoryReader, list_jobs
+from cloudspot.jobstore.submission import delete_secrets, read_secrets, request_stop, submit
+from cloudspot.spec import load_job, spec_from_json
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
+from cloudspot.testing.memorystore import InMemoryStore
+
+ENVIRON = {"TOKEN": "hunter2-überse\ncret", "EMPTY": "", "OTHER": "not asked for"}
+
+
+def nap(seconds):
+    pass
+
+
+@pytest.fixture
+def store():
+    return InMemoryStore()
+
+
+@pytest.fixture
+def work(tmp_path):
+    root = tmp_path / "work"
+    root.mkdir()
+    (root / "train.py").write_text("print(1)\n")
+    (root / ".env").write_text("TOKEN=hunter2-überse\n")
+    return root
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'name = "digits"\n[run]\nworkdir = "work"\nentrypoint = "train.py"\nsecrets = ["TOKEN", "EMPTY"]\n'
+    )
+    return load_job(path)
+
+
+def do(store, spec, work, job_id="digits-1", environ=ENVIRON, **options):
+    return submit(
+        store, spec=spec, provider="local", workdir=work, environ=environ, job_id=job_id, sleep=nap, **options
+    )
+
+
+def keys_of(store):
+    return [meta.key for meta in store.list_objects("")]
+
+
+def test_a_submitted_job_is_all_that_a_controller_and_a_node_need(store, spec, work, tmp_path):
+    submission = do(store, spec, work)
+    assert list_jobs(store) == ("digits-1",)
+    assert HistoryReader(store, "digits-1").read().submission == submission
+    assert spec_from_json(submission.spec) == spec
+    assert (submission.provider, submission.secret_names) == ("local", ("TOKEN", "EMPTY"))
+    data = store.get(keys.code(submission.code_sha256))
+    assert len(data) == submission.code_bytes
+    extract_bundle(data, tmp_path / "out", sha256=submission.code_sha256)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.py"]
+    assert read_secrets(store, "digits-1") == {"TOKEN": ENVIRON["TOKEN"], "EMPTY": ""}
+    assert keys_of(store) == sorted(
+        [
+            keys.code(submission.code_sha256),
+            keys.index("digits-1"),
+            keys.secrets("digits-1"),
+            keys.spec("digits-1"),
+        ]
+    )
+
+
+def test_a_secret_is_in_its_own_object_and_in_no_other(store, spec, work):
+    do(store, spec, work)
+    written = msgspec.json.encode(ENVIRON["TOKEN"])[1:-1]
+    for key in keys_of(store):
+        holds = any(form in store.get(key) for form in (b"hunter2", written, ENVIRON["TOKEN"].encode()))
+        assert holds == (key == keys.secrets("digits-1"))
+        assert b"not asked for" not in store.get(key)
+    delete_secrets(store, "digits-1")
+    delete_secrets(store, "digits-1")
+    assert read_secrets(store, "digits-1") == {}
+    assert not [key for key in keys_of(store) if b"hunter2" in store.get(key)]
+
+
+def test_a_job_without_secrets_has_no_such_object(store, spec, work):
+    bare = msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, secrets=()))
+    do(store, bare, work, environ={})
+    assert keys.secrets("digits-1") not in keys_of(store)
+    assert read_secrets(store, "digits-1") == {}
+
+
+def test_malformed_secrets_are_not_quoted(store):
+    store.put(keys.secrets("x"), b'{"values":{"A":"hunter2","B":{"hunter2":1}}}')
+    with pytest.raises(CorruptData) as caught:
+        read_secrets(store, "x")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_is_wrong_on_this_side_is_found_before_anything_is_stored(store, spec, work):
+    with pytest.raises(SpecError, match=r"run\.secrets: EMPTY is not set"):
+        do(store, spec, work, environ={"TOKEN": "x"})
+    with pytest.raises(SpecError, match=r"run\.secrets: TOKEN, EMPTY is not set"):
+        do(store, spec, work, environ={})
+    for job_id in ("", "Digits", "-a", "a-", "a_b", "a/b", "a" * 64, "a\n"):
+        with pytest.raises(SpecError, match="job id"):
+            do(store, spec, work, job_id=job_id)
+    with pytest.raises(BundleError, match="largest"):
+        do(store, spec, work, max_bundle_bytes=3)
+    (work / "train.py").unlink()
+    with pytest.raises(BundleError, match=r"run\.entrypoint"):
+        do(store, spec, work)
+    assert keys_of(store) == []
+
+
+def test_an_id_that_is_taken_is_refused_and_its_job_is_left_alone(store, spec, work):
+    do(store, spec, work)
+    before = {key: store.get(key) for key in keys_of(store)}
+    with pytest.raises(JobExists, match="'digits-1' exists"):
+        do(store, spec, work, environ={"TOKEN": "other", "EMPTY": "other"})
+    assert {key: store.get(key) for key in keys_of(store)} == before
+
+
+def test_of_many_who_submit_one_id_at_once_exactly_one_succeeds(store, spec, work):
+    outcomes = []
+
+    def one(number):
+        try:
+            do(store, spec, work, environ={"TOKEN": str(number), "EMPTY": ""})
+        except JobExists:
+            outcomes.append(None)
+        else:
+            outcomes.append(number)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    [winner] = [outcome for outcome in outcomes if outcome is not None]
+    assert len(outcomes) == 12
+    assert read_secrets(store, "digits-1")["TOKEN"] == str(winner)
+
+
+def test_a_store_that_would_let_two_controllers_win_gets_neither_code_nor_secrets(spec, work):
+    class Overwriting(InMemoryStore):
+        def put(self, key, data, *, if_absent=False):
+            super().put(key, data)
+
+    store = Overwriting()
+    with pytest.raises(StoreRefused):
+        do(store, spec, work)
+    assert keys_of(store) == []
+
+
+def test_the_spec_record_is_put_last(store, spec, work, tmp_path):
+    seen = []
+    plan = FaultPlan(hooks=(Hook(keys="jobs/*/spec", when="before"),))
+    do(FaultyStore(store, plan, tmp_path, on_hook=lambda hook, key: seen.extend(keys_of(store))), spec, work)
+    assert [key.split("/")[0] for key in seen] == ["code", "index", "jobs"]
+    assert keys.secrets("digits-1") in seen
+
+
+@pytest.mark.parametrize(
+    "faults", [{"fail_every": 3}, {"fail_every": 5}, {"lose_every": 2}, {"lose_every": 3}]
+)
+def test_faults_in_passing_do_not_stop_a_submission(store, spec, work, tmp_path, faults):
+    submission = do(FaultyStore(store, FaultPlan(**faults), tmp_path), spec, work)
+    assert HistoryReader(store, "digits-1").read().submission == submission
+
+
+@pytest.mark.parametrize("glob", ["code/*", "jobs/*/secrets"])
+def test_a_submission_that_fails_before_its_record_gives_the_id_and_the_secrets_back(
+    store, spec, work, tmp_path, glob
+):
+    now = [0.0]
+
+    def fail(hook, key):
+        raise KeyboardInterrupt
+
+    plan = FaultPlan(hooks=(Hook(keys=glob, when="after"),), outages=(Outage(start=1, end=2),))
+    with pytest.raises(KeyboardInterrupt):
+        do(FaultyStore(store, plan, tmp_path, clock=lambda: now[0], on_hook=fail), spec, work)
+    assert list_jobs(store) == ()
+    assert not [key for key in keys_of(store) if b"hunter2" in store.get(key)]
+    do(store, spec, work)
+
+
+def test_where_the_outcome_of_the_record_is_unknown_nothing_is_taken_back(store, spec, work, tmp_path):
+    now = [0.0]
+    plan = FaultPlan(
+        hooks=(Hook(keys="jobs/*/spec", when="after"),),
+        outages=(Outage(start=1, end=2),),
+        lose_every=1,
+        lose_keys="jobs/*/spec",
+    )
+
+    def down(hook, key):
+        now[0] = 1.0
+
+    with pytest.raises(TransientError, match="unknown"):
+        do(FaultyStore(store, plan, tmp_path, clock=lambda: now[0], on_hook=down), spec, work)
+    assert HistoryReader(store, "digits-1").read().submission.job_id == "digits-1"
+    assert read_secrets(store, "digits-1")["TOKEN"] == ENVIRON["TOKEN"]
+
+
+def test_a_submission_that_was_killed_reserves_its_id_and_is_no_job(store, spec, work, tmp_path):
+    class Killed(BaseException):
+        pass
+
+    class Dead(FaultyStore):
+        def _enter(self, method, key):
+            if self.calls["put"] and key.startswith("code/") and method == "put":
+                self.is_dead = True
+            if getattr(self, "is_dead", False):
+                raise Killed
+            super()._enter(method, key)
+
+    with pytest.raises(Killed):
+        do(Dead(store, FaultPlan(), tmp_path), spec, work)
+    assert list_jobs(store) == ("digits-1",)
+    with pytest.raises(JobNotFound):
+        HistoryReader(store, "digits-1").read()
+    with pytest.raises(JobExists):
+        do(store, spec, work)
+
+
+def test_the_first_request_to_stop_stands(store):
+    first = request_stop(store, "x", "user")
+    assert request_stop(store, "x", "max_cost") == first
+    assert first.reason == "user"
