@@ -280,6 +280,8 @@ class Rounds:
         if self._finished and not self._told_finished:
             self._store.set(f"finished/{self._rank}", "1")
             self._told_finished = True
+        if self._told_finished and self._rank != 0:
+            return False  # rank 0 may end before us, and the store with it
         if self._drain_guard is not None and not self._told_drain:
             self._told_drain = True
             if self._rank != 0:

@@ -18,6 +18,7 @@ class World:
     def __init__(self, seed, *, num_ranks, total, collectives=True, known_end=True):
         self.random = random.Random(seed)
         self.now = 0.0
+        self.guard = 1e9
         self.store = LocalStore()
         self.total = total
         self.collectives = collectives
@@ -32,7 +33,7 @@ class World:
             self.now += self.random.random() * seconds_per_event
             if drain_at is not None and event >= drain_at:
                 for index in drain_ranks or [self.random.randrange(len(self.ranks))]:
-                    self.ranks[index].rounds.request_drain(guard=1e9, notice=True)
+                    self.ranks[index].rounds.request_drain(guard=self.guard, notice=True)
                 drain_at = None
             if self.random.random() < intervals:
                 self.ranks[0].rounds.request_interval()
@@ -70,6 +71,9 @@ class Rank:
         if self.over:
             return
         if self.in_step:
+            if any(r.over and r.left_at is None and r.position < self.world.total for r in self.world.ranks):
+                self.over = True  # a peer left without a save: the collective fails, or the agent kills
+                return
             begun = [r.position + r.in_step for r in self.world.ranks]
             if not self.world.collectives or all(each > self.position for each in begun):
                 self.in_step = False
@@ -85,6 +89,9 @@ class Rank:
             else:
                 self.in_step = True
         elif isinstance(answer, Order):
+            if answer.step is None:
+                self.over = True
+                return
             assert answer.step == self.position
             self.saved.append((answer.kind, answer.step, answer.avoid))
             if answer.kind == DRAIN:
@@ -120,6 +127,30 @@ def test_under_any_interleaving_all_ranks_save_and_leave_at_the_same_steps(num_r
         finished += world.ranks[0].left_at is None
     assert drained > 50
     assert finished >= 5
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7])
+def test_many_more_interleavings(num_ranks):
+    for seed in range(20_000):
+        world = World(seed, num_ranks=num_ranks, total=30, known_end=seed % 2 == 0)
+        world.run(drain_at=world.random.randrange(600 * num_ranks), intervals=0.02)
+        check(world)
+
+
+def test_with_a_guard_that_may_pass_either_all_save_or_nobody_does():
+    saved = left = 0
+    for seed in range(300):
+        world = World(seed, num_ranks=3, total=10_000)
+        world.guard = world.random.random()  # an event takes half a millisecond
+        world.run(drain_at=0)
+        steps = {tuple(rank.saved) for rank in world.ranks}
+        assert len(steps) == 1
+        saved += steps != {()}
+        left += steps == {()}
+    assert saved > 50
+    assert left >= 1
 
 
 def test_ranks_that_do_not_wait_for_each_other_save_at_the_same_steps_too():
