@@ -15,7 +15,7 @@ from torch import nn
 
 OUTPUT = Path("output")
 TOTAL_STEPS = int(os.environ.get("TOTAL_STEPS", "600"))
-SAVE_EVERY = 25
+SAVE_EVERY = 50
 BATCH_SIZE = 64
 STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.06"))  # as if the net were larger than it is
 
