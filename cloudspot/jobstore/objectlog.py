@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -62,17 +61,13 @@ class ObjectStoreLogSink(LogSink):
             CorruptData: a segment is malformed.
         """
         newest = after
-        waiting: list[tuple[int, int, LogRecord]] = []  # A heap: segments may overlap.
-        segments = self._segments(stream)
-        for number, (_, key) in enumerate(segments):
-            if self._last_seq.get(key, after + 1) > after:
-                for record in self._read_segment(key):
-                    heapq.heappush(waiting, (record.seq, number, record))
-            next_first = segments[number + 1][0] if number + 1 < len(segments) else None
-            while waiting and (next_first is None or waiting[0][0] < next_first):
-                seq, _, record = heapq.heappop(waiting)
-                if seq > newest:
-                    newest = seq
+        # A segment holds lines without a gap, so that of two that overlap the earlier one's come first.
+        for key in self._segments(stream):
+            if self._last_seq.get(key, after + 1) <= after:
+                continue
+            for record in self._read_segment(key):
+                if record.seq > newest:
+                    newest = record.seq
                     yield record
 
     def _write_segment(self, date: str, records: list[LogRecord]) -> None:
@@ -89,7 +84,7 @@ class ObjectStoreLogSink(LogSink):
             held = {record.seq for record in _parse(winner, key)}
             records = [record for record in records if record.seq not in held and record.seq != first.seq]
 
-    def _segments(self, stream: str) -> list[tuple[int, str]]:
+    def _segments(self, stream: str) -> list[str]:
         """Return the stream's segments by their first line's number: a clock may have gone back."""
         prefix = f"{keys.logs_prefix(self._job_id)}{stream}/"
         found = []
@@ -97,7 +92,7 @@ class ObjectStoreLogSink(LogSink):
             match = _SEGMENT.fullmatch(meta.key.removeprefix(prefix))
             if match is not None:
                 found.append((int(match[1]), meta.key))
-        return sorted(found)
+        return [key for _, key in sorted(found)]
 
     def _read_segment(self, key: str) -> list[LogRecord]:
         try:

@@ -69,6 +69,7 @@ def test_owners_and_times_do_not_travel(work):
     with tarfile.open(fileobj=io.BytesIO(make(work).data)) as archive:
         members = archive.getmembers()
     assert {(m.uid, m.gid, m.uname, m.gname, m.mtime) for m in members} == {(0, 0, "", "", 0)}
+    assert make(work).data[4:8] == bytes(4)  # The time in gzip's own header.
     assert {m.name: m.mode for m in members}["run.sh"] == 0o755
     assert {m.name: m.mode for m in members}["train.py"] == 0o644
 

@@ -112,6 +112,15 @@ def test_a_flipped_bit_is_found_by_verify_and_by_fetch_which_leaves_no_table(
     assert not (tmp_path / "r/restore.json").exists()
 
 
+def test_a_table_of_an_earlier_fetch_does_not_vouch_for_one_that_failed(store, checkpoints, tmp_path):
+    commit = checkpoints.session(store, C, DATAS)
+    manifests.fetch(store, "x", commit, tmp_path / "r")
+    flip(store, keys.chunk("x", 1, 10, 0, 1))
+    with pytest.raises(CorruptData):
+        manifests.fetch(store, "x", commit, tmp_path / "r")
+    assert not (tmp_path / "r/restore.json").exists()
+
+
 @pytest.mark.parametrize("damage", ["cut", "grown", "gone"])
 def test_a_chunk_of_the_wrong_size_is_found_before_anything_is_written(store, checkpoints, tmp_path, damage):
     commit = checkpoints.session(store, C, DATAS)

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 import pytest
 
 from cloudspot.errors import CorruptData, TransientError
-from cloudspot.jobstore import keys
+from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.records import Closed, new_nonce
 from cloudspot.local.filestore import FileStore
@@ -66,6 +66,16 @@ def test_a_foreign_object_in_the_journals_prefix_hides_no_record(store):
     store.put(keys.journal_prefix("x") + ".DS_Store", b"\0")
     store.put(keys.journal_prefix("x") + "notes", b"\0")
     assert len(Journal(store, "x").read()) == 1
+
+
+def test_the_first_missing_number_is_the_end(store):
+    for number in (1, 2, 4):
+        store.put(keys.journal("x", number), codec.encode(record(number)))
+    reader = Journal(store, "x")
+    assert [one.launch for one in reader.read()] == [1, 2]
+    Journal(store, "x").append(record(3), 3)
+    assert [one.launch for one in reader.read()] == [1, 2, 3, 4]
+    assert reader.read() == Journal(store, "x").read()
 
 
 def test_a_malformed_record_is_corrupt_and_not_skipped(store):

@@ -1,0 +1,73 @@
+"""A process killed around any put of an upload, and what the next one makes of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cloudspot
+from cloudspot.errors import ObjectMissing
+from cloudspot.jobstore import keys, manifests
+from cloudspot.jobstore.records import CheckpointId
+
+UPLOAD = """
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from cloudspot.jobstore import manifests
+from cloudspot.jobstore.records import CheckpointId
+from cloudspot.local.filestore import FileStore
+from cloudspot.testing.faultstore import FaultyStore, load_plan
+url, root, seals = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+store = FaultyStore(FileStore(url), load_plan(root / "plan.json"), root / "state")
+for rank, seal in enumerate(seals):
+    manifests.upload_part(
+        store, "x", CheckpointId(1, 10), rank=rank, num_parts=len(seals), data=memoryview(bytes([rank]) * 4000),
+        seal=seal.encode(), sealed_at=datetime.now(timezone.utc), chunk_bytes=1500,
+    )
+    manifests.try_commit(store, "x", CheckpointId(1, 10))
+"""
+C = CheckpointId(1, 10)
+DATAS = [b"\0" * 4000, b"\1" * 4000]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("glob", "skip"),
+    [("*/chunks/*", 0), ("*/chunks/*", 4), ("*/parts/0000", 0), ("*/parts/0001", 0), ("*/commits/*", 0)],
+)
+def test_an_uploader_killed_around_a_put_is_finished_by_the_next(
+    store, checkpoints, tmp_path, glob, skip, when
+):
+    plan = {"hooks": [{"keys": glob, "when": when, "skip": skip}]}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    seals = [seal.decode() for seal in checkpoints.seals(C, DATAS)]
+    command = [sys.executable, "-c", UPLOAD, store.url, str(tmp_path), *seals]
+    environment = os.environ | {"PYTHONPATH": str(Path(cloudspot.__file__).parents[1])}
+    assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
+
+    # Whatever stands is whole: no record without its chunks, no commit without its parts.
+    committed = (glob, when) == ("*/commits/*", "after")
+    assert manifests.read_commits(store, "x") == ((C,) if committed else ())
+    if committed:
+        manifests.verify(store, "x", manifests.read_commit(store, "x", C))
+    for rank in (0, 1):
+        try:
+            store.head(keys.part("x", 1, 10, rank))
+        except ObjectMissing:
+            continue
+        assert [store.head(keys.chunk("x", 1, 10, rank, number)).size for number in range(3)] == [
+            1500,
+            1500,
+            1000,
+        ]
+
+    assert subprocess.run(command, env=environment).returncode == 0
+    commit = manifests.read_commit(store, "x", C)
+    manifests.verify(store, "x", commit)
+    manifests.fetch(store, "x", commit, tmp_path / "restore")
+    assert [(tmp_path / f"restore/part-{rank}.bin").read_bytes() for rank in (0, 1)] == DATAS
