@@ -72,12 +72,12 @@ def main() -> None:
         for _ in range(2):
             next(steps)
         copies, stalls, bare, saves = [], [], [], []
-        while not run._saver.can_save():  # noqa: SLF001 - the arena is being claimed beside the training
+        while not run._service._saver.can_save():  # noqa: SLF001 - the arena is being claimed beside the training
             time.sleep(0.01)
         for _ in range(options.rounds):
             copies.append(copy())
             # What the loop sees: the step in which the save falls, less a step without one.
-            run._link.rounds.request_interval()  # noqa: SLF001 - as the interval's clock does
+            run._service._link.rounds.request_interval()  # noqa: SLF001 - as the interval's clock does
             known, longest = set(handoff.seals_directory(directory).iterdir()), 0.0
             while not (fresh := set(handoff.seals_directory(directory).glob("seal-*")) - known):
                 started = time.perf_counter()

@@ -158,6 +158,25 @@ class Checkpoint:
         """The JSON state that all ranks share."""
         return _object(self._seals[0], "objects")
 
+    @property
+    def seed(self) -> int:
+        """The seed from which a world of another size seeds its random generators."""
+        return _number(self.shared, "seed", limit=2**64)
+
+    @property
+    def position(self) -> dict[str, Any] | None:
+        """Where a loop over batches stood: epoch, batch and samples; None for a loop over steps."""
+        position = self.shared.get("position")
+        if position is None:
+            return None
+        position = _object(self.shared, "position")
+        samples = position.get("samples")
+        return {
+            "epoch": _number(position, "epoch"),
+            "batch": _number(position, "batch"),
+            "samples": None if samples is None else _number(position, "samples"),
+        }
+
     def rank_state(self, rank: int) -> dict[str, Json]:
         """Return the JSON state of one rank of the world that saved."""
         return _object(self._seals[rank], "rank_state")
@@ -273,12 +292,12 @@ def _object(parent: Mapping[str, Any], key: str) -> dict[str, Any]:
     return value
 
 
-def _number(parent: Mapping[str, Any], key: str) -> int:
-    return _checked(f"the checkpoint's {key!r}", parent.get(key))
+def _number(parent: Mapping[str, Any], key: str, *, limit: int = 2**62) -> int:
+    return _checked(f"the checkpoint's {key!r}", parent.get(key), limit=limit)
 
 
-def _checked(what: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**62:
+def _checked(what: str, value: Any, *, limit: int = 2**62) -> int:
+    if type(value) is not int or not 0 <= value < limit:
         raise CheckpointError(f"{what} must be a whole number from 0, not {value!r}")
     return value
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from cloudspot.train.errors import SessionError
-from cloudspot.train.rounds import LocalStore, Store
+from cloudspot.train.stores import LocalStore, Store
 
 _PREFIX = "cloudspot"
 

@@ -55,6 +55,10 @@ class Feed:
                 return batch
         return None
 
+    def close(self) -> None:
+        """Let go of the iterator, and so of its worker processes, at the end of the loop."""
+        self._iterator = None
+
     def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the position of all ranks, and what this rank alone needs to stand there again.
 

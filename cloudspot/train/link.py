@@ -13,7 +13,8 @@ from typing import Any
 from cloudspot.train.distributed import World
 from cloudspot.train.handoff import read_drain
 from cloudspot.train.interval import Pace
-from cloudspot.train.rounds import Rounds, Store
+from cloudspot.train.rounds import Rounds
+from cloudspot.train.stores import Store
 
 PART_SECONDS = 10.0
 """How long rank 0, which hosts the store, waits for the others before it leaves."""

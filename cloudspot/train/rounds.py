@@ -22,7 +22,9 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from cloudspot.train.stores import Store
 
 INTERVAL = "interval"
 DRAIN = "drain"
@@ -40,52 +42,6 @@ SILENCE_SECONDS = 60.0
 """A main thread that has waited so long for a decision takes the store for lost."""
 _GRACE_SECONDS = 1.0
 """How long the others leave it to rank 0 to call a round off whose guard has passed."""
-
-
-class Store(Protocol):
-    """What rounds need of torch's Store."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write the key."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return the value of a key that is there."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Say at once whether all keys are there."""
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write the key if its value is ``expected`` (empty: absent); return what stands then."""
-
-
-class LocalStore:
-    """The Store of a world of one rank."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-        self._lock = threading.Lock()
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write the key."""
-        with self._lock:
-            self._values[key] = value
-
-    def get(self, key: str, /) -> bytes:
-        """Return the value of a key that is there."""
-        with self._lock:
-            return self._values[key].encode()
-
-    def check(self, keys: list[str], /) -> bool:
-        """Say whether all keys are there."""
-        with self._lock:
-            return all(key in self._values for key in keys)
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write the key if its value is ``expected`` (empty: absent); return what stands then."""
-        with self._lock:
-            if self._values.get(key, "") == expected:
-                self._values[key] = desired
-            return self._values[key].encode()
 
 
 @dataclass(frozen=True)

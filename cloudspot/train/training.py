@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
-import json
 import logging
-import mmap
 import os
 import threading
-import time
 from array import array
 from collections.abc import Iterator, Mapping, MutableSequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from cloudspot.train import checkpoint, handoff, randomness
-from cloudspot.train.arena import Arena
 from cloudspot.train.checkpoint import Checkpoint
-from cloudspot.train.distributed import World, current_world, open_store
-from cloudspot.train.errors import SessionError
+from cloudspot.train.distributed import World, current_world
+from cloudspot.train.errors import CheckpointError, SessionError
 from cloudspot.train.feed import Feed, ResumedLoader, is_stateful
-from cloudspot.train.link import Link
-from cloudspot.train.rounds import DRAIN, Order
-from cloudspot.train.saving import Saver
-from cloudspot.train.tree import flatten, rebuild
+from cloudspot.train.service import Service
+from cloudspot.train.tree import Json, flatten, rebuild
 
 _log = logging.getLogger("cloudspot")
-
-FINAL = "final"
-FINAL_SLOT_SECONDS = 600.0
-"""How long the end of the loop waits for a slot, with an upload in each."""
-LAST_PREPARE_STEPS = 64
-"""After so many steps the arena is claimed even if an optimizer has still no state."""
 
 
 class Session:
@@ -54,12 +41,8 @@ class Session:
         self._restored = restored
         self._rank_state: dict[str, Any] = {}
         self._feed: Feed | None = None
-        self._link: Link | None = None
-        self._saver: Saver | None = None
-        self._metrics: Any = None
-        self._progress: MutableSequence[int] = array("q", [0, -1])
+        self._service: Service | None = None
         self._in_loop = False
-        self._prepare_at = -1
         if restored is not None:
             self._load(restored)
         self._devices = checkpoint.cuda_devices(checkpoint.take(objects).tensors)
@@ -119,13 +102,13 @@ class Session:
 
         Ranks hear of it at different moments: for loops in which ranks do not wait for each other.
         """
-        return self._link is not None and self._link.is_draining
+        return self._service is not None and self._service.is_draining
 
     def log(self, **values: float) -> None:
         """Note figures of the step under way; rank 0's are shown and kept."""
-        line = {"step": self._step, "time": time.time(), "values": {k: float(v) for k, v in values.items()}}
-        if self._metrics is not None:
-            self._metrics.write(json.dumps(line) + "\n")
+        figures = {name: float(value) for name, value in values.items()}
+        if self._service is not None:
+            self._service.log(self._step, figures)
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -137,24 +120,26 @@ class Session:
         """
         if self._tracked_loader is not None and self._loader is None:
             _ = self.dataloader  # says what is wrong
-        self._begin_loop(total)
-        if self._restored is not None and self._restored.shared.get("position") is not None:
+        self._begin_loop()
+        if self._restored is not None and self._restored.position is not None:
             raise SessionError("the checkpoint was saved in a loop over batches: loop over batches again")
         self._restore_randomness()
-        link, progress = self._link, self._progress
+        service, progress = self._service, self._progress()
+        progress[1] = total
         try:
             for step in range(self._step, total):
-                if link is not None:
-                    order = link.rounds.begin(step)
+                if service is not None:
+                    order = service.rounds.begin(step)
                     if order is not None:
-                        self._serve(order, step)
-                    if step == self._prepare_at:
-                        self._prepare(step)
+                        service.serve(order, step)
+                    if step == service.prepare_at:
+                        service.prepare(step)
                 self._step = step
                 progress[0] = step
                 yield step
         except GeneratorExit:
-            self._leave_loop()
+            if service is not None:
+                service.leave_loop()
             raise
         self._end_loop(max(total, self._start))
 
@@ -166,23 +151,23 @@ class Session:
         """
         if self._tracked_loader is not None and self._tracked_loader is not loader:
             raise SessionError("run.batches() iterates another loader than session(dataloader=...) tracks")
-        self._begin_loop(-1)
+        self._begin_loop()
         feed = Feed(loader, epochs=epochs, world_size=self._world.world_size, devices=self._devices)
         self._feed = feed
         if self._restored is not None:
             self._resume_feed(feed, self._restored)
         self._restore_randomness()
-        link, progress, step = self._link, self._progress, self._step
+        service, progress, step = self._service, self._progress(), self._step
         if feed.batches_left is not None:
             progress[1] = step + feed.batches_left
         try:
             while feed.batches_left != 0:
-                if link is not None:
-                    order = link.rounds.begin(step)
+                if service is not None:
+                    order = service.rounds.begin(step)
                     if order is not None:
-                        self._serve(order, step)
-                    if step == self._prepare_at:
-                        self._prepare(step)
+                        service.serve(order, step)
+                    if step == service.prepare_at:
+                        service.prepare(step)
                 self._step = step
                 progress[0] = step
                 batch = feed.fetch()
@@ -191,112 +176,50 @@ class Session:
                 yield batch[0]
                 step += 1
         except GeneratorExit:
-            self._leave_loop()
+            if service is not None:
+                service.leave_loop()
             raise
+        feed.close()
         self._end_loop(step)
 
-    def _begin_loop(self, total: int) -> None:
+    def _begin_loop(self) -> None:
         if self._in_loop:
             raise SessionError("the session's loop has begun already: one session drives one loop")
         self._in_loop = True
-        self._progress[1] = total
-        # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
-        fresh = not checkpoint.is_materialised(self._objects)
-        self._prepare_at = self._start + 1 if fresh else self._start
-
-    def _prepare(self, step: int) -> None:
-        assert self._saver is not None
-        done = step - self._start
-        if not checkpoint.is_materialised(self._objects) and done < LAST_PREPARE_STEPS:
-            self._prepare_at = self._start + 2 * max(done, 1)  # gradients are still being accumulated
-            return
-        self._prepare_at = -1
-        self._saver.prepare(checkpoint.take(self._objects).items)
-
-    def _leave_loop(self) -> None:
-        """End the rounds where the script leaves the loop by itself, as all ranks do at the same step."""
-        if self._link is not None:
-            self._link.rounds.finish()
 
     def _end_loop(self, total: int) -> None:
         self._step = total
-        self._progress[0] = self._progress[1] = total
-        if self._link is None or self._saver is None:
-            return
-        self._link.complete()
-        if total > self._start:
-            deadline = min(time.monotonic() + FINAL_SLOT_SECONDS, self._link.drain_guard)
-            if self._save(FINAL, total, frozenset(), deadline) is None:
-                _log.warning(
-                    "the uploads were too slow: the state of the last step, %d, was not saved", total
-                )
-        if self._world.rank == 0:
-            model = self._objects.get("model")
-            weights = None if model is None else checkpoint.weights_sha256(model)
-            handoff.write_json(
-                handoff.final_path(self._link.handoff), {"step": total, "weights_sha256": weights}
-            )
+        if self._service is not None:
+            self._service.end_loop(total)
 
-    # --- saving ---------------------------------------------------------------------------------
+    def _progress(self) -> MutableSequence[int]:
+        return array("q", [self._start, -1]) if self._service is None else self._service.progress
 
-    def _serve(self, first: Order, step: int) -> None:
-        """Carry out the orders that stand at a boundary, until it is passed."""
-        assert self._link is not None
-        assert self._saver is not None
-        rounds = self._link.rounds
-        order: Order | None = first
-        while order is not None:
-            if order.kind == DRAIN:
-                self._drain(order, step)
-            # A boundary at which nothing was done since the last save has nothing to save.
-            if step not in {self._start, self._saver.sealed_step}:
-                stall = self._save(order.kind, step, order.avoid, None)
-                self._link.saved(stall)
-            rounds.served()
-            order = rounds.begin(step)
-
-    def _drain(self, order: Order, step: int) -> NoReturn:
-        assert self._link is not None
-        assert self._saver is not None
-        saved: int | None = None
-        if order.step is not None and step > self._start:
-            saved = step
-            if self._saver.sealed_step != step:
-                stall = self._save(order.kind, step, order.avoid, self._link.rounds.guard)
-                saved = None if stall is None else step
-        self._progress[0] = step
-        handoff.write_json(handoff.drained_path(self._link.handoff, self._world.rank), {"step": saved})
-        self._link.part(agreed=order.step is not None)
-        raise SystemExit(0)
-
-    def _save(self, kind: str, step: int, avoid: frozenset[int], deadline: float | None) -> float | None:
-        assert self._saver is not None
+    def _describe(self) -> tuple[dict[str, Json], dict[str, Json]]:
+        """Return what a save at this boundary holds beside the objects' state."""
         rank_state: dict[str, Any] = {"random": randomness.capture(self._devices)}
         position = None
         if self._feed is not None:
             position, rank_state["feed"] = self._feed.take()
         elif self._loader is not None:
             rank_state["dataloader"] = self._tracked_loader.state_dict()
-        return self._saver.save(
-            self._objects,
-            kind=kind,
-            step=step,
-            avoid=avoid,
-            shared={"seed": self._seed, "position": position},
-            rank_state=flatten("rank", rank_state, None),
-            deadline=deadline,
-        )
+        return {"seed": self._seed, "position": position}, flatten("rank", rank_state, None)
 
     # --- resuming -------------------------------------------------------------------------------
 
     def _load(self, restored: Checkpoint) -> None:
         restored.load(self._objects)
         self._step = self._start = restored.step
-        self._progress[0] = restored.step
-        self._seed = int(restored.shared.get("seed", self._seed))
+        self._seed = restored.seed
         if restored.world_size == self._world.world_size:
             saved = restored.rank_state(self._world.rank)
             self._rank_state = rebuild("state of this rank", saved, _no_item)
+        elif self._world.rank == 0:
+            _log.warning(
+                "a checkpoint of %d ranks is resumed by %d: the random generators are seeded anew",
+                restored.world_size,
+                self._world.world_size,
+            )
 
     def _resume_loader(self, loader: Any) -> ResumedLoader | None:
         if loader is None or not is_stateful(loader):
@@ -307,8 +230,8 @@ class Session:
         return ResumedLoader(loader, resumed=state is not None, devices=self._devices)
 
     def _resume_feed(self, feed: Feed, restored: Checkpoint) -> None:
-        position = restored.shared.get("position")
-        if not isinstance(position, dict):
+        position = restored.position
+        if position is None:
             raise SessionError("the checkpoint was saved in a loop over steps: loop over steps again")
         if not self._rank_state:
             self._reseed()
@@ -317,10 +240,13 @@ class Session:
     def _restore_randomness(self) -> None:
         if self._restored is None:
             return
-        if self._rank_state:
-            randomness.restore(self._rank_state["random"], self._devices)
-        else:
+        if not self._rank_state:
             self._reseed()
+            return
+        try:
+            randomness.restore(self._rank_state["random"], self._devices)
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint's random generators are malformed: {error}") from error
 
     def _reseed(self) -> None:
         randomness.reseed(self._seed, self._start, self._world.rank)
@@ -329,39 +255,18 @@ class Session:
 
     def connect(self, directory: Path) -> None:
         """Start to serve the agent whose hand-off directory this is; opening the session does it."""
-        world, rank = self._world, self._world.rank
-        generation = int(os.environ.get(handoff.GENERATION, "1"))
-        arena = Arena(
-            directory=Path(os.environ.get(handoff.ARENA) or directory / "arena"),
-            spill=Path(os.environ.get(handoff.ARENA_SPILL) or directory / "spill"),
-            handoff=directory,
-            generation=generation,
-            rank=rank,
-            local_world_size=world.local_world_size,
+        self._service = Service(
+            directory,
+            world=self._world,
+            objects=self._objects,
+            start=self._start,
+            describe=self._describe,
         )
-        self._saver = Saver(
-            arena, handoff=directory, generation=generation, rank=rank, world_size=world.world_size
-        )
-        self._progress = _map_progress(handoff.progress_path(directory, rank), self._progress)
-        if rank == 0:
-            self._metrics = handoff.metrics_path(directory, rank).open("a", buffering=1, encoding="utf-8")
-        faulthandler.register(handoff.DUMP_SIGNAL, all_threads=True)
-        handoff.worker_pid_path(directory, rank).write_text(str(os.getpid()))
-        store, server = open_store(world)
-        self._link = Link(
-            directory, store, server, world=world, start=self._start, can_save=self._saver.can_save
-        )
-        self._link.start()
 
     def close(self) -> None:
-        """Stop the background threads and let go of the arena; for the end of the process."""
-        if self._link is not None:
-            self._link.close()
-        if self._saver is not None:
-            self._saver.close()
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        """Stop serving the agent; for the end of the process."""
+        if self._service is not None:
+            self._service.close()
 
 
 _open_lock = threading.Lock()
@@ -399,13 +304,6 @@ def _check_exact(model: Any, world: World, *, exact: bool) -> None:
             f"session(exact=True) with {world.world_size} ranks needs"
             " DistributedDataParallel(..., find_unused_parameters=True)"
         )
-
-
-def _map_progress(path: Path, values: MutableSequence[int]) -> MutableSequence[int]:
-    path.write_bytes(handoff.PROGRESS.pack(*values))
-    with path.open("r+b") as file:
-        mapped: MutableSequence[int] = memoryview(mmap.mmap(file.fileno(), handoff.PROGRESS.size)).cast("q")  # type: ignore[assignment]
-    return mapped
 
 
 def _no_item(name: str) -> Any:

@@ -149,7 +149,7 @@ def until_held():
 
     def wait(run):
         end = time.monotonic() + 60
-        while run._link.rounds._hold is None:
+        while run._service._link.rounds._hold is None:
             assert time.monotonic() < end, "no round was opened"
             time.sleep(0.001)
 

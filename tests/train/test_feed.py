@@ -129,7 +129,7 @@ def interrupted(open_session, courier, make_loader, *, stop, epochs):
             first.append((run.step, run.epoch, batch.tolist(), draw))
             if run.step == stop - 1:
                 courier.drain()
-                while run._link.rounds._hold is None:
+                while run._service._link.rounds._hold is None:
                     pass
     assert len(first) == stop
     random.seed(99)  # whatever a fresh process draws before the loop

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from cloudspot.train import rounds
-from cloudspot.train.rounds import DRAIN, INTERVAL, LocalStore, Order, Rounds
+from cloudspot.train.rounds import DRAIN, INTERVAL, Order, Rounds
+from cloudspot.train.stores import LocalStore
 
 
 class World:

@@ -162,8 +162,8 @@ def test_an_interval_save_is_as_good_as_a_drains(train, courier, until_held):
 
     def save(run):
         if run.step == 20:
-            run._saver._claiming.join()
-            run._link.rounds.request_interval()
+            run._service._saver._claiming.join()
+            run._service._link.rounds.request_interval()
             until_held(run)
 
     train(60, on_step=save)
@@ -205,9 +205,9 @@ def test_a_drain_before_any_step_leaves_nothing_to_upload(open_session, courier,
 def test_a_drain_takes_an_upload_back_that_has_not_started(train, courier):
     def fill_both_slots(run):
         if run.step in {10, 12}:
-            run._saver._claiming.join()
-            run._link.rounds.request_interval()
-            while run._link.rounds._hold is None:
+            run._service._saver._claiming.join()
+            run._service._link.rounds.request_interval()
+            while run._service._link.rounds._hold is None:
                 pass
         if run.step == 30:
             assert len(courier.seals()) == 2
@@ -228,9 +228,9 @@ def test_a_drain_takes_an_upload_back_that_has_not_started(train, courier):
 def test_a_drain_whose_slots_are_being_uploaded_leaves_without_a_save_at_the_guard(train, courier):
     def fill_both_slots(run):
         if run.step in {10, 12}:
-            run._saver._claiming.join()
-            run._link.rounds.request_interval()
-            while run._link.rounds._hold is None:
+            run._service._saver._claiming.join()
+            run._service._link.rounds.request_interval()
+            while run._service._link.rounds._hold is None:
                 pass
         if run.step == 30:
             for seals in courier.seals().values():
@@ -281,7 +281,7 @@ def test_a_loop_that_is_left_early_ends_the_rounds_and_goes_on(train, open_sessi
             break
     assert run.step == 5
     assert courier.final() is None
-    assert run._link.rounds.try_begin(6) is True
+    assert run._service._link.rounds.try_begin(6) is True
 
 
 def test_growing_state_is_planned_anew(open_session, courier, until_held):
@@ -293,7 +293,7 @@ def test_growing_state_is_planned_anew(open_session, courier, until_held):
             loss = objects["model"](torch.randn(4, 8)).square().mean()
             loss.backward()
             if step == 20:  # after long accumulation, Adam's state appears
-                run._saver._claiming and run._saver._claiming.join()
+                run._service._saver._claiming and run._service._saver._claiming.join()
                 objects["optimizer"].step()
                 courier.drain()
                 until_held(run)

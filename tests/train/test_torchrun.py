@@ -70,6 +70,7 @@ def test_a_world_of_another_size_loads_and_goes_on(courier, script, old, new):
     samples = json.loads((restore / "restore.json").read_text())["parts"][0]["seal"]["objects"]["position"]
     output = courier.run_torchrun(script, num_ranks=new, environment=courier.begin(restore))
     assert f"rank 0 of {new} begins at {step}" in output
+    assert output.count(f"a checkpoint of {old} ranks is resumed by {new}") == 1
     # Four epochs of 192 samples, 8 a rank and step; the position is kept in samples of the whole world.
     per_epoch = 192 // (8 * new)
     done = samples["epoch"] * per_epoch + samples["samples"] // (8 * new)

@@ -27,7 +27,7 @@ options = parser.parse_args()
 
 def until_held(run):
     """Wait until this rank has promised a boundary: a round is open."""
-    while run._link.rounds._hold is None:
+    while run._service._link.rounds._hold is None:
         time.sleep(0.001)
 
 
@@ -66,7 +66,7 @@ def main():
             handoff.write_drain(directory, handoff.Drain("notice", time.monotonic() + 60))
             until_held(run)
         if run.step == options.save_at and run.rank == 0:
-            run._link.rounds.request_interval()
+            run._service._link.rounds.request_interval()
             until_held(run)
     print(f"rank {run.rank} ended at {run.step}", flush=True)
 

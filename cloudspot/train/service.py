@@ -1,0 +1,180 @@
+"""What a session does for its agent: progress, figures, saves at agreed boundaries, and leaving."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import mmap
+import os
+import time
+from collections.abc import Callable, Mapping, MutableSequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cloudspot.train import checkpoint, handoff
+from cloudspot.train.arena import Arena
+from cloudspot.train.distributed import World, open_store
+from cloudspot.train.link import Link
+from cloudspot.train.rounds import DRAIN, Order, Rounds
+from cloudspot.train.saving import Saver
+from cloudspot.train.tree import Json
+
+_log = logging.getLogger("cloudspot")
+
+FINAL = "final"
+FINAL_SLOT_SECONDS = 600.0
+"""How long the end of the loop waits for a slot, with an upload in each."""
+LAST_PREPARE_STEPS = 64
+"""After so many steps the arena is claimed even if an optimizer has still no state."""
+
+Describe = Callable[[], tuple[Mapping[str, Json], Mapping[str, Json]]]
+"""Returns what a save holds beside the objects' state: what all ranks share, and this rank's own."""
+
+
+class Service:
+    """Serves the agent of one hand-off directory; the main thread calls everything here."""
+
+    def __init__(
+        self, directory: Path, *, world: World, objects: Mapping[str, Any], start: int, describe: Describe
+    ) -> None:
+        """Start the background thread and say that there is a session.
+
+        Args:
+            directory: The generation's hand-off directory.
+            world: Who this rank is.
+            objects: The tracked objects, by name.
+            start: The step that the loop begins at.
+            describe: Called at each save.
+        """
+        self._directory = directory
+        self._world = world
+        self._objects = objects
+        self._start = start
+        self._describe = describe
+        generation = int(os.environ.get(handoff.GENERATION, "1"))
+        arena = Arena(
+            directory=Path(os.environ.get(handoff.ARENA) or directory / "arena"),
+            spill=Path(os.environ.get(handoff.ARENA_SPILL) or directory / "spill"),
+            handoff=directory,
+            generation=generation,
+            rank=world.rank,
+            local_world_size=world.local_world_size,
+        )
+        self._saver = Saver(
+            arena, handoff=directory, generation=generation, rank=world.rank, world_size=world.world_size
+        )
+        # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
+        self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
+        """The step at which to call ``prepare``."""
+        self.progress = _map_progress(handoff.progress_path(directory, world.rank), start)
+        """The step begun and the total (or -1), as the agent sees them."""
+        self._figures: Any = None
+        if world.rank == 0:
+            path = handoff.metrics_path(directory, world.rank)
+            self._figures = path.open("a", buffering=1, encoding="utf-8")
+        faulthandler.register(handoff.DUMP_SIGNAL, all_threads=True)
+        handoff.worker_pid_path(directory, world.rank).write_text(str(os.getpid()))
+        store, server = open_store(world)
+        self._link = Link(directory, store, server, world=world, start=start, can_save=self._saver.can_save)
+        self._link.start()
+
+    @property
+    def rounds(self) -> Rounds:
+        """The rounds, to be asked at each boundary."""
+        return self._link.rounds
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the agent has asked this rank to save and leave."""
+        return self._link.is_draining
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Note figures of a step."""
+        if self._figures is not None:
+            line = {"step": step, "time": time.time(), "values": dict(values)}
+            self._figures.write(json.dumps(line) + "\n")
+
+    def prepare(self, step: int) -> None:
+        """Claim the arena beside the training, if the state is complete; else ask to be called later."""
+        done = step - self._start
+        if not checkpoint.is_materialised(self._objects) and done < LAST_PREPARE_STEPS:
+            self.prepare_at = self._start + 2 * max(done, 1)  # gradients are still being accumulated
+            return
+        self.prepare_at = -1
+        self._saver.prepare(checkpoint.take(self._objects).items)
+
+    def serve(self, first: Order, step: int) -> None:
+        """Carry out the orders that stand at a boundary, until it is passed.
+
+        Raises:
+            SystemExit: the order was to leave.
+            SessionError: the state cannot be saved.
+        """
+        order: Order | None = first
+        while order is not None:
+            if order.kind == DRAIN:
+                self._drain(order, step)
+            # A boundary at which nothing was done since the last save has nothing to save.
+            if step not in {self._start, self._saver.sealed_step}:
+                stall = self._save(order.kind, step, order.avoid, None)
+                self._link.saved(stall)
+            self.rounds.served()
+            order = self.rounds.begin(step)
+
+    def leave_loop(self) -> None:
+        """End the rounds where the script leaves the loop by itself, as all ranks do at the same step."""
+        self.rounds.finish()
+
+    def end_loop(self, total: int) -> None:
+        """Save the state of the last step, without a round as every rank is here, and say how it ended."""
+        self.progress[0] = self.progress[1] = total
+        self._link.complete()
+        if total > self._start:
+            deadline = min(time.monotonic() + FINAL_SLOT_SECONDS, self._link.drain_guard)
+            if self._save(FINAL, total, frozenset(), deadline) is None:
+                _log.warning("uploads were too slow: the last step's state, %d, was not saved", total)
+        if self._world.rank == 0:
+            model = self._objects.get("model")
+            weights = None if model is None else checkpoint.weights_sha256(model)
+            final = {"step": total, "weights_sha256": weights}
+            handoff.write_json(handoff.final_path(self._directory), final)
+
+    def close(self) -> None:
+        """Stop the background threads and let go of the arena; for the end of the process."""
+        self._link.close()
+        self._saver.close()
+        if self._figures is not None:
+            self._figures.close()
+            self._figures = None
+
+    def _drain(self, order: Order, step: int) -> NoReturn:
+        saved: int | None = None
+        if order.step is not None and step > self._start:
+            saved = step
+            if self._saver.sealed_step != step:
+                stall = self._save(order.kind, step, order.avoid, self.rounds.guard)
+                saved = None if stall is None else step
+        self.progress[0] = step
+        handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
+        self._link.part(agreed=order.step is not None)
+        raise SystemExit(0)
+
+    def _save(self, kind: str, step: int, avoid: frozenset[int], deadline: float | None) -> float | None:
+        shared, rank_state = self._describe()
+        return self._saver.save(
+            self._objects,
+            kind=kind,
+            step=step,
+            avoid=avoid,
+            shared=shared,
+            rank_state=rank_state,
+            deadline=deadline,
+        )
+
+
+def _map_progress(path: Path, start: int) -> MutableSequence[int]:
+    path.write_bytes(handoff.PROGRESS.pack(start, -1))
+    with path.open("r+b") as file:
+        mapped = memoryview(mmap.mmap(file.fileno(), handoff.PROGRESS.size))
+    return mapped.cast("q")  # type: ignore[return-value]  # a memoryview of integers takes them by index
