@@ -116,10 +116,7 @@ class Slot:
             for view, tensor in copies:
                 view.copy_(tensor)
             return
-        if not self._registered and self.capacity:
-            # Page-locked memory is what lets the GPU write at the speed of the bus.
-            runtime = torch.cuda.cudart()
-            self._registered = int(runtime.cudaHostRegister(self._bytes.data_ptr(), self.capacity, 0)) == 0
+        self._registered = self._registered or self._register()
         if not self._registered:
             _copy_through_staging(copies)
             return
@@ -133,6 +130,11 @@ class Slot:
                 view.copy_(tensor, non_blocking=True)
         for stream in streams.values():
             stream.synchronize()
+
+    def _register(self) -> bool:
+        """Page-lock the mapping, so that a GPU writes to it at the speed of the bus; say whether it is."""
+        runtime = torch.cuda.cudart()
+        return int(runtime.cudaHostRegister(self._bytes.data_ptr(), self.capacity, 0)) == 0
 
     def _release(self) -> None:
         if self._registered:

@@ -79,4 +79,17 @@ def open_store(world: World) -> tuple[Store, Any]:
 
     default = _get_default_store()
     # Rank 0's object is the server too: as long as it lives, so do the rounds.
-    return dist.PrefixStore(_PREFIX, default.clone()), default
+    return dist.PrefixStore(_PREFIX, _connect_again(default)), default
+
+
+def _connect_again(store: Any) -> Any:
+    if hasattr(store, "clone"):
+        return store.clone()
+    # Older torch has no clone: a client beside the one that the process group uses.
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if not hasattr(store, "port"):
+        raise SessionError(
+            f"the process group's {type(store).__name__} cannot be shared: start with torchrun"
+        )
+    return dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)

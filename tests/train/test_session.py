@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import cloudspot.train as spot
-from cloudspot.train import handoff
+from cloudspot.train import handoff, training
 from cloudspot.train.checkpoint import weights_sha256
+from cloudspot.train.distributed import World
 
 
 def make_objects():
@@ -390,6 +391,33 @@ def test_a_checkpoint_of_other_objects_is_refused(train, courier, open_session):
     del objects["scheduler"]
     with pytest.raises(spot.CheckpointError, match=r"session\(\) lacks scheduler"):
         open_session(courier.begin(restore), **objects)
+
+
+@pytest.fixture
+def wrapped_model():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield lambda **options: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), **options)
+    torch.distributed.destroy_process_group()
+
+
+def test_exact_with_three_ranks_insists_on_buckets_that_stay(wrapped_model):
+    three, two = World(0, 3, 0, 3), World(0, 2, 0, 2)
+    with pytest.raises(spot.SessionError, match="find_unused_parameters=True"):
+        training._check_exact(wrapped_model(), three, exact=True)
+    training._check_exact(wrapped_model(find_unused_parameters=True), three, exact=True)
+    training._check_exact(wrapped_model(), three, exact=False)
+    training._check_exact(wrapped_model(), two, exact=True)
+
+
+@pytest.mark.parametrize("state", [None, {}, {"python": 3}, {"python": {"$reduce": ["os.system", "true"]}}])
+def test_malformed_random_state_is_a_checkpoint_error(train, courier, open_session, state):
+    train(3)
+    restore = courier.carry(3)
+    manifest = json.loads((restore / "restore.json").read_text())
+    manifest["parts"][0]["seal"]["rank_state"]["random"] = state
+    (restore / "restore.json").write_text(json.dumps(manifest))
+    with pytest.raises(spot.CheckpointError, match="malformed"):
+        next(open_session(courier.begin(restore), **make_objects()).steps(5))
 
 
 # --- the pieces that people track ---------------------------------------------------------------

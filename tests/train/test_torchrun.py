@@ -1,6 +1,7 @@
 """The session under real torchrun, gloo on the CPU, with a courier in the agent's place."""
 
 import json
+import random
 import re
 import time
 
@@ -114,10 +115,18 @@ def test_a_stopped_peer_makes_the_others_leave_without_a_save_at_the_guard(couri
 
 
 @pytest.mark.soak
+def test_three_exact_ranks_resume_bit_equal(courier, script, tmp_path_factory):
+    other = type(courier)(tmp_path_factory.mktemp("undisturbed"))
+    other.run_torchrun(script, "--exact", num_ranks=3, environment=other.begin())
+    courier.run_torchrun(script, "--exact", "--drain-at", "9", num_ranks=3, environment=courier.begin())
+    courier.run_torchrun(script, "--exact", num_ranks=3, environment=courier.begin(courier.carry()))
+    assert courier.final() == other.final()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_random_moments_resume_bit_equal(courier, script, undisturbed, num_ranks):
-    import random
-
     expected = undisturbed(script, courier, num_ranks)
     chance = random.Random(num_ranks)
     restore, begun = None, 0

@@ -21,6 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--drain-at", type=int, default=-1)
 parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--exact", action="store_true")
 parser.add_argument("--save-at", type=int, default=-1)
 options = parser.parse_args()
 
@@ -40,12 +41,12 @@ def main():
         torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.3), torch.nn.Linear(32, 4)
     ).to(device)
     if torch.distributed.is_initialized():
-        model = DistributedDataParallel(model)
+        model = DistributedDataParallel(model, find_unused_parameters=options.exact)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     generator = torch.Generator().manual_seed(1)
     dataset = TensorDataset(torch.randn(192, 16, generator=generator), torch.arange(192) % 4)
-    run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler)
+    run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler, exact=options.exact)
     torch.manual_seed(100 + run.rank)  # each rank drops other units
     sampler = DistributedSampler(dataset, run.world_size, run.rank, seed=3)
     loader = DataLoader(dataset, batch_size=8, sampler=sampler)

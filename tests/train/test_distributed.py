@@ -1,0 +1,78 @@
+"""The ranks' common store."""
+
+import types
+
+import pytest
+import torch.distributed as dist
+
+from cloudspot.train import SessionError, distributed
+from cloudspot.train.rounds import Rounds
+from cloudspot.train.stores import LocalStore
+
+
+@pytest.fixture
+def server():
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.mark.parametrize("clones", [True, False])
+def test_each_rank_has_a_connection_of_its_own(server, clones):
+    default = dist.PrefixStore("default_pg", server)
+    if not clones:  # as in older torch
+        bare = types.SimpleNamespace(host=server.host, port=server.port)
+        default = types.SimpleNamespace(underlying_store=bare)
+    one, other = (distributed._connect_again(default) for _ in range(2))
+    assert one is not other
+    one.set("a", "1")
+    assert other.check(["a"])
+    assert other.get("a") == b"1"
+
+
+def test_a_store_that_cannot_be_shared_is_named():
+    with pytest.raises(SessionError, match="SimpleNamespace cannot be shared"):
+        distributed._connect_again(types.SimpleNamespace())
+
+
+@pytest.mark.parametrize("kind", ["local", "tcp"])
+def test_torchs_store_and_ours_answer_alike(server, kind):
+    store = LocalStore() if kind == "local" else dist.PrefixStore("cloudspot", server)
+    assert not store.check(["a"])
+    assert store.compare_set("a", "", "first") == b"first"
+    assert store.compare_set("a", "", "second") == b"first"
+    assert store.compare_set("a", "first", "third") == b"third"
+    store.set("b", "x")
+    assert store.check(["a", "b"])
+    assert not store.check(["a", "c"])
+    assert store.get("b") == b"x"
+
+
+def test_ranks_agree_over_tcp(server):
+    ranks = [
+        Rounds(
+            dist.PrefixStore("cloudspot", server.clone()), rank=rank, world_size=3, start=5, clock=lambda: 0.0
+        )
+        for rank in range(3)
+    ]
+    ranks[2].request_drain(guard=60.0, notice=True)
+    for _ in range(6):
+        for rank in ranks:
+            rank.poll()
+    orders = [rank.try_begin(5) for rank in ranks]
+    assert {(order.kind, order.step, order.avoid) for order in orders} == {("drain", 5, frozenset({2}))}
+
+
+def test_a_lost_host_is_noticed_without_an_error():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank = Rounds(
+        dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False),
+        rank=1,
+        world_size=2,
+        start=0,
+        clock=lambda: 0.0,
+    )
+    rank.poll()
+    assert not rank.is_lost
+    del server
+    rank.poll()
+    assert rank.is_lost
+    assert rank.begin(0) is None
