@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from cloudspot.train.plan import Item, Plan, plan
 from cloudspot.train.tree import Json
 
 _SLOT_POLL_SECONDS = 0.01
+
+Describe = Callable[[], tuple[Mapping[str, Json], Mapping[str, Json]]]
+"""Returns what a save holds beside the objects' state: what all ranks share, and this rank's own."""
 
 
 class Saver:
@@ -54,26 +57,23 @@ class Saver:
         kind: str,
         step: int,
         avoid: Collection[int],
-        shared: Mapping[str, Json],
-        rank_state: Mapping[str, Json],
+        describe: Describe,
         deadline: float | None,
     ) -> float | None:
-        """Copy and seal this rank's part; return the seconds that took, or None when no slot was free.
+        """Copy and seal this rank's part; return the seconds that took, or None without a slot.
 
         Args:
             objects: The tracked objects by name.
             kind: ``interval``, ``drain`` or ``final``.
             step: The boundary: so many steps are in the state.
             avoid: Ranks whose machines are about to go.
-            shared: What all ranks share beside the objects' state.
-            rank_state: What is this rank's alone.
+            describe: Called once, when a slot is found.
             deadline: Until when (monotonic) to wait for a slot, taking back an upload that has not
                 started; None: not at all.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.
         """
-        started = time.monotonic()
         if self._claiming is not None:
             self._claiming.join()
         if self._claim_error is not None:
@@ -81,16 +81,15 @@ class Saver:
         slot = self._find_slot(deadline)
         if slot is None:
             return None
-        waited = time.monotonic()
-        if deadline is None:
-            waited = started
+        started = time.monotonic()
+        shared, rank_state = describe()
         state = checkpoint.take(objects)
         table = self._plan_for(state.items, frozenset(avoid))
         placements = table.parts[self._rank]
         nbytes = table.part_bytes[self._rank]
         self._arena.grow(slot, nbytes)
         slot.write(placements, [state.tensors[placement.item.name] for placement in placements])
-        seconds = time.monotonic() - waited
+        seconds = time.monotonic() - started
         seal = {
             "format": checkpoint.FORMAT,
             "generation": self._generation,

@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable, Mapping, MutableSequence
+from collections.abc import Mapping, MutableSequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,8 +17,7 @@ from cloudspot.train.arena import Arena
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
 from cloudspot.train.rounds import DRAIN, Order, Rounds
-from cloudspot.train.saving import Saver
-from cloudspot.train.tree import Json
+from cloudspot.train.saving import Describe, Saver
 
 _log = logging.getLogger("cloudspot")
 
@@ -27,9 +26,6 @@ FINAL_SLOT_SECONDS = 600.0
 """How long the end of the loop waits for a slot, with an upload in each."""
 LAST_PREPARE_STEPS = 64
 """After so many steps the arena is claimed even if an optimizer has still no state."""
-
-Describe = Callable[[], tuple[Mapping[str, Json], Mapping[str, Json]]]
-"""Returns what a save holds beside the objects' state: what all ranks share, and this rank's own."""
 
 
 class Service:
@@ -161,15 +157,8 @@ class Service:
         raise SystemExit(0)
 
     def _save(self, kind: str, step: int, avoid: frozenset[int], deadline: float | None) -> float | None:
-        shared, rank_state = self._describe()
         return self._saver.save(
-            self._objects,
-            kind=kind,
-            step=step,
-            avoid=avoid,
-            shared=shared,
-            rank_state=rank_state,
-            deadline=deadline,
+            self._objects, kind=kind, step=step, avoid=avoid, describe=self._describe, deadline=deadline
         )
 
 
