@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -108,7 +109,7 @@ class LogPump:
             except CloudspotError as error:
                 self._failures += 1
                 if self._failures in {1, 10, 100}:
-                    _log.warning("log lines are kept back, the sink failed: %s", error)
+                    _log.warning("log lines are kept back: %s", error)
                 return False
             self._failures = 0
             position.pending = []
@@ -129,10 +130,10 @@ class LogPump:
             with path.open("rb") as file:
                 file.seek(offset)
                 data = file.read(room)
-        except FileNotFoundError:
+        except OSError:  # not there yet
             return 0
         end = data.rfind(b"\n") + 1
-        if (final and len(data) < room) or (end == 0 and len(data) == room):
+        if (final and len(data) < room) or (end == 0 and len(data) == BATCH_BYTES):
             end = len(data)  # the last line has no end, or is longer than a batch
         for line in data[:end].splitlines():
             text = line.decode("utf-8", errors="replace")
@@ -146,5 +147,7 @@ class LogPump:
 
     def _save(self) -> None:
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(self._position))
-        temporary.replace(self._path)
+        # With a full disk the lines say so: they matter more than what an agent after this one may repeat.
+        with suppress(OSError):
+            temporary.write_bytes(msgspec.json.encode(self._position))
+            temporary.replace(self._path)

@@ -118,3 +118,25 @@ def test_several_files_make_one_stream(tmp_path: Path) -> None:
     (tmp_path / "b.log").write_text("b\n")
     assert finish(made)
     assert [(r.source, r.text) for r in sink.read("1-0")] == [("train", "a"), ("setup", "b")]
+
+
+def test_a_line_is_not_cut_because_another_file_filled_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudspot.agent.logpump.BATCH_BYTES", 16)
+    sink = ListSink()
+    made = pump(sink, tmp_path)
+    made.follow(tmp_path / "b.log", "setup")
+    (tmp_path / "a.log").write_text("0123456789\n")
+    (tmp_path / "b.log").write_text("abcdefghi\n")
+    assert finish(made)
+    assert sink.texts() == ["0123456789", "abcdefghi"]
+
+
+def test_a_full_disk_stops_no_line(tmp_path: Path) -> None:
+    sink = ListSink()
+    made = pump(sink, tmp_path)
+    (tmp_path / "position.tmp").mkdir()  # so that no position can be written
+    (tmp_path / "a.log").write_text("No space left on device\n")
+    assert finish(made)
+    assert sink.texts() == ["No space left on device"]
