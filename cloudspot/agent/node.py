@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,11 +133,15 @@ class NodeMemory(msgspec.Struct, kw_only=True):
             return cls()
 
     def save(self, node: Node) -> None:
-        """Write the memory whole."""
+        """Write the memory whole; any thread may."""
         path = _path(node)
         temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(self))
-        temporary.replace(path)
+        with _saving:
+            temporary.write_bytes(msgspec.json.encode(self))
+            temporary.replace(path)
+
+
+_saving = threading.Lock()
 
 
 def _path(node: Node) -> Path:

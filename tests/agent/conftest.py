@@ -1,0 +1,213 @@
+"""A node without a cloud: a store in a directory, a provider whose notices the test gives, a stand-in torchrun."""
+
+import hashlib
+import json
+import sys
+import threading
+import time
+from datetime import datetime, timezone
+
+import msgspec
+import pytest
+
+from cloudspot.agent.life import Job, Life
+from cloudspot.agent.node import Node
+from cloudspot.interfaces import PreemptionSource, Provider
+from cloudspot.jobstore import codec, keys, manifests
+from cloudspot.jobstore.bundle import make_bundle, put_bundle
+from cloudspot.jobstore.records import CheckpointId, Exit
+from cloudspot.jobstore.submission import new_submission
+from cloudspot.local.filestore import FileStore
+from cloudspot.model import BootProfile, NodeIdentity
+from cloudspot.processes import kill_marked
+from cloudspot.spec import spec_from_json
+from cloudspot.train import handoff as files
+
+JOB = "digits-1"
+
+
+class GivenNotices(PreemptionSource):
+    """Says what the test has put into ``notice``."""
+
+    poll_seconds = 0.01
+
+    def __init__(self):
+        self.notice_seconds = 120.0
+        self._notice = None
+        self._polls = 0
+
+    @property
+    def notice(self):
+        return self._notice
+
+    @notice.setter
+    def notice(self, notice):
+        self._notice, self._polls = notice, 0
+
+    def polls_since_change(self):
+        return self._polls
+
+    def poll(self):
+        self._polls += 1
+        return self._notice
+
+
+class Options(msgspec.Struct):
+    pass
+
+
+class GivenProvider(Provider):
+    """A machine of this very process."""
+
+    name = "given"
+    options_type = Options
+
+    def __init__(self):
+        super().__init__(Options())
+        self.notices = GivenNotices()
+
+    def provisioner(self):
+        raise NotImplementedError
+
+    def preemption_source(self):
+        return self.notices
+
+    def node_identity(self):
+        return NodeIdentity(instance_id="m-1", rank=0, address="127.0.0.1")
+
+    def boot_profile(self):
+        return BootProfile()
+
+
+class Bench:
+    """What one test needs of a node; ``life()`` makes an agent of it, as often as the machine has one."""
+
+    def __init__(self, root):
+        self.root = root
+        self.store = FileStore(f"file://{root}/store")
+        self.provider = GivenProvider()
+        self.lives = []
+
+    def node(self, *, launch=1, machine="machine"):
+        directory = self.root / machine
+        node = Node(
+            job_id=JOB, launch=launch, store_url=self.store.url, provider="given", directory=directory,
+            train_python=str(self.stand_in()), arena=directory / "arena",
+        )  # fmt: skip
+        directory.mkdir(exist_ok=True)
+        node.create_directories()
+        return node
+
+    def stand_in(self):
+        """A torchrun that runs the entry point once, in a plain Python; it claims to have torch."""
+        path = self.root / "python"
+        path.write_text(
+            "#!/bin/sh\n"
+            '[ "$1" = -c ] && exit 0\n'
+            'for entrypoint; do :; done\n'
+            f'exec {sys.executable} "$entrypoint"\n'
+        )  # fmt: skip
+        path.chmod(0o755)
+        return path
+
+    def spec(self, **tables):
+        raw = {"name": "digits", "run": {"entrypoint": "train.py"}, "logs": {"flush": 0.05}}
+        for name, table in tables.items():
+            raw[name] = {**raw[name], **table} if isinstance(raw.get(name), dict) else table
+        return spec_from_json(raw)
+
+    def life(self, script="", *, store=None, launch=1, machine="machine", **tables):
+        code = self.root / "code"
+        code.mkdir(exist_ok=True)
+        (code / "train.py").write_text(script)
+        bundle = make_bundle(code, entrypoint="train.py")
+        put_bundle(self.store, bundle)
+        spec = self.spec(**tables)
+        submission = new_submission(spec, provider="given", bundle=bundle, job_id=JOB)
+        life = Life(
+            self.node(launch=launch, machine=machine),
+            store or self.store,
+            self.provider,
+            Job(submission, spec, self.provider.node_identity()),
+        )
+        self.lives.append(life)
+        return life
+
+    def exit_record(self, launch=1):
+        return codec.decode(self.store.get(keys.exit_record(JOB, launch, 0)), Exit)
+
+    def log(self, life):
+        return [record.text for record in life.logs._sink.read(life.stream)]
+
+    def seal(self, node, checkpoint, data=b"weights", *, taken=False, rank=0, world_size=1, **changes):
+        """What a session's rank leaves in the arena and the hand-off; returns the seal's path."""
+        slot = node.arena / f"slot-{checkpoint.generation}-{rank}-{checkpoint.step % 2}"
+        slot.write_bytes(data + b"\0" * 100)
+        items = [
+            {
+                "name": f"model/{rank}",
+                "dtype": "uint8",
+                "shape": [len(data)],
+                "offset": 0,
+                "nbytes": len(data),
+            }
+        ]
+        table = [items] if world_size == 1 else None
+        plan = hashlib.sha256(json.dumps(table, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        seal = {
+            "format": 1, "generation": checkpoint.generation, "step": checkpoint.step, "rank": rank,
+            "world_size": world_size, "kind": "interval", "slot": str(slot), "nbytes": len(data), "plan": plan,
+            "items": items, "objects": {}, "rank_state": {}, "stall_seconds": 0.01,
+            "sealed_at_unix": time.time(), **changes,
+        }  # fmt: skip
+        name = files.SealName(checkpoint.generation, checkpoint.step, rank, taken=taken)
+        directory = files.seals_directory(node.handoff(checkpoint.generation))
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / (name.taken_name if taken else name.file_name)
+        files.write_json(path, seal)
+        return path
+
+    def commit(self, checkpoint, data=b"weights"):
+        """A session's checkpoint in the bucket."""
+        node = self.node(machine="elsewhere")
+        path = self.seal(node, checkpoint, data)
+        raw = path.read_bytes()
+        path.unlink()
+        manifests.upload_part(
+            self.store, JOB, checkpoint, rank=0, num_parts=1, data=memoryview(data), seal=raw,
+            sealed_at=datetime.now(timezone.utc),
+        )  # fmt: skip
+        return manifests.try_commit(self.store, JOB, checkpoint)
+
+    def spoil(self, checkpoint):
+        """Flip a byte of the checkpoint's first chunk."""
+        key = keys.chunk(JOB, checkpoint.generation, checkpoint.step, 0, 0)
+        data = bytearray(self.store.get(key))
+        data[0] ^= 1
+        self.store.put(key, bytes(data))
+
+    def commits(self):
+        return manifests.read_commits(self.store, JOB)
+
+    def id(self, generation, step):
+        return CheckpointId(generation, step)
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setattr("cloudspot.agent.watcher.WAIT_SECONDS", 0.05)
+    made = Bench(tmp_path)
+    yield made
+    for life in made.lives:
+        life.logs._stopped.set()
+        life._watcher.stop()
+        life._heartbeat.stop()
+        life.artifacts.stop()
+        life.courier._stopped.set()
+        for path in life.node.directory.glob("generations/*"):
+            kill_marked(files.HANDOFF, str(path))
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any(
+        t.name in {"logs", "notice", "heartbeat", "courier", "retention"} for t in threading.enumerate()
+    ):
+        time.sleep(0.01)
