@@ -6,19 +6,22 @@ that was taken by an agent that was killed is still there under its other name, 
 
 from __future__ import annotations
 
+import json
 import logging
 import mmap
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from cloudspot.agent.directories import CheckpointDirectories, ReadyDirectory, fingerprint_of, stage
+from cloudspot.agent.directory_uploads import DirectoryUploads
 from cloudspot.agent.node import Node
 from cloudspot.agent.restore import Restored
 from cloudspot.agent.status import Orders, Status
-from cloudspot.errors import CloudspotError, CorruptData, TransientError
+from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import manifests
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation
@@ -28,8 +31,11 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
-SCAN_SECONDS = 1.0
 MAX_BACKOFF_SECONDS = 5.0
+HURRIED_BACKOFF_SECONDS = 0.5
+"""With a notice: the end of an outage must not be slept through."""
+SETTLE_DIRECTORIES_SECONDS = 600.0
+"""A directory that cannot be read would keep the next generation from its start for ever."""
 WARN_SHARE = 0.7
 """Of the notice that an upload may take before the user is warned."""
 LOSSES_PER_NODE_SECOND = 1.0 / 86400.0
@@ -58,15 +64,12 @@ class Courier:
         self._busy = threading.Lock()
         """Held while anything is being uploaded."""
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
-        self._directories: CheckpointDirectories | None = None
+        self._directories: DirectoryUploads | None = None
         if spec.checkpoint.directory is not None:
-            self._directories = CheckpointDirectories(
-                node.work, spec.checkpoint.directory, spec.checkpoint.complete_file
-            )
-        self._known: set[tuple[str, int]] = set()
-        """Directories that are in the bucket: name and hash of the fingerprint."""
-        self._scanned_at = 0.0
-        self._alive = True
+            self._directories = DirectoryUploads(store, node, spec.checkpoint, status)
+        self._has_committed = False
+        """There may be something to collect."""
+        self._collecting: threading.Thread | None = None
         self.notice_seconds: float | None = None
 
     def start(self) -> None:
@@ -76,20 +79,28 @@ class Courier:
     def begin(self, generation: Generation, restored: Restored) -> None:
         """Serve a new generation: its tuning, and what need not be uploaded again."""
         with self._busy:
-            self._alive = True
             self._status.committed = restored.checkpoint or self._status.committed
             if self._directories is not None:
-                for path in self._node.work.glob(self._spec.checkpoint.directory or ""):
-                    if restored.directory_name == path.relative_to(self._node.work).as_posix():
-                        self._known.add((restored.directory_name, hash(fingerprint_of(path))))
+                self._directories.begin(restored)
         self._write_tuning(self._node.handoff(generation.number))
 
+    def adopt(self) -> None:
+        """Serve a generation that an earlier agent has begun and whose trainer lives."""
+        if self._directories is not None:
+            self._directories.adopt()
+
+    def end_of_trainer(self) -> None:
+        """Note that the trainer of this generation has ended; call it before anything that takes long."""
+        if self._directories is not None:
+            self._directories.end_of_script()
+
     def settle(self) -> None:
-        """Return when all that an ended generation has sealed is in the bucket.
+        """Return when all that an ended generation has made is in the bucket, or an order came.
 
         Its trainer is dead, so no further seal will come; its slots are then freed.
         """
-        while self._pending() and not self._orders.pending:
+        until = time.monotonic() + SETTLE_DIRECTORIES_SECONDS
+        while not self._orders.pending and self._work_left(with_directories=time.monotonic() < until):
             self._wake.set()
             time.sleep(POLL_SECONDS)
         if not self._pending():
@@ -98,18 +109,21 @@ class Courier:
             for slot in self._node.spill.glob("slot-*"):
                 slot.unlink(missing_ok=True)
 
-    def finish(self, *, deadline: float) -> bool:
-        """Upload and commit what is left until the monotonic ``deadline``; say whether all got out."""
-        self._alive = False
-        self._scanned_at = 0.0
-        self._wake.set()
-        while time.monotonic() < deadline:
-            if not self._thread.is_alive() or not self._work_left():
-                break
+    def finish(self, *, until: Callable[[], float]) -> bool:
+        """Upload and commit what is left; say whether all got out.
+
+        ``until`` tells the monotonic moment to end at, and may tell an earlier one after a while.
+        """
+        left = self._thread.is_alive() and self._work_left()
+        while left and time.monotonic() < until():
+            self._wake.set()
+            time.sleep(POLL_SECONDS)
+            left = self._thread.is_alive() and self._work_left()
+        while self._is_collecting() and not self._orders.pending and time.monotonic() < until():
             time.sleep(POLL_SECONDS)
         self._stopped.set()
         self._wake.set()
-        return not self._pending()
+        return not left and not self._pending()
 
     # --- the thread -----------------------------------------------------------------------------
 
@@ -119,18 +133,24 @@ class Courier:
             try:
                 with self._busy:
                     self._carry_seals()
-                    self._carry_directories()
+                    if self._directories is not None:
+                        self._directories.carry(self._commit)
+                if self._has_committed and not self._orders.pending:
+                    self._start_collecting()
                 wait = 0.0
             except CloudspotError as error:
-                wait = min(max(0.25, 2 * wait), MAX_BACKOFF_SECONDS)
+                most = MAX_BACKOFF_SECONDS if self._orders.reclaim is None else HURRIED_BACKOFF_SECONDS
+                wait = min(max(0.25, 2 * wait), most)
                 _log.warning("a checkpoint waits for the store: %s", error)
             self._wake.wait(max(POLL_SECONDS, wait))
             self._wake.clear()
 
-    def _work_left(self) -> bool:
+    def _work_left(self, *, with_directories: bool = True) -> bool:
         if self._busy.acquire(blocking=False):
             try:
-                return bool(self._pending()) or bool(self._unsent_directories())
+                if self._pending():
+                    return True
+                return with_directories and self._directories is not None and bool(self._directories.unsent())
             finally:
                 self._busy.release()
         return True
@@ -160,20 +180,15 @@ class Courier:
                 taken.unlink(missing_ok=True)
 
     def _carry(self, taken: Path, name: files.SealName) -> None:
-        raw = taken.read_bytes()
-        seal = files.read_json(taken)
-        if seal is None:
-            return
+        checkpoint = CheckpointId(name.generation, name.step)
+        raw, seal, mapped = _open_seal(taken)
         self._status.stall_seconds = max(seal["stall_seconds"], 0.0)
-        size = seal["nbytes"]
-        with Path(seal["slot"]).open("rb") as slot:
-            mapped = mmap.mmap(slot.fileno(), size, access=mmap.ACCESS_READ) if size else b""
         data = memoryview(mapped)
         try:
             manifests.upload_part(
                 self._store,
                 self._node.job_id,
-                CheckpointId(name.generation, name.step),
+                checkpoint,
                 rank=name.rank,
                 num_parts=seal["world_size"],
                 data=data,
@@ -184,7 +199,7 @@ class Courier:
             data.release()
             if isinstance(mapped, mmap.mmap):
                 mapped.close()
-        self._commit(CheckpointId(name.generation, name.step), seal["sealed_at_unix"])
+        self._commit(checkpoint, seal["sealed_at_unix"])
         taken.unlink()
 
     def _commit(self, checkpoint: CheckpointId, sealed_at_unix: float) -> None:
@@ -207,8 +222,24 @@ class Courier:
             )
         if status.handoff is not None:
             self._write_tuning(status.handoff)
-        if self._orders.reclaim is None:  # with minutes to live there is better to do than to tidy up
+        self._has_committed = True
+
+    def _start_collecting(self) -> None:
+        """Delete old checkpoints beside the next uploads: a drain must not wait for deletions."""
+        if self._collecting is None or not self._collecting.is_alive():
+            self._has_committed = False
+            self._collecting = threading.Thread(target=self._collect, name="retention", daemon=True)
+            self._collecting.start()
+
+    def _is_collecting(self) -> bool:
+        collecting = self._collecting
+        return self._has_committed or (collecting is not None and collecting.is_alive())
+
+    def _collect(self) -> None:
+        try:
             manifests.collect(self._store, self._node.job_id, keep=self._spec.checkpoint.keep)
+        except CloudspotError as error:
+            _log.warning("old checkpoints stay until the next commit: %s", error)
 
     def _write_tuning(self, handoff: Path) -> None:
         if handoff.is_dir():
@@ -219,47 +250,19 @@ class Courier:
             )
             files.write_tuning(handoff, tuning)
 
-    # --- directories ----------------------------------------------------------------------------
 
-    def _carry_directories(self) -> None:
-        if self._directories is None or time.monotonic() - self._scanned_at < SCAN_SECONDS:
-            return
-        self._scanned_at = time.monotonic()
-        unsent = self._unsent_directories()
-        for directory in unsent:
-            try:
-                self._carry_directory(directory)
-            except CorruptData:
-                _log.exception("%s is given up", directory.name)
-                self._known.add((directory.name, hash(directory.fingerprint)))
+def _open_seal(taken: Path) -> tuple[bytes, dict[str, Any], mmap.mmap | bytes]:
+    """Return a seal's bytes, what they say, and the mapped slot.
 
-    def _unsent_directories(self) -> list[ReadyDirectory]:
-        if self._directories is None or self._status.has_session:
-            return []
-        ready = self._directories.ready(time.monotonic(), alive=self._alive)
-        newest = max((d.step for d in ready), default=0)
-        return [d for d in ready if d.step == newest and (d.name, hash(d.fingerprint)) not in self._known]
-
-    def _carry_directory(self, directory: ReadyDirectory) -> None:
-        staged = stage(directory, self._node.staging)
-        if staged is None:
-            return
-        root, table = staged
-        sealed_at = time.time()
-        checkpoint = CheckpointId(self._status.generation, directory.step)
-        manifests.upload_directory(
-            self._store,
-            self._node.job_id,
-            checkpoint,
-            rank=0,
-            num_parts=1,
-            root=root,
-            files=table,
-            directory=directory.name,
-            sealed_at=datetime.fromtimestamp(sealed_at, timezone.utc),
-        )
-        if fingerprint_of(root) != directory.fingerprint:
-            message = f"{directory.name} changed while it was uploaded"
-            raise TransientError(message)
-        self._commit(checkpoint, sealed_at)
-        self._known.add((directory.name, hash(directory.fingerprint)))
+    Raises:
+        CorruptData: the seal is malformed, or its slot is not there.
+    """
+    try:
+        raw = taken.read_bytes()
+        seal = json.loads(raw)
+        size, _, _ = int(seal["nbytes"]), float(seal["stall_seconds"]), float(seal["sealed_at_unix"])
+        with Path(seal["slot"]).open("rb") as slot:
+            mapped = mmap.mmap(slot.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CorruptData(f"{taken.name} cannot be read: {error!r}") from error
+    return raw, seal, mapped

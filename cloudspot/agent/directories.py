@@ -25,7 +25,8 @@ class ReadyDirectory:
     path: Path
     name: str
     """Relative to the working directory."""
-    step: int
+    step: int | None
+    """The number that its name ends with; None where there is none."""
     fingerprint: Fingerprint
 
 
@@ -41,6 +42,8 @@ class CheckpointDirectories:
         self._pattern = pattern
         self._complete_file = complete_file
         self._since: dict[str, tuple[Fingerprint, float]] = {}
+        self._torn: dict[str, Fingerprint] = {}
+        """What was not complete when a script ended: quiet is no proof until something writes there."""
         self._alive_at = 0.0
 
     def ready(self, now: float, *, alive: bool) -> tuple[ReadyDirectory, ...]:
@@ -53,9 +56,7 @@ class CheckpointDirectories:
             self._alive_at = now
         found = []
         seen: dict[str, tuple[Fingerprint, float]] = {}
-        for path in sorted(self._work.glob(self._pattern)):
-            if path.is_symlink() or not path.is_dir():
-                continue
+        for path in self._matching():
             name = path.relative_to(self._work).as_posix()
             fingerprint = fingerprint_of(path)
             known = self._since.get(name)
@@ -65,38 +66,65 @@ class CheckpointDirectories:
             if self._complete_file is not None:
                 complete = (path / self._complete_file).is_file()
             else:
-                complete = self._alive_at - since >= SETTLED_SECONDS
+                complete = self._is_settled(name, fingerprint, since)
             if complete and fingerprint:
                 found.append(ReadyDirectory(path, name, step_of(path.name), fingerprint))
         if alive:
             self._since = seen
-        return tuple(sorted(found, key=lambda directory: directory.step))
+        return tuple(sorted(found, key=lambda directory: directory.step or 0))
+
+    def end_of_script(self) -> None:
+        """Note that the script has ended: what has not settled by now counts as torn."""
+        torn = {}
+        for path in self._matching():
+            name, fingerprint = path.relative_to(self._work).as_posix(), fingerprint_of(path)
+            known = self._since.get(name)
+            if known is None or known[0] != fingerprint or not self._is_settled(name, *known):
+                torn[name] = fingerprint
+        self._torn = torn
+
+    def _matching(self) -> list[Path]:
+        try:
+            found = sorted(self._work.glob(self._pattern))
+        except OSError:  # a directory went away under the scan: the next one sees what is left
+            return []
+        return [path for path in found if not path.is_symlink() and path.is_dir()]
+
+    def _is_settled(self, name: str, fingerprint: Fingerprint, since: float) -> bool:
+        return self._torn.get(name) != fingerprint and self._alive_at - since >= SETTLED_SECONDS
 
 
-def step_of(name: str) -> int:
-    """Return the step that a directory's name ends with; 0 when it ends with no number."""
+def step_of(name: str) -> int | None:
+    """Return the step that a directory's name ends with; None when it ends with no number."""
     match = _STEP.search(name)
-    return 0 if match is None else int(match[1])
+    return None if match is None else int(match[1])
 
 
 def fingerprint_of(path: Path) -> Fingerprint:
     """Return what changes when any file of the directory does; a file that vanishes is left out."""
     found = []
-    for file in sorted(path.rglob("*")):
+    for file in files_below(path):
         try:
-            if file.is_symlink() or not file.is_file():
-                continue
             status = file.stat()
-        except FileNotFoundError:
+        except OSError:
             continue
         found.append((file.relative_to(path).as_posix(), status.st_size, status.st_mtime_ns))
     return tuple(found)
 
 
+def files_below(root: Path) -> list[Path]:
+    """Return the regular files below the directory, sorted; links are none.
+
+    Someone may be writing and deleting there: rglob would raise when a directory goes away under it.
+    """
+    found = [Path(parent) / name for parent, _, names in os.walk(root) for name in names]
+    return sorted(path for path in found if not path.is_symlink() and path.is_file())
+
+
 def stage(directory: ReadyDirectory, staging: Path) -> tuple[Path, tuple[File, ...]] | None:
     """Hard-link the files, so that the script may delete them while they are uploaded.
 
-    Returns the staged root and its files, or None when the directory changed meanwhile.
+    Returns the staged root and its files, or None when the directory changed or cannot be staged now.
     """
     root = staging / directory.path.name
     shutil.rmtree(root, ignore_errors=True)
@@ -107,7 +135,7 @@ def stage(directory: ReadyDirectory, staging: Path) -> tuple[Path, tuple[File, .
             target.parent.mkdir(parents=True, exist_ok=True)
             _link(source, target)
             files.append(File(path=name, size=size, mode=source.stat().st_mode & 0o777))
-    except FileNotFoundError:
+    except OSError:  # gone, or not to be read, or no room to copy
         return None
     if fingerprint_of(root) != directory.fingerprint:
         return None

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cloudspot.agent.failures import Failure, GiveUp, judge
 from cloudspot.agent.heartbeat import free_port
-from cloudspot.agent.launcher import Trainer, TrainerPlan
+from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.restore import Restored, restore_newest
 from cloudspot.agent.watcher import drain_at, guard_of
+from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import generations
 from cloudspot.jobstore.records import Final, Generation, Member, new_nonce
-from cloudspot.processes import kill_marked
 from cloudspot.train import handoff as files
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ STOP_GUARD_SECONDS = 120.0
 """How long a requested stop waits for the ranks to save."""
 DUMP_SECONDS = 3.0
 """From the order to dump stacks to the end of a stuck trainer."""
-AT_ONCE_SECONDS = 60.0
-"""A script without a session that fails sooner than this, twice, fails for good."""
-MAX_RESTART_WAIT_SECONDS = 60.0
 FAILURES = frozenset({"trainer-failed", "trainer-stuck"})
 
 
@@ -69,26 +66,27 @@ class GenerationRun:
         memory, status = self._life.memory, self._life.status
         if memory.trainer_pid == 0:
             # An agent that was killed between the start and its note of it left a trainer unknown to us.
-            for handoff in self._node.directory.glob("generations/*"):
-                kill_marked(files.HANDOFF, str(handoff))
+            self._life.end_training()
             return None
         _log.warning("this agent was restarted; generation %d goes on", memory.generation)
-        status.generation = memory.generation
-        status.restored_step = memory.restored_step
-        status.handoff = self._node.handoff(memory.generation)
-        status.ranks = self._ranks
-        self._life.logs.follow(self._log_path(memory.generation), "train")
-        self._follow_metrics(status.handoff, memory.generation)
-        return Trainer(status.handoff, memory.trainer_pid)
+        handoff = self._node.handoff(memory.generation)
+        self._follow_metrics(handoff, memory.generation)
+        self._life.courier.adopt()
+        status.state = "running"
+        return Trainer(handoff, memory.trainer_pid)
 
     def _start(self, why: str) -> Trainer:
         life, node, status, memory = self._life, self._node, self._life.status, self._life.memory
         status.state = "restoring"
         life.courier.settle()
+        life.obey()
         record, restored = self._propose(why)
         handoff = node.handoff(record.number)
         files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
-        self._check_torch()
+        try:
+            check_torch(self._python(), self._environment, node.work)
+        except CloudspotError as error:
+            raise LeavingError(Leaving("failed", str(error), 1, permanent=True)) from error
         status.ranks = self._ranks
         status.restored_step = 0 if record.restore_from is None else record.restore_from.step
         status.generation = record.number
@@ -166,21 +164,6 @@ class GenerationRun:
             # start it: neither trains; the next number is free.
             _log.warning("generation %d was taken by launch %d", winner.number, winner.launch)
 
-    def _check_torch(self) -> None:
-        """Say plainly that there is no torch, before torchrun's own words for it."""
-        probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-        try:
-            found = subprocess.run(
-                [self._python(), "-c", probe], env=dict(self._environment), cwd=self._node.work, check=False
-            ).returncode
-        except OSError as error:
-            raise LeavingError(
-                Leaving("failed", f"run.python {self._python()!r} cannot be run: {error}", 1, permanent=True)
-            ) from error
-        if found != 0:
-            detail = f"{self._python()} has no torch; install it in run.setup, or name another run.python"
-            raise LeavingError(Leaving("failed", detail, 1, permanent=True))
-
     def _python(self) -> str:
         return self._spec.run.python or self._node.train_python
 
@@ -200,7 +183,7 @@ class GenerationRun:
         """Follow the trainer to its end; return how to leave, or why the next generation starts."""
         life, orders, status = self._life, self._life.orders, self._life.status
         started = life.memory.trainer_started_at
-        drain: files.Drain | None = None
+        drain = files.read_drain(trainer.handoff)  # of the agent before this one
         moved_at, seen_step = time.monotonic(), -1
         stuck = False
         while True:
@@ -218,12 +201,12 @@ class GenerationRun:
                 status.state = "draining"
             if drain is not None and self._drain_is_over(drain, now):
                 break
-            step, _ = status.progress()
+            step, total = status.progress()
             if step != seen_step:
                 seen_step, moved_at = step, now
             limit = self._spec.limits.stuck_after
-            # After the end of the loop no step comes any more; an evaluation may take its time.
-            ended = files.final_path(trainer.handoff).exists()
+            # After the end of the loop no step comes; the last save or an evaluation may take its time.
+            ended = step == total or files.final_path(trainer.handoff).exists()
             if limit is not None and now - moved_at > limit and status.has_session and not ended:
                 _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - moved_at)
                 trainer.dump_stacks(self._ranks)
@@ -232,6 +215,7 @@ class GenerationRun:
                 break
             time.sleep(POLL_SECONDS)
         trainer.kill()
+        life.courier.end_of_trainer()
         status.state = "uploading"
         life.memory.trainer_pid = 0
         seconds = time.monotonic() - started
@@ -271,38 +255,43 @@ class GenerationRun:
         life = self._life
         ordered = life.ordered_leaving()
         final = self._final(handoff)
-        if code == 0 and (drain is None or final is not None or not life.status.has_session):
-            return Leaving("succeeded", "the training finished", final=final or self._bare_final())
         drained = [files.read_json(files.drained_path(handoff, rank)) for rank in self._ranks]
+        if code == 0 and (final is not None or not any(drained)):
+            if final is not None:
+                return Leaving("succeeded", "the training finished", final=final, saved_step=final.step)
+            return Leaving("succeeded", "the training finished", final=self._bare_final())
         if ordered is not None and (drain is not None or ordered.outcome == "superseded"):
             steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
             saved = steps[0] if len(steps) == len(self._ranks) else None
             return Leaving(ordered.outcome, ordered.detail, saved_step=saved)
+        if code == 0:
+            # Only an order makes the ranks drain, and an agent that was restarted hears of it again.
+            _log.warning("the ranks have drained, and no order stands: the training goes on")
+            return "drained"
         return self._failed(137 if code is None else code, stuck=stuck, seconds=seconds)
 
     def _failed(self, code: int, *, stuck: bool, seconds: float) -> Leaving | str:
-        life, memory = self._life, self._life.memory
-        step, _ = life.status.progress()
-        why = "trainer-stuck" if stuck else "trainer-failed"
-        tail = life.tail(self._log_path(life.status.generation).name)
-        at_once = seconds < AT_ONCE_SECONDS or life.status.has_session
-        same = at_once and step == memory.failed_at_step
-        memory.failure_streak = memory.failure_streak + 1 if same else 1
-        memory.failed_at_step = step
+        life, memory, status = self._life, self._life.memory, self._life.status
+        failure = Failure(
+            exit_code=code,
+            step=status.progress()[0],
+            seconds=seconds,
+            has_session=status.has_session,
+            is_stuck=stuck,
+        )
+        tail = life.tail(self._log_path(status.generation).name)
         known = life.insist(lambda: generations.read_generations(life.store, self._node.job_id))
-        restarts = sum(1 for generation in known if generation.why in FAILURES)
-        what = "made no step in time" if stuck else f"failed with exit status {code}"
-        if memory.failure_streak >= 2 and not stuck:
-            detail = f"the training {what} twice at step {step}"
-            return Leaving("failed", detail, code, permanent=True, log_tail=tail)
-        if restarts >= self._spec.limits.max_restarts:
-            detail = f"the training {what} at step {step}, after {restarts} restarts"
-            return Leaving("failed", detail, code, permanent=True, log_tail=tail)
-        wait = min(2.0**restarts, MAX_RESTART_WAIT_SECONDS)
-        _log.error("the training %s at step %d; starting again in %.0f s", what, step, wait)
+        num_restarts = sum(1 for generation in known if generation.why in FAILURES)
+        verdict = judge(
+            failure, memory, num_restarts=num_restarts, max_restarts=self._spec.limits.max_restarts
+        )
+        if isinstance(verdict, GiveUp):
+            return Leaving("failed", verdict.detail, code, permanent=True, log_tail=tail)
+        wait = verdict.wait_seconds
+        _log.error("the training %s at step %d; starting again in %.0f s", failure, failure.step, wait)
         memory.save(self._node)
         life.orders.wait(wait)
-        return why
+        return "trainer-stuck" if stuck else "trainer-failed"
 
     def _final(self, handoff: Path) -> Final | None:
         value = files.read_json(files.final_path(handoff))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudspot.errors import CloudspotError
 from cloudspot.processes import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
 
@@ -109,7 +110,7 @@ class Trainer:
         for rank in ranks:
             try:
                 pid = int(files.worker_pid_path(self.handoff, rank).read_text())
-            except FileNotFoundError:
+            except (FileNotFoundError, ValueError):  # no session, or it is just being opened
                 continue
             if is_marked(pid, files.HANDOFF, str(self.handoff)):
                 signal_process(pid, files.DUMP_SIGNAL)
@@ -125,3 +126,18 @@ def omp_threads(procs_per_node: int) -> int:
     """Return the threads of one process: fixed, since the number changes the order of sums."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // procs_per_node)
+
+
+def check_torch(python: str, environment: Mapping[str, str], work: Path) -> None:
+    """Say plainly that there is no torch, before torchrun's own words for it.
+
+    Raises:
+        CloudspotError: the interpreter cannot be run, or finds no torch.
+    """
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    try:
+        found = subprocess.run([python, "-c", probe], env=dict(environment), cwd=work, check=False).returncode
+    except OSError as error:
+        raise CloudspotError(f"run.python {python!r} cannot be run: {error}") from error
+    if found != 0:
+        raise CloudspotError(f"{python} has no torch; install it in run.setup, or name another run.python")

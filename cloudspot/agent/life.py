@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TypeVar
 
 from cloudspot.agent.artifacts import Artifacts
 from cloudspot.agent.courier import Courier
 from cloudspot.agent.generation import GenerationRun
 from cloudspot.agent.heartbeat import HeartbeatWriter
+from cloudspot.agent.lastword import leave
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.logpump import LogPump
 from cloudspot.agent.node import Node, NodeMemory
+from cloudspot.agent.preparation import prepare
 from cloudspot.agent.status import Orders, Status
 from cloudspot.agent.watcher import NoticeWatcher, Reclaim
-from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
+from cloudspot.errors import AuthError, CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobstore import bundle, codec, creation, keys, launches
+from cloudspot.jobstore import codec, creation, keys, launches
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Exit, Notice, Submission, new_nonce
 from cloudspot.jobstore.submission import read_secrets
-from cloudspot.model import NodeIdentity
+from cloudspot.model import NodeIdentity, PreemptionNotice
 from cloudspot.processes import kill_marked
 from cloudspot.spec import JobSpec
+from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-LAST_WORD_SECONDS = 600.0
-"""How long a node without a deadline tries to deliver its last checkpoint, lines and exit record."""
 MAX_BACKOFF_SECONDS = 15.0
 LOG_TAIL_LINES = 40
-_SETUP_MARK = "CLOUDSPOT_SETUP"
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,7 @@ class Life:
         if slot.instance_id != identity.instance_id:
             _log.warning("slot %d of launch %d is not ours; ending", identity.rank, node.launch)
             return
-        self.logs.follow(node.logs / "agent.log", "agent")
-        self.logs.follow(node.logs / "setup.log", "setup")
+        self._remember()
         self.logs.start()
         self._watcher.start()
         self._heartbeat.start()
@@ -104,7 +103,34 @@ class Life:
             leaving = self._train()
         except LeavingError as error:
             leaving = error.leaving
-        self._leave(leaving)
+        except (AuthError, TransientError):
+            raise  # it may pass: the next agent of this machine goes on
+        except (CloudspotError, OSError) as error:
+            # It would meet the next agent of this machine as well, which would go on paying for it.
+            _log.exception("this node cannot go on")
+            leaving = Leaving("failed", str(error), exit_code=1)
+        self.end_training()
+        leave(self, leaving)
+
+    def _remember(self) -> None:
+        """Go on where an earlier agent of this machine stood; on a fresh one there is nothing."""
+        node, memory, status = self.node, self.memory, self.status
+        self.logs.follow(node.logs / "agent.log", "agent")
+        self.logs.follow(node.logs / "setup.log", "setup")
+        # It may have left before the last lines of a generation that had ended were delivered.
+        for path in sorted(node.logs.glob("train-*.log")):
+            self.logs.follow(path, "train")
+        for path in sorted(node.logs.glob("metrics-*.jsonl")):
+            self.logs.follow(path, "metrics")
+        if memory.generation > 0:
+            status.generation, status.restored_step = memory.generation, memory.restored_step
+            status.handoff = node.handoff(memory.generation)
+            status.ranks = tuple(range(self.job.spec.procs_per_node))
+        if memory.notice_deadline is not None:
+            now, wall = time.monotonic(), datetime.now(timezone.utc)
+            at = wall + timedelta(seconds=memory.notice_deadline - now)
+            notice = PreemptionNotice(deadline=at, source="an earlier agent of this machine")
+            self.orders.give(reclaim=Reclaim(notice, memory.notice_deadline, at, now))
 
     # --- before the training --------------------------------------------------------------------
 
@@ -114,13 +140,7 @@ class Life:
         environment = {**os.environ, **self.job.spec.run.env, **secrets}
         python_path = [str(self.node.python_path), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
-        self._fetch_code()
-        if not self.memory.setup_done:
-            if self.node.launch > 1:
-                self.insist(self.artifacts.restore)
-            self._setup(environment)
-            self.memory.setup_done = True
-            self.memory.save(self.node)
+        prepare(self, environment)
         self.artifacts.start()
         self.courier.start()
         return GenerationRun(self, environment).run_all()
@@ -136,44 +156,6 @@ class Life:
                 return
             self.obey()
             self.orders.wait(1.0)
-
-    def _fetch_code(self) -> None:
-        if self.memory.code_ready:
-            return
-        submission = self.job.submission
-        data = self.insist(lambda: self.store.get(keys.code(submission.code_sha256)))
-        bundle.extract_bundle(data, self.node.work, sha256=submission.code_sha256)
-        self.memory.code_ready = True
-        self.memory.save(self.node)
-
-    def _setup(self, environment: dict[str, str]) -> None:
-        command = self.job.spec.run.setup
-        if command is None:
-            return
-        kill_marked(_SETUP_MARK, str(self.node.directory))  # of an agent that was killed in the middle
-        _log.info("setup: %s", command)
-        with (self.node.logs / "setup.log").open("ab") as log:
-            process = subprocess.Popen(
-                ["/bin/bash", "-euo", "pipefail", "-c", command],
-                cwd=self.node.work,
-                env={**environment, _SETUP_MARK: str(self.node.directory)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            while process.poll() is None:
-                self.obey()
-                self.orders.wait(0.1)
-        finally:
-            if process.poll() is None:
-                kill_marked(_SETUP_MARK, str(self.node.directory))
-                process.wait()
-        if process.returncode != 0:
-            tail = self.tail("setup.log")
-            detail = f"setup failed with exit status {process.returncode}: {tail[-1] if tail else command}"
-            raise LeavingError(Leaving("failed", detail, exit_code=process.returncode, log_tail=tail))
 
     # --- orders ---------------------------------------------------------------------------------
 
@@ -198,14 +180,17 @@ class Life:
         return None
 
     def _notice(self, reclaim: Reclaim) -> None:
-        if self.memory.notice_deadline is not None:  # an earlier agent of this machine saw it first
-            reclaim = replace(reclaim, deadline=min(reclaim.deadline, self.memory.notice_deadline))
+        memory = self.memory
+        if memory.notice_deadline is not None:  # an earlier agent of this machine saw it first
+            reclaim = replace(reclaim, deadline=min(reclaim.deadline, memory.notice_deadline))
+        self.orders.give(reclaim=reclaim)  # before all that can fail
         left = reclaim.deadline - time.monotonic()
         _log.warning("notice: this machine will %s in %.1f s", reclaim.notice.action, left)
-        if self.memory.notice_deadline is None:
-            self.memory.notice_deadline = reclaim.deadline
-            self.memory.save(self.node)
-        self.orders.give(reclaim=reclaim)
+        memory.notice_deadline = reclaim.deadline
+        try:
+            memory.save(self.node)
+        except OSError as error:
+            _log.error("the notice is not remembered: %s", error)
         record = Notice(
             launch=self.node.launch,
             rank=self.job.identity.rank,
@@ -226,43 +211,14 @@ class Life:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _leave(self, leaving: Leaving) -> None:
-        """Deliver everything, say the last word, in this order: commit, artifacts, lines, exit record."""
-        self.status.state = "ending"
-        deadline = self.orders.deadline(otherwise_seconds=LAST_WORD_SECONDS)
-        self.courier.finish(deadline=deadline - 0.2)
-        self.artifacts.stop()
-        self._try(self.artifacts.sync, "artifacts", deadline=deadline - 0.2)
-        _log.info("leaving: %s (%s)", leaving.outcome, leaving.detail)
-        now = time.monotonic()
-        if not self.logs.finish(deadline=now + 0.7 * max(0.0, deadline - now)):
-            _log.error("log lines were lost: the sink did not take them in time")
+    def end_training(self) -> None:
+        """End every process of every generation on this node, also of one that no agent remembers."""
+        for handoff in self.node.directory.glob("generations/*"):
+            kill_marked(files.HANDOFF, str(handoff))
+
+    def stop_beating(self) -> None:
+        """End the heartbeat: only the last word is to come."""
         self._heartbeat.stop()
-        step = self.status.progress()[0]
-        committed = self.status.committed
-        if leaving.outcome in {"drained", "stopped"} and leaving.saved_step is not None:
-            step = leaving.saved_step
-        record = Exit(
-            launch=self.node.launch,
-            rank=self.job.identity.rank,
-            instance_id=self.job.identity.instance_id,
-            outcome=leaving.outcome,
-            detail=leaving.detail,
-            exit_code=leaving.exit_code,
-            permanent=leaving.permanent,
-            log_tail=leaving.log_tail,
-            generation=self.status.generation,
-            restored_step=self.status.restored_step,
-            step=step,
-            committed=committed,
-            final=leaving.final,
-            at=datetime.now(timezone.utc),
-            writer=new_nonce(),
-        )
-        key = keys.exit_record(self.node.job_id, self.node.launch, self.job.identity.rank)
-        self._try(
-            lambda: creation.create(self.store, key, codec.encode(record)), "exit record", deadline=deadline
-        )
 
     def _has_left(self) -> bool:
         """Say whether an earlier agent of this machine has said the last word already."""
@@ -273,23 +229,22 @@ class Life:
             return False
         return record.instance_id == self.job.identity.instance_id
 
-    def _try(self, call: Callable[[], object], what: str, *, deadline: float) -> None:
-        try:
-            self.insist(call, deadline=deadline)
-        except CloudspotError as error:
-            _log.error("%s: not delivered: %s", what, error)
-
     def insist(self, call: Callable[[], _T], *, deadline: float | None = None) -> _T:
-        """Repeat a call of the store until it succeeds or, where there is a deadline, until then."""
+        """Repeat a call of the store until it succeeds or, where there is a deadline, until then.
+
+        Raises:
+            TransientError: the deadline came; the last try was made at that moment.
+        """
         wait = 0.25
         while True:
             try:
                 return call()
             except TransientError as error:
-                if deadline is not None and time.monotonic() + wait > deadline:
+                left = math.inf if deadline is None else deadline - time.monotonic()
+                if left <= 0:
                     raise
                 _log.warning("the store failed, trying again: %s", error)
-                time.sleep(wait)
+                time.sleep(min(wait, left))
                 wait = min(2 * wait, MAX_BACKOFF_SECONDS)
 
     def tail(self, name: str) -> tuple[str, ...]:

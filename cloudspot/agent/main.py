@@ -5,15 +5,18 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import TextIO, TypeVar
 
+from cloudspot.agent.lastword import say_last_word
+from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.life import Job, Life
 from cloudspot.agent.node import Node
-from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobstore import codec, keys
+from cloudspot.errors import SpecError, TransientError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.records import Submission
 from cloudspot.registry import open_provider, open_store
 from cloudspot.spec import spec_from_json
@@ -36,12 +39,9 @@ def main() -> int:
     lock = _lock(node)
     try:
         _log_to(node)
-        store = open_store(node.store_url)
-        submission = codec.decode(_await(lambda: store.get(keys.spec(node.job_id))), Submission)
-        spec = spec_from_json(submission.spec)
-        provider = open_provider(node.provider, spec)
-        _live(node, store, provider, submission)
-    except CloudspotError:
+        threading.excepthook = end_process
+        _live(node)
+    except Exception:  # noqa: BLE001 # a bug of ours belongs into the log that is delivered
         _log.exception("the agent cannot go on")
         return 1
     finally:
@@ -49,10 +49,43 @@ def main() -> int:
     return 0
 
 
-def _live(node: Node, store: ObjectStore, provider: Provider, submission: Submission) -> None:
+def end_process(failure: threading.ExceptHookArgs) -> None:
+    """End the agent because one of its threads failed; the boot script starts another.
+
+    An agent without one of its threads would look alive, and deliver no lines or checkpoints any more.
+    """
+    name = "a thread" if failure.thread is None else f"thread {failure.thread.name!r}"
+    error = failure.exc_value or failure.exc_type()
+    _log.critical("%s failed: this agent ends", name, exc_info=error)
+    os._exit(1)
+
+
+def _live(node: Node) -> None:
+    store = open_store(node.store_url)
+    submission = codec.decode(_await(lambda: store.get(keys.spec(node.job_id))), Submission)
+    try:
+        spec = spec_from_json(submission.spec)
+        provider = open_provider(node.provider, spec)
+    except SpecError as error:
+        refuse(node, store, error)
+        return
     identity = _await(provider.node_identity)
-    spec = spec_from_json(submission.spec)
     Life(node, store, provider, Job(submission, spec, identity)).run()
+
+
+def refuse(node: Node, store: ObjectStore, error: SpecError) -> None:
+    """Claim the node's slot only to say for good that this version of cloudspot cannot read the job.
+
+    Without a word the launch would be voided, and the next one would pay for as much.
+    """
+    identity = _await(open_provider(node.provider, None).node_identity)
+    slot = _await(lambda: launches.claim_slot(store, node.job_id, node.launch, identity.rank, identity))
+    if slot.instance_id != identity.instance_id:
+        return
+    detail = f"the node's cloudspot cannot read the job: {error}"
+    _log.error("%s", detail)
+    leaving = Leaving("failed", detail, exit_code=error.exit_code, permanent=True)
+    _await(lambda: say_last_word(store, node, identity, leaving))
 
 
 def _lock(node: Node) -> TextIO:

@@ -65,9 +65,12 @@ def _fetch(life: Life, commit: Commit, skipped: tuple[Skipped, ...]) -> Restored
     node = life.node
     if commit.kind == "directory":
         name = commit.parts[0].directory or ""
-        if (node.work / name).is_dir():
-            # The same machine: what the script wrote is still there, and may be newer.
+        target = node.work / name
+        if target.is_dir() and life.memory.generation > 0:
+            # A script ran on this machine: what it wrote is still there, and may be newer.
             return Restored(commit.id, directory_name=name, skipped=skipped)
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)  # it came with the code: an older state of the same name
         life.insist(lambda: manifests.fetch(life.store, node.job_id, commit, node.work))
         return Restored(commit.id, directory_name=name, skipped=skipped)
     target = node.restore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 
 from cloudspot.agent.watcher import Reclaim
@@ -73,13 +73,14 @@ class Status:
             return self._metrics
         end = data.rfind(b"\n") + 1
         for line in data[:end].splitlines():
-            self._metrics.update(json.loads(line)["values"])
+            with suppress(ValueError, KeyError, TypeError):  # a line is the trainer's: it ends no agent
+                self._metrics.update(json.loads(line)["values"])
         self._metrics_read = (path, offset + end)
         return dict(self._metrics)
 
 
 class Orders:
-    """What others have decided for this node; the first of each kind stands."""
+    """What others have decided for this node; the first of each kind stands, and the earliest reclaim."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -97,7 +98,8 @@ class Orders:
     ) -> None:
         """Add orders and wake whoever waits."""
         with self._changed:
-            self.reclaim = self.reclaim or reclaim
+            if reclaim is not None and (self.reclaim is None or reclaim.deadline < self.reclaim.deadline):
+                self.reclaim = reclaim
             self.stop = self.stop or stop
             self.superseded = self.superseded or superseded
             self._changed.notify_all()
@@ -112,8 +114,6 @@ class Orders:
         with self._changed:
             return self._changed.wait_for(lambda: self.pending, seconds)
 
-    def deadline(self, *, otherwise_seconds: float) -> float:
-        """Return the monotonic moment by which all must be done."""
-        if self.reclaim is not None:
-            return self.reclaim.deadline
-        return time.monotonic() + otherwise_seconds
+    def deadline(self, *, otherwise: float) -> float:
+        """Return the monotonic moment at which this machine goes, as known now; else ``otherwise``."""
+        return otherwise if self.reclaim is None else min(self.reclaim.deadline, otherwise)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ WAIT_SECONDS = 20.0
 """One call of ``PreemptionSource.wait``."""
 LONG_NOTICE_SECONDS = 60.0
 """A longer notice than this is partly trained through."""
+CLOCK_SECONDS = 0.5
+"""The same notice, understood again, moves by less: the wall clock is slewed."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def drain_at(deadline: float, *, now: float, save_seconds: float) -> float:
 
 
 class NoticeWatcher:
-    """A thread on ``PreemptionSource.wait``; the first notice stands, a second changes nothing."""
+    """A thread on ``PreemptionSource.wait``; after the first notice only one of an earlier end counts."""
 
     def __init__(self, source: PreemptionSource, on_notice: Callable[[Reclaim], None]) -> None:
         self._source = source
@@ -83,6 +86,7 @@ class NoticeWatcher:
         self._stopped.set()
 
     def _run(self) -> None:
+        standing = math.inf
         while not self._stopped.is_set():
             try:
                 notice = self._source.wait(WAIT_SECONDS)
@@ -90,12 +94,16 @@ class NoticeWatcher:
                 _log.warning("the metadata service did not answer: %s", error)
                 self._stopped.wait(1.0)
                 continue
-            if notice is not None:
-                reclaim = understand(
-                    notice,
-                    notice_seconds=self._source.notice_seconds,
-                    now=time.monotonic(),
-                    wall=datetime.now(timezone.utc),
-                )
+            if notice is None:
+                continue
+            reclaim = understand(
+                notice,
+                notice_seconds=self._source.notice_seconds,
+                now=time.monotonic(),
+                wall=datetime.now(timezone.utc),
+            )
+            if reclaim.deadline < standing - CLOCK_SECONDS:
+                standing = reclaim.deadline
                 self._on_notice(reclaim)
-                return
+            # While a notice stands, wait() returns at once.
+            self._stopped.wait(self._source.poll_seconds)

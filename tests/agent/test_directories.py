@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 from cloudspot.agent.directories import CheckpointDirectories, stage, step_of
@@ -59,6 +60,7 @@ def test_steps_are_numbers_not_words(tmp_path: Path) -> None:
     directories.ready(0.0, alive=True)
     assert [d.step for d in directories.ready(20.0, alive=True)] == [9, 20, 100]
     assert step_of("checkpoint-00120") == 120
+    assert step_of("last") is None
 
 
 def test_a_staged_directory_survives_its_deletion_by_the_script(tmp_path: Path) -> None:
@@ -90,3 +92,42 @@ def test_links_are_no_part_of_a_checkpoint(tmp_path: Path) -> None:
     directories.ready(0.0, alive=True)
     (ready,) = directories.ready(20.0, alive=True)
     assert [name for name, _, _ in ready.fingerprint] == ["model.bin"]
+
+
+def test_what_a_dead_script_left_half_written_is_not_complete_because_the_next_one_lives(
+    tmp_path: Path,
+) -> None:
+    directories = watch(tmp_path)
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    directories.ready(110.0, alive=True)
+    checkpoint(tmp_path, 20, "half of the wei")
+    directories.ready(112.0, alive=True)
+    directories.end_of_script()
+    for now in (200.0, 300.0, 400.0):
+        assert [d.step for d in directories.ready(now, alive=True)] == [10]
+        directories.end_of_script()
+    checkpoint(tmp_path, 20, "all of the weights")
+    directories.ready(500.0, alive=True)
+    assert [d.step for d in directories.ready(510.0, alive=True)] == [10, 20]
+
+
+def test_a_directory_that_goes_away_under_the_scan_is_no_error(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    (checkpoint(tmp_path, 10) / "shards").mkdir()
+    stopped = threading.Event()
+
+    def churn() -> None:
+        while not stopped.is_set():
+            path = checkpoint(tmp_path, 20) / "deep" / "er"
+            path.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(tmp_path / "output" / "checkpoint-20")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for now in range(300):
+            directories.ready(float(now), alive=True)
+    finally:
+        stopped.set()
+        thread.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from cloudspot.agent.watcher import drain_at, guard_of, understand
+from cloudspot.agent.watcher import NoticeWatcher, drain_at, guard_of, understand
 from cloudspot.model import PreemptionNotice
 
 WALL = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
@@ -51,3 +51,29 @@ def test_the_guard_keeps_back_one_and_a_half_uploads_and_a_second() -> None:
 
 def test_the_guard_leaves_two_fifths_of_the_time_to_the_ranks_whatever_the_upload_took() -> None:
     assert guard_of(100.0, now=0.0, upload_seconds=1000.0) == 40.0
+
+
+def test_of_two_notices_the_one_of_the_nearer_end_counts(bench, wait_until) -> None:
+    source, heard = bench.provider.notices, []
+    watcher = NoticeWatcher(source, heard.append)
+    source.notice = PreemptionNotice(deadline=datetime.now(timezone.utc) + timedelta(seconds=100))
+    watcher.start()
+    try:
+        wait_until(lambda: len(heard) == 1)
+        source.notice = PreemptionNotice(deadline=datetime.now(timezone.utc) + timedelta(seconds=110))
+        wait_until(lambda: source.polls_since_change() > 3)
+        source.notice = PreemptionNotice(deadline=datetime.now(timezone.utc) + timedelta(seconds=10))
+        wait_until(lambda: len(heard) == 2)
+        assert heard[1].deadline < heard[0].deadline - 80
+    finally:
+        watcher.stop()
+
+
+def test_a_nearer_end_replaces_the_order_and_a_later_one_does_not(bench) -> None:
+    orders = bench.life().orders
+    now = datetime.now(timezone.utc)
+    for left in (60.0, 90.0, 20.0, 30.0):
+        notice = PreemptionNotice(deadline=None)
+        orders.give(reclaim=understand(notice, notice_seconds=left, now=1000.0, wall=now))
+    assert orders.deadline(otherwise=5000.0) == 1020.0
+    assert orders.deadline(otherwise=1001.0) == 1001.0

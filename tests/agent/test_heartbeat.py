@@ -1,0 +1,71 @@
+"""The heartbeat: what a node says of itself, and what it hears of others."""
+
+from datetime import datetime, timezone
+
+import pytest
+
+from cloudspot.errors import TransientError
+from cloudspot.jobstore import codec, generations, keys
+from cloudspot.jobstore.records import Generation, Heartbeat, new_nonce
+from cloudspot.jobstore.submission import request_stop
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
+from cloudspot.train import handoff as files
+
+JOB = "digits-1"
+
+
+def propose(bench, number, launch):
+    record = Generation(
+        number=number, launch=launch, members=(), endpoint="", restore_from=None, why="first",
+        at=datetime.now(timezone.utc), writer=new_nonce(),
+    )  # fmt: skip
+    generations.propose(bench.store, JOB, record)
+
+
+def test_nothing_to_hear(bench):
+    life = bench.life()
+    propose(bench, 1, launch=1)
+    life._heartbeat.look()
+    assert not life.orders.pending
+
+
+def test_a_request_to_stop_is_heard_once(bench):
+    life = bench.life()
+    request = request_stop(bench.store, JOB, "user")
+    life._heartbeat.look()
+    assert life.orders.stop == request
+    assert life.ordered_leaving().outcome == "stopped"
+
+
+@pytest.mark.parametrize(("launch", "superseded"), [(1, False), (2, True)])
+def test_a_generation_of_a_newer_launch_supersedes_this_node(bench, launch, superseded):
+    life = bench.life()
+    life.status.generation = 1
+    propose(bench, 1, launch=1)
+    propose(bench, 2, launch=launch)
+    life._heartbeat.look()
+    assert life.orders.superseded is superseded
+
+
+def test_an_outage_is_no_order(bench, tmp_path):
+    down = FaultyStore(bench.store, FaultPlan(outages=(Outage(start=0.0, end=1e12),)), tmp_path / "state")
+    life = bench.life(store=down)
+    with pytest.raises(TransientError):
+        life._heartbeat.look()
+    assert not life.orders.pending
+
+
+def test_a_beat_tells_step_and_metrics_and_survives_a_line_that_is_none(bench):
+    life = bench.life()
+    handoff = life.node.handoff(1)
+    handoff.mkdir(parents=True)
+    life.status.generation, life.status.handoff, life.status.ranks = 1, handoff, (0,)
+    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(41, 100))
+    files.metrics_path(handoff, 0).write_text(
+        '{"step": 40, "values": {"loss": NaN}}\nnonsense\n{"step": 41, "values": {"acc": 0.5}}\n{"st'
+    )
+    life._heartbeat.beat()
+    beat = codec.decode(bench.store.get(keys.heartbeat(JOB, 1, 0)), Heartbeat)
+    assert (beat.step, beat.steps_total, beat.counter) == (41, 100, 1)
+    assert beat.metrics["acc"] == 0.5
+    assert beat.metrics["loss"] != beat.metrics["loss"]

@@ -1,0 +1,99 @@
+"""Starting torchrun, going on with one that outlived its agent, and ending all that it started."""
+
+import os
+
+import pytest
+
+from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch
+from cloudspot.errors import CloudspotError
+from cloudspot.processes import marked_processes
+from cloudspot.train import handoff as files
+
+
+@pytest.fixture
+def start(bench, tmp_path):
+    handoff = tmp_path / "handoff"
+    handoff.mkdir()
+    trainers = []
+
+    def start_script(text):
+        (tmp_path / "train.py").write_text(text)
+        plan = TrainerPlan(
+            python=str(bench.stand_in()), entrypoint="train.py", args=(), num_nodes=1, node_rank=0,
+            procs_per_node=1, endpoint="127.0.0.1:1", rendezvous_id="x", work=tmp_path,
+            log=tmp_path / "train.log", environment=dict(os.environ),
+        )  # fmt: skip
+        trainers.append(Trainer.start(plan, handoff))
+        return trainers[-1]
+
+    yield start_script
+    for trainer in trainers:
+        trainer.kill()
+
+
+def test_the_exit_status_is_told_and_the_output_kept(start, tmp_path, wait_until):
+    trainer = start("print('hello')\nraise SystemExit(3)")
+    wait_until(lambda: trainer.poll() is not None)
+    assert trainer.poll() == 3
+    assert (tmp_path / "train.log").read_text() == "hello\n"
+
+
+def test_a_later_agent_goes_on_with_a_running_trainer_and_learns_its_status(start, tmp_path, wait_until):
+    trainer = start(
+        "import pathlib, time\n"
+        "open('ready', 'w').close()\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+    )
+    wait_until((tmp_path / "ready").exists)
+    adopted = Trainer(trainer.handoff, trainer.pid)
+    assert adopted.poll() is None
+    (tmp_path / "go").touch()
+    wait_until(lambda: adopted.poll() is not None)
+    assert adopted.poll() == 0
+
+
+def test_a_trainer_that_vanished_without_a_status_was_killed(start):
+    trainer = start("import time; time.sleep(60)")
+    trainer.kill()
+    assert Trainer(trainer.handoff, trainer.pid).poll() == 137
+
+
+def test_a_process_id_that_belongs_to_someone_else_is_no_trainer(tmp_path):
+    assert Trainer(tmp_path, os.getpid()).poll() == 137
+
+
+def test_kill_ends_children_that_left_the_session(start, wait_until, tmp_path):
+    trainer = start(
+        "import subprocess, time\n"
+        "subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        "open('ready', 'w').close()\n"
+        "time.sleep(60)\n"
+    )
+    wait_until((tmp_path / "ready").exists)
+    assert len(marked_processes(files.HANDOFF, str(trainer.handoff))) >= 2
+    trainer.kill()
+    assert marked_processes(files.HANDOFF, str(trainer.handoff)) == ()
+
+
+def test_stacks_are_asked_of_sessions_only(start, tmp_path, wait_until):
+    trainer = start(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('dumped', flush=True))\n"
+        f"open({str(files.worker_pid_path(tmp_path / 'handoff', 0))!r}, 'w').write(str(os.getpid()))\n"
+        "open('ready', 'w').close()\n"
+        "while True: time.sleep(0.01)\n"
+    )
+    wait_until((tmp_path / "ready").exists)
+    files.worker_pid_path(trainer.handoff, 1).write_text("")  # a rank that is just opening its session
+    trainer.dump_stacks((0, 1, 2))
+    wait_until(lambda: "dumped" in (tmp_path / "train.log").read_text())
+
+
+def test_an_interpreter_without_torch_or_none_at_all_is_said(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(CloudspotError, match=r"has no torch; install it in run\.setup"):
+        check_torch(str(python), os.environ, tmp_path)
+    with pytest.raises(CloudspotError, match="cannot be run"):
+        check_torch(str(tmp_path / "none"), os.environ, tmp_path)

@@ -1,0 +1,407 @@
+"""A node's life without torch: a plain Python plays torchrun, and writes what a session would write."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from cloudspot.agent import lastword
+from cloudspot.errors import ObjectMissing
+from cloudspot.jobstore import generations, keys, launches
+from cloudspot.jobstore.records import Generation, new_nonce
+from cloudspot.jobstore.submission import request_stop
+from cloudspot.model import PreemptionNotice
+from cloudspot.processes import marked_processes
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
+from cloudspot.train import handoff as files
+
+JOB = "digits-1"
+
+# What a session does, in little: it counts steps, heeds the drain file and says how it ended.
+SESSION = """
+import hashlib, json, os, sys, time
+from pathlib import Path
+from cloudspot.train import handoff as files
+
+handoff = Path(os.environ[files.HANDOFF])
+generation = int(os.environ[files.GENERATION])
+restore = os.environ.get(files.RESTORE)
+start = json.loads((Path(restore) / "restore.json").read_text())["step"] if restore else 0
+
+def begin(step, total=100):
+    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(step, total))
+
+def seal(step, kind="interval", data=b"weights"):
+    slot = Path(os.environ[files.ARENA]) / f"slot-{generation}-0-{step % 2}"
+    slot.write_bytes(data)
+    items = [{"name": "m", "dtype": "uint8", "shape": [len(data)], "offset": 0, "nbytes": len(data)}]
+    table = json.dumps([items], sort_keys=True, separators=(",", ":"))
+    files.write_json(files.seals_directory(handoff) / f"seal-{generation}-{step}-0.json", {
+        "format": 1, "generation": generation, "step": step, "rank": 0, "world_size": 1, "kind": kind,
+        "slot": str(slot), "nbytes": len(data), "plan": hashlib.sha256(table.encode()).hexdigest(),
+        "items": items, "objects": {}, "rank_state": {}, "stall_seconds": 0.0,
+        "sealed_at_unix": time.time(),
+    })
+
+def drain(step):
+    if step is not None:
+        seal(step, "drain")
+    files.write_json(files.drained_path(handoff, 0), {"step": step})
+    sys.exit(0)
+
+def finish(step, *, save=True):
+    begin(step, step)
+    if save:
+        seal(step, "final")
+    files.write_json(files.final_path(handoff), {"step": step, "weights_sha256": "abc"})
+
+def until(condition):
+    while not condition():
+        time.sleep(0.005)
+
+print("resumed at", start, flush=True)
+begin(start)
+"""
+
+WAIT_FOR_DRAIN = (
+    SESSION
+    + """
+begin(40)
+until(lambda: files.read_drain(handoff))
+drain(40)
+"""
+)
+
+
+def notice(bench, seconds):
+    bench.provider.notices.notice = PreemptionNotice(
+        deadline=datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    )
+
+
+def run(life):
+    thread = threading.Thread(target=life.run, daemon=True)
+    thread.start()
+    return thread
+
+
+def end(thread):
+    thread.join(60.0)
+    assert not thread.is_alive()
+
+
+def wait_for_step(life, step, wait_until):
+    wait_until(lambda: life.status.has_session and life.status.progress()[0] >= step)
+
+
+def down_for_ever(bench):
+    return FaultPlan(outages=(Outage(start=0.0, end=1e12),))
+
+
+# --- the ways a training ends ---------------------------------------------------------------------
+
+
+def test_a_training_that_finishes(bench):
+    life = bench.life(SESSION + "print('hello')\nfinish(100)\n", run={"setup": "echo set up"})
+    life.run()
+    record = bench.exit_record()
+    assert (record.outcome, record.step, record.committed) == ("succeeded", 100, bench.id(1, 100))
+    assert (record.final.step, record.final.weights_sha256) == (100, "abc")
+    assert {"set up", "resumed at 0", "hello"} <= set(bench.log(life))
+    assert launches.read_slots(bench.store, JOB, 1)[0].instance_id == "m-1"
+
+
+def test_a_script_that_leaves_its_loop_by_itself_has_finished(bench):
+    life = bench.life(SESSION + "begin(7)\n")
+    life.run()
+    record = bench.exit_record()
+    assert (record.outcome, record.final.step, record.final.weights_sha256) == ("succeeded", 7, None)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 5.0, 10.0])
+def test_a_notice_however_short_drains_commits_and_is_reported(bench, wait_until, seconds):
+    life = bench.life(WAIT_FOR_DRAIN)
+    thread = run(life)
+    wait_for_step(life, 40, wait_until)
+    told = time.monotonic()
+    notice(bench, seconds)
+    end(thread)
+    assert time.monotonic() < told + seconds
+    record = bench.exit_record()
+    assert (record.outcome, record.step, record.committed) == ("drained", 40, bench.id(1, 40))
+    assert bench.store.get(keys.notice(JOB, 1, 0))
+
+
+def test_a_requested_stop_drains_and_the_next_machine_would_resume(bench, wait_until):
+    life = bench.life(WAIT_FOR_DRAIN)
+    thread = run(life)
+    wait_for_step(life, 40, wait_until)
+    request_stop(bench.store, JOB, "user")
+    end(thread)
+    record = bench.exit_record()
+    assert (record.outcome, record.step, record.committed) == ("stopped", 40, bench.id(1, 40))
+    other = bench.life(SESSION + "finish(100)\n", launch=2, machine="other")
+    bench.store.delete(keys.stop(JOB))
+    other.run()
+    assert bench.exit_record(2).restored_step == 40
+    assert "resumed at 40" in bench.log(other)
+
+
+def test_a_trainer_that_ignores_the_notice_is_ended_at_the_guard(bench, wait_until):
+    life = bench.life(SESSION + "begin(41)\ntime.sleep(60)\n")
+    thread = run(life)
+    wait_for_step(life, 41, wait_until)
+    notice(bench, 3.0)
+    end(thread)
+    record = bench.exit_record()
+    assert (record.outcome, record.step, record.committed) == ("drained", 41, None)
+
+
+def test_the_end_of_the_loop_wins_against_a_drain(bench, wait_until):
+    life = bench.life(SESSION + "begin(99)\nuntil(lambda: files.read_drain(handoff))\nfinish(100)\n")
+    thread = run(life)
+    wait_for_step(life, 99, wait_until)
+    notice(bench, 10.0)
+    end(thread)
+    assert (bench.exit_record().outcome, bench.exit_record().step) == ("succeeded", 100)
+
+
+def test_a_notice_while_setting_up_ends_the_setup_and_all_its_children(bench, wait_until):
+    life = bench.life(SESSION, run={"setup": "sleep 60 & sleep 60"})
+    thread = run(life)
+    mark = ("CLOUDSPOT_SETUP", str(life.node.directory))
+    wait_until(lambda: len(marked_processes(*mark)) >= 3)
+    notice(bench, 10.0)
+    end(thread)
+    assert marked_processes(*mark) == ()
+    assert (bench.exit_record().outcome, bench.exit_record().generation) == ("drained", 0)
+
+
+def test_a_setup_that_fails_says_so_with_its_last_lines(bench):
+    bench.life(SESSION, run={"setup": "echo no such package; kill -9 $$"}).run()
+    record = bench.exit_record()
+    assert (record.outcome, record.exit_code, record.permanent) == ("failed", 137, False)
+    assert record.detail == "setup failed with exit status 137: no such package"
+
+
+def test_secrets_reach_the_script_and_no_record_or_log(bench):
+    bench.store.put(keys.secrets(JOB), b'{"values": {"TOKEN": "hunter2secret"}}')
+    script = SESSION + "assert os.environ['TOKEN'] == 'hunter2secret'\nfinish(100)\n"
+    bench.life(script, run={"setup": 'test "$TOKEN" = hunter2secret', "secrets": ["TOKEN"]}).run()
+    assert bench.exit_record().outcome == "succeeded"
+    for meta in bench.store.list_objects("jobs/"):
+        assert meta.key == keys.secrets(JOB) or b"hunter2secret" not in bench.store.get(meta.key)
+    for path in (bench.root / "machine").rglob("*"):
+        assert not path.is_file() or b"hunter2secret" not in path.read_bytes() or path.name == "train.py"
+
+
+def test_failing_twice_at_a_step_ends_the_job_with_the_scripts_words(bench):
+    bench.life(SESSION + "begin(7)\nraise ValueError('no such layer')\n").run()
+    record = bench.exit_record()
+    assert (record.outcome, record.exit_code, record.permanent) == ("failed", 1, True)
+    assert record.detail == "the training failed with exit status 1 twice at step 7"
+    assert record.log_tail[-1] == "ValueError: no such layer"
+    assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
+
+
+# --- what cannot go on --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["flipped", "gone"])
+def test_corrupt_code_ends_the_job_and_is_not_tried_for_ever(bench, harm):
+    life = bench.life(SESSION)
+    key = keys.code(life.job.submission.code_sha256)
+    if harm == "gone":
+        bench.store.delete(key)
+    else:
+        bench.store.put(key, bench.store.get(key)[:-1] + b"x")
+    life.run()
+    record = bench.exit_record()
+    assert (record.outcome, record.permanent, record.exit_code) == ("failed", True, 1)
+    assert record.detail.startswith("the code cannot be fetched: ")
+
+
+def test_a_disk_that_takes_no_checkpoint_is_said_and_not_tried_for_ever(bench):
+    """A restore of more than 30 s would have been repeated as long as the machine lives."""
+    bench.life(SESSION + "finish(10)\n").run()
+    life = bench.life(SESSION, launch=2, machine="other")
+    (life.node.directory / "restore").write_text("no directory can be made here")
+    life.node.directory.joinpath("restore").chmod(0o444)
+    life.run()
+    record = bench.exit_record(2)
+    assert (record.outcome, record.permanent) == ("failed", False)
+    assert "cannot put a checkpoint into" in record.detail
+
+
+def test_a_record_that_is_malformed_is_said(bench):
+    bench.store.put(keys.generation(JOB, 1), b"{}")
+    bench.life(SESSION).run()
+    assert bench.exit_record().outcome == "failed"
+    assert "is malformed" in bench.exit_record().detail
+
+
+# --- nothing is called a success before it is in the bucket -----------------------------------------
+
+
+def test_a_final_state_that_missed_the_deadline_is_no_success(bench, wait_until, tmp_path):
+    store = FaultyStore(bench.store, FaultPlan(), tmp_path / "state")
+    life = bench.life(SESSION + "begin(99)\nuntil(Path('go').exists)\nfinish(100)\n", store=store)
+    thread = run(life)
+    wait_for_step(life, 99, wait_until)
+    put = store.put
+
+    def refuse_chunks(key, data, *, if_absent=False):
+        if "/chunks/" in key:
+            store.plan = FaultPlan(fail_every=2)
+            store._enter("put", key)
+            store._enter("put", key)
+        put(key, data, if_absent=if_absent)
+
+    store.put = refuse_chunks
+    (life.node.work / "go").touch()
+    wait_until(lambda: life.status.state == "ending")
+    notice(bench, 3.0)  # after the training has ended
+    end(thread)
+    record = bench.exit_record()
+    assert (record.outcome, record.final, record.step) == ("drained", None, 100)
+    assert (
+        record.detail
+        == "reclaimed after the training finished, before its last checkpoint could be delivered"
+    )
+
+
+def test_without_a_deadline_it_is_a_failure_that_another_machine_mends(bench, monkeypatch, wait_until):
+    monkeypatch.setattr(lastword, "UPLOAD_SECONDS", 0.3)
+    life = bench.life(SESSION + "finish(100)\n")
+    monkeypatch.setattr(life.courier, "_carry_seals", lambda: None)  # a store slower than the limit
+    life.run()
+    record = bench.exit_record()
+    assert (record.outcome, record.permanent, record.final) == ("failed", False, None)
+    assert record.detail == "the training finished, but its last checkpoint could not be delivered"
+
+
+def test_a_last_save_that_was_skipped_is_a_success_while_nobody_takes_the_machine(bench):
+    bench.life(SESSION + "finish(100, save=False)\n").run()
+    assert (bench.exit_record().outcome, bench.commits()) == ("succeeded", ())
+
+
+# --- an agent that was killed, and the one after it -------------------------------------------------
+
+
+def killed_agent(bench, life, *, status, drained=None, drain=None, progress=40):
+    """What an agent leaves that is killed right after its trainer of generation 1 has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    handoff = life.node.handoff(1)
+    files.seals_directory(handoff).mkdir(parents=True)
+    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(progress, 100))
+    (handoff / "torchrun.status").write_text(f"{status}\n")
+    if drained is not None:
+        files.write_json(files.drained_path(handoff, 0), {"step": drained})
+    if drain is not None:
+        files.write_drain(handoff, drain)
+    memory = life.memory
+    memory.code_ready = memory.setup_done = True
+    memory.generation, memory.trainer_pid, memory.trainer_started_at = 1, process.pid, time.monotonic()
+    memory.save(life.node)
+    (life.node.work / "train.py").write_text((bench.root / "code" / "train.py").read_text())
+    record = Generation(
+        number=1, launch=1, members=(), endpoint="", restore_from=None, why="first",
+        at=datetime.now(timezone.utc), writer=new_nonce(),
+    )  # fmt: skip
+    generations.propose(bench.store, JOB, record)
+
+
+def test_ranks_that_had_drained_have_not_finished(bench):
+    """The agent after the killed one knew of no drain, saw exit status 0, and called it a success."""
+    life = bench.life(SESSION + "finish(100)\n")
+    killed_agent(bench, life, status=0, drained=40, drain=files.Drain("notice", time.monotonic() + 5.0))
+    bench.seal(life.node, bench.id(1, 40))
+    life.memory.notice_deadline = time.monotonic() + 8.0
+    life.memory.save(life.node)
+    bench.life(SESSION + "finish(100)\n").run()
+    record = bench.exit_record()
+    assert (record.outcome, record.step, record.committed) == ("drained", 40, bench.id(1, 40))
+
+
+def test_ranks_that_had_drained_go_on_where_no_order_stands(bench):
+    life = bench.life(SESSION + "finish(100)\n")
+    killed_agent(bench, life, status=0, drained=40)
+    bench.seal(life.node, bench.id(1, 40))
+    life = bench.life(SESSION + "finish(100)\n")
+    life.run()
+    assert (bench.exit_record().outcome, bench.exit_record().restored_step) == ("succeeded", 40)
+    assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "drained"]
+
+
+def test_lines_of_a_generation_that_ended_before_the_agent_died_are_delivered(bench):
+    life = bench.life(SESSION + "finish(100)\n")
+    killed_agent(bench, life, status=1)
+    (life.node.logs / "train-000001.log").write_text("Traceback: the reason\n")
+    life.memory.trainer_pid = 0
+    life.memory.save(life.node)
+    life = bench.life(SESSION + "finish(100)\n")
+    life.run()
+    assert "Traceback: the reason" in bench.log(life)
+
+
+def test_a_trainer_that_lives_is_gone_on_with(bench, wait_until):
+    life = bench.life(SESSION + "begin(5)\nuntil(Path('go').exists)\nfinish(100)\n")
+    run(life)  # this agent is left behind: its threads stop, as those of a killed one
+    wait_for_step(life, 5, wait_until)
+    life.logs._stopped.set()
+    life.courier._stopped.set()
+    life._watcher.stop()
+    life.insist = lambda *_, **__: time.sleep(3600)  # its main thread never speaks again
+    after = bench.life(SESSION)
+    thread = run(after)
+    wait_until(lambda: after.status.state == "running")
+    (after.node.work / "go").touch()
+    end(thread)
+    assert (bench.exit_record().outcome, bench.exit_record().generation) == ("succeeded", 1)
+    assert bench.log(after).count("resumed at 0") == 1
+    assert len(generations.read_generations(bench.store, JOB)) == 1
+
+
+def test_a_trainer_nobody_remembers_is_ended_before_another_starts(bench, wait_until):
+    life = bench.life(SESSION + "finish(100)\n")
+    handoff = life.node.handoff(1)
+    handoff.mkdir(parents=True)
+    stray = subprocess.Popen(["sleep", "60"], env={**os.environ, files.HANDOFF: str(handoff)})
+    life.run()
+    assert stray.wait(10) == -9
+    assert bench.exit_record().outcome == "succeeded"
+
+
+def test_a_node_that_has_said_its_last_word_does_nothing_more(bench):
+    bench.life(SESSION + "finish(100)\n").run()
+    before = bench.exit_record()
+    bench.life(SESSION + "raise SystemExit(3)\n").run()
+    assert bench.exit_record() == before
+
+
+def test_a_slot_of_another_machine_runs_nothing(bench):
+    launches.void_slot(bench.store, JOB, 1, 0, "voided: too late")
+    life = bench.life(SESSION, run={"setup": "touch ran"})
+    life.run()
+    assert not (life.node.work / "ran").exists()
+    with pytest.raises(ObjectMissing):
+        bench.exit_record()
+
+
+# --- insisting ------------------------------------------------------------------------------------
+
+
+def test_insisting_tries_until_the_very_deadline(bench):
+    """It gave up when the next pause would have been longer than the time left: up to 15 s too early."""
+    life = bench.life()
+    store = FaultyStore(bench.store, down_for_ever(bench), bench.root / "state")
+    began = time.monotonic()
+    with pytest.raises(Exception, match="outage"):
+        life.insist(lambda: store.get("x"), deadline=began + 0.4)
+    assert time.monotonic() >= began + 0.4
+    assert store.calls["get"] >= 3
