@@ -10,7 +10,7 @@ class Store(Protocol):
     """What rounds need of torch's Store."""
 
     def set(self, key: str, value: str, /) -> None:
-        """Write the key."""
+        """Write the key; other connections may see it a moment later."""
 
     def get(self, key: str, /) -> bytes:
         """Return the value of a key that is there."""

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from cloudspot.train import SessionError, distributed
-from cloudspot.train.rounds import Rounds
+from cloudspot.train.rounds import Order, Rounds
 from cloudspot.train.stores import LocalStore
 
 
@@ -23,9 +23,9 @@ def test_each_rank_has_a_connection_of_its_own(server, clones):
         default = types.SimpleNamespace(underlying_store=bare)
     one, other = (distributed._connect_again(default) for _ in range(2))
     assert one is not other
-    one.set("a", "1")
-    assert other.check(["a"])
+    one.set("a", "1")  # returns before the server has it
     assert other.get("a") == b"1"
+    assert other.check(["a"])
 
 
 def test_a_store_that_cannot_be_shared_is_named():
@@ -46,7 +46,7 @@ def test_torchs_store_and_ours_answer_alike(server, kind):
     assert store.get("b") == b"x"
 
 
-def test_ranks_agree_over_tcp(server):
+def test_ranks_agree_over_tcp(server, wait_until):
     ranks = [
         Rounds(
             dist.PrefixStore("cloudspot", server.clone()), rank=rank, world_size=3, start=5, clock=lambda: 0.0
@@ -54,10 +54,19 @@ def test_ranks_agree_over_tcp(server):
         for rank in range(3)
     ]
     ranks[2].request_drain(guard=60.0, notice=True)
-    for _ in range(6):
+    orders = [False]
+
+    def agreed():
         for rank in ranks:
             rank.poll()
-    orders = [rank.try_begin(5) for rank in ranks]
+        orders[:] = [rank.try_begin(5) for rank in ranks]
+        return all(isinstance(order, Order) for order in orders)
+
+    # Before the first promise a rank may pass the boundary: none of them is held yet.
+    while not all(rank._hold is not None for rank in ranks):
+        for rank in ranks:
+            rank.poll()
+    wait_until(agreed)
     assert {(order.kind, order.step, order.avoid) for order in orders} == {("drain", 5, frozenset({2}))}
 
 

@@ -39,6 +39,8 @@ class World:
             if self.random.random() < intervals:
                 self.ranks[0].rounds.request_interval()
             rank = self.random.choice(self.ranks)
+            if self.random.random() < 0.1:
+                rank.connection.deliver()
             if self.random.random() < rank.haste:
                 rank.move()
             elif self.random.random() < 0.5:
@@ -49,8 +51,37 @@ class World:
         pytest.fail(f"the ranks hang: {states}")
 
 
+class Connection(LocalStore):
+    """As a TCPStore's client: what it sets reaches the others a while later, in order."""
+
+    def __init__(self, server):
+        self._server = server
+        self._sent = []
+
+    def set(self, key, value, /):
+        self._sent.append((key, value))
+
+    def deliver(self):
+        for key, value in self._sent:
+            self._server.set(key, value)
+        self._sent.clear()
+
+    def get(self, key, /):
+        self.deliver()
+        return self._server.get(key)
+
+    def check(self, keys, /):
+        self.deliver()
+        return self._server.check(keys)
+
+    def compare_set(self, key, expected, desired, /):
+        self.deliver()
+        return self._server.compare_set(key, expected, desired)
+
+
 class Rank:
     def __init__(self, world, index, num_ranks):
+        self.connection = Connection(world.store)
         self.world = world
         self.haste = world.random.choice([0.1, 0.5, 0.9])
         self.position = 0
@@ -59,7 +90,7 @@ class Rank:
         self.left_at = None
         self.saved = []
         self.rounds = Rounds(
-            world.store,
+            self.connection,
             rank=index,
             world_size=num_ranks,
             start=0,
