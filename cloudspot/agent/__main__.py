@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import logging
+import os
 
 from cloudspot.agent.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    # Not sys.exit, which waits for the threads of an upload: after the last word nobody needs it, and
+    # the machine is paid for until this process has ended.
+    os._exit(status)

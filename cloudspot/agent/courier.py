@@ -89,10 +89,10 @@ class Courier:
         if self._directories is not None:
             self._directories.adopt()
 
-    def end_of_trainer(self) -> None:
+    def end_of_trainer(self, *, finished: bool) -> None:
         """Note that the trainer of this generation has ended; call it before anything that takes long."""
         if self._directories is not None:
-            self._directories.end_of_script()
+            self._directories.end_of_script(finished=finished)
 
     def settle(self) -> None:
         """Return when all that an ended generation has made is in the bucket, or an order came.

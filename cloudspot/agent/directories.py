@@ -45,12 +45,13 @@ class CheckpointDirectories:
         self._torn: dict[str, Fingerprint] = {}
         """What was not complete when a script ended: quiet is no proof until something writes there."""
         self._alive_at = 0.0
+        self._finished = False
 
     def ready(self, now: float, *, alive: bool) -> tuple[ReadyDirectory, ...]:
         """Return the complete directories, by step ascending.
 
         ``now`` is monotonic; ``alive`` says whether the script still runs: when it does not, a
-        directory that had not settled by then never will.
+        directory that had not settled by then never will, unless it finished.
         """
         if alive:
             self._alive_at = now
@@ -73,8 +74,14 @@ class CheckpointDirectories:
             self._since = seen
         return tuple(sorted(found, key=lambda directory: directory.step or 0))
 
-    def end_of_script(self) -> None:
-        """Note that the script has ended: what has not settled by now counts as torn."""
+    def end_of_script(self, *, finished: bool = False) -> None:
+        """Note that the script has ended: what has not settled by now counts as torn.
+
+        One that has ``finished`` by itself was not cut short while it wrote: all that it wrote is complete.
+        """
+        if finished:
+            self._finished = True
+            return
         torn = {}
         for path in self._matching():
             name, fingerprint = path.relative_to(self._work).as_posix(), fingerprint_of(path)
@@ -91,7 +98,8 @@ class CheckpointDirectories:
         return [path for path in found if not path.is_symlink() and path.is_dir()]
 
     def _is_settled(self, name: str, fingerprint: Fingerprint, since: float) -> bool:
-        return self._torn.get(name) != fingerprint and self._alive_at - since >= SETTLED_SECONDS
+        settled = self._finished or self._alive_at - since >= SETTLED_SECONDS
+        return settled and self._torn.get(name) != fingerprint
 
 
 def step_of(name: str) -> int | None:

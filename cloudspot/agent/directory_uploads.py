@@ -64,10 +64,13 @@ class DirectoryUploads:
         """Watch a script that runs already."""
         self._alive = True
 
-    def end_of_script(self) -> None:
-        """Note that no script writes any more: what is not complete by now never will be."""
+    def end_of_script(self, *, finished: bool = False) -> None:
+        """Note that no script writes any more: what is not complete by now never will be.
+
+        All is complete that a script has left which ``finished`` by itself.
+        """
         self._alive = False
-        self._directories.end_of_script()
+        self._directories.end_of_script(finished=finished)
         self._scanned_at = 0.0
 
     def carry(self, commit: Callable[[CheckpointId, float], None]) -> None:

@@ -206,16 +206,17 @@ class GenerationRun:
                 seen_step, moved_at = step, now
             limit = self._spec.limits.stuck_after
             # After the end of the loop no step comes; the last save or an evaluation may take its time.
-            ended = step == total or files.final_path(trainer.handoff).exists()
-            if limit is not None and now - moved_at > limit and status.has_session and not ended:
+            # In a drain the guard ends the waiting.
+            may_pause = drain is not None or step == total or files.final_path(trainer.handoff).exists()
+            if limit is not None and now - moved_at > limit and status.has_session and not may_pause:
                 _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - moved_at)
                 trainer.dump_stacks(self._ranks)
-                time.sleep(DUMP_SECONDS)
+                orders.wait(DUMP_SECONDS)
                 stuck = True
                 break
             time.sleep(POLL_SECONDS)
         trainer.kill()
-        life.courier.end_of_trainer()
+        life.courier.end_of_trainer(finished=code == 0)
         status.state = "uploading"
         life.memory.trainer_pid = 0
         seconds = time.monotonic() - started

@@ -230,7 +230,7 @@ def test_settling_waits_for_directories_too(bench, carry, node):
     """Else one is committed to a generation whose successor has chosen an older one: nobody resumes from it."""
     directory(node, "checkpoint-10")
     life = carry(checkpoint=PATTERN)
-    life.courier.end_of_trainer()
+    life.courier.end_of_trainer(finished=False)
     life.courier.settle()
     assert steps(bench) == [10]
 

@@ -131,3 +131,14 @@ def test_a_directory_that_goes_away_under_the_scan_is_no_error(tmp_path: Path) -
     finally:
         stopped.set()
         thread.join()
+
+
+def test_what_a_script_wrote_just_before_it_finished_is_complete(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    checkpoint(tmp_path, 10, "half of the wei")
+    directories.ready(100.0, alive=True)
+    directories.end_of_script()
+    checkpoint(tmp_path, 600)
+    directories.ready(150.0, alive=True)
+    directories.end_of_script(finished=True)
+    assert [d.step for d in directories.ready(151.0, alive=False)] == [600]

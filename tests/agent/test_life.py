@@ -161,6 +161,21 @@ def test_a_trainer_that_ignores_the_notice_is_ended_at_the_guard(bench, wait_unt
     assert (record.outcome, record.step, record.committed) == ("drained", 41, None)
 
 
+def test_a_drain_is_not_taken_for_being_stuck(bench, wait_until):
+    script = """
+step = iter(range(1, 10**6))
+until(lambda: begin(next(step), 10**6) or files.read_drain(handoff))
+time.sleep(0.8)
+drain(40)
+"""
+    life = bench.life(SESSION + script, limits={"stuck_after": 0.4})
+    thread = run(life)
+    wait_for_step(life, 1, wait_until)
+    notice(bench, 8.0)
+    end(thread)
+    assert (bench.exit_record().outcome, bench.exit_record().committed) == ("drained", bench.id(1, 40))
+
+
 def test_the_end_of_the_loop_wins_against_a_drain(bench, wait_until):
     life = bench.life(SESSION + "begin(99)\nuntil(lambda: files.read_drain(handoff))\nfinish(100)\n")
     thread = run(life)
@@ -206,6 +221,13 @@ def test_failing_twice_at_a_step_ends_the_job_with_the_scripts_words(bench):
     assert record.detail == "the training failed with exit status 1 twice at step 7"
     assert record.log_tail[-1] == "ValueError: no such layer"
     assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
+
+
+def test_the_last_checkpoint_of_a_script_without_a_session_is_delivered(bench):
+    script = "import os\nos.makedirs('out/step-600')\nopen('out/step-600/model', 'w').write('weights')\n"
+    life = bench.life(script, checkpoint={"directory": "out/step-*"})
+    life.run()
+    assert (bench.exit_record().outcome, bench.commits()) == ("succeeded", (bench.id(1, 600),))
 
 
 # --- what cannot go on --------------------------------------------------------------------------
