@@ -91,6 +91,8 @@ class DirectoryUploads:
         """Return the newest complete directories that are not in the bucket."""
         if self._status.has_session or self._status.generation == 0:
             return []
+        if self._status.ranks and 0 not in self._status.ranks:
+            return []  # of several nodes the first uploads: scripts write on global rank 0
         ready = self._directories.ready(time.monotonic(), alive=self._alive)
         newest = max((d.step or 0 for d in ready), default=0)
         return [d for d in ready if (d.step or 0) == newest and (d.name, d.fingerprint) not in self._known]

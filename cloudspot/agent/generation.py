@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudspot.agent.failures import Failure, GiveUp, judge
-from cloudspot.agent.heartbeat import free_port
 from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch
 from cloudspot.agent.leaving import Leaving, LeavingError
-from cloudspot.agent.restore import Restored, restore_newest
+from cloudspot.agent.membership import Membership
 from cloudspot.agent.watcher import drain_at, guard_of
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import generations
-from cloudspot.jobstore.records import Final, Generation, Member, new_nonce
+from cloudspot.jobstore.records import Final, Generation
 from cloudspot.train import handoff as files
 
 if TYPE_CHECKING:
@@ -42,12 +40,14 @@ class GenerationRun:
         self._spec = life.job.spec
         self._environment = environment
         self._stop_guard: float | None = None
-        procs = self._spec.procs_per_node
-        self._ranks = tuple(range(procs))  # several nodes: the member's index times procs comes on top
+        self._membership = Membership(life)
+        self._ranks: tuple[int, ...] = ()
+        """The global ranks that this node runs in the current generation."""
 
     def run_all(self) -> Leaving:
         """Run generations until there is a reason to leave, and return it."""
         life = self._life
+        self._membership.start()
         trainer, why = self._adopt(), "first"
         while True:
             if trainer is None:
@@ -69,6 +69,9 @@ class GenerationRun:
             self._life.end_training()
             return None
         _log.warning("this agent was restarted; generation %d goes on", memory.generation)
+        known = self._life.insist(lambda: generations.read_generations(self._life.store, self._node.job_id))
+        self._membership.resume(known[memory.generation - 1])
+        self._take_ranks(known[memory.generation - 1])
         handoff = self._node.handoff(memory.generation)
         self._follow_metrics(handoff, memory.generation)
         self._life.courier.adopt()
@@ -80,14 +83,14 @@ class GenerationRun:
         status.state = "restoring"
         life.courier.settle()
         life.obey()
-        record, restored = self._propose(why)
+        record, restored = self._membership.next(why)
+        index = self._take_ranks(record)
         handoff = node.handoff(record.number)
         files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
         try:
             check_torch(self._python(), self._environment, node.work)
         except CloudspotError as error:
             raise LeavingError(Leaving("failed", str(error), 1, permanent=True)) from error
-        status.ranks = self._ranks
         status.restored_step = 0 if record.restore_from is None else record.restore_from.step
         status.generation = record.number
         status.handoff = handoff
@@ -110,7 +113,7 @@ class GenerationRun:
             entrypoint=self._spec.run.entrypoint,
             args=self._spec.run.args,
             num_nodes=len(record.members),
-            node_rank=0,
+            node_rank=index,
             procs_per_node=self._spec.procs_per_node,
             endpoint=record.endpoint,
             rendezvous_id=f"{node.job_id}-{record.number}",
@@ -124,45 +127,21 @@ class GenerationRun:
             _log.info("generation %d resumes from checkpoint %s", record.number, record.restore_from)
         trainer = Trainer.start(plan, handoff)
         memory.generation = record.number
+        memory.first_rank = self._ranks[0]
         memory.restored_step = status.restored_step
         memory.trainer_pid = trainer.pid
         memory.trainer_started_at = time.monotonic()
         memory.save(node)
+        status.is_regrouping = False
         status.state = "running"
         return trainer
 
-    def _propose(self, why: str) -> tuple[Generation, Restored]:
-        """Restore the newest checkpoint of the lineage that verifies, and say so in a new generation.
-
-        The restore comes before the record: ``restore_from`` names what was found whole, here.
-        """
-        life, node, identity = self._life, self._node, self._life.job.identity
-        while True:
-            known = life.insist(lambda: generations.read_generations(life.store, node.job_id))
-            restored = restore_newest(life, known)
-            record = Generation(
-                number=len(known) + 1,
-                launch=node.launch,
-                members=(
-                    Member(rank=identity.rank, instance_id=identity.instance_id, address=identity.address),
-                ),
-                endpoint=f"{identity.address}:{free_port(identity.address)}",
-                restore_from=restored.checkpoint,
-                skipped=restored.skipped,
-                why="relaunched" if why == "first" and known else why,
-                at=datetime.now(timezone.utc),
-                writer=new_nonce(),
-            )
-            winner = life.insist(
-                lambda record=record: generations.propose(life.store, node.job_id, record)  # type: ignore[misc]
-            )
-            if winner == record:
-                return record, restored
-            if winner.launch > node.launch:
-                raise LeavingError(Leaving("superseded", f"launch {winner.launch} runs the job"))
-            # An older launch wrote it late, or an earlier agent of this machine died before it could
-            # start it: neither trains; the next number is free.
-            _log.warning("generation %d was taken by launch %d", winner.number, winner.launch)
+    def _take_ranks(self, record: Generation) -> int:
+        """Take this node's part in a generation; return its index among the members."""
+        ranks = [member.rank for member in record.members]
+        index, procs = ranks.index(self._life.job.identity.rank), self._spec.procs_per_node
+        self._ranks = self._life.status.ranks = tuple(range(index * procs, (index + 1) * procs))
+        return index
 
     def _python(self) -> str:
         return self._spec.run.python or self._node.train_python
@@ -186,6 +165,7 @@ class GenerationRun:
         drain = files.read_drain(trainer.handoff)  # of the agent before this one
         moved_at, seen_step = time.monotonic(), -1
         stuck = False
+        regroup: str | None = None
         while True:
             code = trainer.poll()
             if code is not None:
@@ -200,6 +180,11 @@ class GenerationRun:
                 files.write_drain(trainer.handoff, drain)
                 status.state = "draining"
             if drain is not None and self._drain_is_over(drain, now):
+                break
+            # A drain that is under way ends by its own guard; what it saves is worth waiting for.
+            regroup = None if drain is not None else self._membership.why_regroup()
+            if regroup is not None:
+                _log.warning("%s: ending the trainer, to go on with those who are there", regroup)
                 break
             step, total = status.progress()
             if step != seen_step:
@@ -220,7 +205,10 @@ class GenerationRun:
         status.state = "uploading"
         life.memory.trainer_pid = 0
         seconds = time.monotonic() - started
-        why = self._conclude(trainer.handoff, code, drain, stuck=stuck, seconds=seconds)
+        if regroup is not None and life.ordered_leaving() is None:
+            why: Leaving | str = "regrouped"
+        else:
+            why = self._conclude(trainer.handoff, code, drain, stuck=stuck, seconds=seconds)
         life.memory.save(self._node)
         return why
 
@@ -266,9 +254,16 @@ class GenerationRun:
             saved = steps[0] if len(steps) == len(self._ranks) else None
             return Leaving(ordered.outcome, ordered.detail, saved_step=saved)
         if code == 0:
-            # Only an order makes the ranks drain, and an agent that was restarted hears of it again.
-            _log.warning("the ranks have drained, and no order stands: the training goes on")
+            # Another node has to go (or an agent that was restarted has yet to hear of its order again).
+            steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
+            _log.info("drained at step %s for another node; the training goes on without it", steps[:1])
+            life.courier.settle()
+            if steps:
+                self._membership.await_commit(steps[0])
             return "drained"
+        if not self._membership.others_are_well():
+            _log.warning("the training failed with exit status %s because a node was lost", code)
+            return "regrouped"
         return self._failed(137 if code is None else code, stuck=stuck, seconds=seconds)
 
     def _failed(self, code: int, *, stuck: bool, seconds: float) -> Leaving | str:

@@ -18,6 +18,8 @@ from cloudspot.model import NodeIdentity
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
+REGROUP_SECONDS = 0.5
+"""The same while the nodes agree on the next generation, and wait for each other's signs of life."""
 LOOK_SECONDS = 1.0
 """How often the requests of others are looked for: a stop should feel prompt."""
 
@@ -44,7 +46,8 @@ class HeartbeatWriter:
         self._identity = identity
         self._status = status
         self._orders = orders
-        self._counter = 0
+        # A later agent of this machine begins higher: for the peers any change is a sign of life.
+        self._counter = time.monotonic_ns() // 1_000_000
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -102,8 +105,11 @@ class HeartbeatWriter:
             data = self._store.get(keys.generation(self._job_id, self._status.generation + 1))
         except ObjectMissing:
             return
-        if codec.decode(data, Generation).launch > self._launch:
+        generation = codec.decode(data, Generation)
+        if generation.launch > self._launch:
             self._orders.give(superseded=True)
+        elif generation.launch == self._launch:
+            self._orders.propose(generation)
 
     def _run(self) -> None:
         beat_at = look_at = 0.0
@@ -113,7 +119,8 @@ class HeartbeatWriter:
             try:
                 if changed.is_set() or now >= beat_at:
                     changed.clear()
-                    beat_at = now + HEARTBEAT_SECONDS
+                    regrouping = self._status.is_regrouping
+                    beat_at = now + (REGROUP_SECONDS if regrouping else HEARTBEAT_SECONDS)
                     self.beat()
                 if now >= look_at:
                     look_at = now + LOOK_SECONDS

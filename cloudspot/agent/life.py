@@ -125,7 +125,8 @@ class Life:
         if memory.generation > 0:
             status.generation, status.restored_step = memory.generation, memory.restored_step
             status.handoff = node.handoff(memory.generation)
-            status.ranks = tuple(range(self.job.spec.procs_per_node))
+            first = memory.first_rank
+            status.ranks = tuple(range(first, first + self.job.spec.procs_per_node))
         if memory.notice_deadline is not None:
             now, wall = time.monotonic(), datetime.now(timezone.utc)
             at = wall + timedelta(seconds=memory.notice_deadline - now)

@@ -114,6 +114,8 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     generation: int = 0
     """The newest generation this node started; 0: none."""
     restored_step: int = 0
+    first_rank: int = 0
+    """The lowest global rank that this node ran in it."""
     trainer_pid: int = 0
     """The process group of that generation's torchrun; 0: none was started, or its end was dealt with."""
     trainer_started_at: float = 0.0

@@ -61,6 +61,33 @@ def restore_newest(life: Life, known: Sequence[Generation]) -> Restored:
     return Restored(checkpoint=None)
 
 
+def newest_candidate(
+    life: Life, known: Sequence[Generation], skipped: Sequence[Skipped]
+) -> CheckpointId | None:
+    """Return what ``restore_newest`` would try first, but for those that are known not to verify."""
+    commits = life.insist(lambda: manifests.read_commits(life.store, life.node.job_id))
+    bad = {one.checkpoint for one in skipped}
+    return next((one for one in generations.lineage(known, commits) if one not in bad), None)
+
+
+def restore_this(life: Life, checkpoint: CheckpointId | None, restored: Restored | None) -> Restored:
+    """Fetch the checkpoint that another node has chosen, unless it is what was restored here already.
+
+    Raises:
+        LeavingError: it does not verify here.
+    """
+    if restored is not None and restored.checkpoint == checkpoint:
+        return restored
+    if checkpoint is None:
+        return Restored(checkpoint=None)
+    try:
+        commit = life.insist(lambda: manifests.read_commit(life.store, life.node.job_id, checkpoint))
+        return _fetch(life, commit, ())
+    except (CorruptData, ObjectMissing) as error:
+        detail = f"checkpoint {checkpoint}, which another node has verified, does not verify here: {error}"
+        raise LeavingError(Leaving("failed", detail, exit_code=1)) from error
+
+
 def _fetch(life: Life, commit: Commit, skipped: tuple[Skipped, ...]) -> Restored:
     node = life.node
     if commit.kind == "directory":

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cloudspot.agent.watcher import Reclaim
-from cloudspot.jobstore.records import CheckpointId, StopRequest
+from cloudspot.jobstore.records import CheckpointId, Generation, StopRequest
 from cloudspot.train import handoff as files
 
 
@@ -29,6 +29,8 @@ class Status:
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None
         self.warnings: tuple[str, ...] = ()
+        self.is_regrouping = False
+        """The next generation is being agreed on: heartbeats come faster."""
         self._metrics: dict[str, float] = {}
         self._metrics_read = (Path(), 0)
 
@@ -88,6 +90,8 @@ class Orders:
         self.stop: StopRequest | None = None
         self.superseded = False
         """A newer launch of the job runs: this node must not train any more."""
+        self.newer: Generation | None = None
+        """A generation of this launch that is newer than the one this node runs."""
 
     def give(
         self,
@@ -108,6 +112,12 @@ class Orders:
     def pending(self) -> bool:
         """Say whether the node has to leave."""
         return self.reclaim is not None or self.stop is not None or self.superseded
+
+    def propose(self, newer: Generation) -> None:
+        """Note that others have agreed on a newer generation; that is not yet an order to leave."""
+        with self._changed:
+            self.newer = newer
+            self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
         """Wait until there is an order, at most so long; say whether there is."""

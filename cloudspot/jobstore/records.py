@@ -217,7 +217,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     instance_id: str
     outcome: str
-    """``succeeded``, ``drained`` (after a notice), ``stopped``, ``failed``, ``superseded``."""
+    """``succeeded``, ``drained`` (after a notice), ``stopped``, ``failed``, ``left`` (too few nodes were
+    left to go on), ``superseded`` (the job goes on without this node)."""
     detail: str
     exit_code: int
     """Of the training script, where the outcome is ``failed``; else 0."""

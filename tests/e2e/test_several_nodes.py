@@ -1,0 +1,196 @@
+"""Several nodes: whoever is lost, the job saves, regroups or is launched anew, and ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from acting_user import User, wait_for
+
+from cloudspot.local.machines import MachineDirectory
+from cloudspot.local.processes import MARK
+from cloudspot.processes import marked_processes
+
+SETS = ("nodes=2", 'run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
+NUM_STEPS = 10 * 10
+FOUR = (
+    "nodes={min=2, max=4}",
+    'run.env.TINY_EPOCHS="60"',
+    'run.env.TINY_STEP_SECONDS="0.05"',
+    "limits.max_restarts=20",
+)
+FOUR_STEPS = 60 * 5
+
+
+def reclaims(ranks: tuple[int, ...], after_steps: int, notice: str) -> str:
+    """Return the override that reclaims nodes of the first launch at a step."""
+    tables = (f'{{launch=1, rank={rank}, after_steps={after_steps}, notice="{notice}"}}' for rank in ranks)
+    return f"providers.local.reclaims=[{', '.join(tables)}]"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The weights' hash of two nodes that nothing disturbs."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("undisturbed") / "home"
+        patch.setenv("CLOUDSPOT_LOCAL_HOME", str(home))
+        user = User(home)
+        user.run_tiny("calm", sets=SETS)
+        shown = user.show("calm")
+        assert len(shown["attempts"]) == 1
+        assert shown["steps_total"] == NUM_STEPS
+        assert len(user.machines()) == 2
+        yield shown["final"]["weights_sha256"]
+        user.close()
+
+
+def check(user: User, undisturbed: str, ranks: tuple[int, ...], notice: str, seed: int) -> None:
+    """Reclaim nodes at a random step and compare the end with the undisturbed one's."""
+    step = random.Random(seed).randrange(2, NUM_STEPS - 40)
+    user.run_tiny("hit", sets=(*SETS, reclaims(ranks, step, notice)))
+    shown = user.show("hit", "--verify")
+    assert shown["state"] == "succeeded"
+    assert len(shown["attempts"]) == 2
+    assert shown["last_commit"]["verified"] is True
+    assert shown["final"]["weights_sha256"] == undisturbed
+    if notice != "0s":
+        assert shown["steps_lost"] == 0
+        assert len(shown["notices"]) == len(ranks)
+    assert {line["rank"] for line in shown["attempts"][1]["nodes"]} == {0, 1}
+
+
+WHO = [(0,), (1,), (0, 1)]
+
+
+@pytest.mark.parametrize("ranks", WHO, ids=str)
+@pytest.mark.parametrize("notice", ["8s", "0s"])
+def test_losing_a_node_or_all_changes_no_bit(
+    user: User, undisturbed: str, ranks: tuple[int, ...], notice: str
+) -> None:
+    check(user, undisturbed, ranks, notice, seed=len(ranks))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("ranks", WHO, ids=str)
+@pytest.mark.parametrize("notice", ["8s", "0s"])
+def test_soak_of_lost_nodes(
+    user: User, undisturbed: str, ranks: tuple[int, ...], notice: str, seed: int
+) -> None:
+    check(user, undisturbed, ranks, notice, seed)
+
+
+def test_survivors_go_on_as_a_smaller_generation(user: User) -> None:
+    sets = ("nodes={min=1, max=2}", *SETS[1:], reclaims((0,), 20, "8s"))
+    user.run_tiny("smaller", sets=sets)
+    shown = user.show("smaller", "--verify")
+    assert (shown["state"], len(shown["attempts"]), shown["steps_lost"]) == ("succeeded", 1, 0)
+    history = user.history("smaller")
+    assert [[member.rank for member in g.members] for g in history.generations] == [[0, 1], [1]]
+    assert history.generations[1].restore_from is not None
+
+
+def test_logs_speak_of_every_node(user: User) -> None:
+    user.run_tiny("talk", sets=("nodes=2", 'run.env.TINY_EPOCHS="2"'))
+    both = user.cloudspot("logs", "talk").stdout
+    second = user.cloudspot("logs", "talk", "--node", "1").stdout
+    assert "generation 1" in second
+    assert "loss" in both
+    assert "loss" not in second
+
+
+def supervisors_processes(machine: Path) -> list[int]:
+    """Return the machine's processes without its supervisor, which stands for the provider."""
+    return list(marked_processes(MARK, machine.name))
+
+
+def disturb(user: User, seed: int) -> None:
+    """Run four nodes, of which two suffice, and lose or freeze some at random moments."""
+    rng = random.Random(seed)
+    cli = user.start_tiny("storm", sets=FOUR)
+    wait_for(
+        "the first step",
+        lambda: len(list(user.home.glob("machines/*/node/generations/*/progress-*"))) >= 4,
+        seconds=120,
+    )
+    for _ in range(rng.randrange(1, 4)):
+        time.sleep(rng.uniform(0.0, 6.0))
+        if cli.poll() is not None:
+            break
+        alive = [one for one in user.machines() if supervisors_processes(one)]
+        victims = rng.sample(alive, min(len(alive), rng.choice([1, 1, 2])))
+        for machine in victims:
+            fault(user, machine, rng.choice(["notice", "kill", "freeze"]), rng)
+    wait_for("the end of the run", lambda: cli.poll() is not None, seconds=400)
+    assert cli.returncode == 0, user.output(cli)[-6000:]
+
+
+def fault(user: User, machine: Path, kind: str, rng: random.Random) -> None:
+    """Take a machine with notice, kill its host, or stop its processes and continue them later."""
+    if kind == "notice":
+        rank = str(MachineDirectory(machine).record().rank)
+        user.cloudspot("preempt", "storm", "--node", rank, "--notice", "6s", status=None)
+    elif kind == "kill":
+        supervisor = MachineDirectory(machine).supervisor()
+        if supervisor is not None:
+            for pid in (supervisor.pid, *supervisors_processes(machine)):
+                send(pid, signal.SIGKILL)
+    else:
+        stopped = supervisors_processes(machine)
+        for pid in stopped:
+            send(pid, signal.SIGSTOP)
+        time.sleep(rng.choice([2.0, 12.0, 30.0]))
+        for pid in stopped:
+            send(pid, signal.SIGCONT)
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal; a process that is gone is no error."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def check_records(user: User) -> None:
+    """Check over journal and records that no two generations went on from one point."""
+    history = user.history("storm")
+    for older, newer in zip(history.generations, history.generations[1:], strict=False):
+        # What the older one committed after the newer had chosen where to go on from, is a split
+        # unless it never counts: then nobody may ever have resumed from it.
+        chosen = newer.restore_from
+        late = [c for c in history.commits if c.generation == older.number and chosen and c > chosen]
+        resumed = [g.restore_from for g in history.generations if g.restore_from in late]
+        assert resumed == []
+    steps = [c.step for c in history.commits if c.generation == history.generations[-1].number]
+    assert max(steps) == user.show("storm")["steps_total"]
+
+
+def check_storm(user: User, seed: int) -> None:
+    """Run one storm and check all that must hold after it."""
+    disturb(user, seed)
+    assert user.show("storm")["state"] == "succeeded"
+    checkpoints = json.loads(user.cloudspot("checkpoints", "storm", "--verify", "--json").stdout)
+    assert checkpoints
+    assert all(checkpoint["verified"] for checkpoint in checkpoints)
+    check_records(user)
+    for machine in user.machines():
+        wait_for(f"the end of {machine.name}", lambda m=machine: not marked_processes(MARK, m.name))
+
+
+@pytest.mark.timeout(600)
+def test_four_nodes_of_which_two_suffice_outlive_a_storm(user: User) -> None:
+    check_storm(user, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_soak_of_storms(user: User, seed: int) -> None:
+    check_storm(user, seed)
