@@ -12,7 +12,7 @@ import pytest
 from cloudspot.agent import lastword
 from cloudspot.errors import ObjectMissing
 from cloudspot.jobstore import generations, keys, launches
-from cloudspot.jobstore.records import Generation, new_nonce
+from cloudspot.jobstore.records import Generation, Member, new_nonce
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice
 from cloudspot.processes import marked_processes
@@ -332,7 +332,8 @@ def killed_agent(bench, life, *, status, drained=None, drain=None, progress=40):
     memory.save(life.node)
     (life.node.work / "train.py").write_text((bench.root / "code" / "train.py").read_text())
     record = Generation(
-        number=1, launch=1, members=(), endpoint="", restore_from=None, why="first",
+        number=1, launch=1, members=(Member(rank=0, instance_id="m-1", address="127.0.0.1"),),
+        endpoint="", restore_from=None, why="first",
         at=datetime.now(timezone.utc), writer=new_nonce(),
     )  # fmt: skip
     generations.propose(bench.store, JOB, record)
