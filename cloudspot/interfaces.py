@@ -4,7 +4,7 @@ Everything here is synchronous and must be thread-safe. A plugin translates its 
 edge into :mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never
 sees an SDK.
 
-The interfaces may still move until several nodes and one cloud work on them; the changelog says so
+The interfaces may still move until one cloud works on them; the changelog says so
 when they do.
 """
 

@@ -30,7 +30,13 @@ def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(
     user: User, tmp_path: Path
 ) -> None:
     job = copy_example("unmodified", tmp_path / "unmodified")
-    user.cloudspot("run", "--provider", "local", str(job), "--name", "plain", timeout=240)
+    # Reclaimed once it has a checkpoint, whenever that is on this machine.
+    cli = user.start("run", str(job), "--name", "plain", "--set", "providers.local.reclaims=[]")
+    commits = user.home / "store" / "jobs" / "plain" / "commits"
+    wait_for("a checkpoint of the script's own", lambda: list(commits.glob("*")), seconds=150)
+    user.cloudspot("preempt", "plain", "--notice", "6s")
+    wait_for("the end of the run", lambda: cli.poll() is not None, seconds=200)
+    assert cli.returncode == 0, user.output(cli)[-6000:]
     shown = user.show("plain", "--verify")
     assert shown["state"] == "succeeded"
     assert len(shown["attempts"]) == 2
