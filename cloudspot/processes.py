@@ -55,9 +55,7 @@ def _scan_proc(mark: bytes) -> tuple[int, ...]:
 
 
 def _scan_ps(mark: bytes) -> tuple[int, ...]:
-    listing = subprocess.run(
-        ["ps", "-axwwE", "-o", "pid=,command="], capture_output=True, check=False
-    ).stdout
+    listing = subprocess.run(["ps", "-axwwE", "-o", "pid=,command="], capture_output=True, check=False).stdout
     found = []
     for line in listing.splitlines():
         words = line.split()
@@ -69,16 +67,19 @@ def _scan_ps(mark: bytes) -> tuple[int, ...]:
 def kill_marked(name: str, value: str, *, timeout_seconds: float = 30.0) -> bool:
     """SIGKILL every marked process until none is left; return whether none was left in time.
 
-    One pass is not enough: a process that forks while it is being looked for leaves a child behind.
+    One pass is not enough: a process that forks while it is being looked for leaves a child behind, and
+    one in the middle of an exec has no environment for a moment. So nothing has to be found twice.
     """
     end = time.monotonic() + timeout_seconds
+    num_empty = 0
     while True:
         pids = marked_processes(name, value)
-        if not pids:
-            return True
         for pid in pids:
             signal_process(pid, signal.SIGKILL)
-        if time.monotonic() > end:
+        num_empty = 0 if pids else num_empty + 1
+        if num_empty == 2:
+            return True
+        if pids and time.monotonic() > end:
             return False
         time.sleep(0.005)
 
