@@ -12,6 +12,7 @@ slips into a training's data cannot reach it through the training.
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -36,6 +37,7 @@ HEADER = "Metadata-Flavor"
 HEADER_VALUE = "cloudspot-local"
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class StandingNotice(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,10 +134,9 @@ class LocalPreemptionSource(PreemptionSource):
 
     def poll(self) -> PreemptionNotice | None:
         """Return the standing notice, or None."""
-        body = fetch("/notice")
-        if body is None:
+        notice = _fetch_json("/notice", StandingNotice)
+        if notice is None:
             return None
-        notice = msgspec.json.decode(body, type=StandingNotice)
         return PreemptionNotice(deadline=notice.deadline, action=notice.action, source="local-metadata")
 
 
@@ -143,13 +144,21 @@ def read_identity() -> NodeIdentity:
     """Return who this machine is, by its metadata service.
 
     Raises:
-        TransientError: the service does not answer.
+        TransientError: the service does not answer, or with something else.
         CloudspotError: this process does not run on a local machine.
     """
-    body = fetch("/identity")
-    if body is None:
+    identity = _fetch_json("/identity", NodeIdentity)
+    if identity is None:
         raise TransientError("the metadata service knows no identity yet")
-    return msgspec.json.decode(body, type=NodeIdentity)
+    return identity
+
+
+def _fetch_json(path: str, kind: type[_T]) -> _T | None:
+    body = fetch(path)
+    try:
+        return None if body is None else msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:  # a malformed text, or another value
+        raise TransientError(f"the metadata service answered nonsense to {path}: {error}") from error
 
 
 def fetch(path: str, *, timeout_seconds: float = 5.0) -> bytes | None:
@@ -172,7 +181,7 @@ def fetch(path: str, *, timeout_seconds: float = 5.0) -> bytes | None:
             if error.code == 404:
                 return None
             raise TransientError(f"the metadata service answered {error.code} to {path}") from error
-    except OSError as error:  # URLError and timeouts are among them
+    except (OSError, http.client.HTTPException) as error:  # URLError and timeouts; an answer that breaks off
         raise TransientError(f"the metadata service does not answer: {error}") from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import urllib.error
 import urllib.request
 from datetime import timedelta
@@ -105,6 +107,49 @@ def test_a_service_that_does_not_answer_leaves_everything_open(machine, host):
     host.wait_until(supervisor_is_gone)
     with pytest.raises(TransientError, match="does not answer"):
         LocalPreemptionSource(notice_seconds=10.0).poll()
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """``answering(data)``: a metadata service that answers any request with these bytes, and hangs up."""
+    servers, threads = [], []
+
+    def answering(data):
+        server = socket.create_server(("127.0.0.1", 0))
+
+        def serve():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(data)
+
+        servers.append(server)
+        threads.append(threading.Thread(target=serve))
+        threads[-1].start()
+        monkeypatch.setenv(METADATA, f"http://127.0.0.1:{server.getsockname()[1]}")
+
+    yield answering
+    for thread, server in zip(threads, servers, strict=True):
+        thread.join()
+        server.close()
+
+
+@pytest.mark.parametrize("data", [b"nonsense\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"])
+def test_an_answer_that_breaks_off_leaves_everything_open(answering, data):
+    answering(data)
+    with pytest.raises(TransientError, match="does not answer"):
+        LocalPreemptionSource(notice_seconds=10.0).poll()
+
+
+@pytest.mark.parametrize("body", [b"{", b"{}", b'{"deadline": "soon"}', b"\xff"])
+def test_a_malformed_answer_leaves_everything_open(answering, body):
+    for ask, path in (
+        (LocalPreemptionSource(notice_seconds=10.0).poll, "/notice"),
+        (LocalProvider().node_identity, "/identity"),
+    ):
+        answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        with pytest.raises(TransientError, match=f"answered nonsense to {path}"):
+            ask()
 
 
 def test_no_proxy_stands_between(machine, monkeypatch):
