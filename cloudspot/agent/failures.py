@@ -58,4 +58,5 @@ def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restar
         return GiveUp(f"the training {failure} twice at step {failure.step}")
     if num_restarts >= max_restarts:
         return GiveUp(f"the training {failure} at step {failure.step}, after {num_restarts} restarts")
-    return Again(min(2.0**num_restarts, MAX_RESTART_WAIT_SECONDS))
+    # At once the first time: most often it is a passing fault, and the machines are paid for.
+    return Again(min(2.0**num_restarts - 1.0, MAX_RESTART_WAIT_SECONDS))

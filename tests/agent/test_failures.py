@@ -10,7 +10,7 @@ def failure(step, *, seconds=1.0, has_session=True, is_stuck=False):
 
 def test_twice_at_the_same_step_is_the_scripts_own_error():
     memory = NodeMemory()
-    assert judge(failure(7), memory, num_restarts=0, max_restarts=3) == Again(1.0)
+    assert judge(failure(7), memory, num_restarts=0, max_restarts=3) == Again(0.0)
     assert judge(failure(7), memory, num_restarts=1, max_restarts=3) == GiveUp(
         "the training failed with exit status 1 twice at step 7"
     )
@@ -18,8 +18,8 @@ def test_twice_at_the_same_step_is_the_scripts_own_error():
 
 def test_a_step_further_counts_only_against_the_restarts():
     memory = NodeMemory()
-    assert judge(failure(7), memory, num_restarts=0, max_restarts=2) == Again(1.0)
-    assert judge(failure(8), memory, num_restarts=1, max_restarts=2) == Again(2.0)
+    assert judge(failure(7), memory, num_restarts=0, max_restarts=2) == Again(0.0)
+    assert judge(failure(8), memory, num_restarts=1, max_restarts=2) == Again(1.0)
     assert judge(failure(9), memory, num_restarts=2, max_restarts=2) == GiveUp(
         "the training failed with exit status 1 at step 9, after 2 restarts"
     )
@@ -28,7 +28,7 @@ def test_a_step_further_counts_only_against_the_restarts():
 def test_being_stuck_twice_at_a_step_is_tried_again():
     memory = NodeMemory()
     judge(failure(7, is_stuck=True), memory, num_restarts=0, max_restarts=3)
-    assert judge(failure(7, is_stuck=True), memory, num_restarts=1, max_restarts=3) == Again(2.0)
+    assert judge(failure(7, is_stuck=True), memory, num_restarts=1, max_restarts=3) == Again(1.0)
 
 
 def test_a_script_without_a_session_fails_for_good_only_when_it_fails_at_once_twice():

@@ -1,0 +1,124 @@
+"""From the loss of a trainer to the first step of the next generation, beside torchrun's cold start.
+
+python benchmarks/restart.py [--rounds 3]
+
+Both run examples like the end-to-end tests' smallest job on two "machines" of one process each. The
+reference is a plain torchrun on two nodes, from its start to its first step, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cloudspot.processes import is_marked
+from cloudspot.train import handoff
+
+JOB = Path(__file__).parent.parent / "tests" / "e2e" / "jobs" / "tiny"
+
+
+def wait_for(condition: Callable[[], Any], *, seconds: float = 120.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > end:
+            sys.exit("it did not come")
+        time.sleep(0.01)
+    return value
+
+
+def cold_start() -> float:
+    """Return the seconds from the start of two torchruns to the first step that both have done."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment.pop(handoff.HANDOFF, None)
+    started = time.monotonic()
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}"]
+            + ["--nproc-per-node=1", "--max-restarts=0", "--monitor-interval=0.05"]
+            + ["--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{port}", "train.py"],
+            cwd=JOB,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert nodes[0].stdout is not None
+        for line in nodes[0].stdout:
+            if line.startswith("step 0"):
+                return time.monotonic() - started
+        sys.exit("the plain torchrun made no step")
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+            if node.stdout is not None:
+                node.stdout.close()
+
+
+def restart(home: Path) -> float:
+    """Return the seconds from the SIGKILL of one trainer to the first step of the next generation."""
+    environment = {**os.environ, "CLOUDSPOT_LOCAL_HOME": str(home)}
+    words = [sys.executable, "-m", "cloudspot", "run", str(JOB / "job.toml"), "--name", "restart"]
+    words += ["--set", "nodes=2", "--set", 'run.env.TINY_EPOCHS="400"']
+    cli = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        machines = home / "machines"
+        wait_for(lambda: list(home.glob("store/jobs/restart/commits/*")))
+        (worker,) = wait_for(lambda: list(machines.glob("*/node/generations/000001/worker-1.pid")))
+        pid = int(worker.read_text())
+        assert is_marked(pid, "RANK", "1")
+        os.kill(pid, signal.SIGKILL)
+        lost = time.monotonic()
+
+        def has_stepped() -> bool:
+            found = list(machines.glob("*/node/generations/000002/progress-0"))
+            if not found:
+                return False
+            progress = handoff.read_progress(found[0].parent, 0)
+            first = resumed.setdefault("step", progress[0]) if progress else 0
+            return progress is not None and progress[0] > first
+
+        resumed: dict[str, int] = {}
+        wait_for(has_stepped)
+        return time.monotonic() - lost
+    finally:
+        subprocess.run(
+            [sys.executable, "-m", "cloudspot", "stop", "restart", "--wait"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        cli.wait(120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    colds, restarts = [], []
+    for number in range(options.rounds):
+        colds.append(cold_start())
+        with tempfile.TemporaryDirectory() as name:
+            restarts.append(restart(Path(name) / "home"))
+        print(f"round {number + 1}: cold start {colds[-1]:.2f} s, restart {restarts[-1]:.2f} s")
+    ratio = statistics.median(r / c for r, c in zip(restarts, colds, strict=True))
+    print(f"restart / cold start: median ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()
