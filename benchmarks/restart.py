@@ -45,9 +45,11 @@ def cold_start() -> float:
     started = time.monotonic()
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}"]
-            + ["--nproc-per-node=1", "--max-restarts=0", "--monitor-interval=0.05"]
-            + ["--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{port}", "train.py"],
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}"),
+                *("--nproc-per-node=1", "--max-restarts=0", "--monitor-interval=0.05"),
+                *("--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{port}", "train.py"),
+            ],
             cwd=JOB,
             env=environment,
             stdout=subprocess.PIPE,
@@ -73,8 +75,10 @@ def cold_start() -> float:
 def restart(home: Path) -> float:
     """Return the seconds from the SIGKILL of one trainer to the first step of the next generation."""
     environment = {**os.environ, "CLOUDSPOT_LOCAL_HOME": str(home)}
-    words = [sys.executable, "-m", "cloudspot", "run", str(JOB / "job.toml"), "--name", "restart"]
-    words += ["--set", "nodes=2", "--set", 'run.env.TINY_EPOCHS="400"']
+    words = [
+        *(sys.executable, "-m", "cloudspot", "run", str(JOB / "job.toml"), "--name", "restart"),
+        *("--set", "nodes=2", "--set", 'run.env.TINY_EPOCHS="400"'),
+    ]
     cli = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         machines = home / "machines"
