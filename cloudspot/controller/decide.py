@@ -46,6 +46,11 @@ BOOT_LIMIT_SECONDS = 20 * 60.0
 """A machine that has not claimed its rank for so long hangs: its launch is made void."""
 STOP_GRACE_SECONDS = 10 * 60.0
 """After a request to stop, machines may take so long to checkpoint and end."""
+DELIVERY_GRACE_SECONDS = 60 * 60.0
+"""The same for one whose heartbeats say that it still does: nobody else has its last checkpoint."""
+BEATING_SECONDS = 2 * 60.0
+"""A heartbeat that has not changed for so long tells no more what the node does."""
+DELIVERING = frozenset({"draining", "uploading", "ending"})
 SURVIVOR_GRACE_SECONDS = 120.0
 """With too few nodes left the others may take so long to commit what they hold."""
 SILENT_LIMIT_SECONDS = 60 * 60.0
@@ -188,14 +193,24 @@ def _watch_attempt(
             if abs((now - since).total_seconds()) < SURVIVOR_GRACE_SECONDS:
                 return ()
         return _close(history, launch, *attempt_outcome(history, launch, observed), observed, now)
-    if history.stop is not None and (now - history.stop.at).total_seconds() >= STOP_GRACE_SECONDS:
-        return _terminate(launch, alive, f"still running {STOP_GRACE_SECONDS / 60:g} minutes after the stop")
+    if history.stop is not None:
+        seconds = (now - history.stop.at).total_seconds()
+        late = [rank for rank in alive if seconds >= _stop_grace(launch, rank, observed)]
+        if late:
+            return _terminate(launch, late, f"still running {seconds // 60:g} minutes after the stop")
     silent = [
         rank
         for rank in alive
         if observed.silent_seconds.get((launch.number, rank), 0.0) >= SILENT_LIMIT_SECONDS
     ]
     return _terminate(launch, silent, f"no heartbeat for {SILENT_LIMIT_SECONDS / 60:g} minutes")
+
+
+def _stop_grace(launch: LaunchHistory, rank: int, observed: Observed) -> float:
+    beat = launch.heartbeats.get(rank)
+    silent = observed.silent_seconds.get((launch.number, rank), 0.0)
+    delivers = beat is not None and beat.state in DELIVERING and silent < BEATING_SECONDS
+    return DELIVERY_GRACE_SECONDS if delivers else STOP_GRACE_SECONDS
 
 
 def _terminate(launch: LaunchHistory, ranks: list[int], why: str) -> tuple[Action, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cloudspot import __version__
 from cloudspot.boot.script import BootPlan, render_boot_script
-from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, STOP_GRACE_SECONDS
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, DELIVERY_GRACE_SECONDS
 from cloudspot.controller.policy import in_order
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
@@ -114,7 +114,7 @@ def life_seconds(spec: JobSpec, run_seconds: float) -> float:
     if spec.limits.max_runtime is None:
         return MAX_LIFE_SECONDS
     left = max(0.0, spec.limits.max_runtime - run_seconds)
-    return min(MAX_LIFE_SECONDS, left + BOOT_LIMIT_SECONDS + STOP_GRACE_SECONDS)
+    return min(MAX_LIFE_SECONDS, left + BOOT_LIMIT_SECONDS + DELIVERY_GRACE_SECONDS)
 
 
 def launch_token(submission: Submission, launch: int) -> str:

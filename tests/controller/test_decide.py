@@ -15,7 +15,9 @@ from cloudspot.controller.actions import (
     Wait,
 )
 from cloudspot.controller.decide import (
+    BEATING_SECONDS,
     BOOT_LIMIT_SECONDS,
+    DELIVERY_GRACE_SECONDS,
     SILENT_LIMIT_SECONDS,
     STOP_GRACE_SECONDS,
     SURVIVOR_GRACE_SECONDS,
@@ -282,6 +284,34 @@ def test_a_stopped_job_waits_for_its_nodes_and_ends_them_after_the_grace(records
     history = records.history(records.launch(), stop=records.stop(at=100))
     observed = records.observed(records.instance())
     assert act(records, history, observed, at=100 + STOP_GRACE_SECONDS - 1) == ()
+    assert act(records, history, observed, at=100 + STOP_GRACE_SECONDS) == (
+        Terminate(("i-1-0",), "still running 10 minutes after the stop"),
+    )
+
+
+@pytest.mark.parametrize("state", ["draining", "uploading", "ending"])
+def test_a_stopping_node_that_still_delivers_its_checkpoint_has_an_hour(records, state):
+    beats = {0: records.heartbeat(state=state), 1: records.heartbeat(instance_id="i-1-1", state="running")}
+    launch = records.launch(intent=records.intent(num_nodes=2), heartbeats=beats)
+    history = records.history(launch, stop=records.stop(at=100))
+    machines = [records.instance(), records.instance("i-1-1", rank=1)]
+    observed = records.observed(*machines, silent_seconds={(1, 0): BEATING_SECONDS - 1})
+    after = {
+        seconds: act(records, history, observed, at=100 + seconds, nodes=2)
+        for seconds in (599, 600, 3599, int(DELIVERY_GRACE_SECONDS))
+    }
+    assert after == {
+        599: (),
+        600: (Terminate(("i-1-1",), "still running 10 minutes after the stop"),),
+        3599: (Terminate(("i-1-1",), "still running 59 minutes after the stop"),),
+        3600: (Terminate(("i-1-0", "i-1-1"), "still running 60 minutes after the stop"),),
+    }
+
+
+def test_a_stopping_node_that_fell_silent_has_no_longer_grace(records):
+    launch = records.launch(heartbeats={0: records.heartbeat(state="uploading")})
+    history = records.history(launch, stop=records.stop(at=100))
+    observed = records.observed(records.instance(), silent_seconds={(1, 0): BEATING_SECONDS})
     assert act(records, history, observed, at=100 + STOP_GRACE_SECONDS) == (
         Terminate(("i-1-0",), "still running 10 minutes after the stop"),
     )

@@ -4,7 +4,7 @@ import uuid
 import msgspec
 import pytest
 
-from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, STOP_GRACE_SECONDS
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, DELIVERY_GRACE_SECONDS
 from cloudspot.controller.plan import MAX_LIFE_SECONDS, launch_token, life_seconds, plan, render_launch
 from cloudspot.errors import SpecError
 from cloudspot.testing.simcloud import SimCloud, SimProvider
@@ -62,7 +62,7 @@ def test_a_limit_in_another_currency_than_the_offers_is_refused(records):
 
 
 def test_a_machine_lives_as_long_as_is_left_of_the_runtime_and_some_grace(records):
-    grace = BOOT_LIMIT_SECONDS + STOP_GRACE_SECONDS
+    grace = BOOT_LIMIT_SECONDS + DELIVERY_GRACE_SECONDS
     assert life_seconds(records.spec(), 0.0) == MAX_LIFE_SECONDS
     limited = records.spec(limits={"max_runtime": "1h"})
     assert life_seconds(limited, 600.0) == 3000.0 + grace
