@@ -74,7 +74,7 @@ class Trainer:
         environment = {
             **plan.environment,
             files.HANDOFF: str(handoff),
-            "OMP_NUM_THREADS": str(omp_threads(plan.procs_per_node)),
+            "OMP_NUM_THREADS": str(omp_threads(plan.procs_per_node, os.environ)),
             # With the agent's store shared, a restart after a loss dials dead peers and hangs in four
             # of six runs (pytorch#135712, #135957; torch 2.13).
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -122,9 +122,18 @@ class Trainer:
             self._process.wait()
 
 
-def omp_threads(procs_per_node: int) -> int:
-    """Return the threads of one process: fixed, since the number changes the order of sums."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
+    """Return the threads of one process: fixed, since the number changes the order of sums.
+
+    ``CLOUDSPOT_CORES`` says how many cores the machine has where the system itself would say more.
+    """
+    said = environ.get("CLOUDSPOT_CORES")
+    if said is not None:
+        cores = int(said)
+    elif hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     return max(1, cores // procs_per_node)
 
 

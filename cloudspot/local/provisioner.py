@@ -221,6 +221,7 @@ def _record(body: LocalRequest, rank: int, machine_id: str, digest: str) -> Mach
         job_id=body.job_id,
         launch=body.launch,
         rank=rank,
+        num_nodes=body.num_nodes,
         address=_address(machine_id),
         zone=body.zone,
         instance_type=body.instance_type,

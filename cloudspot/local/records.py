@@ -29,6 +29,8 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     launch: int
     rank: int
+    num_nodes: int
+    """Of its launch: the machines share this host's cores."""
     address: str
     zone: str
     instance_type: str

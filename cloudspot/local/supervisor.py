@@ -202,6 +202,8 @@ class Supervisor:
             "CLOUDSPOT_NODE_DIR": str(self.machine.node_directory),
             METADATA: self._metadata.url,
             MARK: self.record.id,
+            # Its share of this host: with all cores each, the nodes of a job would fight for them.
+            "CLOUDSPOT_CORES": str(max(1, (os.cpu_count() or 1) // self.record.num_nodes)),
         }
         if self.machine.arena is not None:
             environment["CLOUDSPOT_ARENA"] = str(self.machine.arena)

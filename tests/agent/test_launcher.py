@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch
+from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch, omp_threads
 from cloudspot.errors import CloudspotError
 from cloudspot.processes import marked_processes
 from cloudspot.train import handoff as files
@@ -97,3 +97,8 @@ def test_an_interpreter_without_torch_or_none_at_all_is_said(tmp_path):
         check_torch(str(python), os.environ, tmp_path)
     with pytest.raises(CloudspotError, match="cannot be run"):
         check_torch(str(tmp_path / "none"), os.environ, tmp_path)
+
+
+def test_the_processes_of_a_node_share_the_cores_that_it_is_said_to_have():
+    assert omp_threads(2, {"CLOUDSPOT_CORES": "8"}) == 4
+    assert omp_threads(4, {"CLOUDSPOT_CORES": "2"}) == 1
