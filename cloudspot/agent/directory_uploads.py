@@ -117,6 +117,11 @@ class DirectoryUploads:
             raise TransientError(f"{directory.name} cannot be staged now")
         root, table = staged
         taken_at = time.time()
+
+        def check() -> None:
+            if fingerprint_of(root) != directory.fingerprint:
+                raise TransientError(f"{directory.name} changed while it was uploaded")
+
         try:
             manifests.upload_directory(
                 self._store,
@@ -128,9 +133,8 @@ class DirectoryUploads:
                 files=table,
                 directory=directory.name,
                 sealed_at=datetime.fromtimestamp(taken_at, timezone.utc),
+                check=check,
             )
-            if fingerprint_of(root) != directory.fingerprint:
-                raise TransientError(f"{directory.name} changed while it was uploaded")
             commit(checkpoint, taken_at)
         except CorruptData:
             if self._stands(checkpoint):

@@ -91,6 +91,7 @@ def upload_directory(
     files: Sequence[File],
     directory: str,
     sealed_at: datetime,
+    check: Callable[[], None] = lambda: None,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
     sleep: Callable[[float], None] = time.sleep,
@@ -99,11 +100,13 @@ def upload_directory(
 
     ``root`` holds the files, ``directory`` is what the record names: where they are put back, relative
     to the working directory. The files are read, not mapped: a script that cuts one short meanwhile
-    must not end this process.
+    must not end this process. ``check`` is called when all is read and before the record is put: it raises
+    TransientError where the files have changed meanwhile, so that no record ever speaks of a mixture.
 
     Raises:
         CorruptData: the part is in the store already, with other bytes, or a path is not safe.
-        TransientError: the store failed, or a file is shorter than its record says; call again.
+        TransientError: the store failed, a file is shorter than its record says, or ``check`` raised it;
+            call again.
     """
     part = Part(
         generation=checkpoint.generation,
@@ -118,7 +121,7 @@ def upload_directory(
         sealed_at=sealed_at,
         writer=new_nonce(),
     )
-    return _upload(store, job_id, part, _Files(root, files), chunk_bytes, num_threads, sleep)
+    return _upload(store, job_id, part, _Files(root, files), chunk_bytes, num_threads, sleep, check)
 
 
 def put_part(
@@ -211,6 +214,7 @@ def _upload(
     chunk_bytes: int,
     num_threads: int,
     sleep: Callable[[float], None],
+    check: Callable[[], None] = lambda: None,
 ) -> Part:
     if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")
@@ -228,6 +232,7 @@ def _upload(
 
     num_chunks = -(-part.size // chunk_bytes)
     chunks = each(carry, range(num_chunks), num_threads=num_threads)
+    check()
     part = msgspec.structs.replace(part, chunks=tuple(chunks))
     if found is not None:
         check_part(part)

@@ -8,7 +8,7 @@ import pytest
 from cloudspot.agent import courier as courier_module
 from cloudspot.agent.restore import Restored
 from cloudspot.agent.watcher import Reclaim
-from cloudspot.errors import CorruptData
+from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import generations, keys, manifests
 from cloudspot.jobstore.records import Generation, new_nonce
 from cloudspot.model import PreemptionNotice
@@ -224,6 +224,24 @@ def test_a_restarted_agent_finds_the_next_free_step(bench, carry, node):
     assert steps(bench) == [10, 11]
     assert carry(checkpoint=PATTERN).courier.finish(until=lambda: FAR)
     assert steps(bench) == [10, 11]
+
+
+def test_a_directory_that_changes_while_it_is_uploaded_leaves_no_part(bench, node, monkeypatch):
+    model = directory(node, "checkpoint-10") / "model"
+    life = bench.life(checkpoint=PATTERN)
+    life.status.generation = 1
+    put = bench.store.put
+
+    def put_and_tear(key, data, *, if_absent=False):
+        put(key, data, if_absent=if_absent)
+        if "/chunks/" in key:
+            model.write_text("other weights")
+
+    monkeypatch.setattr(bench.store, "put", put_and_tear)
+    with pytest.raises(TransientError, match="checkpoint-10 changed while it was uploaded"):
+        life.courier._directories.carry(life.courier._commit)
+    with pytest.raises(ObjectMissing):
+        bench.store.get(keys.part("digits-1", 1, 10, 0))
 
 
 def test_settling_waits_for_directories_too(bench, carry, node):

@@ -194,6 +194,22 @@ def test_a_file_that_shrinks_or_vanishes_is_tried_again_later(store, checkpoints
     assert keys_of(store, keys.parts_prefix("x", 1, 10)) == []
 
 
+def test_files_that_change_before_the_record_leave_none(store, checkpoints, tree):
+    seen = []
+
+    def check():
+        seen.extend(keys_of(store))
+        raise TransientError("changed")
+
+    with pytest.raises(TransientError, match="changed"):
+        manifests.upload_directory(
+            store, "x", C, rank=0, num_parts=1, root=tree, directory="d", sealed_at=AT, check=check,
+            files=(File(path="a.bin", size=2000, mode=0o644),),
+        )  # fmt: skip
+    assert seen == [keys.chunk("x", 1, 10, 0, 0)]
+    assert keys_of(store, keys.parts_prefix("x", 1, 10)) == []
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../up", "a/../../up", "a//b", "", ".", "a\0b", "x" * 256])
 def test_a_path_that_could_not_be_put_back_safely_is_not_taken(store, tree, path):
     for files, directory in (
