@@ -39,7 +39,8 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
     """Say what follows the last launch of a job that has no open one.
 
     A reclaim is relaunched at once and as often as it takes. A failure, a machine lost or one that
-    never came to claim its rank is relaunched after a growing delay, and ends the job after more
+    never came to claim its rank is relaunched after a growing delay (at once where the machine was
+    lost after a new checkpoint: that is not the script's fault), and ends the job after more
     than ``limits.max_restarts`` of them with no new checkpoint in between. A refusal for lack of
     capacity or quota counts as neither: the policy turns to other offers.
     """
@@ -76,7 +77,12 @@ def _stopped(history: History) -> End:
 
 def _delay(history: History, failures: list[LaunchHistory]) -> tuple[float, LaunchHistory | None]:
     if failures:
-        return _grown(len(failures)), failures[0]
+        newest = failures[0]
+        assert newest.closed is not None
+        # With a new checkpoint it is also the first in a row.
+        if newest.closed.outcome == "lost" and made_progress(history, newest):
+            return 0.0, None
+        return _grown(len(failures)), newest
     reclaims = _in_a_row(history, is_reclaim)
     if len(reclaims) > FREE_RECLAIMS:
         return _grown(len(reclaims) - FREE_RECLAIMS), reclaims[0]

@@ -53,6 +53,20 @@ def test_a_new_checkpoint_between_failures_starts_the_count_again(records):
     assert isinstance(run(records, *["failed"] * 5, generations=generations, commits=committed), End)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "expected"), [("lost", Go("lost")), ("failed", Wait(10.0, "failed; trying again"))]
+)
+def test_a_machine_that_is_lost_after_a_new_checkpoint_is_replaced_at_once_and_counts(
+    records, outcome, expected
+):
+    generations, committed = (records.generation(1),), (CheckpointId(1, 50),)
+    kept = {"generations": generations, "commits": committed}
+    assert run(records, outcome, at=100.0, **kept) == expected
+    assert isinstance(run(records, outcome, at=100.0, max_restarts=0, **kept), End)
+    # The one after it made none.
+    assert run(records, outcome, "lost", at=200.0, **kept) == Wait(20.0, "lost; trying again")
+
+
 def test_a_checkpoint_at_the_restored_step_is_no_progress(records):
     generations = (records.generation(1), records.generation(2, launch=2, restored=(1, 50)))
     history = records.history(
