@@ -62,6 +62,8 @@ class QuotaError(ProvisionError):
 class TransientError(CloudspotError):
     """The outcome is unknown or the service is unwell: back off and try again."""
 
+    exit_code = 7
+
 
 class StoreRefused(CloudspotError):
     """The object store does not keep a promise that cloudspot stands on: use another."""
@@ -79,6 +81,8 @@ class ObjectMissing(CloudspotError):
 
 class CorruptData(CloudspotError):
     """Stored bytes differ from their recorded checksum or break their format: use an older copy."""
+
+    exit_code = 8
 
 
 class BundleError(CloudspotError):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from cloudspot import __version__
 from cloudspot.cli.main import SHORT_HELPS, Program, debug_option, program
-from cloudspot.errors import AuthError, CloudspotError, JobNotFound, SpecError
+from cloudspot.errors import AuthError, CloudspotError, CorruptData, JobNotFound, SpecError, TransientError
 
 
 def run_python(code):
@@ -102,6 +102,8 @@ def make_failing(error):
         (SpecError("it broke"), 2),
         (AuthError("it broke"), 4),
         (JobNotFound("it broke"), 5),
+        (TransientError("it broke"), 7),
+        (CorruptData("it broke"), 8),
         (KeyboardInterrupt(), 130),
     ],
 )
