@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from cloudspot.agent.lastword import say_last_word
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.life import Job, Life
 from cloudspot.agent.node import Node
-from cloudspot.errors import SpecError, TransientError
+from cloudspot.errors import PluginError, SpecError, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.records import Submission
@@ -41,6 +42,11 @@ def main() -> int:
         _log_to(node)
         threading.excepthook = end_process
         _live(node)
+    except PluginError as error:
+        # No later agent of this machine would find it mended, and without a provider it does not even know
+        # who it is: the console is all that can tell.
+        _log.error("%s", error)
+        sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
     except Exception:  # noqa: BLE001 # a bug of ours belongs into the log that is delivered
         _log.exception("the agent cannot go on")
         return 1

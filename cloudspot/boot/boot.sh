@@ -19,10 +19,13 @@ end_machine() {
 mkdir -p "$CLOUDSPOT_NODE_DIR"
 
 # The agent is started again whenever it fails: it finds on disk and in the store what it needs to go
-# on. One that cannot run at all must not keep a paid machine: ten short runs in a row end it.
+# on. One that cannot run at all must not keep a paid machine: ten short runs in a row end it, and so
+# do fifty of any length.
 delay=1
+num_runs=0
 num_short_runs=0
 while :; do
+    num_runs=$((num_runs + 1))
     started=$SECONDS
     "$CLOUDSPOT_AGENT_PYTHON" -m cloudspot.agent
     status=$?
@@ -37,6 +40,10 @@ while :; do
     fi
     if [ "$num_short_runs" -ge 10 ]; then
         echo "cloudspot: the agent ended with status $status, ten short runs in a row: giving up"
+        break
+    fi
+    if [ "$num_runs" -ge 50 ]; then
+        echo "cloudspot: the agent ended with status $status, after 50 runs: giving up"
         break
     fi
     echo "cloudspot: the agent ended with status $status: starting it again in $delay s"

@@ -8,7 +8,7 @@ import pytest
 
 from cloudspot.agent import main
 from cloudspot.errors import SpecError
-from cloudspot.jobstore import keys, launches
+from cloudspot.jobstore import codec, keys, launches
 
 JOB = "digits-1"
 
@@ -34,6 +34,23 @@ def test_a_thread_that_fails_ends_the_process_with_its_traceback_in_the_log(benc
     log = (node.logs / "agent.log").read_text()
     assert "thread 'courier' failed: this agent ends" in log
     assert "IndexError: list index out of range" in log
+
+
+def test_a_machine_without_its_providers_plugin_ends_with_the_reason_on_its_console(bench):
+    submission = bench.life().job.submission
+    bench.store.put(keys.spec(JOB), codec.encode(submission))
+    environment = {
+        **os.environ, "CLOUDSPOT_JOB": JOB, "CLOUDSPOT_LAUNCH": "1", "CLOUDSPOT_STORE": bench.store.url,
+        "CLOUDSPOT_PROVIDER": "nowhere", "CLOUDSPOT_NODE_DIR": str(bench.node().directory),
+        "CLOUDSPOT_TRAIN_PYTHON": "x",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "cloudspot.agent"]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0
+    [line] = done.stderr.splitlines()
+    assert line.startswith("cloudspot: this machine cannot serve its job: ")
+    assert "nowhere" in line
+    assert launches.read_slots(bench.store, JOB, 1) == {}
 
 
 @pytest.fixture

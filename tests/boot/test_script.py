@@ -41,7 +41,9 @@ class Machine:
         self.directory = directory
         self.wait_until = wait_until
 
-    def boot(self, *, statuses: list[str], max_seconds: float = 1000.0, **changes: object) -> None:
+    def boot(
+        self, *, statuses: list[str], max_seconds: float = 1000.0, all_long: bool = False, **changes: object
+    ) -> None:
         directory = self.directory
         (directory / "statuses").write_text("".join(f"{status}\n" for status in statuses))
         names = {
@@ -61,6 +63,9 @@ class Machine:
             has_cloudspot=True,
         )
         script = render_boot_script(plan(profile=profile, max_seconds=max_seconds, **changes))
+        if all_long:  # no run is waited for: each counts as one that was long
+            assert script.count("-lt 30 ]") == 1
+            script = script.replace("-lt 30 ]", "-lt 0 ]")
         process = subprocess.Popen(
             ["bash", "-c", script],
             env={"PATH": f"{directory}/bin:{os.environ['PATH']}"},
@@ -152,6 +157,12 @@ def test_an_agent_that_cannot_run_does_not_keep_the_machine(machine: Machine):
     machine.boot(statuses=["1"] * 50)
     assert machine.lines("runs") == ["run"] * 10
     assert machine.lines("naps") == ["1", "2", "4", "8", "16", "30", "30", "30", "30"]
+
+
+def test_an_agent_that_always_fails_late_does_not_keep_the_machine(machine: Machine):
+    machine.boot(statuses=["1"] * 100, all_long=True)
+    assert machine.lines("runs") == ["run"] * 50
+    assert machine.lines("naps") == ["1"] * 49
 
 
 def test_the_timer_ends_a_machine_whose_agent_hangs(machine: Machine):
