@@ -165,7 +165,7 @@ class Checkpoint:
 
     @property
     def position(self) -> dict[str, Any] | None:
-        """Where a loop over batches stood: epoch, batch and samples; None for a loop over steps."""
+        """Where a loop over batches stood: what ``Feed.take`` returned; None for a loop over steps."""
         position = self.shared.get("position")
         if position is None:
             return None
@@ -174,7 +174,9 @@ class Checkpoint:
         return {
             "epoch": _number(position, "epoch"),
             "batch": _number(position, "batch"),
+            "base": _checked("the position's base", position.get("base", 0)),
             "samples": None if samples is None else _number(position, "samples"),
+            "order": position.get("order"),
         }
 
     def rank_state(self, rank: int) -> dict[str, Json]:

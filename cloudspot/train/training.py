@@ -148,11 +148,23 @@ class Session:
 
         ``loader.sampler.set_epoch`` is called where there is one. A resumed session goes on with the
         next batch of the epoch in which it was saved. Saves and leaving are as for ``steps``.
+
+        With another number of ranks, the samples that are left of that epoch are shared anew, in the
+        epoch's order: none is skipped and none comes twice. As at the end of any epoch, the share that
+        cannot be divided is filled up with the epoch's first samples, or dropped where ``drop_last``
+        says so. From the next epoch on the loader is iterated as it is. This takes a plain DataLoader
+        of a map-style dataset with a ``batch_size``, whose sampler is a DistributedSampler over all
+        ranks, or in a world of one rank the one that ``shuffle`` makes. Elsewhere (other samplers, a
+        ``batch_sampler``, iterable datasets, StatefulDataLoader) the epoch goes on at a whole batch:
+        some of its samples may come twice, and a warning says so.
         """
         if self._tracked_loader is not None and self._tracked_loader is not loader:
             raise SessionError("run.batches() iterates another loader than session(dataloader=...) tracks")
         self._begin_loop()
-        feed = Feed(loader, epochs=epochs, world_size=self._world.world_size, devices=self._devices)
+        world = self._world
+        feed = Feed(
+            loader, epochs=epochs, world_size=world.world_size, rank=world.rank, devices=self._devices
+        )
         self._feed = feed
         if self._restored is not None:
             self._resume_feed(feed, self._restored)

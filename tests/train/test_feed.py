@@ -96,6 +96,9 @@ LOADERS = {
 # Worker processes draw from generators of their own, so only datasets that draw nothing are told apart here.
 WORKER_LOADERS = {
     "plain, 2 workers": lambda: DataLoader(Plain(), batch_size=4, shuffle=True, num_workers=2),
+    "persistent workers": lambda: DataLoader(
+        Plain(), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True
+    ),
     "stateful, 2 workers": lambda: stateful(Plain(), batch_size=4, shuffle=True, num_workers=2),
     "stateful stream, 1 worker": lambda: stateful(StatefulStream(), batch_size=4, num_workers=1),
 }
@@ -153,7 +156,7 @@ def test_a_resumed_loop_sees_what_an_undisturbed_one_sees(open_session, courier,
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-@pytest.mark.parametrize("stop", [3, 6])
+@pytest.mark.parametrize("stop", [3, 6, 9])
 @pytest.mark.parametrize("name", WORKER_LOADERS)
 def test_with_worker_processes_too(open_session, courier, name, stop):
     seed()
@@ -245,12 +248,12 @@ def test_a_shrunken_dataset_is_noticed(open_session, courier):
     ("old", "new", "batch", "expected"),
     [(2, 1, 3, 6), (1, 2, 3, 1), (1, 2, 4, 2), (4, 3, 3, 4), (2, 2, 3, 3)],
 )
-def test_another_world_goes_on_after_the_samples_that_all_ranks_took(old, new, batch, expected):
+def test_without_a_sampler_that_shares_another_world_goes_on_at_a_whole_batch(old, new, batch, expected):
     saved = Feed(DataLoader(range(100), batch_size=5), epochs=2, world_size=old)
     for _ in range(batch):
         saved.fetch()
     position, _ = saved.take()
-    assert position == {"epoch": 0, "batch": batch, "samples": batch * 5 * old}
+    assert [position[key] for key in ("epoch", "batch", "base", "samples")] == [0, batch, 0, batch * 5 * old]
     resumed = Feed(DataLoader(range(100), batch_size=5), epochs=2, world_size=new)
     resumed.resume(position, None, world_size=old)
     assert resumed.take()[0]["batch"] == expected

@@ -3,9 +3,12 @@
 import json
 import random
 import re
+import runpy
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
 from cloudspot.train import handoff
 
@@ -76,6 +79,75 @@ def test_a_world_of_another_size_loads_and_goes_on(courier, script, old, new):
     per_epoch = 192 // (8 * new)
     done = samples["epoch"] * per_epoch + samples["samples"] // (8 * new)
     assert courier.final()["step"] == step + 4 * per_epoch - done
+
+
+def read_taken(directory):
+    """Return, for each step in order, its epoch, the samples that all ranks took, and the loss."""
+    steps = {}
+    for path in sorted(directory.iterdir()):
+        for line in path.read_text().splitlines():
+            taken = json.loads(line)
+            epoch, indices, loss = steps.setdefault(taken["step"], (taken["epoch"], [], taken["loss"]))
+            assert (epoch, loss) == (taken["epoch"], taken["loss"])
+            indices += taken["indices"]
+    assert sorted(steps) == list(range(len(steps)))
+    return [steps[step] for step in range(len(steps))]
+
+
+def train_on(job, batches):
+    """Return the losses of one process that nobody disturbs, on the given samples."""
+    dataset = job["Indexed"]()
+    model, optimizer, scheduler = job["make_training"]()
+    losses = []
+    for indices in batches:
+        loss = torch.nn.functional.mse_loss(model(dataset.x[indices]), dataset.y[indices])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("sizes", "drains"),
+    [
+        ((2, 1), (4,)),
+        ((1, 2), (8,)),
+        pytest.param((2, 3), (6,), marks=pytest.mark.soak),
+        pytest.param((3, 1, 2), (3, 8), marks=pytest.mark.soak),
+        pytest.param((2, 1, 3, 2), (29, 31, 40), marks=pytest.mark.soak),
+    ],
+)
+def test_another_world_takes_each_sample_once_and_its_loss_goes_on(courier, tmp_path, sizes, drains):
+    script = Path(__file__).parent / "jobs" / "counted.py"
+    job = runpy.run_path(str(script))
+    directory = tmp_path / "taken"
+    directory.mkdir()
+    restore, bounds = None, []
+    for num_ranks, drain_at in zip(sizes, (*drains, -1), strict=True):
+        courier.run_torchrun(
+            script,
+            *("--taken", str(directory), "--drain-at", str(drain_at)),
+            num_ranks=num_ranks,
+            environment=courier.begin(restore),
+        )
+        if drain_at >= 0:
+            bounds.append(courier.drained()["step"])
+            restore = courier.carry(bounds[-1])
+    steps = read_taken(directory)
+    assert courier.final()["step"] == len(steps)
+    for epoch in range(job["EPOCHS"]):
+        taken = [index for number, indices, _ in steps if number == epoch for index in indices]
+        assert set(taken) == set(range(job["NUM_SAMPLES"]))
+        assert len(taken) < job["NUM_SAMPLES"] + max(sizes)
+        # At no change of the world has any sample come twice.
+        before = [index for number, indices, _ in steps[: bounds[-1]] if number == epoch for index in indices]
+        if len(before) < job["NUM_SAMPLES"]:
+            assert len(set(before)) == len(before)
+    losses = [loss for *_, loss in steps]
+    # What one training that goes on without a break computes: with a part of the state lost, it would not.
+    assert losses == pytest.approx(train_on(job, [indices for _, indices, _ in steps]), rel=1e-9)
 
 
 def test_rank_0_leaves_last_and_nothing_complains(courier, script):
