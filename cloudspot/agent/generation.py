@@ -245,7 +245,8 @@ class GenerationRun:
         ordered = life.ordered_leaving()
         final = self._final(handoff)
         drained = [files.read_json(files.drained_path(handoff, rank)) for rank in self._ranks]
-        if code == 0 and (final is not None or not any(drained)):
+        # A rank that left without its last state has not finished, whatever the others say.
+        if code == 0 and not any(drained):
             if final is not None:
                 return Leaving("succeeded", "the training finished", final=final, saved_step=final.step)
             return Leaving("succeeded", "the training finished", final=self._bare_final())
@@ -254,9 +255,11 @@ class GenerationRun:
             saved = steps[0] if len(steps) == len(self._ranks) else None
             return Leaving(ordered.outcome, ordered.detail, saved_step=saved)
         if code == 0:
-            # Another node has to go (or an agent that was restarted has yet to hear of its order again).
+            # Another node has to go (or an agent that was restarted has yet to hear of its order again), or
+            # the last step's state could not be saved.
             steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
-            _log.info("drained at step %s for another node; the training goes on without it", steps[:1])
+            how = f"at step {steps[0]}" if steps else "without a save"
+            _log.info("drained %s; the training goes on", how)
             life.courier.settle()
             if steps:
                 self._membership.await_commit(steps[0])

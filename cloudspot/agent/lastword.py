@@ -113,7 +113,7 @@ def _until(life: Life, seconds: float) -> Callable[[], float]:
 def _without_loss(life: Life, leaving: Leaving, *, uploaded: bool, synced: bool) -> Leaving:
     """Return the success, or what lets the job go on where what it has made is not in the bucket."""
     if uploaded and not _is_committed(life, leaving):
-        # Given up by the courier, or never sealed because the uploads were too slow.
+        # Given up by the courier, or another node has yet to deliver its part.
         uploaded = life.orders.reclaim is None
         _log.error("the state of the last step is in no checkpoint")
     if uploaded and synced:

@@ -9,10 +9,10 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     drain.json             agent -> trainer  save and leave
     seals/seal-G-S-R.json  trainer -> agent  a full arena slot; the agent renames it to taken-...,
                                              uploads it and unlinks it, and so frees the slot
-    drained-R.json         trainer -> agent  rank R has sealed its last part and leaves
+    drained-R.json         trainer -> agent  rank R leaves, with its last part sealed or without a save
     progress-R             trainer -> agent  two int64, mapped: the step begun, the total (or -1)
     metrics-R.jsonl        trainer -> agent  a line for each run.log()
-    final.json             trainer -> agent  the end of the loop was reached
+    final.json             trainer -> agent  the end of the loop was reached, and rank 0's state sealed
     worker-R.pid           trainer -> agent  rank R has a session and answers DUMP_SIGNAL
 
 G is the generation, S the step, R the global rank.
@@ -167,7 +167,10 @@ def read_tuning(handoff: Path) -> Tuning | None:
 
 
 def drained_path(handoff: Path, rank: int) -> Path:
-    """Return the file by which a rank says that it has sealed its last part: {"step": S or null}."""
+    """Return the file by which a rank says that it leaves: {"step": S, or null without a save}.
+
+    At the end of the loop only a rank writes it whose last state could not be saved.
+    """
     return handoff / f"drained-{rank}.json"
 
 
@@ -182,7 +185,7 @@ def metrics_path(handoff: Path, rank: int) -> Path:
 
 
 def final_path(handoff: Path) -> Path:
-    """Return the file that rank 0 writes at the end of the loop: {"step", "weights_sha256"}."""
+    """Return the file of rank 0 at the end of the loop, with its part sealed: {"step", "weights_sha256"}."""
     return handoff / "final.json"
 
 

@@ -58,7 +58,7 @@ class Saver:
         step: int,
         avoid: Collection[int],
         describe: Describe,
-        deadline: float | None,
+        deadline: Callable[[], float] | None,
     ) -> float | None:
         """Copy and seal this rank's part; return the seconds that took, or None without a slot.
 
@@ -68,8 +68,8 @@ class Saver:
             step: The boundary: so many steps are in the state.
             avoid: Ranks whose machines are about to go.
             describe: Called once, when a slot is found.
-            deadline: Until when (monotonic) to wait for a slot, taking back an upload that has not
-                started; None: not at all.
+            deadline: Tells until when (monotonic) to wait for a slot, taking back an upload that has
+                not started; asked again and again. None: not at all.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.
@@ -122,12 +122,12 @@ class Saver:
         except Exception as error:  # the next save raises it, in the thread that can be stopped by it
             self._claim_error = error
 
-    def _find_slot(self, deadline: float | None) -> Slot | None:
+    def _find_slot(self, deadline: Callable[[], float] | None) -> Slot | None:
         if deadline is None:
             return self._arena.free_slot()
         while True:
             slot = self._arena.withdraw_slot()
-            if slot is not None or time.monotonic() >= deadline:
+            if slot is not None or time.monotonic() >= deadline():
                 return slot
             time.sleep(_SLOT_POLL_SECONDS)
 

@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,8 +22,8 @@ from cloudspot.train.saving import Describe, Saver
 _log = logging.getLogger("cloudspot")
 
 FINAL = "final"
-FINAL_SLOT_SECONDS = 600.0
-"""How long the end of the loop waits for a slot, with an upload in each."""
+FINAL_SLOT_SECONDS = 3600.0
+"""How long the end of the loop waits for a slot, with an upload in each and no drain."""
 LAST_PREPARE_STEPS = 64
 """After so many steps the arena is claimed even if an optimizer has still no state."""
 
@@ -123,13 +123,17 @@ class Service:
         self.rounds.finish()
 
     def end_loop(self, total: int) -> None:
-        """Save the state of the last step, without a round as every rank is here, and say how it ended."""
+        """Save the state of the last step, without a round as every rank is here, and say how it ended.
+
+        A rank that finds no slot in time says that it has drained without a save: the weights of the
+        last step are in no checkpoint, so the training goes on from the newest one.
+        """
         self.progress[0] = self.progress[1] = total
         self._link.complete()
-        if total > self._start:
-            deadline = min(time.monotonic() + FINAL_SLOT_SECONDS, self._link.drain_guard)
-            if self._save(FINAL, total, frozenset(), deadline) is None:
-                _log.warning("uploads were too slow: the last step's state, %d, was not saved", total)
+        if total > self._start and not self._save_final(total):
+            _log.warning("uploads were too slow: the last step's state, %d, was not saved", total)
+            handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": None})
+            return
         if self._world.rank == 0:
             model = self._objects.get("model")
             weights = None if model is None else checkpoint.weights_sha256(model)
@@ -149,14 +153,23 @@ class Service:
         if order.step is not None and step > self._start:
             saved = step
             if self._saver.sealed_step != step:
-                stall = self._save(order.kind, step, order.avoid, self.rounds.guard)
+                guard = self.rounds.guard
+                stall = self._save(order.kind, step, order.avoid, lambda: guard)
                 saved = None if stall is None else step
         self.progress[0] = step
         handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
         self._link.part(agreed=order.step is not None)
         raise SystemExit(0)
 
-    def _save(self, kind: str, step: int, avoid: frozenset[int], deadline: float | None) -> float | None:
+    def _save_final(self, step: int) -> bool:
+        until = time.monotonic() + FINAL_SLOT_SECONDS
+        # A notice may come while this waits.
+        stall = self._save(FINAL, step, frozenset(), lambda: min(until, self._link.drain_guard))
+        return stall is not None
+
+    def _save(
+        self, kind: str, step: int, avoid: frozenset[int], deadline: Callable[[], float] | None
+    ) -> float | None:
         return self._saver.save(
             self._objects, kind=kind, step=step, avoid=avoid, describe=self._describe, deadline=deadline
         )

@@ -306,9 +306,43 @@ def test_without_a_deadline_it_is_a_failure_that_another_machine_mends(bench, mo
     assert record.detail == "the training finished, but its last checkpoint could not be delivered"
 
 
-def test_a_last_save_that_was_skipped_is_a_success_while_nobody_takes_the_machine(bench):
+def test_a_last_save_that_was_given_up_is_a_success_while_nobody_takes_the_machine(bench):
     bench.life(SESSION + "finish(100, save=False)\n").run()
     assert (bench.exit_record().outcome, bench.commits()) == ("succeeded", ())
+
+
+SKIP_THE_LAST_SAVE = (
+    SESSION
+    + """
+if start == 0:
+    seal(40)
+    begin(100, 100)
+    until(Path("go").exists)
+    files.write_json(files.drained_path(handoff, 0), {"step": None})
+    # Another rank may have saved its state.
+    files.write_json(files.final_path(handoff), {"step": 100, "weights_sha256": "abc"})
+    sys.exit(0)
+finish(100)
+"""
+)
+
+
+def test_a_last_save_that_was_skipped_for_a_reclaim_is_a_drain(bench, wait_until):
+    life = bench.life(SKIP_THE_LAST_SAVE)
+    thread = run(life)
+    wait_for_step(life, 100, wait_until)
+    notice(bench, 5.0)
+    wait_until(lambda: files.read_drain(life.node.handoff(1)))
+    (life.node.work / "go").touch()
+    end(thread)
+    record = bench.exit_record()
+    assert (record.outcome, record.final, record.committed) == ("drained", None, bench.id(1, 40))
+
+
+def test_a_last_save_that_was_skipped_is_made_up_for_from_the_newest_checkpoint(bench):
+    bench.life(SKIP_THE_LAST_SAVE, run={"setup": "touch go"}).run()
+    record = bench.exit_record()
+    assert (record.outcome, record.restored_step, record.committed) == ("succeeded", 40, bench.id(2, 100))
 
 
 # --- an agent that was killed, and the one after it -------------------------------------------------

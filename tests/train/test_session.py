@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import cloudspot.train as spot
-from cloudspot.train import handoff, training
+from cloudspot.train import handoff, service, training
 from cloudspot.train.checkpoint import weights_sha256
 from cloudspot.train.distributed import World
 
@@ -242,6 +242,66 @@ def test_a_drain_whose_slots_are_being_uploaded_leaves_without_a_save_at_the_gua
         train(10_000_000, on_step=fill_both_slots)
     assert courier.drained() == {"step": None}
     assert len(courier.seals()) == 2
+
+
+@pytest.fixture
+def upload_both_slots(courier):
+    """``on_step`` of a training: from step 30 on both slots are being uploaded."""
+
+    def fill(run):
+        if run.step in {10, 12}:
+            run._service._saver._claiming.join()
+            run._service._link.rounds.request_interval()
+            while run._service._link.rounds._hold is None:
+                pass
+        if run.step == 30:
+            for seals in courier.seals().values():
+                seals[0].rename(seals[0].with_name(seals[0].name.replace("seal-", "taken-")))
+
+    return fill
+
+
+def test_a_notice_ends_the_wait_for_a_slot_at_the_end_of_the_loop(
+    train, courier, upload_both_slots, wait_until
+):
+    def give_notice():
+        wait_until(lambda: handoff.read_progress(courier.handoff, 0) == (40, 40))
+        courier.drain(seconds=0.3)
+
+    def on_step(run):
+        upload_both_slots(run)
+        if run.step == 39:
+            giver.start()
+
+    giver = threading.Thread(target=give_notice)
+    train(40, on_step=on_step)
+    giver.join()
+    assert (courier.drained(), courier.final()) == ({"step": None}, None)
+    assert len(courier.seals()) == 2
+
+
+def test_a_last_state_that_finds_no_slot_is_no_end_of_the_training(
+    train, courier, upload_both_slots, monkeypatch
+):
+    monkeypatch.setattr(service, "FINAL_SLOT_SECONDS", 0.0)
+    train(40, on_step=upload_both_slots)
+    assert (courier.drained(), courier.final()) == ({"step": None}, None)
+
+
+def test_the_last_state_waits_for_an_upload_to_end(train, courier, upload_both_slots, wait_until):
+    def end_an_upload():
+        wait_until(lambda: handoff.read_progress(courier.handoff, 0) == (40, 40))
+        courier.seals()[min(courier.seals())][0].unlink()
+
+    def on_step(run):
+        upload_both_slots(run)
+        if run.step == 39:
+            ender.start()
+
+    ender = threading.Thread(target=end_an_upload)
+    train(40, on_step=on_step)
+    ender.join()
+    assert (courier.drained(), courier.final()["step"], max(courier.seals())) == (None, 40, 40)
 
 
 def test_interval_saves_follow_the_tuning(train, courier):
