@@ -62,7 +62,7 @@ def test_the_limit_on_cost_stops_the_job_with_a_checkpoint(user: User) -> None:
             'run.env.TINY_EPOCHS="2000"',
             "providers.local.spot_price=3600.0",
             "providers.local.on_demand_price=7200.0",
-            "limits.max_cost=8.0",
+            "limits.max_cost=20.0",
         ],
         status=None,
     )
