@@ -301,5 +301,6 @@ class GenerationRun:
         )
 
     def _bare_final(self) -> Final:
-        step, _ = self._life.status.progress()
-        return Final(step=step, weights_sha256=None, metrics=self._life.status.metrics())
+        status = self._life.status
+        step = status.progress()[0] if status.has_session else None
+        return Final(step=step, weights_sha256=None, metrics=status.metrics())

@@ -78,6 +78,7 @@ class HeartbeatWriter:
             restored_step=self._status.restored_step,
             step=step,
             steps_total=total,
+            has_session=self._status.has_session,
             metrics=self._status.metrics(),
             committed=self._status.committed,
             stall_seconds=self._status.stall_seconds,

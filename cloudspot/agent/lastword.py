@@ -88,6 +88,7 @@ def say_last_word(
         generation=status.generation,
         restored_step=status.restored_step,
         step=step,
+        has_session=status.has_session,
         committed=status.committed,
         final=leaving.final,
         at=datetime.now(timezone.utc),

@@ -59,10 +59,11 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines about the whole job; ``value`` is as ``show --json`` prints it."""
     cost, final, commit = value["cost"], value["final"], value["last_commit"]
     weights = None if final is None else final["weights_sha256"]
+    lost = "lost unknown" if value["steps_lost"] is None else f"{value['steps_lost']} lost"
     return [
         ("attempts", str(len(value["attempts"]))),
         ("notices", str(len(value["notices"]))),
-        ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {value['steps_lost']} lost"),
+        ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}"),
         ("last commit", _commit_text(commit)),
         ("duration", output.duration_text(_seconds(value["created"], value["finished"]))),
         ("cost", _cost_text(cost)),

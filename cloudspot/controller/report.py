@@ -148,12 +148,25 @@ def steps_total(history: History) -> int | None:
     return None
 
 
-def steps_lost(history: History) -> int:
-    """Return how many begun steps were made again: for each restart, from its checkpoint to the loss."""
+def steps_lost(history: History) -> int | None:
+    """Return how many begun steps were made again: for each restart, from its checkpoint to the loss.
+
+    None where a script without a session was started again: nobody has counted its steps.
+    """
+    if len(history.generations) > 1 and _has_no_session(history):
+        return None
     lost = 0
     for before, after in zip(history.generations, history.generations[1:], strict=False):
         lost += max(0, _last_step(history, before) - _restored(after))
     return lost
+
+
+def _has_no_session(history: History) -> bool:
+    words: list[Heartbeat | Exit] = []
+    for launch in history.launches:
+        words += [*launch.heartbeats.values(), *_exits(launch)]
+    said = [one.has_session for one in words if one.generation > 0]
+    return bool(said) and not any(said)
 
 
 def _last_step(history: History, generation: Generation) -> int:
@@ -210,8 +223,9 @@ def _final(history: History) -> dict[str, Any] | None:
     for launch in reversed(history.launches):
         for one in _exits(launch):
             if one.outcome == "succeeded" and one.final is not None:
+                newest, step = last_commit_id(history), one.final.step
                 return {
-                    "step": one.final.step,
+                    "step": newest.step if step is None and newest is not None else step,
                     "weights_sha256": one.final.weights_sha256,
                     "metrics": dict(one.final.metrics),
                 }

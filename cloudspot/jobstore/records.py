@@ -144,6 +144,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """The newest step any local rank has begun, or the restored one."""
     steps_total: int | None
+    has_session: bool = True
+    """Whether the script has opened a session in this generation; without one nobody counts its steps."""
     metrics: dict[str, float]
     committed: CheckpointId | None
     stall_seconds: float | None
@@ -205,7 +207,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 class Final(msgspec.Struct, frozen=True, kw_only=True):
     """What a finished training leaves: the step, the weights' hash and the last metrics."""
 
-    step: int
+    step: int | None
+    """None: the script had no session, so nobody has counted."""
     weights_sha256: str | None
     metrics: dict[str, float]
 
@@ -229,6 +232,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     restored_step: int
     step: int
     """The newest step begun; where the node drained, the step of its commit."""
+    has_session: bool = True
+    """Whether the script had a session in that generation."""
     committed: CheckpointId | None
     final: Final | None = None
     at: datetime

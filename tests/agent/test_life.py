@@ -120,6 +120,7 @@ def test_a_script_that_leaves_its_loop_by_itself_has_finished(bench):
     life.run()
     record = bench.exit_record()
     assert (record.outcome, record.final.step, record.final.weights_sha256) == ("succeeded", 7, None)
+    assert record.has_session
 
 
 @pytest.mark.parametrize("seconds", [2.0, 5.0, 10.0])
@@ -227,7 +228,10 @@ def test_the_last_checkpoint_of_a_script_without_a_session_is_delivered(bench):
     script = "import os\nos.makedirs('out/step-600')\nopen('out/step-600/model', 'w').write('weights')\n"
     life = bench.life(script, checkpoint={"directory": "out/step-*"})
     life.run()
-    assert (bench.exit_record().outcome, bench.commits()) == ("succeeded", (bench.id(1, 600),))
+    record = bench.exit_record()
+    assert (record.outcome, bench.commits()) == ("succeeded", (bench.id(1, 600),))
+    # Nobody has counted: what is shown is the newest checkpoint's step.
+    assert (record.has_session, record.final.step) == (False, None)
 
 
 # --- what cannot go on --------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import pytest
 
 from cloudspot.cli.story import script_lines
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.records import Final
 
 
 def test_json_has_the_whole_story(jobs):
@@ -39,6 +40,20 @@ def test_text_has_the_block_of_figures_and_the_launches(jobs):
         ["1", "1", "spot/local-a/local", "reclaimed"],
         ["2", "2", "spot/local-a/local", "succeeded"],
     ]
+
+
+def test_the_steps_that_a_script_without_a_session_lost_are_unknown(jobs):
+    job_id = jobs.reclaimed_and_finished()
+    own = {"has_session": False}
+    jobs.add_heartbeat(job_id, 1, step=0, minutes=5, steps_total=None, **own)
+    jobs.add_exit(job_id, 1, "drained", step=0, minutes=5.2, **own)
+    final = Final(step=None, weights_sha256=None, metrics={})
+    jobs.add_exit(job_id, 2, "succeeded", step=40, minutes=12, restored_step=40, final=final, **own)
+    value = jobs.run_json("show", job_id)
+    assert (value["step"], value["steps_total"], value["steps_lost"]) == (100, None, None)
+    assert value["final"]["step"] == 100
+    [line] = [line for line in jobs.run("show", job_id).stdout.splitlines() if line.startswith("  steps")]
+    assert line.split(None, 1)[1] == "100, lost unknown"
 
 
 def test_a_failed_job_shows_the_end_of_its_log(jobs):

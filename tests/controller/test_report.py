@@ -151,6 +151,40 @@ def test_a_notice_tells_of_steps_that_no_heartbeat_knew(records):
     assert steps_lost(history) == 4
 
 
+@pytest.fixture
+def sessionless(records):
+    """Return a script's job without a session: lost after checkpoint 175, resumed, and succeeded at 500."""
+    first = records.launch(1, outcome="lost", heartbeats={0: records.heartbeat(has_session=False)})
+    last_word = records.exit(
+        "succeeded", instance_id="i-2-0", launch=2, generation=2, restored_step=175, step=175,
+        has_session=False, final=Final(step=None, weights_sha256=None, metrics={}),
+    )  # fmt: skip
+    return records.history(
+        first,
+        records.launch(2, outcome="succeeded", exits={0: last_word}),
+        generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 175))),
+        commits=(CheckpointId(1, 175), CheckpointId(2, 500)),
+    )
+
+
+def test_of_a_script_without_a_session_only_its_checkpoints_are_known(records, sessionless):
+    report = show_json(sessionless, records.at(9999.0))
+    assert (report["step"], report["steps_total"], report["steps_lost"]) == (500, None, None)
+    assert report["final"] == {"step": 500, "weights_sha256": None, "metrics": {}}
+    assert summarise(sessionless, records.at(9999.0)).steps_total is None
+
+
+def test_a_script_without_a_session_that_was_never_started_again_has_lost_nothing(records):
+    launch = records.launch(heartbeats={0: records.heartbeat(has_session=False)})
+    assert steps_lost(records.history(launch, generations=(records.generation(1),))) == 0
+
+
+def test_a_session_that_was_not_yet_opened_again_has_lost_what_it_had_begun(records, sessionless):
+    first, second = sessionless.launches
+    first = records.change(first, heartbeats={0: records.heartbeat(step=180)})
+    assert steps_lost(records.change(sessionless, launches=(first, second))) == 5
+
+
 def test_the_last_checkpoint_is_the_lineages_and_not_a_zombies(records):
     history = records.history(
         records.launch(1, outcome="lost"),
