@@ -64,9 +64,8 @@ def main() -> None:
         )
         print(f"range      {1e3 * statistics.median(bare):7.3f} ms a step, median of {options.rounds} blocks")
         print(f"run.steps  {1e3 * statistics.median(served):7.3f} ms a step")
-        print(
-            f"difference {statistics.median(ratios):+.2f} % (block by block: {ratios[0]:+.1f} to {ratios[-1]:+.1f} %)"
-        )
+        spread = f"block by block: {ratios[0]:+.1f} to {ratios[-1]:+.1f} %"
+        print(f"difference {statistics.median(ratios):+.2f} % ({spread})")
     dist.destroy_process_group()
 
 
