@@ -204,24 +204,26 @@ class Courier:
 
     def _commit(self, checkpoint: CheckpointId, sealed_at_unix: float) -> None:
         commit = manifests.try_commit(self._store, self._node.job_id, checkpoint)
-        if commit is None:
-            return
-        self._committed(commit, time.time() - sealed_at_unix)
+        # Also where another node brings the last part: a drain of this one must know what its upload takes.
+        self._uploaded(max(0.0, time.time() - sealed_at_unix))
+        if commit is not None:
+            self._committed(commit)
 
-    def _committed(self, commit: Commit, upload_seconds: float) -> None:
+    def _uploaded(self, seconds: float) -> None:
+        status, notice = self._status, self.notice_seconds
+        status.upload_seconds = seconds
+        if notice is not None and seconds > WARN_SHARE * notice:
+            status.warnings = (f"an upload takes {seconds:.0f} s of the {notice:.0f} s that a notice leaves",)
+        if status.handoff is not None:
+            self._write_tuning(status.handoff)
+
+    def _committed(self, commit: Commit) -> None:
         status = self._status
         newest = status.committed
         if newest is None or commit.id > newest:
             status.committed = commit.id
-        status.upload_seconds = max(0.0, upload_seconds)
-        _log.info("committed checkpoint %s (%d bytes, %.2f s)", commit.id, commit.size, upload_seconds)
-        notice = self.notice_seconds
-        if notice is not None and upload_seconds > WARN_SHARE * notice:
-            status.warnings = (
-                f"an upload takes {upload_seconds:.0f} s of the {notice:.0f} s that a notice leaves",
-            )
-        if status.handoff is not None:
-            self._write_tuning(status.handoff)
+        seconds = status.upload_seconds or 0.0
+        _log.info("committed checkpoint %s (%d bytes, %.2f s)", commit.id, commit.size, seconds)
         self._has_committed = True
 
     def _start_collecting(self) -> None:

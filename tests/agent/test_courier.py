@@ -13,6 +13,7 @@ from cloudspot.jobstore import generations, keys, manifests
 from cloudspot.jobstore.records import Generation, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
+from cloudspot.train import handoff as files
 
 FAR = 1e9
 
@@ -49,6 +50,18 @@ def test_a_sealed_slot_becomes_a_commit_and_is_free_again(bench, carry, node, wa
     wait_until(lambda: not seal.exists() and list(seal.parent.iterdir()) == [])
     manifests.verify(bench.store, "digits-1", manifests.read_commit(bench.store, "digits-1", bench.id(1, 10)))
     assert life.status.stall_seconds == 0.01
+
+
+def test_a_node_that_never_brings_the_last_part_knows_what_its_uploads_take(bench, carry, node, wait_until):
+    """Its ranks believed that an upload takes no time: the guard of a drain came too late for it."""
+    handoff = node.handoff(1)
+    handoff.mkdir(parents=True)
+    life = carry()
+    bench.seal(node, bench.id(1, 10), world_size=2, sealed_at_unix=time.time() - 50.0)
+    wait_until(lambda: life.status.upload_seconds)
+    assert life.status.upload_seconds >= 50.0
+    wait_until(lambda: files.read_tuning(handoff).upload_seconds >= 50.0)
+    assert bench.commits() == ()
 
 
 def test_a_seal_that_a_killed_agent_had_taken_is_carried_first(bench, carry, node, wait_until):
