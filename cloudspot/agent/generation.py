@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cloudspot.agent.draining import Draining
 from cloudspot.agent.failures import Failure, GiveUp, judge
 from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import Membership
-from cloudspot.agent.watcher import drain_at, guard_of
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import generations
 from cloudspot.jobstore.records import Final, Generation
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
-STOP_GUARD_SECONDS = 120.0
-"""How long a requested stop waits for the ranks to save."""
 DUMP_SECONDS = 3.0
 """From the order to dump stacks to the end of a stuck trainer."""
 FAILURES = frozenset({"trainer-failed", "trainer-stuck"})
@@ -39,7 +37,7 @@ class GenerationRun:
         self._node = life.node
         self._spec = life.job.spec
         self._environment = environment
-        self._stop_guard: float | None = None
+        self._draining = Draining(life)
         self._membership = Membership(life)
         self._ranks: tuple[int, ...] = ()
         """The global ranks that this node runs in the current generation."""
@@ -48,29 +46,36 @@ class GenerationRun:
         """Run generations until there is a reason to leave, and return it."""
         life = self._life
         self._membership.start()
-        trainer, why = self._adopt(), "first"
-        while True:
-            if trainer is None:
-                life.obey()
-                trainer = self._start(why)
-            leaving = self._watch(trainer)
-            trainer = None
-            if isinstance(leaving, Leaving):
-                return leaving
-            why = leaving
+        try:
+            trainer = self._adopt()
+            while True:
+                if trainer is None:
+                    life.obey()
+                    trainer = self._start(life.memory.next_why)
+                leaving = self._watch(trainer)
+                trainer = None
+                if leaving is not None:
+                    return leaving
+        finally:
+            self._membership.stop()
 
     # --- start ----------------------------------------------------------------------------------
 
     def _adopt(self) -> Trainer | None:
         """Take over the trainer that an earlier agent of this machine started, if there is one."""
         memory, status = self._life.memory, self._life.status
+        known: Sequence[Generation] = ()
+        if memory.generation > 0:
+            known = self._life.insist(
+                lambda: generations.read_generations(self._life.store, self._node.job_id)
+            )
+            # Also where its trainer has ended: a generation is started once, and never again.
+            self._membership.resume(known[memory.generation - 1])
         if memory.trainer_pid == 0:
             # An agent that was killed between the start and its note of it left a trainer unknown to us.
             self._life.end_training()
             return None
         _log.warning("this agent was restarted; generation %d goes on", memory.generation)
-        known = self._life.insist(lambda: generations.read_generations(self._life.store, self._node.job_id))
-        self._membership.resume(known[memory.generation - 1])
         self._take_ranks(known[memory.generation - 1])
         handoff = self._node.handoff(memory.generation)
         self._follow_metrics(handoff, memory.generation)
@@ -81,6 +86,7 @@ class GenerationRun:
     def _start(self, why: str) -> Trainer:
         life, node, status, memory = self._life, self._node, self._life.status, self._life.memory
         status.state = "restoring"
+        self._membership.obey()
         life.courier.settle()
         life.obey()
         record, restored = self._membership.next(why)
@@ -125,10 +131,12 @@ class GenerationRun:
             _log.info("generation %d starts from the beginning", record.number)
         else:
             _log.info("generation %d resumes from checkpoint %s", record.number, record.restore_from)
-        trainer = Trainer.start(plan, handoff)
         memory.generation = record.number
         memory.first_rank = self._ranks[0]
         memory.restored_step = status.restored_step
+        memory.next_why = "agent-restarted"
+        memory.save(node)
+        trainer = Trainer.start(plan, handoff)
         memory.trainer_pid = trainer.pid
         memory.trainer_started_at = time.monotonic()
         memory.save(node)
@@ -158,8 +166,8 @@ class GenerationRun:
 
     # --- watch ----------------------------------------------------------------------------------
 
-    def _watch(self, trainer: Trainer) -> Leaving | str:
-        """Follow the trainer to its end; return how to leave, or why the next generation starts."""
+    def _watch(self, trainer: Trainer) -> Leaving | None:
+        """Follow the trainer to its end; return how to leave; None: the next generation starts."""
         life, orders, status = self._life, self._life.orders, self._life.status
         started = life.memory.trainer_started_at
         drain = files.read_drain(trainer.handoff)  # of the agent before this one
@@ -174,12 +182,12 @@ class GenerationRun:
             if orders.superseded:
                 _log.warning("a newer launch runs the job: ending the trainer")
                 break
-            guard = self._due_guard(now)
-            if guard is not None and (drain is None or guard < drain.guard):
-                drain = files.Drain(kind="notice" if orders.reclaim else "stop", guard=guard)
+            due = self._draining.due(now)
+            if due is not None and (drain is None or due.guard < drain.guard):
+                drain = due
                 files.write_drain(trainer.handoff, drain)
                 status.state = "draining"
-            if drain is not None and self._drain_is_over(drain, now):
+            if drain is not None and self._draining.is_over(drain, now):
                 break
             # A drain that is under way ends by its own guard; what it saves is worth waiting for.
             regroup = None if drain is not None else self._membership.why_regroup()
@@ -203,38 +211,21 @@ class GenerationRun:
         trainer.kill()
         life.courier.end_of_trainer(finished=code == 0)
         status.state = "uploading"
-        life.memory.trainer_pid = 0
         seconds = time.monotonic() - started
         if regroup is not None and life.ordered_leaving() is None:
             why: Leaving | str = "regrouped"
         else:
             why = self._conclude(trainer.handoff, code, drain, stuck=stuck, seconds=seconds)
-        life.memory.save(self._node)
-        return why
-
-    def _due_guard(self, now: float) -> float | None:
-        """Return the guard of the drain that is due by now, or None."""
-        orders, status = self._life.orders, self._life.status
-        upload = status.upload_seconds or 0.0
-        if orders.reclaim is not None:
-            deadline = orders.reclaim.deadline
-            start = drain_at(
-                deadline, now=orders.reclaim.seen, save_seconds=upload + (status.stall_seconds or 0.0)
-            )
-            if now >= start:
-                return guard_of(deadline, now=max(start, orders.reclaim.seen), upload_seconds=upload)
-        if orders.stop is not None:
-            self._stop_guard = self._stop_guard or now + STOP_GUARD_SECONDS
-            return self._stop_guard
+        if isinstance(why, Leaving):
+            return why  # until the last word is said, a later agent has to come to the same end
+        self._note_end(why)
         return None
 
-    def _drain_is_over(self, drain: files.Drain, now: float) -> bool:
-        """Say whether waiting for the trainer helps no more."""
-        if now >= drain.guard:
-            _log.warning("the trainer did not leave in time: ending it")
-            return True
-        # A script without a session knows of no drain: what its own newest checkpoint holds is kept.
-        return drain.kind == "stop" and not self._life.status.has_session
+    def _note_end(self, why: str) -> None:
+        """Remember that this generation's end was dealt with, and why the next one starts."""
+        memory = self._life.memory
+        memory.trainer_pid, memory.next_why = 0, why
+        memory.save(self._node)
 
     # --- conclude -------------------------------------------------------------------------------
 
@@ -254,7 +245,7 @@ class GenerationRun:
             steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
             saved = steps[0] if len(steps) == len(self._ranks) else None
             return Leaving(ordered.outcome, ordered.detail, saved_step=saved)
-        if code == 0:
+        if code == 0 or all(drained):  # the files count: rank 0 may have taken the store with it
             # Another node has to go (or an agent that was restarted has yet to hear of its order again), or
             # the last step's state could not be saved.
             steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
@@ -279,8 +270,14 @@ class GenerationRun:
             is_stuck=stuck,
         )
         tail = life.tail(self._log_path(status.generation).name)
+        finished = self._membership.finished()
+        if finished:
+            # Only here the script failed after the loop; without the others it cannot be run again.
+            detail = f"the training {failure} after node {min(finished)} had finished"
+            return Leaving("failed", detail, code, log_tail=tail)
         known = life.insist(lambda: generations.read_generations(life.store, self._node.job_id))
-        num_restarts = sum(1 for generation in known if generation.why in FAILURES)
+        # Another node may have proposed the next one already, for this very failure.
+        num_restarts = sum(one.why in FAILURES for one in known[: status.generation])
         verdict = judge(
             failure, memory, num_restarts=num_restarts, max_restarts=self._spec.limits.max_restarts
         )
@@ -288,9 +285,10 @@ class GenerationRun:
             return Leaving("failed", verdict.detail, code, permanent=True, log_tail=tail)
         wait = verdict.wait_seconds
         _log.error("the training %s at step %d; starting again in %.0f s", failure, failure.step, wait)
-        memory.save(self._node)
+        why = "trainer-stuck" if stuck else "trainer-failed"
+        self._note_end(why)
         life.orders.wait(wait)
-        return "trainer-stuck" if stuck else "trainer-failed"
+        return why
 
     def _final(self, handoff: Path) -> Final | None:
         value = files.read_json(files.final_path(handoff))

@@ -48,6 +48,8 @@ class HeartbeatWriter:
         self._orders = orders
         # A later agent of this machine begins higher: for the peers any change is a sign of life.
         self._counter = time.monotonic_ns() // 1_000_000
+        self._passed = 0
+        """The newest generation known that is an older launch's."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -102,15 +104,23 @@ class HeartbeatWriter:
                 pass
             else:
                 self._orders.give(stop=codec.decode(data, StopRequest))
-        try:
-            data = self._store.get(keys.generation(self._job_id, self._status.generation + 1))
-        except ObjectMissing:
+        generation = self._generation_after(max(self._status.generation, self._passed))
+        while generation is not None and generation.launch < self._launch:
+            self._passed = generation.number  # an older launch's, however late, only takes a number
+            generation = self._generation_after(self._passed)
+        if generation is None:
             return
-        generation = codec.decode(data, Generation)
         if generation.launch > self._launch:
             self._orders.give(superseded=True)
-        elif generation.launch == self._launch:
+        else:
             self._orders.propose(generation)
+
+    def _generation_after(self, number: int) -> Generation | None:
+        key = keys.generation(self._job_id, number + 1)
+        try:
+            return codec.decode(self._store.get(key), Generation, key=key)
+        except ObjectMissing:
+            return None
 
     def _run(self) -> None:
         beat_at = look_at = 0.0
@@ -128,6 +138,7 @@ class HeartbeatWriter:
                     self.look()
             except CloudspotError as error:
                 _log.warning("no heartbeat: %s", error)
+                beat_at = min(beat_at, time.monotonic() + LOOK_SECONDS)  # the others count its absence
             changed.wait(max(0.05, min(beat_at, look_at) - time.monotonic()))
 
 

@@ -3,132 +3,168 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from cloudspot.agent import peers
+from cloudspot.agent.hearing import Hearing
 from cloudspot.agent.heartbeat import free_port
 from cloudspot.agent.leaving import Leaving, LeavingError
-from cloudspot.agent.peers import (
-    START_SECONDS,
-    Adopt,
-    Leave,
-    PeerClock,
-    Propose,
-    Standing,
-    View,
-    Wait,
-    absent,
-    verdict,
-)
+from cloudspot.agent.peers import Adopt, Leave, Propose, Standing, View, Wait, absent, left_behind, verdict
 from cloudspot.agent.restore import Restored, newest_candidate, restore_newest, restore_this
-from cloudspot.errors import CloudspotError, ObjectMissing
-from cloudspot.jobstore import codec, generations, keys, launches, manifests
-from cloudspot.jobstore.records import CheckpointId, Exit, Generation, Heartbeat, Member, Notice, new_nonce
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore import generations, keys, launches, manifests
+from cloudspot.jobstore.records import CheckpointId, Generation, Member, new_nonce
 
 if TYPE_CHECKING:
     from cloudspot.agent.life import Life
 
 _log = logging.getLogger(__name__)
 
-LISTEN_SECONDS = 1.0
-"""How often the others' heartbeats are read while the training runs."""
-REGROUP_SECONDS = 0.25
-"""The same while the next generation is being agreed on."""
 COMMIT_SECONDS = 60.0
-"""How long the survivors of a drain wait for its commit, where no deadline is nearer."""
+"""How long the survivors of a drain wait for parts of nodes that have no notice."""
 
 
 class Membership:
-    """This node's ear for the others, and its part in the agreement on generations."""
+    """This node's part in the agreement on generations."""
 
     def __init__(self, life: Life) -> None:
         self._life = life
         self._rank = life.job.identity.rank
-        self._others = tuple(rank for rank in range(life.job.spec.nodes.max) if rank != self._rank)
-        self._clock = PeerClock()
-        self._beats: dict[int, Heartbeat | None] = {}
-        self._lock = threading.Lock()
-        self._listening = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="peers", daemon=True)
+        self._hearing = Hearing(life)
         self.current: Generation | None = None
         """The generation that this node runs, or ran last."""
-        self._adopted_at = 0.0
+        self._begun_at = 0.0
+        """When it began, in the seconds that this node could hear."""
+        self._all_ran = False
+        """All its members were seen to run it."""
 
     def start(self) -> None:
-        """Begin to listen; a job of one node has nobody to listen to."""
-        if self._others:
-            self._thread.start()
+        """Begin to listen."""
+        self._hearing.start()
+
+    def stop(self) -> None:
+        """Listen no more: this node leaves."""
+        self._hearing.stop()
 
     def resume(self, generation: Generation) -> None:
-        """Go on with the generation that an earlier agent of this machine has started."""
-        self.current = generation
-        self._adopted_at = time.monotonic()
+        """Stand where an earlier agent of this machine stood: it has started this generation."""
+        self._enter(generation)
 
     # --- while a generation runs ----------------------------------------------------------------
 
     def why_regroup(self) -> str | None:
-        """Say why the running generation cannot go on, or None."""
-        current, orders = self.current, self._life.orders
+        """Say why the running generation cannot go on, or None; asks no store."""
+        current = self.current
         if current is None:
             return None
-        newer = orders.newer
-        if newer is not None and newer.number > current.number:
+        newer = self._life.orders.newer_than(current)
+        if newer is not None:
             return f"generation {newer.number} has been proposed"
-        others = [member.rank for member in current.members if member.rank != self._rank]
-        with self._lock:
-            lost = sorted(self._clock.suspects(others))
-            missing: Sequence[int] = ()
-            if time.monotonic() - self._adopted_at > START_SECONDS:
-                beats = {rank: self._beats.get(rank) for rank in others}
-                missing = sorted(absent(current, beats) - {self._rank})
+        others = self._other_members(current)
+        lost = self._hearing.lost(others, generation=current.number)
         if lost:
-            return f"no sign of node {', '.join(map(str, lost))}"
-        if missing:
-            return f"node {', '.join(map(str, missing))} does not run generation {current.number}"
+            return f"no sign of node {', '.join(map(str, sorted(lost)))}"
+        if self._all_ran:
+            return None
+        beats = self._hearing.beats()
+        missing = absent(current, beats) - {self._rank}
+        missing -= self._hearing.finished(current.number)
+        self._all_ran = not missing
+        if missing and self._had_time_to_start:
+            numbers = ", ".join(map(str, sorted(missing)))
+            return f"node {numbers} does not run generation {current.number}"
         return None
 
     # --- between two generations ----------------------------------------------------------------
 
+    def obey(self) -> None:
+        """Leave where the others have agreed to go on without this node; asks no store.
+
+        Raises:
+            LeavingError: they have.
+        """
+        newer = None if self.current is None else self._life.orders.newer_than(self.current)
+        if newer is not None and all(member.rank != self._rank for member in newer.members):
+            detail = f"generation {newer.number} goes on without this node"
+            raise LeavingError(Leaving("superseded", detail))
+
     def others_are_well(self) -> bool:
-        """Wait until it is clear how the other members stand; say whether all of them go on.
+        """Wait until it is clear how the other members stand; say whether all go on or have finished.
 
         Raises:
             LeavingError: this node has to go meanwhile.
         """
-        if self.current is None:
+        current = self.current
+        if current is None:
             return True
-        others = [member.rank for member in self.current.members if member.rank != self._rank]
-        self._mark()
+        others = self._other_members(current)
+        self._hearing.ask()
         while True:
             self._life.obey()
-            standings = self._standings(others)
-            newer = self._life.orders.newer
-            if newer is not None and newer.number > self.current.number:
-                return len(newer.members) == len(self.current.members)
-            if Standing.UNKNOWN not in standings.values():
-                return all(standing is Standing.FRESH for standing in standings.values())
-            self._pause()
+            standings = {rank: self._hearing.standing(rank) for rank in others}
+            newer = self._life.orders.newer_than(current)
+            if newer is not None:
+                return len(newer.members) == len(current.members)
+            lost = {rank for rank in others if standings[rank] in {Standing.SUSPECT, Standing.LEAVING}}
+            unsaid = {
+                rank
+                for rank in lost
+                if standings[rank] is Standing.LEAVING
+                and self._hearing.last_word(rank) is None
+                and not self._hearing.has_notice(rank)
+            }
+            if not unsaid and Standing.UNKNOWN not in standings.values():
+                return lost <= self._hearing.finished(current.number)
+            self._hearing.pause()
+
+    def finished(self) -> frozenset[int]:
+        """Return which other members have finished the training."""
+        return frozenset() if self.current is None else self._hearing.finished(self.current.number)
 
     def await_commit(self, step: int) -> None:
-        """Wait until the drain's checkpoint is committed, by whoever sees its last part, or cannot be."""
+        """Wait until the drain's checkpoint is committed, or a part of it will never come.
+
+        Whoever sees all parts commits: the node that brought the last one may be gone since.
+        """
         life, current = self._life, self.current
-        if current is None or not self._others:
+        if current is None or not self._hearing.others:
             return
         checkpoint = CheckpointId(current.number, step)
-        others = [member.rank for member in current.members if member.rank != self._rank]
+        others = self._other_members(current)
+        self._hearing.ask()
         end = time.monotonic() + COMMIT_SECONDS
-        while time.monotonic() < end and not life.orders.pending:
-            if checkpoint in life.insist(lambda: manifests.read_commits(life.store, life.node.job_id)):
+        while not life.orders.pending and life.orders.newer_than(current) is None:
+            # In this order: who is gone now has put its parts before, or never will.
+            gone = {rank for rank in others if self._hearing.is_gone(rank)}
+            try:
+                commit = life.insist(lambda: manifests.try_commit(life.store, life.node.job_id, checkpoint))
+            except CorruptData as error:
+                _log.error("checkpoint %s is given up: %s", checkpoint, error)
                 return
-            gone = {Standing.SUSPECT}
-            standings = self._standings(others)
-            done = [rank for rank in others if standings[rank] in gone or self._exit(rank) is not None]
-            if len(done) == len(others):
-                return  # whoever could have committed it has had its time
-            self._pause()
+            if commit is not None:
+                life.status.committed = max(checkpoint, life.status.committed or checkpoint)
+                return
+            missing = self._missing_parts(checkpoint, current)
+            if missing <= gone:
+                return
+            if time.monotonic() >= end and not any(self._hearing.has_notice(r) for r in missing - gone):
+                return
+            self._hearing.pause()
+
+    def _missing_parts(self, checkpoint: CheckpointId, current: Generation) -> set[int]:
+        """Return the nodes that have yet to bring a part of the checkpoint."""
+        life, procs = self._life, self._life.job.spec.procs_per_node
+        prefix = keys.parts_prefix(life.node.job_id, checkpoint.generation, checkpoint.step)
+        there = {meta.key for meta in life.insist(lambda: tuple(life.store.list_objects(prefix)))}
+        return {
+            member.rank
+            for index, member in enumerate(current.members)
+            for rank in range(index * procs, (index + 1) * procs)
+            if keys.part(life.node.job_id, checkpoint.generation, checkpoint.step, rank) not in there
+        }
 
     def next(self, why: str) -> tuple[Generation, Restored]:
         """Agree on the next generation, with its checkpoint restored on this node.
@@ -140,33 +176,41 @@ class Membership:
         """
         life, node = self._life, self._life.node
         if self.current is not None:
-            self._mark()
+            self._hearing.ask()
         restored: Restored | None = None
+        ready_at: float | None = None
         while True:
             life.obey()
             known = life.insist(lambda: generations.read_generations(life.store, node.job_id))
-            found = verdict(self._view(known))
+            waited = 0.0 if ready_at is None else self._hearing.heard_seconds - ready_at
+            found = verdict(self._view(known, patient=waited <= peers.BUSY_SECONDS))
             if isinstance(found, Leave):
                 raise LeavingError(
                     Leaving(found.outcome, found.detail, found.exit_code, permanent=found.permanent)
                 )
             if isinstance(found, Adopt):
-                self._run(found.generation)
+                self._enter(found.generation)
+                life.status.state = "restoring"
                 return found.generation, restore_this(life, found.generation.restore_from, restored)
             if restored is None or restored.checkpoint != newest_candidate(life, known, restored.skipped):
+                life.status.state = "restoring"
                 restored = restore_newest(life, known)
                 continue  # that took its time: look again
             if isinstance(found, Wait):
-                self._pause()
+                if life.status.state != "ready":
+                    life.status.state = "ready"
+                    ready_at = self._hearing.heard_seconds
+                self._hearing.pause()
                 continue
             record = self._propose(found, known, restored, why)
             if record is not None:
-                self._run(record)
+                self._enter(record)
                 return record, restored
 
-    def _run(self, generation: Generation) -> None:
+    def _enter(self, generation: Generation) -> None:
         self.current = generation
-        self._adopted_at = time.monotonic()
+        self._begun_at = self._hearing.heard_seconds
+        self._all_ran = False
         self._life.status.generation = generation.number
 
     def _propose(
@@ -206,105 +250,42 @@ class Membership:
         """Return a port that was free on the first member: only its own heartbeat can know one."""
         if first.rank == self._rank:
             return free_port(first.address)
-        with self._lock:
-            beat = self._beats.get(first.rank)
+        beat = self._hearing.beats().get(first.rank)
         assert beat is not None, "a member without a heartbeat is never fresh"
         return beat.port
 
     # --- what is known of the others ------------------------------------------------------------
 
-    def _view(self, known: Sequence[Generation]) -> View:
+    def _other_members(self, generation: Generation) -> tuple[int, ...]:
+        return tuple(member.rank for member in generation.members if member.rank != self._rank)
+
+    def _view(self, known: Sequence[Generation], *, patient: bool) -> View:
         current = self.current
-        if current is None:
-            candidates = tuple(sorted((self._rank, *self._others)))
-        else:
-            candidates = tuple(member.rank for member in current.members)
-        others = [rank for rank in candidates if rank != self._rank]
-        exits = {rank: word for rank in others if (word := self._exit(rank)) is not None}
+        others = self._hearing.others if current is None else self._other_members(current)
+        standings = {rank: self._standing(rank, patient=patient) for rank in others}
+        words = {rank: self._hearing.last_word(rank) for rank in others}
         return View(
             rank=self._rank,
             launch=self._life.node.launch,
             min_nodes=self._life.job.spec.nodes.min,
             current=current,
             newest=known[-1] if known else None,
-            candidates=candidates,
-            standings=self._standings(others),
-            exits=exits,
+            candidates=tuple(sorted((self._rank, *others))),
+            standings=standings,
+            exits={rank: word for rank, word in words.items() if word is not None},
         )
 
-    def _standings(self, others: Sequence[int]) -> Mapping[int, Standing]:
-        found = {}
-        for rank in others:
-            with self._lock:
-                standing = self._clock.standing(rank)
-                beat = self._beats.get(rank)
-            if self._exit(rank) is not None or self._has_notice(rank):
-                standing = Standing.LEAVING
-            elif standing is not Standing.SUSPECT and beat is not None:
-                if beat.state == "ending":
-                    standing = Standing.LEAVING
-                elif beat.state == "setup":
-                    standing = Standing.UNKNOWN  # it lives, and is not ready: a generation would wait for it
-                elif self.current is None:
-                    standing = Standing.FRESH  # it came with us: there is nothing yet to have died in
-            found[rank] = standing
-        return found
+    def _standing(self, rank: int, *, patient: bool) -> Standing:
+        current = self.current
+        # Before the first generation there is nothing yet that another node could have died in.
+        standing = self._hearing.standing(rank, has_come=current is None)
+        if standing is Standing.BUSY:
+            return standing if patient else Standing.LEAVING
+        if standing is Standing.FRESH and current is not None and self._had_time_to_start:
+            hangs = rank in left_behind(current, self._hearing.beats())
+            return Standing.LEAVING if hangs else standing
+        return standing
 
-    def _exit(self, rank: int) -> Exit | None:
-        key = keys.exit_record(self._life.node.job_id, self._life.node.launch, rank)
-        data = self._read(key)
-        return None if data is None else codec.decode(data, Exit, key=key)
-
-    def _has_notice(self, rank: int) -> bool:
-        key = keys.notice(self._life.node.job_id, self._life.node.launch, rank)
-        data = self._read(key)
-        return data is not None and codec.decode(data, Notice, key=key).rank == rank
-
-    def _read(self, key: str) -> bytes | None:
-        def get() -> bytes | None:
-            try:
-                return self._life.store.get(key)
-            except ObjectMissing:
-                return None
-
-        return self._life.insist(get)
-
-    def _mark(self) -> None:
-        """Ask anew who lives; the heartbeats come faster until that is settled."""
-        with self._lock:
-            self._clock.mark()
-        self._life.status.is_regrouping = True
-
-    def _pause(self) -> None:
-        self._listening.set()
-        self._life.orders.wait(REGROUP_SECONDS)
-
-    # --- the thread -----------------------------------------------------------------------------
-
-    def _listen(self) -> None:
-        while True:
-            self._hear()
-            regrouping = self._life.status.is_regrouping
-            self._listening.wait(REGROUP_SECONDS if regrouping else LISTEN_SECONDS)
-            self._listening.clear()
-
-    def _hear(self) -> None:
-        """Read the others' heartbeats once."""
-        node = self._life.node
-        beats: dict[int, Heartbeat | None] = {}
-        try:
-            for rank in self._others:
-                key = keys.heartbeat(node.job_id, node.launch, rank)
-                try:
-                    beats[rank] = codec.decode(self._life.store.get(key), Heartbeat, key=key)
-                except ObjectMissing:
-                    beats[rank] = None
-        except CloudspotError as error:
-            _log.warning("the other nodes are not heard: %s", error)
-            with self._lock:
-                self._clock.hear(time.monotonic(), None)
-            return
-        counters = {rank: None if beat is None else beat.counter for rank, beat in beats.items()}
-        with self._lock:
-            self._beats.update(beats)
-            self._clock.hear(time.monotonic(), counters)
+    @property
+    def _had_time_to_start(self) -> bool:
+        return self._hearing.heard_seconds - self._begun_at > peers.START_SECONDS

@@ -118,6 +118,8 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     """The lowest global rank that this node ran in it."""
     trainer_pid: int = 0
     """The process group of that generation's torchrun; 0: none was started, or its end was dealt with."""
+    next_why: str = "agent-restarted"
+    """Why the next generation starts, where that one's end was dealt with: see ``records.Generation``."""
     trainer_started_at: float = 0.0
     """Monotonic."""
     failure_streak: int = 0

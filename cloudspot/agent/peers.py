@@ -7,6 +7,7 @@ and the generation record, which only one of them can create, makes it everybody
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,9 +16,17 @@ from cloudspot.jobstore.records import Exit, Generation, Heartbeat
 SUSPECT_SECONDS = 20.0
 """A peer whose counter has not moved for so long of this reader's clock is taken for lost."""
 START_SECONDS = 120.0
-"""A generation in which not all run after so long is followed by one without the absent."""
+"""A generation in which not all run after so long is followed by one without the absent, unless they are
+still busy with what comes before."""
+BUSY_SECONDS = 1800.0
+"""Those who are ready wait so long for one that restores or delivers; then it is taken for stuck."""
 MAX_PASS_SECONDS = 5.0
 """The most that one pass adds to a peer's silence: a reader that was stopped itself has heard nothing."""
+
+
+BUSY_STATES = frozenset({"uploading", "restoring"})
+"""Of a node that lives and is not ready for the next generation."""
+LEAVING_STATES = frozenset({"draining", "ending"})
 
 
 class Standing(enum.Enum):
@@ -29,6 +38,8 @@ class Standing(enum.Enum):
     """Nothing new so far: wait."""
     SUSPECT = "suspect"
     """Silent for too long: taken for lost."""
+    BUSY = "busy"
+    """It lives, and has yet to deliver what it holds or to restore: a generation would wait for it."""
     LEAVING = "leaving"
     """It has said its last word, or has to go."""
 
@@ -37,9 +48,12 @@ class Standing(enum.Enum):
 class _Heard:
     """What was heard of one peer."""
 
-    counter: int = -1
+    counter: int | None = None
     silent_seconds: float = 0.0
-    moved_since_mark: bool = False
+    first: int | None = None
+    """The counter at the first look since the question arose; what was written before it proves nothing."""
+    has_moved: bool = False
+    """Since that first look."""
 
 
 @dataclass
@@ -49,30 +63,44 @@ class PeerClock:
     A pass in which the store failed adds nothing, so that an outage of the store is nobody's death.
     """
 
+    heard_seconds: float = 0.0
+    """How long this node could hear in all."""
     _heard: dict[int, _Heard] = field(default_factory=dict)
     _last: float | None = None
+    _marked_at: float = -math.inf
 
-    def hear(self, now: float, counters: Mapping[int, int | None] | None) -> None:
+    def hear(
+        self, now: float, counters: Mapping[int, int | None] | None, *, asked_at: float | None = None
+    ) -> None:
         """Note one pass: each peer's counter (None: it has none yet); None: the store failed.
 
-        ``now`` is monotonic.
+        ``now`` is monotonic; ``asked_at`` is when the pass began.
         """
         passed = 0.0 if self._last is None else min(now - self._last, MAX_PASS_SECONDS)
         self._last = now
         if counters is None:
             return
+        self.heard_seconds += passed
         for rank, counter in counters.items():
             heard = self._heard.setdefault(rank, _Heard())
-            if counter is not None and counter != heard.counter:
-                heard.moved_since_mark = heard.moved_since_mark or heard.counter != -1
-                heard.counter, heard.silent_seconds = counter, 0.0
-            else:
+            if counter is None or counter == heard.counter:
                 heard.silent_seconds += passed
+            else:
+                heard.counter, heard.silent_seconds = counter, 0.0
+            if heard.first is not None:
+                heard.has_moved = heard.has_moved or counter != heard.first
+            elif (now if asked_at is None else asked_at) >= self._marked_at:
+                heard.first = counter
 
-    def mark(self) -> None:
-        """Ask anew: only a counter that moves from now on proves that a peer lives."""
+    def mark(self, now: float) -> None:
+        """Ask anew: only a counter that moves from now on proves that a peer lives.
+
+        The last beat of a node that died a moment ago may not have been read yet. So the first look
+        from now on only shows where each counter stands.
+        """
+        self._marked_at = now
         for heard in self._heard.values():
-            heard.moved_since_mark = False
+            heard.first, heard.has_moved = None, False
 
     def standing(self, rank: int) -> Standing:
         """Return what the silence says of a peer."""
@@ -81,7 +109,7 @@ class PeerClock:
             return Standing.UNKNOWN
         if heard.silent_seconds >= SUSPECT_SECONDS:
             return Standing.SUSPECT
-        return Standing.FRESH if heard.moved_since_mark else Standing.UNKNOWN
+        return Standing.FRESH if heard.has_moved else Standing.UNKNOWN
 
     def suspects(self, ranks: Iterable[int]) -> frozenset[int]:
         """Return those among the ranks that are taken for lost."""
@@ -141,6 +169,22 @@ class Leave:
 Verdict = Wait | Adopt | Propose | Leave
 
 
+def appraise(heard: Standing, beat: Heartbeat | None, *, has_to_go: bool, has_come: bool = False) -> Standing:
+    """Return how a peer stands, from its silence, its newest heartbeat, and its notice or last word; pure.
+
+    ``has_come``: that it has spoken at all is proof enough that it lives.
+    """
+    if has_to_go:
+        return Standing.LEAVING
+    if heard is Standing.SUSPECT or beat is None:
+        return heard
+    if beat.state in LEAVING_STATES:
+        return Standing.LEAVING
+    if beat.state == "setup" or (heard is Standing.UNKNOWN and not has_come):
+        return Standing.UNKNOWN  # a generation would wait for a setup, however long it takes
+    return Standing.BUSY if beat.state in BUSY_STATES else Standing.FRESH
+
+
 def verdict(view: View) -> Verdict:
     """Return what this node does when it runs no generation (any more); pure."""
     newest, current = view.newest, view.current
@@ -155,7 +199,7 @@ def verdict(view: View) -> Verdict:
     for rank, exit_record in sorted(view.exits.items()):
         if exit_record.outcome == "failed" and exit_record.permanent:
             return Leave("failed", f"node {rank}: {exit_record.detail}", True, exit_record.exit_code)
-    if any(standing is Standing.UNKNOWN for standing in view.standings.values()):
+    if not {Standing.UNKNOWN, Standing.BUSY}.isdisjoint(view.standings.values()):
         return Wait()
     alive = tuple(
         rank for rank in view.candidates if rank == view.rank or view.standings[rank] is Standing.FRESH
@@ -167,6 +211,21 @@ def verdict(view: View) -> Verdict:
     return Propose((0 if newest is None else newest.number) + 1, alive)
 
 
+def left_behind(generation: Generation, beats: Mapping[int, Heartbeat | None]) -> frozenset[int]:
+    """Return the members that still run an older generation.
+
+    Once all have had the time to start, such a node hangs: it lives, and would hold up the next
+    generation as it has held up this one.
+    """
+    return frozenset(
+        member.rank
+        for member in generation.members
+        if (beat := beats.get(member.rank)) is not None
+        and beat.generation < generation.number
+        and beat.state == "running"
+    )
+
+
 def absent(generation: Generation, heartbeats: Mapping[int, Heartbeat | None]) -> frozenset[int]:
     """Return the members that do not run the generation, as their heartbeats say."""
     return frozenset(
@@ -174,5 +233,5 @@ def absent(generation: Generation, heartbeats: Mapping[int, Heartbeat | None]) -
         for member in generation.members
         if (beat := heartbeats.get(member.rank)) is None
         or beat.generation != generation.number
-        or beat.state in {"restoring", "ending"}
+        or beat.state not in {"running", "draining", "uploading"}
     )

@@ -29,8 +29,7 @@ class Status:
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None
         self.warnings: tuple[str, ...] = ()
-        self.is_regrouping = False
-        """The next generation is being agreed on: heartbeats come faster."""
+        self._is_regrouping = False
         self._metrics: dict[str, float] = {}
         self._metrics_read = (Path(), 0)
 
@@ -43,6 +42,17 @@ class Status:
     def state(self, state: str) -> None:
         self._state = state
         self.state_changed.set()
+
+    @property
+    def is_regrouping(self) -> bool:
+        """Whether the next generation is being agreed on: heartbeats come faster, and the first at once."""
+        return self._is_regrouping
+
+    @is_regrouping.setter
+    def is_regrouping(self, is_regrouping: bool) -> None:
+        self._is_regrouping = is_regrouping
+        if is_regrouping:
+            self.state_changed.set()
 
     def progress(self) -> tuple[int, int | None]:
         """Return the newest step begun here (or restored), and the total when it is known."""
@@ -118,6 +128,11 @@ class Orders:
         with self._changed:
             self.newer = newer
             self._changed.notify_all()
+
+    def newer_than(self, current: Generation) -> Generation | None:
+        """Return the newer generation that others have agreed on, or None."""
+        newer = self.newer
+        return newer if newer is not None and newer.number > current.number else None
 
     def wait(self, seconds: float) -> bool:
         """Wait until there is an order, at most so long; say whether there is."""

@@ -116,7 +116,7 @@ class Bench:
             raw[name] = {**raw[name], **table} if isinstance(raw.get(name), dict) else table
         return spec_from_json(raw)
 
-    def life(self, script="", *, store=None, launch=1, machine="machine", **tables):
+    def life(self, script="", *, store=None, launch=1, machine="machine", rank=0, **tables):
         code = self.root / "code"
         code.mkdir(exist_ok=True)
         (code / "train.py").write_text(script)
@@ -124,17 +124,18 @@ class Bench:
         put_bundle(self.store, bundle)
         spec = self.spec(**tables)
         submission = new_submission(spec, provider="given", bundle=bundle, job_id=JOB)
+        identity = NodeIdentity(instance_id=f"m-{rank + 1}", rank=rank, address="127.0.0.1")
         life = Life(
             self.node(launch=launch, machine=machine),
             store or self.store,
             self.provider,
-            Job(submission, spec, self.provider.node_identity()),
+            Job(submission, spec, identity),
         )
         self.lives.append(life)
         return life
 
-    def exit_record(self, launch=1):
-        return codec.decode(self.store.get(keys.exit_record(JOB, launch, 0)), Exit)
+    def exit_record(self, launch=1, rank=0):
+        return codec.decode(self.store.get(keys.exit_record(JOB, launch, rank)), Exit)
 
     def log(self, life):
         return [record.text for record in life.logs._sink.read(life.stream)]

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from cloudspot.agent import lastword
+from cloudspot.agent import life as life_module
 from cloudspot.errors import ObjectMissing
 from cloudspot.jobstore import generations, keys, launches
 from cloudspot.jobstore.records import Generation, Member, new_nonce
@@ -396,6 +397,42 @@ def test_ranks_that_had_drained_go_on_where_no_order_stands(bench):
     life = bench.life(SESSION + "finish(100)\n")
     life.run()
     assert (bench.exit_record().outcome, bench.exit_record().restored_step) == ("succeeded", 40)
+    assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "drained"]
+
+
+def test_a_generation_whose_end_was_dealt_with_is_not_started_again(bench):
+    """The agent after the killed one adopted it from its own record, met its old exit status at once, and
+    gave the job up for having failed twice at one step."""
+    life = bench.life(SESSION + "finish(100)\n")
+    killed_agent(bench, life, status=1)
+    memory = life.memory
+    memory.trainer_pid, memory.next_why = 0, "trainer-failed"
+    memory.failure_streak, memory.failed_at_step = 1, 40
+    memory.save(life.node)
+    bench.life(SESSION + "finish(100)\n").run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
+
+
+def test_an_agent_that_is_killed_while_it_leaves_comes_to_the_same_end(bench, monkeypatch):
+    """Were the end taken for dealt with before the last word, the script would be run again."""
+    life = bench.life("open('runs', 'a').write('x')\n")
+    monkeypatch.setattr(life_module, "leave", lambda *_: None)
+    life.run()  # killed before its last word
+    for thread in (life.logs, life.courier, life._heartbeat, life._watcher):
+        thread._stopped.set()
+    monkeypatch.undo()
+    life = bench.life("open('runs', 'a').write('x')\n")
+    life.run()
+    assert (bench.exit_record().outcome, (life.node.work / "runs").read_text()) == ("succeeded", "x")
+
+
+def test_ranks_that_have_drained_count_as_such_though_their_store_was_gone(bench):
+    """Where rank 0's process left first, another's could fail after its save; nobody waited for the commit."""
+    life = bench.life(SESSION + "finish(100)\n")
+    killed_agent(bench, life, status=1, drained=40)
+    bench.seal(life.node, bench.id(1, 40))
+    bench.life(SESSION + "finish(100)\n").run()
     assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "drained"]
 
 
