@@ -96,6 +96,33 @@ def test_survivors_go_on_as_a_smaller_generation(user: User) -> None:
     assert history.generations[1].restore_from is not None
 
 
+def test_a_machine_that_stood_still_finds_that_it_is_out(user: User) -> None:
+    """Its processes are stopped for 40 s, as those of a machine that is moved or cut off, and go on then."""
+    sets = ("nodes={min=1, max=2}", 'run.env.TINY_EPOCHS="30"', 'run.env.TINY_STEP_SECONDS="0.08"')
+    cli = user.start_tiny("cut", sets=sets)
+    progress = "machines/*/node/generations/000001/progress-*"
+    wait_for("the first steps", lambda: len(list(user.home.glob(progress))) == 2, seconds=120)
+    late = next(one for one in user.machines() if MachineDirectory(one).record().rank == 1)
+    stopped = supervisors_processes(late)
+    for pid in stopped:
+        send(pid, signal.SIGSTOP)
+    until = time.monotonic() + 40.0
+    wait_for("the smaller generation", lambda: len(user.history("cut").generations) == 2)
+    wait_for("40 s", lambda: time.monotonic() >= until)
+    before = set(user.history("cut").commits)
+    for pid in stopped:
+        send(pid, signal.SIGCONT)
+    word = wait_for("the late one's last word", lambda: user.history("cut").launches[0].exits.get(1))
+    assert (word.outcome, word.generation) == ("superseded", 1)
+    assert word.detail == "generation 2 goes on without this node"
+    wait_for("its end", lambda: not marked_processes(MARK, late.name))
+    wait_for("the end of the run", lambda: cli.poll() is not None, seconds=180)
+    assert cli.returncode == 0, user.output(cli)[-6000:]
+    history = user.history("cut")
+    assert [[member.rank for member in g.members] for g in history.generations] == [[0, 1], [0]]
+    assert {one.generation for one in set(history.commits) - before} <= {2}
+
+
 def test_logs_speak_of_every_node(user: User) -> None:
     user.run_tiny("talk", sets=("nodes=2", 'run.env.TINY_EPOCHS="2"'))
     both = user.cloudspot("logs", "talk").stdout
