@@ -137,7 +137,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     """A port that was free when this was written, for the next generation's rendezvous."""
     state: str
-    """``setup``, ``restoring``, ``running``, ``draining``, ``uploading``, ``ending``."""
+    """``setup``, ``restoring``, ``ready`` (waits for the other nodes), ``running``, ``draining``,
+    ``uploading``, ``ending``."""
     generation: int
     """0 before the first."""
     restored_step: int
@@ -184,7 +185,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     restore_from: CheckpointId | None
     skipped: tuple[Skipped, ...] = ()
     why: str
-    """``first``, ``relaunched``, ``trainer-failed``, ``trainer-stuck``, ..."""
+    """``first``, ``relaunched``, ``regrouped`` (without a node), ``drained``, ``trainer-failed``,
+    ``trainer-stuck``, ``agent-restarted``."""
     at: datetime
     writer: str
 
