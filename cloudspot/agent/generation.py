@@ -39,6 +39,7 @@ class GenerationRun:
         self._environment = environment
         self._draining = Draining(life)
         self._membership = Membership(life)
+        self._has_torch = False
         self._ranks: tuple[int, ...] = ()
         """The global ranks that this node runs in the current generation."""
 
@@ -93,10 +94,7 @@ class GenerationRun:
         index = self._take_ranks(record)
         handoff = node.handoff(record.number)
         files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
-        try:
-            check_torch(self._python(), self._environment, node.work)
-        except CloudspotError as error:
-            raise LeavingError(Leaving("failed", str(error), 1, permanent=True)) from error
+        self._need_torch()
         status.restored_step = 0 if record.restore_from is None else record.restore_from.step
         status.generation = record.number
         status.handoff = handoff
@@ -150,6 +148,15 @@ class GenerationRun:
         index, procs = ranks.index(self._life.job.identity.rank), self._spec.procs_per_node
         self._ranks = self._life.status.ranks = tuple(range(index * procs, (index + 1) * procs))
         return index
+
+    def _need_torch(self) -> None:
+        if self._has_torch:
+            return
+        try:
+            check_torch(self._python(), self._environment, self._node.work)
+        except CloudspotError as error:
+            raise LeavingError(Leaving("failed", str(error), 1, permanent=True)) from error
+        self._has_torch = True
 
     def _python(self) -> str:
         return self._spec.run.python or self._node.train_python

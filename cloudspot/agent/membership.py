@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 COMMIT_SECONDS = 60.0
 """How long the survivors of a drain wait for parts of nodes that have no notice."""
+STILL_WELL_SECONDS = 2.0
+"""For so long what was found of the others holds, and nobody is asked again."""
 
 
 class Membership:
@@ -40,6 +43,8 @@ class Membership:
         """When it began, in the seconds that this node could hear."""
         self._all_ran = False
         """All its members were seen to run it."""
+        self._well_at = -math.inf
+        """When all the others were last found to go on; monotonic."""
 
     def start(self) -> None:
         """Begin to listen."""
@@ -117,6 +122,7 @@ class Membership:
                 and not self._hearing.has_notice(rank)
             }
             if not unsaid and Standing.UNKNOWN not in standings.values():
+                self._well_at = time.monotonic()
                 return lost <= self._hearing.finished(current.number)
             self._hearing.pause()
 
@@ -175,7 +181,7 @@ class Membership:
             LeavingError: this node is not in it, or too few are left, or an order came.
         """
         life, node = self._life, self._life.node
-        if self.current is not None:
+        if self.current is not None and time.monotonic() - self._well_at > STILL_WELL_SECONDS:
             self._hearing.ask()
         restored: Restored | None = None
         ready_at: float | None = None
