@@ -244,6 +244,7 @@ class Membership:
             members=members,
             endpoint=f"{members[0].address}:{self._port(members[0])}",
             restore_from=restored.checkpoint,
+            reached_step=self._reached_step(),
             skipped=restored.skipped,
             why=why,
             at=datetime.now(timezone.utc),
@@ -251,6 +252,10 @@ class Membership:
         )
         winner = life.insist(lambda: generations.propose(life.store, node.job_id, record))
         return record if winner == record else None
+
+    def _reached_step(self) -> int | None:
+        status = self._life.status
+        return status.progress()[0] if self.current is not None and status.has_session else None
 
     def _port(self, first: Member) -> int:
         """Return a port that was free on the first member: only its own heartbeat can know one."""

@@ -131,7 +131,10 @@ def _last_words(launch: LaunchHistory, observed: Observed) -> list[str]:
         if not is_dead(launch, rank, observed):
             continue
         instance = find_instance(slot.instance_id or "", observed)
-        if instance is None:
+        exit_record = own_exit(launch, rank)
+        if exit_record is not None:
+            words.append(f"node {rank} {exit_record.outcome}: {exit_record.detail}")
+        elif instance is None:
             words.append(f"node {rank} ({slot.instance_id}) vanished")
         else:
             reason = (instance.end_reason or EndReason.UNKNOWN).value

@@ -157,7 +157,9 @@ def steps_lost(history: History) -> int | None:
         return None
     lost = 0
     for before, after in zip(history.generations, history.generations[1:], strict=False):
-        lost += max(0, _last_step(history, before) - _restored(after))
+        # Its heartbeat has moved on: a node that goes on says itself how far it was.
+        reached = _last_step(history, before) if after.reached_step is None else after.reached_step
+        lost += max(0, reached - _restored(after))
     return lost
 
 

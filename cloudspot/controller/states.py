@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloudspot.controller.attempt import own_exit, permanent_failure, succeeded
+from cloudspot.controller.attempt import last_generation, own_exit, permanent_failure, succeeded
 from cloudspot.jobstore.history import History, LaunchHistory
 
 TERMINAL_STATES = frozenset({"succeeded", "failed", "stopped"})
@@ -30,7 +30,10 @@ def job_state(history: History) -> str:
         return "waiting"
     if not last.is_attempt:
         return "launching"
-    draining = any(own_exit(last, rank) is None for rank in last.notices)
+    generation = last_generation(history, last)
+    # A node that had a notice and died without a word is out of the generation that goes on.
+    members = last.slots.keys() if generation is None else {member.rank for member in generation.members}
+    draining = any(own_exit(last, rank) is None for rank in members & last.notices.keys())
     return "draining" if draining else "running"
 
 

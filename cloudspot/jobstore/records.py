@@ -183,6 +183,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     """``address:port`` of the rendezvous."""
     restore_from: CheckpointId | None
+    reached_step: int | None = None
+    """The newest step that the proposer had begun in the generation before this one; None: it was not in
+    it, or its script counts no steps."""
     skipped: tuple[Skipped, ...] = ()
     why: str
     """``first``, ``relaunched``, ``regrouped`` (without a node), ``drained``, ``trainer-failed``,

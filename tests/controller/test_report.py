@@ -117,6 +117,16 @@ def test_steps_between_the_last_checkpoint_and_a_loss_are_lost(records):
     assert steps_lost(history) == 7
 
 
+def test_a_node_that_goes_on_says_itself_how_far_it_was(records):
+    running = records.launch(1, heartbeats={0: records.heartbeat(step=60)})
+    history = records.history(
+        running,
+        generations=(records.generation(1), records.generation(2, restored=(1, 40), reached_step=47)),
+        commits=(CheckpointId(1, 40),),
+    )
+    assert steps_lost(history) == 7
+
+
 def test_steps_lost_add_up_over_restarts_and_start_from_what_was_restored(records):
     crashed = records.launch(
         1, outcome="failed", exits={0: records.exit("failed", generation=2, restored_step=40, step=45)}

@@ -43,3 +43,10 @@ def test_the_journals_last_record_has_the_last_word(records):
     history = records.history(launch, finished=records.finished("failed"))
     assert job_state(history) == "failed"
     assert not is_over(records.history(launch))
+
+
+def test_a_node_that_was_taken_without_a_last_word_does_not_drain_for_ever(records):
+    launch = records.launch(intent=records.intent(num_nodes=2), notices={1: records.notice(rank=1)})
+    both, rest = records.generation(1, ranks=(0, 1)), records.generation(2, ranks=(0,))
+    assert job_state(records.history(launch, generations=(both,))) == "draining"
+    assert job_state(records.history(launch, generations=(both, rest))) == "running"
