@@ -22,9 +22,9 @@ JOB = "digits-1"
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    """A second of these agents is about half a minute of real ones."""
-    monkeypatch.setattr("cloudspot.agent.peers.SUSPECT_SECONDS", 0.6)
-    monkeypatch.setattr("cloudspot.agent.peers.START_SECONDS", 1.2)
+    """A second of these agents is many of real ones; long enough, though, for a machine that is busy."""
+    monkeypatch.setattr("cloudspot.agent.peers.SUSPECT_SECONDS", 1.5)
+    monkeypatch.setattr("cloudspot.agent.peers.START_SECONDS", 2.5)
     monkeypatch.setattr("cloudspot.agent.hearing.LISTEN_SECONDS", 0.04)
     monkeypatch.setattr("cloudspot.agent.hearing.REGROUP_SECONDS", 0.02)
     monkeypatch.setattr("cloudspot.agent.heartbeat.HEARTBEAT_SECONDS", 0.15)
