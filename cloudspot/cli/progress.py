@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def transfer(label: str, num_bytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Show how far a transfer is while the block runs; yields a function to call with each count of new bytes.
+    """Show how far a transfer is while the block runs; yields a function to call with new bytes.
 
     The function may be called from any thread. The bar goes to standard error, so that it never mixes with
     results, and is gone when the block ends.
