@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from cloudspot.cli import exit_codes, output
 from cloudspot.cli.interrupts import Detached, Interrupts
 from cloudspot.cli.jobs import Job
-from cloudspot.cli.logtail import METRICS, LogTail, line_head, print_records
+from cloudspot.cli.logtail import LogTail, line_head, print_records
 from cloudspot.cli.story import echo_summary
 from cloudspot.controller.events import (
     Claimed,
@@ -30,6 +30,7 @@ from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.report import summarise
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.streams import METRICS
 
 WHO = "cloudspot"
 LOG_SECONDS = 0.5

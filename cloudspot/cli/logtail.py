@@ -9,19 +9,11 @@ from typing import Any
 
 from cloudspot.cli import output
 from cloudspot.interfaces import LogSink
+from cloudspot.jobstore.streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
 
 LABEL_WIDTH = 9
 """Of the column that says who speaks: ``train``, ``setup``, ``agent``, ``cloudspot``."""
-
-METRICS = "metrics"
-"""The source of the lines that ``run.log()`` writes, as JSON."""
-
-
-def parse_stream(stream: str) -> tuple[int, int]:
-    """Return the launch and the rank of a stream's name, ``<launch>-<rank>``."""
-    launch, _, rank = stream.partition("-")
-    return int(launch), int(rank)
 
 
 class LogTail:

@@ -1,0 +1,12 @@
+"""What the log's streams and sources are called: one stream a machine, one source a speaker."""
+
+from __future__ import annotations
+
+METRICS = "metrics"
+"""The source of the lines that ``run.log()`` writes: JSON objects with ``step``, ``time``, ``values``."""
+
+
+def parse_stream(stream: str) -> tuple[int, int]:
+    """Return the launch and the rank of a stream's name, ``<launch>-<rank>``."""
+    launch, _, rank = stream.partition("-")
+    return int(launch), int(rank)
