@@ -31,6 +31,19 @@ _DURATION_TERM: Final = re.compile(rf"({_NUMBER})\s*(ms|s|m|h|d)")
 _SIZE: Final = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
 _MONEY: Final = re.compile(rf"({_NUMBER})(?:\s*([A-Z]{{3}}))?")
 
+# For a JSON Schema, in the dialect that all of its readers share.
+_DIGITS: Final = r"[0-9]+(?:\.[0-9]+)?\s*"
+DURATION_PATTERN: Final = (
+    r"^(?=\s*[0-9])\s*"
+    + "".join(f"(?:{_DIGITS}{unit}\\s*)?" for unit in ("d", "h", "m(?!s)", "s", "ms"))
+    + "$"
+)
+"""What ``parse_duration`` takes, as a regular expression."""
+SIZE_PATTERN: Final = rf"^\s*{_DIGITS}(?:B|[KMGT]i?B)\s*$"
+"""What ``parse_size`` takes."""
+MONEY_PATTERN: Final = rf"^(?=.*[1-9])\s*{_DIGITS}(?:[A-Z]{{3}})?\s*$"
+"""What ``parse_money`` takes, more than nothing."""
+
 
 def parse_duration(text: str) -> float:
     """Return the seconds in a duration such as ``"500ms"``, ``"90s"``, ``"10m"``, ``"1h30m"``, ``"2d"``.

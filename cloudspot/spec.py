@@ -53,20 +53,22 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     min: PositiveCount
     """With fewer machines the job does not run."""
     max: PositiveCount
+    """So many are launched."""
 
 
 class ResourcesSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[resources]``: what one node must have at the least; what is left out, the provider chooses."""
 
     accelerator: str | None = None
-    """The vendor's or the provider's name, such as ``A100``."""
+    """The vendor's or the provider's name, such as ``"A100"``."""
     accelerator_count: Count = 0
-    """0 stands for 1 where ``accelerator`` is given."""
+    """How many of them; 0 stands for 1 where ``accelerator`` is given."""
     cpus: Count = 0
+    """Virtual CPUs."""
     memory: Size = 0
-    """Bytes."""
+    """Of the machine, not of the accelerator."""
     disk: Size = 0
-    """Bytes."""
+    """Room on its disk."""
 
     def to_model(self) -> Resources:
         """Return the resources as the provisioners take them."""
@@ -83,78 +85,95 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """``[run]``: the code, and how it starts."""
 
     workdir: str = "."
-    """The directory that is bundled and run in; relative to the job file."""
+    """The directory that is bundled, sent and run in; relative to the job file. ``.gitignore`` and
+    ``.cloudspotignore`` are respected; ``.git`` and ``.env`` never go along."""
     setup: str | None = None
-    """Shell commands, run once on each machine before the training."""
+    """Shell commands, run in the working directory once on each machine before the training."""
     entrypoint: str
-    """The training script, relative to ``workdir``; torchrun starts it."""
+    """The training script, inside ``run.workdir``. ``torchrun`` starts it."""
     args: tuple[str, ...] = ()
+    """The script's arguments."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    """For setup and training. Everyone who may read the bucket sees them: no place for secrets."""
+    """Environment of setup and training. Stored with the job for all to read who may read the store; a
+    variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are cloudspot's
+    own."""
     python: str | None = None
-    """The interpreter for setup and training; None: the provider's."""
+    """The interpreter for setup and training; left out: the provider's."""
     secrets: tuple[str, ...] = ()
-    """Names of variables of the submitter's environment; their values reach setup and training."""
+    """Names of variables of your own environment, whose values setup and training get. They are stored
+    apart from the job when it is submitted, deleted when it ends, and appear in no record, log or request."""
 
 
 class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[spot]``: which market, and when waiting for it ends."""
 
     policy: Literal["spot", "spot-then-on-demand", "on-demand"] = "spot-then-on-demand"
+    """``"spot"`` takes nothing else and waits. ``"spot-then-on-demand"`` buys on demand when there is no
+    spot machine. ``"on-demand"`` takes nothing else."""
     max_wait: Duration | None = None
-    """Seconds without a machine, since the job last ran or was submitted, after which
-    ``spot-then-on-demand`` buys on demand (None: after 10 minutes) and ``spot`` gives up (None: never)."""
+    """How long the job is without a machine, since it last ran or was submitted, before it buys on demand,
+    or with ``"spot"`` fails; left out: 10 minutes, and without end with ``"spot"``."""
     deadline: PositiveDuration | None = None
-    """Seconds after the submission by which the job should be done: ``spot-then-on-demand`` buys on demand
-    when it would come too late otherwise. It ends nothing."""
+    """After the submission: when the job should be done. When it would come too late otherwise,
+    ``"spot-then-on-demand"`` prefers machines on demand. It ends nothing."""
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[checkpoint]``: how often, how many, and whose."""
 
     interval: Annotated[PositiveDuration | None, msgspec.Meta(extra={"words": {"auto": None}})] = None
-    """Seconds between two; None (``"auto"``): chosen from what a save costs and how often nodes go."""
+    """Between two checkpoints of a session. ``"auto"`` weighs what a save costs against how often machines
+    go without notice."""
     keep: PositiveCount = 3
-    """How many of the newest verified checkpoints stay in the bucket."""
+    """How many of the newest good checkpoints stay in the store."""
     directory: str | None = None
-    """A pattern such as ``output/checkpoint-*``, relative to ``run.workdir``, for scripts that write
-    their own checkpoint directories; None: the script uses a session."""
+    """For scripts that write their own: which directories, inside ``run.workdir``, such as
+    ``"output/checkpoint-*"``. The number that a name ends with is its step. Left out: the script uses a
+    session."""
     complete_file: str | None = None
-    """A file in such a directory that is written last; None: unchanged for 10 s means complete."""
+    """A file inside such a directory that the script writes last. Without one, a directory is complete when
+    it has not changed for 10 s while the script was running."""
 
 
 class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[logs]``: how the nodes' logs are delivered."""
 
     flush_seconds: PositiveDuration = msgspec.field(default=2.0, name="flush")
-    """How long a line may wait on the node before it is sent."""
+    """How long a line may wait on the machine before it is sent."""
 
 
 class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[limits]``: what ends the job before its time."""
+    """``[limits]``: what ends the job before its time.
+
+    At ``max_cost`` and ``max_runtime`` it saves a checkpoint and stops.
+    """
 
     max_cost: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Money, in ``currency``: the job checkpoints and stops when it has spent this much."""
+    """What may be spent on machines, in all."""
     currency: str | None = None
-    """ISO 4217, as in ``max_cost = "12.50 USD"``; None: that of the offers."""
+    """Three letters, as ISO 4217 has them; ``max_cost = "40 USD"`` sets it. Left out: that of the offers."""
     max_runtime: PositiveDuration | None = None
-    """Seconds of running, over all launches: the job checkpoints and stops after them."""
+    """How long machines may run, over all launches; several nodes count once."""
     max_restarts: Count = 3
-    """How many failures are followed by another try; a reclaim is none."""
+    """How many failures are followed by another try. A reclaim is no failure."""
     stuck_after: Annotated[PositiveDuration | None, msgspec.Meta(extra={"words": {"off": None}})] = 1800.0
-    """Seconds without a step after which a training with a session is restarted; None (``"off"``): never."""
+    """A training with a session that makes no step for so long is restarted, and leaves its stack traces in
+    the log."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A valid job file."""
 
     name: str
-    """A DNS label of up to 48 characters; job ids begin with it."""
+    """Lower-case letters, digits and inner hyphens, 48 at most. Job ids begin with it."""
     store: str | None = None
-    """The URL of the bucket; None: the command line names it, or the provider has a default."""
+    """Where everything about the job lies, such as ``"file:///data/cloudspot"``. Without credentials. Left
+    out: the one that the command line names, or the provider's default."""
     nodes: Nodes = Nodes(min=1, max=1)
+    """How many equal machines. With fewer than ``min`` the job does not run."""
     procs_per_node: PositiveCount = 1
-    """Training processes of one node, as torchrun's ``--nproc-per-node``."""
+    """Training processes on a machine (``torchrun --nproc-per-node``). With ``nodes.max`` at most 9999 in
+    all."""
     resources: ResourcesSpec = ResourcesSpec()
     run: RunSpec
     spot: SpotSpec = SpotSpec()
@@ -162,7 +181,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     logs: LogsSpec = LogsSpec()
     limits: LimitsSpec = LimitsSpec()
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    """``[providers.NAME]``: raw, since each plugin owns the type of its table; see ``decode_options``."""
+    """One table a provider, ``[providers.NAME]``. Only the table of the provider that runs the job is read,
+    and its plugin says what may stand in it; so one file can serve several."""
 
 
 def load_job(path: Path, *, overrides: Sequence[str] = ()) -> JobSpec:

@@ -94,13 +94,15 @@ def _note_debug(ctx: click.Context, _parameter: click.Parameter, value: bool) ->
         program.debug = True
 
 
+DEBUG_HELP = "Show the traceback of an error."
+
 debug_option = click.option(
     "--debug",
     is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=_note_debug,
-    help="Show the traceback of an error.",
+    help=DEBUG_HELP,
 )
 
 

@@ -14,13 +14,13 @@ class Reclaim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One planned reclaim of one spot machine."""
 
     launch: int = 1
-    """Of the job, counted from 1."""
+    """Of which launch of the job, counted from 1."""
     rank: int = 0
-    """The machine's index within the launch, from 0."""
+    """Which machine of that launch, from 0."""
     after_steps: int | None = None
-    """When a rank on that machine begins this step of the job; or:"""
+    """When a training process on that machine begins this step of the job."""
     after_seconds: Duration | None = None
-    """This long after its boot."""
+    """So long after its boot."""
     notice: Duration = 10.0
     """Between the notice and the end; 0 takes the machine without one."""
 
@@ -37,8 +37,9 @@ class RandomReclaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int = 0
     """The same seed draws the same time for a given launch and rank."""
     notice: Duration = 10.0
+    """Between the notice and the end; 0 takes the machines without one."""
     max: int | None = None
-    """Only the first ``max`` launches of the job are reclaimed; None: all."""
+    """Only so many launches of the job are reclaimed, the first ones; left out: all."""
 
 
 class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,14 +49,17 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     reclaims: tuple[Reclaim, ...] = ()
+    """Which machines are reclaimed, and when."""
     random_reclaims: RandomReclaims | None = None
+    """Reclaims by chance instead."""
     notice: Duration = 10.0
-    """Of ``cloudspot preempt`` where it names none."""
+    """The notice that ``cloudspot preempt`` gives where it names none."""
     spot_price: float = 0.30
     """USD per machine and hour; made up, nobody pays it."""
     on_demand_price: float = 1.00
     """As ``spot_price``."""
     zones: tuple[str, ...] = ("local-a", "local-b")
+    """The zones that this cloud has; an offer names one."""
     no_capacity: tuple[str, ...] = ()
     """Zones whose spot offers have none left, to see what happens then."""
     boot_delay: Duration = 0.0

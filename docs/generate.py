@@ -1,0 +1,274 @@
+"""Writes what in the documentation follows from the code, and the JSON Schema of the job file.
+
+    python docs/generate.py            # rewrite what is out of date, and name it
+    python docs/generate.py --check    # only name it, and end with 1
+
+In docs/cli.md the usage and the options of each command come from click; in docs/job-file.md the fields
+come from the types and their docstrings. What is generated stands between two comments; the rest is
+written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+import msgspec
+from msgspec import inspect
+
+from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, program
+from cloudspot.cli.options import JSON_HELP, STORE_HELP
+from cloudspot.jobschema import field_docs, job_schema
+from cloudspot.local.options import LocalOptions
+from cloudspot.spec import JobSpec, Nodes
+
+ROOT = Path(__file__).resolve().parents[1]
+SCHEMA = "cloudspot/job.schema.json"
+WIDTH = 100
+
+_SHARED = (STORE_HELP, JSON_HELP, DEBUG_HELP)
+"""Of the options that every command has: the page tells of them once."""
+
+_REGION = re.compile(r"(<!-- generated: (.*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+
+
+def main() -> int:
+    """Bring the files up to date; return the exit status."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where a file differs")
+    only_check = parser.parse_args().check
+    stale = [name for name, text in generated().items() if _read(ROOT / name) != text]
+    for name in stale:
+        print(f"{name} {'is out of date; run: python docs/generate.py' if only_check else 'was rewritten'}")
+        if not only_check:
+            (ROOT / name).write_text(generated()[name], encoding="utf-8")
+    return 1 if only_check and stale else 0
+
+
+def generated() -> Mapping[str, str]:
+    """Return the text that each file should have, by its path in the repository."""
+    return {
+        "docs/cli.md": _with_regions((ROOT / "docs" / "cli.md").read_text(encoding="utf-8"), cli_regions()),
+        "docs/job-file.md": _with_regions(
+            (ROOT / "docs" / "job-file.md").read_text(encoding="utf-8"), job_file_regions()
+        ),
+        SCHEMA: json.dumps(job_schema({"local": LocalOptions}), indent=2) + "\n",
+    }
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def _with_regions(text: str, regions: Mapping[str, str]) -> str:
+    """Return the text with each region's content replaced.
+
+    Raises:
+        SystemExit: a region stands there that is not known, or one is missing.
+    """
+    named = [match[2] for match in _REGION.finditer(text)]
+    if sorted(named) != sorted(regions):
+        wrong = sorted(set(named) ^ set(regions)) or named
+        raise SystemExit(
+            f"regions that are there and should not be, are missing, or are there twice: {wrong}"
+        )
+    return _REGION.sub(lambda match: f"{match[1]}{regions[match[2]]}{match[4]}", text)
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def cli_regions() -> dict[str, str]:
+    """Return the usage and the options of each command, and the list of commands."""
+    regions = {" ".join(path): _usage(path, command) for path, command in commands()}
+    lines = [f"| [`{name}`](#cloudspot-{name}) | {line} |" for name, line in SHORT_HELPS.items()]
+    regions["commands"] = "\n".join(("", "| command | what it does |", "|---|---|", *lines, "", ""))
+    return regions
+
+
+def commands(
+    group: click.Group = program, path: tuple[str, ...] = ("cloudspot",)
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield every command that can be run, with its path."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            if command.invoke_without_command:
+                yield (*path, name), command
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def _usage(path: tuple[str, ...], command: click.Command) -> str:
+    context = click.Context(command)
+    # A listed command without a name of its own is the group's: `cloudspot providers`.
+    arguments = [each for each in command.params if isinstance(each, click.Argument)]
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    words = [argument.make_metavar(context) for argument in arguments]
+    words += [
+        f"[{_spelling(option, option.opts[-1], context)}]{'...' * option.multiple}" for option in options
+    ]
+    head = f"    {' '.join(path)}"
+    # Not broken within one option's brackets.
+    body = [word.replace(" ", "\0") for word in words]
+    usage = textwrap.fill(
+        " ".join((head, *body)), WIDTH, subsequent_indent=" " * (len(head) + 1), break_on_hyphens=False
+    ).replace("\0", " ")
+    rows = []
+    for option in options:
+        if option.help in _SHARED:
+            continue
+        names = ", ".join(f"`{_spelling(option, name, context)}`" for name in option.opts)
+        rows.append(f"| {names} | {_explain(option)} |")
+    table = ("| option | |", "|---|---|", *rows, "") if rows else ()
+    return "\n".join(("", usage, "", *table, ""))
+
+
+def _spelling(option: click.Option, name: str, context: click.Context) -> str:
+    return name if option.is_flag else f"{name} {option.make_metavar(context)}"
+
+
+def _explain(option: click.Option) -> str:
+    text = (option.help or "").removesuffix(".")
+    if option.show_envvar and option.envvar:
+        text += f"; or the variable `{option.envvar}`"
+    if option.show_default and option.default is not None:
+        text += f"; default `{option.default}`"
+    return (text + ".").replace("|", r"\|")
+
+
+# --- the job file -------------------------------------------------------------------------------
+
+
+def job_file_regions() -> dict[str, str]:
+    """Return a table of fields for each table of the job file."""
+    regions = {}
+    top = [field for field in _fields(JobSpec) if not _is_table(field)]
+    regions["the job"] = _field_table(JobSpec, "", [field for field in top if field.name != "providers"])
+    for field in _fields(JobSpec):
+        if _is_table(field):
+            inner = _struct(field.type)
+            regions[field.encode_name] = _field_table(inner, f"{field.encode_name}.", _fields(inner))
+    regions["providers"] = _field_table(JobSpec, "", [field for field in top if field.name == "providers"])
+    regions.update(_provider_regions("providers.local", LocalOptions))
+    return regions
+
+
+def _provider_regions(path: str, type_: type[msgspec.Struct]) -> dict[str, str]:
+    """Return a plugin's own table of options, and those that lie within it."""
+    regions = {path: _field_table(type_, f"{path}.", _fields(type_))}
+    for field in _fields(type_):
+        inner = _innermost(field.type)
+        if isinstance(inner, inspect.StructType):
+            regions.update(_provider_regions(f"{path}.{field.encode_name}", inner.cls))
+    return regions
+
+
+def _fields(type_: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    info = inspect.type_info(type_)
+    assert isinstance(info, inspect.StructType)
+    return info.fields
+
+
+def _struct(node: inspect.Type) -> type[msgspec.Struct]:
+    assert isinstance(node, inspect.StructType)
+    return node.cls
+
+
+def _is_table(field: inspect.Field) -> bool:
+    return isinstance(field.type, inspect.StructType) and field.type.cls is not Nodes
+
+
+def _field_table(type_: type[msgspec.Struct], prefix: str, fields: tuple[inspect.Field, ...]) -> str:
+    docs = field_docs(type_)
+    rows = []
+    for field in fields:
+        cells = (_kind(field.type, f"{prefix}{field.encode_name}"), _default(field), docs[field.encode_name])
+        rows.append(
+            f"| `{prefix}{field.encode_name}` | " + " | ".join(c.replace("|", r"\|") for c in cells) + " |"
+        )
+    return "\n".join(("", "| field | type | default | meaning |", "|---|---|---|---|", *rows, "", ""))
+
+
+def _bare(node: inspect.Type) -> inspect.Type:
+    """Return the type without ``| None`` and metadata."""
+    if isinstance(node, inspect.Metadata):
+        return _bare(node.type)
+    if isinstance(node, inspect.UnionType):
+        (member,) = (each for each in node.types if not isinstance(each, inspect.NoneType))
+        return _bare(member)
+    return node
+
+
+def _innermost(node: inspect.Type) -> inspect.Type:
+    bare = _bare(node)
+    return _innermost(bare.item_type) if isinstance(bare, inspect.ListType | inspect.VarTupleType) else bare
+
+
+def _extra(node: inspect.Type) -> dict[str, object]:
+    if isinstance(node, inspect.Metadata):
+        return {**_extra(node.type), **(node.extra or {})}
+    if isinstance(node, inspect.UnionType):
+        return {name: value for member in node.types for name, value in _extra(member).items()}
+    return {}
+
+
+def _kind(node: inspect.Type, path: str) -> str:
+    """Return what may be written, in words."""
+    special = {"limits.max_cost": "money", "nodes": "integer, or `{ min, max }`", "store": "URL"}
+    if path in special:
+        return special[path]
+    extra, bare = _extra(node), _bare(node)
+    words = "".join(f' or `"{word}"`' for word in extra.get("words", ()))  # type: ignore[attr-defined]
+    if "quantity" in extra:
+        return f"{extra['quantity']}{words}"
+    if isinstance(bare, inspect.LiteralType):
+        return ", ".join(f'`"{value}"`' for value in bare.values)
+    if isinstance(bare, inspect.VarTupleType):
+        inner = "tables" if isinstance(_bare(bare.item_type), inspect.StructType) else "strings"
+        return f"list of {inner}"
+    if isinstance(bare, inspect.DictType):
+        return "table of strings" if isinstance(bare.value_type, inspect.StrType) else "table of tables"
+    names = {
+        inspect.StrType: "string",
+        inspect.IntType: "integer",
+        inspect.FloatType: "number",
+        inspect.BoolType: "`true` or `false`",
+        inspect.StructType: "table",
+    }
+    return names[type(bare)]
+
+
+def _default(field: inspect.Field) -> str:
+    if field.required:
+        return "required"
+    words = _extra(field.type).get("words", {})
+    if field.default is None:
+        return "".join(f'`"{word}"`' for word in words) or "none"  # type: ignore[attr-defined]
+    if field.default_factory is not msgspec.NODEFAULT:
+        return "`{}`"
+    if isinstance(field.default, Nodes):
+        return f"`{field.default.max}`"
+    if _extra(field.type).get("quantity") == "duration":
+        return f'`"{_duration(float(field.default))}"`'
+    return f"`{json.dumps(field.default)}`"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("h", 3600), ("m", 60)):
+        if seconds and seconds % length == 0:
+            return f"{seconds / length:g}{unit}"
+    return f"{seconds:g}s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
