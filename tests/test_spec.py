@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import resources
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 
@@ -23,6 +25,7 @@ from cloudspot.spec import (
     spec_from_json,
     spec_to_json,
 )
+from cloudspot.tomlfile import read_toml
 
 SMALL = """
 name = "digits"
@@ -72,14 +75,38 @@ region = "here"
 """
 
 
+BEYOND_THE_SCHEMA = re.compile(
+    r"line \d+: |nodes\.min must be <= |nodes\.max \* procs_per_node|contradicts max_cost|is also in run\.secrets"
+    r"|looks like a credential|finite number"
+)
+"""What no schema says of a job file: two fields at once, what looks like a secret, what is no TOML at all."""
+
+
+def schema_accepts(path):
+    """Say whether the shipped schema takes the file's values."""
+    schema = json.loads(resources.files("cloudspot").joinpath("job.schema.json").read_text())
+    return jsonschema.Draft7Validator(schema).is_valid(read_toml(path))
+
+
 @pytest.fixture
 def load(tmp_path):
-    """Return a function that loads a job file of the given text, and gives errors without the directory."""
+    """Return a function that loads a job file of the given text, and gives errors without the directory.
+
+    Of every text here the JSON Schema must think as the loader does.
+    """
 
     def load_text(text=SMALL, *overrides):
         path = tmp_path / "job.toml"
         path.write_text(text)
-        return load_job(path, overrides=overrides)
+        try:
+            spec = load_job(path, overrides=overrides)
+        except SpecError as error:
+            is_known = overrides or BEYOND_THE_SCHEMA.search(str(error))
+            if not is_known and schema_accepts(path):
+                pytest.fail(f"the schema takes what is refused: {error}")
+            raise
+        assert overrides or schema_accepts(path), "the schema refuses what is taken"
+        return spec
 
     return load_text
 
