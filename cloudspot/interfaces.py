@@ -264,6 +264,15 @@ class LogSink(ABC):
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         """Yield the stream's records with ``seq > after``, in order, each once."""
 
+    def read_back(self, stream: str) -> Iterator[LogRecord]:
+        """Yield the stream's records from the newest back to the first, each once.
+
+        A caller takes what it needs and stops: the last lines, or those since a moment. This reads the whole
+        stream first; override it where a stream can be read from its end, so that whoever attaches to an old
+        job waits for no more than a screen of its log.
+        """
+        yield from reversed(list(self.read(stream)))
+
 
 class Provider(ABC):
     """What a plugin registers: lazy factories of the interfaces. Importing it imports no SDK."""

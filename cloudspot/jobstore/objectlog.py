@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timezone
 from itertools import groupby
+from typing import NamedTuple
 
 from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import LogSink, ObjectStore
@@ -17,6 +18,21 @@ from cloudspot.model import LogRecord
 
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEGMENT = re.compile(r"\d{4}-\d{2}-\d{2}/(\d{12,})")
+_LEAST_LINE_BYTES = 64
+"""No line of a segment is shorter: the names of its fields alone take as much."""
+
+
+class _Segment(NamedTuple):
+    """A segment as the listing shows it; sorts by its first line's number."""
+
+    first: int
+    key: str
+    size: int
+
+    @property
+    def most(self) -> int:
+        """Return a number that none of its lines exceeds."""
+        return self.first + self.size // _LEAST_LINE_BYTES
 
 
 class ObjectStoreLogSink(LogSink):
@@ -62,13 +78,42 @@ class ObjectStoreLogSink(LogSink):
         """
         newest = after
         # A segment holds lines without a gap, so that of two that overlap the earlier one's come first.
-        for key in self._segments(stream):
-            if self._last_seq.get(key, after + 1) <= after:
+        for segment in self._segments(stream):
+            if self._last_seq.get(segment.key, after + 1) <= after:
                 continue
-            for record in self._read_segment(key):
+            for record in self._read_segment(segment.key):
                 if record.seq > newest:
                     newest = record.seq
                     yield record
+
+    def read_back(self, stream: str) -> Iterator[LogRecord]:
+        """Yield the stream's records from the newest back; see LogSink. Fetches what is asked for, no more.
+
+        Raises:
+            CorruptData: a segment is malformed.
+        """
+        left = self._segments(stream)
+        held: dict[int, LogRecord] = {}
+        top = -1
+        # One that was delivered later may begin before another and reach further.
+        while left and left[-1].most > top:
+            held.update((record.seq, record) for record in self._read_segment(left.pop().key))
+            top = max(held, default=-1)
+        try:
+            while held or left:
+                while left and top not in held:
+                    found = self._read_segment(left.pop().key)
+                    held.update((record.seq, record) for record in found if record.seq <= top)
+                if not held:
+                    return
+                top = max(held)
+                yield held[top]
+                del held[top]
+                top -= 1
+        finally:
+            # Whoever goes on from here needs nothing that only older segments could hold.
+            for segment in left:
+                self._last_seq[segment.key] = min(top, self._last_seq.get(segment.key, top))
 
     def _write_segment(self, date: str, records: list[LogRecord]) -> None:
         while records:
@@ -84,15 +129,15 @@ class ObjectStoreLogSink(LogSink):
             held = {record.seq for record in _parse(winner, key)}
             records = [record for record in records if record.seq not in held and record.seq != first.seq]
 
-    def _segments(self, stream: str) -> list[str]:
+    def _segments(self, stream: str) -> list[_Segment]:
         """Return the stream's segments by their first line's number: a clock may have gone back."""
         prefix = f"{keys.logs_prefix(self._job_id)}{stream}/"
         found = []
         for meta in self._store.list_objects(prefix):
             match = _SEGMENT.fullmatch(meta.key.removeprefix(prefix))
             if match is not None:
-                found.append((int(match[1]), meta.key))
-        return [key for _, key in sorted(found)]
+                found.append(_Segment(int(match[1]), meta.key, meta.size))
+        return sorted(found)
 
     def _read_segment(self, key: str) -> list[LogRecord]:
         try:

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from cloudspot.errors import CorruptData, TransientError
-from cloudspot.jobstore import keys
+from cloudspot.interfaces import LogSink
+from cloudspot.jobstore import keys, objectlog
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.model import LogRecord
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
@@ -95,6 +96,7 @@ def test_any_overlap_of_deliveries_reads_as_each_line_once_in_order(seed):
         after = generator.randint(-1, delivered)
         assert seqs(sink, after=after) == list(range(after + 1, delivered))
     assert seqs(ObjectStoreLogSink(store, "x")) == list(range(delivered))
+    assert [record.seq for record in sink.read_back("1-0")] == list(range(delivered))[::-1]
 
 
 def test_streams_are_named_by_listing(store, sink):
@@ -155,6 +157,51 @@ def test_what_an_outage_held_back_is_delivered_later_in_order(store, tmp_path):
         else:
             held = []
     assert [record.text for record in sink.read("1-0")] == [f"line {seq}" for seq in range(60)]
+
+
+def test_the_end_is_read_without_the_rest(store, tmp_path):
+    counted = FaultyStore(store, FaultPlan(), tmp_path)
+    writer, reader = ObjectStoreLogSink(store, "x"), ObjectStoreLogSink(counted, "x")
+    for first in range(0, 1000, 10):
+        writer.write(lines(first, first + 9))
+    back = reader.read_back("1-0")
+    assert [next(back).seq for _ in range(15)] == list(range(999, 984, -1))
+    assert counted.calls == {"list_page": 1, "get": 2}
+    assert [record.seq for record in back] == list(range(984, -1, -1))
+    assert list(reader.read_back("2-0")) == []
+
+
+def test_one_who_read_the_end_and_follows_fetches_nothing_older(store, tmp_path):
+    counted = FaultyStore(store, FaultPlan(), tmp_path)
+    writer, reader = ObjectStoreLogSink(store, "x"), ObjectStoreLogSink(counted, "x")
+    for first in range(0, 1000, 10):
+        writer.write(lines(first, first + 9))
+    back = reader.read_back("1-0")
+    assert [next(back).seq for _ in range(5)] == [999, 998, 997, 996, 995]
+    back.close()
+    counted.calls.clear()
+    writer.write(lines(1000, 1001))
+    assert seqs(reader, after=999) == [1000, 1001]
+    assert counted.calls == {"list_page": 1, "get": 1}
+    assert seqs(reader, after=989) == list(range(990, 1002))
+    assert seqs(reader, after=950) == list(range(951, 1002))
+
+
+def test_a_gap_that_nobody_can_explain_hides_no_older_line(store, sink):
+    sink.write(lines(0, 4))
+    sink.write(lines(8, 9))
+    assert [record.seq for record in sink.read_back("1-0")] == [9, 8, 4, 3, 2, 1, 0]
+
+
+def test_a_sink_that_only_reads_forward_can_be_read_back(store, sink):
+    sink.write(lines(0, 4))
+    assert [record.seq for record in LogSink.read_back(sink, "1-0")] == [4, 3, 2, 1, 0]
+
+
+def test_no_line_is_shorter_than_is_assumed(store, sink):
+    sink.write([LogRecord(stream="1-0", seq=0, time=NOON, text="", source="")])
+    (meta,) = store.list_objects(keys.logs_prefix("x"))
+    assert meta.size >= objectlog._LEAST_LINE_BYTES
 
 
 def test_a_malformed_segment_is_named(store, sink):
