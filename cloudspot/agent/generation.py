@@ -179,6 +179,7 @@ class GenerationRun:
         started = life.memory.trainer_started_at
         drain = files.read_drain(trainer.handoff)  # of the agent before this one
         moved_at, seen_step = time.monotonic(), -1
+        is_in_loop = False
         stuck = False
         regroup: str | None = None
         while True:
@@ -204,6 +205,9 @@ class GenerationRun:
             step, total = status.progress()
             if step != seen_step:
                 seen_step, moved_at = step, now
+            if not is_in_loop and (total is not None or step > status.restored_step):
+                is_in_loop = True
+                status.note_phase("training")
             limit = self._spec.limits.stuck_after
             # After the end of the loop no step comes; the last save or an evaluation may take its time.
             # In a drain the guard ends the waiting.

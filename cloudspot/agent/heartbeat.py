@@ -86,6 +86,7 @@ class HeartbeatWriter:
             stall_seconds=self._status.stall_seconds,
             upload_seconds=self._status.upload_seconds,
             warnings=self._status.warnings,
+            phases=self._status.phases,
             at=datetime.now(timezone.utc),
         )
         key = keys.heartbeat(self._job_id, self._launch, self._identity.rank)

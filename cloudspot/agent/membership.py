@@ -244,6 +244,8 @@ class Membership:
             members=members,
             endpoint=f"{members[0].address}:{self._port(members[0])}",
             restore_from=restored.checkpoint,
+            sealed_at=restored.sealed_at,
+            committed_at=restored.committed_at,
             reached_step=self._reached_step(),
             skipped=restored.skipped,
             why=why,

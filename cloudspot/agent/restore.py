@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ class Restored:
     directory_name: str | None = None
     """Of a script's own checkpoint: its directory, relative to the working directory."""
     skipped: tuple[Skipped, ...] = ()
+    sealed_at: datetime | None = None
+    """When the training handed that state over."""
+    committed_at: datetime | None = None
 
 
 def restore_newest(life: Life, known: Sequence[Generation]) -> Restored:
@@ -90,17 +94,23 @@ def restore_this(life: Life, checkpoint: CheckpointId | None, restored: Restored
 
 def _fetch(life: Life, commit: Commit, skipped: tuple[Skipped, ...]) -> Restored:
     node = life.node
+    restored = Restored(
+        commit.id,
+        skipped=skipped,
+        sealed_at=min((part.sealed_at for part in commit.parts), default=None),
+        committed_at=commit.at,
+    )
     if commit.kind == "directory":
         name = commit.parts[0].directory or ""
         target = node.work / name
         if target.is_dir() and life.memory.generation > 0:
             # A script ran on this machine: what it wrote is still there, and may be newer.
-            return Restored(commit.id, directory_name=name, skipped=skipped)
+            return replace(restored, directory_name=name)
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)  # it came with the code: an older state of the same name
         life.insist(lambda: manifests.fetch(life.store, node.job_id, commit, node.work))
-        return Restored(commit.id, directory_name=name, skipped=skipped)
+        return replace(restored, directory_name=name)
     target = node.restore
     shutil.rmtree(target, ignore_errors=True)
     life.insist(lambda: manifests.fetch(life.store, node.job_id, commit, target))
-    return Restored(commit.id, directory=target, skipped=skipped)
+    return replace(restored, directory=target)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 
 from cloudspot.agent.watcher import Reclaim
-from cloudspot.jobstore.records import CheckpointId, Generation, StopRequest
+from cloudspot.jobstore.records import CheckpointId, Generation, Phase, StopRequest
 from cloudspot.train import handoff as files
+
+MAX_PHASES = 64
+"""A dozen generations: the heartbeat stays small."""
 
 
 class Status:
@@ -18,8 +22,10 @@ class Status:
     def __init__(self) -> None:
         self._state = "setup"
         self.state_changed = threading.Event()
-        """Set at each change of ``state``; whoever reports it clears it."""
+        """Set at each change of ``state``, and each new phase; whoever reports it clears it."""
         self.generation = 0
+        self.phases: tuple[Phase, ...] = ()
+        """What the node has done, for the job's timeline; the newest ``MAX_PHASES``."""
         self.handoff: Path | None = None
         """Of the newest generation; None before the first."""
         self.ranks: tuple[int, ...] = ()
@@ -41,6 +47,12 @@ class Status:
     @state.setter
     def state(self, state: str) -> None:
         self._state = state
+        self.note_phase(state)
+
+    def note_phase(self, state: str) -> None:
+        """Note for the job's timeline what the node does from now on."""
+        phase = Phase(state=state, generation=self.generation, at=datetime.now(timezone.utc))
+        self.phases = (*self.phases, phase)[-MAX_PHASES:]
         self.state_changed.set()
 
     @property

@@ -128,6 +128,16 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     writer: str
 
 
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """That a node began to do something else."""
+
+    state: str
+    """As in ``Heartbeat.state``; also ``training``: the script's loop over the steps has begun."""
+    generation: int
+    """The newest that the node was in; 0 before the first."""
+    at: datetime
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What a node says of itself every few seconds; overwritten."""
 
@@ -154,6 +164,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     upload_seconds: float | None
     """How long its upload and commit took."""
     warnings: tuple[str, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    """What the node has done since its agent started, oldest first; of very many only the newest."""
     at: datetime
 
 
@@ -183,6 +195,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     """``address:port`` of the rendezvous."""
     restore_from: CheckpointId | None
+    sealed_at: datetime | None = None
+    """When the state that ``restore_from`` holds was handed over by the training: what was done later is
+    made again. None: from the beginning, or not known."""
+    committed_at: datetime | None = None
+    """When ``restore_from`` was committed; None as above."""
     reached_step: int | None = None
     """The newest step that the proposer had begun in the generation before this one; None: it was not in
     it, or its script counts no steps."""

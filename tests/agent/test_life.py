@@ -12,8 +12,8 @@ import pytest
 from cloudspot.agent import lastword
 from cloudspot.agent import life as life_module
 from cloudspot.errors import ObjectMissing
-from cloudspot.jobstore import generations, keys, launches
-from cloudspot.jobstore.records import Generation, Member, new_nonce
+from cloudspot.jobstore import codec, generations, keys, launches
+from cloudspot.jobstore.records import Generation, Heartbeat, Member, new_nonce
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice
 from cloudspot.processes import marked_processes
@@ -114,6 +114,31 @@ def test_a_training_that_finishes(bench):
     assert (record.final.step, record.final.weights_sha256) == (100, "abc")
     assert {"set up", "resumed at 0", "hello"} <= set(bench.log(life))
     assert launches.read_slots(bench.store, JOB, 1)[0].instance_id == "m-1"
+
+
+def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
+    first = bench.commit(bench.id(1, 40))
+    record = Generation(
+        number=1, launch=1, members=(Member(rank=0, instance_id="m-0", address=""),), endpoint="",
+        restore_from=None, why="first", at=datetime.now(timezone.utc), writer=new_nonce(),
+    )  # fmt: skip
+    generations.propose(bench.store, JOB, record)
+    life = bench.life(SESSION + "begin(41)\ntime.sleep(0.3)\nfinish(100)\n", launch=2)
+    life.run()
+    beat = codec.decode(bench.store.get(keys.heartbeat(JOB, 2, 0)), Heartbeat)
+    assert [(one.state, one.generation) for one in beat.phases] == [
+        ("restoring", 0),
+        ("restoring", 0),
+        ("running", 2),
+        ("training", 2),
+        ("uploading", 2),
+        ("ending", 2),
+    ]
+    times = [one.at for one in beat.phases]
+    assert times == sorted(times)
+    second = generations.read_generations(bench.store, JOB)[1]
+    assert (second.restore_from, second.committed_at) == (first.id, first.at)
+    assert second.sealed_at == first.parts[0].sealed_at
 
 
 def test_a_script_that_leaves_its_loop_by_itself_has_finished(bench):

@@ -44,6 +44,8 @@ def test_the_newest_one_of_the_lineage_is_on_the_disk_afterwards(bench):
     (life.node.restore / "part-7.bin").write_text("of a restore that was cut short")
     restored = restore_newest(life, (generation(1),))
     assert restored.checkpoint == bench.id(1, 20)
+    commit = manifests.read_commit(bench.store, JOB, bench.id(1, 20))
+    assert (restored.sealed_at, restored.committed_at) == (commit.parts[0].sealed_at, commit.at)
     assert json.loads((restored.directory / "restore.json").read_text())["step"] == 20
     assert (restored.directory / "part-0.bin").read_bytes() == b"weights 20"
     assert not (restored.directory / "part-7.bin").exists()
