@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 
 from cloudspot import __version__
 from cloudspot.cli import exit_codes
+from cloudspot.cli.printable import fit, printable
 from cloudspot.errors import CloudspotError
 
 SHORT_HELPS = {
@@ -60,7 +62,7 @@ class Program(click.Group):
         for stream in (sys.stdout, sys.stderr):
             # A log line that the terminal's encoding lacks must not end the command.
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="replace")
+                fit(stream)
         extra["standalone_mode"] = False
         try:
             code = super().main(*args, **extra)
@@ -83,8 +85,10 @@ def _report(message: str, debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
-    click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    click.echo(" ".join(message.split()), err=True)
+    # To the stream by name: click would make one of its own that knows UTF-8 where this one does not.
+    color = False if os.environ.get("NO_COLOR") else None
+    click.secho("error: ", fg="red", bold=True, file=sys.stderr, nl=False, color=color)
+    click.echo(printable(" ".join(message.split())), file=sys.stderr)
 
 
 def _note_debug(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:

@@ -19,8 +19,9 @@ def is_terminal() -> bool:
 
 def echo(text: str = "", *, style: str | None = None, error: bool = False) -> None:
     """Print a line at once; ``style`` (a colour, or ``bold``, ``dim``) shows on a terminal only."""
-    color = False if "NO_COLOR" in os.environ else None
-    click.echo(styled(text, style), err=error, color=color)
+    color = False if os.environ.get("NO_COLOR") else None
+    # To the stream by name: click would make one of its own that knows UTF-8 where this one does not.
+    click.echo(styled(text, style), file=sys.stderr if error else sys.stdout, color=color)
 
 
 def styled(text: str, style: str | None) -> str:
@@ -34,14 +35,18 @@ def styled(text: str, style: str | None) -> str:
     return click.style(text, fg=style)
 
 
+WARNING_STYLE = "magenta"
+"""Yellow cannot be read on white, nor blue on black; red, green, cyan and magenta can on both."""
+
+
 def warn(text: str) -> None:
     """Print a warning on standard error."""
-    echo(f"warning: {text}", style="yellow", error=True)
+    echo(f"warning: {text}", style=WARNING_STYLE, error=True)
 
 
 def echo_json(value: Any) -> None:
     """Print one JSON value, indented, with times as RFC 3339."""
-    click.echo(json.dumps(value, indent=2, default=_as_json))
+    echo(json.dumps(value, indent=2, default=_as_json))
 
 
 def _as_json(value: Any) -> Any:
@@ -57,7 +62,7 @@ def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         return
     widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
     for row in (headers, *rows):
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _echo_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -79,8 +84,8 @@ STATE_STYLES = {
     "succeeded": "green",
     "running": "cyan",
     "failed": "red",
-    "stopped": "yellow",
-    "draining": "yellow",
+    "stopped": WARNING_STYLE,
+    "draining": WARNING_STYLE,
 }
 """How a job's state looks on a terminal."""
 

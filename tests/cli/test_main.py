@@ -35,6 +35,7 @@ def test_help_imports_neither_commands_nor_anything_heavy(arguments):
         "cloudspot.cli",
         "cloudspot.cli.exit_codes",
         "cloudspot.cli.main",
+        "cloudspot.cli.printable",
         "cloudspot.errors",
     ]
 
@@ -147,4 +148,4 @@ program.main(["ps"])
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout) == (0, "loss ?\n")
+    assert (done.returncode, done.stdout) == (0, "loss v\n")
