@@ -62,6 +62,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     on_demand_price_per_hour: float
     """What the same type costs on demand, for the comparison in the bill."""
     currency: str = "USD"
+    details: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """What the plugin looked up for this offer and ``render`` needs, such as an image's id: rendering asks
+    nobody. Stored with the launch; holds no secret."""
 
     @property
     def key(self) -> str:
@@ -115,6 +118,8 @@ class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The boot script, the same for each node; a node learns its rank from its metadata."""
     max_seconds: float
     """The cloud's own limit on a machine's life, where it has one."""
+    store_url: str = ""
+    """Where the job's records lie, without credentials: for a tag by which people find the job."""
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):

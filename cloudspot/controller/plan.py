@@ -101,6 +101,7 @@ def render_launch(
         resources=spec.resources.to_model(),
         user_data=render_boot_script(boot),
         max_seconds=max_seconds,
+        store_url=store_url,
     )
     return provider.provisioner().render(group)
 
