@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from cloudspot.cli import output
@@ -17,7 +19,11 @@ LABEL_WIDTH = 9
 
 
 class LogTail:
-    """Reads a job's log on from where it last stopped; every line once."""
+    """Reads a job's log on from where it last stopped; every line once.
+
+    Launch by launch, since one is over before the next begins; the nodes of a launch are merged by time, and
+    a stream keeps its own order.
+    """
 
     def __init__(self, sink: LogSink, *, wanted: Callable[[int, int], bool] | None = None) -> None:
         """Read the streams whose launch and rank are ``wanted``; all by default."""
@@ -26,24 +32,98 @@ class LogTail:
         self._newest: dict[str, int] = {}
 
     def new_records(self) -> Iterator[LogRecord]:
-        """Yield what has come since the last call, merged by time; a stream keeps its own order.
+        """Yield what has come since the last call.
 
         Raises:
             TransientError: the sink did not answer; the next call goes on from the last line.
         """
-        streams = [
-            stream
-            for stream in self._sink.streams()
-            if self._wanted is None or self._wanted(*parse_stream(stream))
-        ]
-        streams.sort(key=parse_stream)
-        for record in heapq.merge(*map(self._read_on, streams), key=lambda record: record.time):
-            # Counted here and not where it is read: merge reads one line of each stream ahead.
-            self._newest[record.stream] = record.seq
-            yield record
+        for streams in self._launches():
+            for record in heapq.merge(*map(self._read_on, streams), key=_time):
+                # Counted here and not where it is read: merge reads one line of each stream ahead.
+                self._newest[record.stream] = record.seq
+                yield record
+
+    def last_records(
+        self,
+        count: int,
+        *,
+        since: datetime | None = None,
+        shown: Callable[[LogRecord], bool] = lambda _record: True,
+    ) -> list[LogRecord]:
+        """Return the last ``count`` records that are ``shown``; ``new_records`` goes on behind them.
+
+        For the beginning. It reads no more than that from the log's end, where the sink can; nothing before
+        ``since``.
+
+        Raises:
+            TransientError: the sink did not answer; call again.
+        """
+        self._newest.clear()
+        found: list[LogRecord] = []
+        is_complete = False
+        for streams in reversed(self._launches()):
+            if is_complete:
+                self._skip(streams)
+                continue
+            # Of two lines of one moment the one that new_records yields first comes last here.
+            backs = [self._read_back(stream) for stream in reversed(streams)]
+            for record in heapq.merge(*backs, key=_time, reverse=True):
+                is_recent = since is None or record.time >= since
+                if is_recent and len(found) < count and shown(record):
+                    found.append(record)
+                if not is_recent or len(found) >= count:
+                    is_complete = True
+                    break
+            for back in backs:
+                back.close()
+        return found[::-1]
+
+    def skip_before(self, moment: datetime) -> None:
+        """Let ``new_records`` begin with the first line of each stream behind its last one before ``moment``.
+
+        Raises:
+            TransientError: the sink did not answer; call again.
+        """
+        is_older = False
+        for streams in reversed(self._launches()):
+            if is_older:
+                self._skip(streams)
+                continue
+            have_recent = [self._skip_stream(stream, moment) for stream in streams]
+            is_older = False in have_recent and True not in have_recent
+
+    def _launches(self) -> list[list[str]]:
+        """Return the streams that are wanted, by launch; each launch's by rank."""
+        streams = sorted(self._sink.streams(), key=parse_stream)
+        wanted = [each for each in streams if self._wanted is None or self._wanted(*parse_stream(each))]
+        return [list(group) for _, group in groupby(wanted, key=lambda stream: parse_stream(stream)[0])]
+
+    def _skip(self, streams: Sequence[str]) -> None:
+        """Read nothing of the streams of a launch that was over before what is read."""
+        self._newest.update(dict.fromkeys(streams, sys.maxsize))
+
+    def _skip_stream(self, stream: str, moment: datetime) -> bool | None:
+        """Skip what is before the moment; say whether anything is left, None of a stream without a line."""
+        has_recent: bool | None = None
+        for record in self._sink.read_back(stream):
+            if record.time < moment:
+                self._newest[stream] = record.seq
+                return bool(has_recent)
+            has_recent = True
+        return has_recent
 
     def _read_on(self, stream: str) -> Iterator[LogRecord]:
-        return self._sink.read(stream, after=self._newest.get(stream, -1))
+        newest = self._newest.get(stream, -1)
+        return iter(()) if newest == sys.maxsize else self._sink.read(stream, after=newest)
+
+    def _read_back(self, stream: str) -> Generator[LogRecord]:
+        for record in self._sink.read_back(stream):
+            self._newest.setdefault(stream, record.seq)
+            yield record
+
+
+def _time(record: LogRecord) -> datetime:
+    return record.time
 
 
 def print_records(records: Iterable[LogRecord], *, name_nodes: bool) -> None:

@@ -2,9 +2,20 @@
 
 import json
 import threading
+from datetime import datetime, timedelta, timezone
+
+import msgspec
 
 from cloudspot.cli.logtail import LogTail
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.model import LogRecord
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore
+
+START = datetime(2026, 11, 20, 6, tzinfo=timezone.utc)
+
+
+def at(minutes):
+    return START + timedelta(minutes=minutes)
 
 
 def texts(result):
@@ -90,4 +101,82 @@ def test_a_tail_that_is_read_half_goes_on_from_the_next_line(jobs):
     assert [next(records).text, next(records).text, next(records).text] == ["a", "b", "c"]
     records.close()
     assert [record.text for record in tail.new_records()] == ["d"]
+    assert list(tail.new_records()) == []
+
+
+def counting_sink(jobs, tmp_path):
+    counted = FaultyStore(jobs.store, FaultPlan(), tmp_path / "faults")
+    return counted, ObjectStoreLogSink(counted, "new-1")
+
+
+def write_life(jobs, num_launches=4, num_nodes=2, num_batches=30):
+    """A job of several launches on two nodes, with ten lines in a segment; return its lines in order."""
+    jobs.submit("new-1")
+    sink = ObjectStoreLogSink(jobs.store, "new-1")
+    for launch in range(1, num_launches + 1):
+        for rank in range(num_nodes):
+            records = [
+                LogRecord(
+                    stream=f"{launch}-{rank}",
+                    seq=seq,
+                    time=at(launch * 10) + timedelta(seconds=seq),
+                    text=f"{launch}-{rank} {seq}",
+                )
+                for seq in range(num_batches * 10)
+            ]
+            for first in range(0, len(records), 10):
+                sink.write(records[first : first + 10])
+    return [record.text for record in LogTail(sink).new_records()]
+
+
+def test_the_last_lines_are_the_end_of_the_whole(jobs, tmp_path):
+    lines = write_life(jobs)
+    for count in (1, 2, 5, 600, 601, 1000, 2399, 2400, 3000):
+        tail = LogTail(ObjectStoreLogSink(jobs.store, "new-1"))
+        assert [record.text for record in tail.last_records(count)] == lines[-count:]
+        assert list(tail.new_records()) == []
+
+
+def test_the_last_lines_cost_no_reading_of_the_whole(jobs, tmp_path):
+    lines = write_life(jobs)
+    counted, sink = counting_sink(jobs, tmp_path)
+    tail = LogTail(sink)
+    assert [record.text for record in tail.last_records(20)] == lines[-20:]
+    assert counted.calls["get"] <= 6
+    counted.calls.clear()
+    assert list(tail.new_records()) == []
+    assert counted.calls["get"] == 0
+
+
+def test_after_the_last_lines_comes_what_is_new_and_nothing_else(jobs):
+    write_life(jobs)
+    for count in (0, 3):
+        sink = ObjectStoreLogSink(jobs.store, "new-1")
+        tail = LogTail(sink)
+        tail.last_records(count)
+        first = next(sink.read_back("4-1"))
+        new = msgspec.structs.replace(first, seq=first.seq + 1, text=f"new {count}")
+        sink.write([new])
+        assert [record.text for record in tail.new_records()] == [f"new {count}"]
+
+
+def test_the_last_lines_of_a_kind_are_found_behind_others(jobs):
+    lines = write_life(jobs)
+    tail = LogTail(ObjectStoreLogSink(jobs.store, "new-1"))
+    shown = tail.last_records(4, shown=lambda record: record.text.startswith("2-"))
+    assert [record.text for record in shown] == [text for text in lines if text.startswith("2-")][-4:]
+
+
+def test_what_is_before_a_moment_is_skipped(jobs, tmp_path):
+    lines = write_life(jobs)
+    counted, sink = counting_sink(jobs, tmp_path)
+    moment = at(30) + timedelta(seconds=295)
+    tail = LogTail(sink)
+    tail.skip_before(moment)
+    expected = lines[lines.index("3-0 295") :]
+    assert len(expected) == 10 + 600
+    assert [record.text for record in tail.new_records()] == expected
+    assert [record.text for record in LogTail(sink).last_records(10_000, since=moment)] == expected
+    tail = LogTail(sink)
+    tail.skip_before(at(1000))
     assert list(tail.new_records()) == []
