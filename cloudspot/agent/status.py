@@ -48,10 +48,14 @@ class Status:
     def state(self, state: str) -> None:
         self._state = state
         self.note_phase(state)
+        self.state_changed.set()
 
     def note_phase(self, state: str) -> None:
         """Note for the job's timeline what the node does from now on."""
         phase = Phase(state=state, generation=self.generation, at=datetime.now(timezone.utc))
+        last = self.phases[-1] if self.phases else None
+        if last is not None and (last.state, last.generation) == (phase.state, phase.generation):
+            return
         self.phases = (*self.phases, phase)[-MAX_PHASES:]
         self.state_changed.set()
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from cloudspot.cli import output
 from cloudspot.cli.jobs import Job
-from cloudspot.controller.report import last_commit_id, show_json
+from cloudspot.controller.progress import last_commit_id
+from cloudspot.controller.report import show_json
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from cloudspot.controller.attempt import last_generation, own_exit
+from cloudspot.controller.attempt import own_exit
 from cloudspot.controller.ledger import Ledger, bill
+from cloudspot.controller.progress import last_commit_id, newest_step, own_exits, steps_lost, steps_total
 from cloudspot.controller.states import job_state
-from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Commit, Exit, Generation, Heartbeat, Summary
+from cloudspot.jobstore.records import Commit, Exit, Generation, Heartbeat, Summary
 from cloudspot.model import Instance
 
 
@@ -100,11 +100,6 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
     )
 
 
-def last_commit_id(history: History) -> CheckpointId | None:
-    """Return the checkpoint from which the job would resume if it verifies, or None."""
-    return next(iter(lineage(history.generations, history.commits)), None)
-
-
 def detail(history: History) -> str:
     """Return why the job is where it is, in a line; empty when there is nothing to say."""
     if history.finished is not None:
@@ -125,75 +120,6 @@ def exit_code(history: History) -> int | None:
     if history.finished is not None:
         return history.finished.exit_code
     return 0 if job_state(history) == "succeeded" else None
-
-
-def newest_step(history: History) -> int:
-    """Return the newest step that the job is known to have begun in its newest generation."""
-    known = [0 if (newest := last_commit_id(history)) is None else newest.step]
-    if history.generations:
-        generation = history.generations[-1]
-        known.append(_last_step(history, generation))
-    return max(known)
-
-
-def steps_total(history: History) -> int | None:
-    """Return how many steps the training is to make, where it has said so."""
-    for launch in reversed(history.launches):
-        final = next((one.final for one in _exits(launch) if one.final is not None), None)
-        totals = [beat.steps_total for beat in launch.heartbeats.values() if beat.steps_total is not None]
-        if totals:
-            return max(totals)
-        if final is not None:
-            return final.step
-    return None
-
-
-def steps_lost(history: History) -> int | None:
-    """Return how many begun steps were made again: for each restart, from its checkpoint to the loss.
-
-    None where a script without a session was started again: nobody has counted its steps.
-    """
-    if len(history.generations) > 1 and _has_no_session(history):
-        return None
-    lost = 0
-    for before, after in zip(history.generations, history.generations[1:], strict=False):
-        # Its heartbeat has moved on: a node that goes on says itself how far it was.
-        reached = _last_step(history, before) if after.reached_step is None else after.reached_step
-        lost += max(0, reached - _restored(after))
-    return lost
-
-
-def _has_no_session(history: History) -> bool:
-    words: list[Heartbeat | Exit] = []
-    for launch in history.launches:
-        words += [*launch.heartbeats.values(), *_exits(launch)]
-    said = [one.has_session for one in words if one.generation > 0]
-    return bool(said) and not any(said)
-
-
-def _last_step(history: History, generation: Generation) -> int:
-    """Return the newest step that is known to have begun in the generation."""
-    steps = [_restored(generation)]
-    steps += [one.step for one in history.commits if one.generation == generation.number]
-    if not 1 <= generation.launch <= len(history.launches):
-        return max(steps)
-    launch = history.launches[generation.launch - 1]
-    exits = [one for one in _exits(launch) if one.generation == generation.number]
-    if exits:
-        # A drained node's word is the step of its commit; heartbeats and notices are older.
-        return max([*steps, *(one.step for one in exits)])
-    steps += [beat.step for beat in launch.heartbeats.values() if beat.generation == generation.number]
-    if last_generation(history, launch) == generation:
-        steps += [notice.step for notice in launch.notices.values()]
-    return max(steps)
-
-
-def _restored(generation: Generation) -> int:
-    return 0 if generation.restore_from is None else generation.restore_from.step
-
-
-def _exits(launch: LaunchHistory) -> list[Exit]:
-    return [one for rank in sorted(launch.slots) if (one := own_exit(launch, rank)) is not None]
 
 
 def metrics(history: History) -> dict[str, float]:
@@ -223,7 +149,7 @@ def warnings(history: History) -> tuple[str, ...]:
 
 def _final(history: History) -> dict[str, Any] | None:
     for launch in reversed(history.launches):
-        for one in _exits(launch):
+        for one in own_exits(launch):
             if one.outcome == "succeeded" and one.final is not None:
                 newest, step = last_commit_id(history), one.final.step
                 return {

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudspot.controller.progress import first_step
 from cloudspot.jobstore.records import Generation
 from cloudspot.jobstore.streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
@@ -125,15 +126,11 @@ class MetricSeries:
 
     def _restarts_after(self, run: _Run) -> list[tuple[float, int]]:
         """Return when the generations after the run's began (seconds since 1970), and with which step."""
-        restarts = [(math.inf, _first_step(one)) for one in self._generations if one.launch > run.launch]
+        restarts = [(math.inf, first_step(one)) for one in self._generations if one.launch > run.launch]
         # A launch that was replaced may go on for a while as a zombie, and counts for nothing whenever it
         # speaks; of one launch the clocks agree as far as is needed: a restart takes seconds.
         same = [one for one in self._generations if one.launch == run.launch]
-        return [*sorted(restarts)[:1], *((one.at.timestamp(), _first_step(one)) for one in same)]
-
-
-def _first_step(generation: Generation) -> int:
-    return 0 if generation.restore_from is None else generation.restore_from.step
+        return [*sorted(restarts)[:1], *((one.at.timestamp(), first_step(one)) for one in same)]
 
 
 class _Columns:

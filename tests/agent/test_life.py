@@ -128,7 +128,6 @@ def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
     beat = codec.decode(bench.store.get(keys.heartbeat(JOB, 2, 0)), Heartbeat)
     assert [(one.state, one.generation) for one in beat.phases] == [
         ("restoring", 0),
-        ("restoring", 0),
         ("running", 2),
         ("training", 2),
         ("uploading", 2),

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from cloudspot.controller.report import last_commit_id, show_json, steps_lost, summarise
+from cloudspot.controller.progress import last_commit_id, steps_lost
+from cloudspot.controller.report import show_json, summarise
 from cloudspot.jobstore.records import CheckpointId, Commit, Final, Skipped
 
 
