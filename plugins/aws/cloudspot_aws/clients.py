@@ -1,0 +1,153 @@
+"""Clients of AWS's services: one per service and region, with our timeouts, retries and user agent.
+
+Credentials are found by boto3's own chain: environment, profile, SSO, the instance's role.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import urllib.request
+from http import HTTPStatus
+from typing import Any
+
+import boto3
+import botocore.config
+import botocore.exceptions
+
+import cloudspot
+from cloudspot.errors import SpecError
+
+CONNECT_SECONDS = 10.0
+READ_SECONDS = 60.0
+"""How long a connection may be silent. Control planes answer within seconds, S3 within a few."""
+MAX_CONNECTIONS = 32
+NUM_ATTEMPTS = 3
+METADATA_SECONDS = 1.0
+"""How long the metadata service may take to answer: off EC2 nobody does."""
+_METADATA_URL = "http://169.254.169.254"
+
+
+class AwsClients:
+    """Makes clients of one account's services, and keeps them. Thread-safe; construction does no I/O.
+
+    The region is that of the options, else ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, the profile's, or,
+    on an EC2 instance, its own.
+    """
+
+    def __init__(self, *, region: str | None = None, profile: str | None = None) -> None:
+        """Keep what the user chose; None: the environment decides."""
+        self._wanted_region = region
+        self._profile = profile
+        self._lock = threading.RLock()
+        self._boto_session: boto3.session.Session | None = None
+        self._region: str | None = None
+        self._clients: dict[tuple[str, str, int], Any] = {}
+
+    @property
+    def region(self) -> str:
+        """Return the region that requests go to.
+
+        Raises:
+            SpecError: none is configured and this is no EC2 instance, or the profile does not exist.
+        """
+        region = self.region_or_none()
+        if region is None:
+            raise SpecError(
+                "no AWS region: set providers.aws.region, AWS_REGION or the profile's region (aws configure)"
+            )
+        return region
+
+    def region_or_none(self) -> str | None:
+        """Return the region, or None where none can be found.
+
+        Raises:
+            SpecError: the profile does not exist.
+        """
+        with self._lock:
+            if self._region is None:
+                self._region = (
+                    self._wanted_region
+                    or os.environ.get("AWS_REGION")  # botocore itself reads only AWS_DEFAULT_REGION
+                    or self._session().region_name
+                    or region_of_this_instance()
+                )
+            return self._region
+
+    def client(
+        self, service: str, *, region: str | None = None, num_attempts: int = NUM_ATTEMPTS, **config: Any
+    ) -> Any:
+        """Return the client of a service such as ``ec2``, in ``region`` or the session's.
+
+        ``num_attempts`` is how often botocore makes a request in all; 1 leaves every retry to the caller.
+        ``config`` goes to botocore's Config; the first call for a service, region and number of attempts
+        decides it.
+
+        Raises:
+            SpecError: no region or no such profile.
+        """
+        region = region or self.region
+        with self._lock:
+            key = (service, region, num_attempts)
+            if key not in self._clients:
+                try:
+                    self._clients[key] = self._session().client(
+                        service, region_name=region, config=_config(num_attempts, config)
+                    )
+                except (ValueError, botocore.exceptions.BotoCoreError) as error:
+                    # A malformed region or AWS_ENDPOINT_URL, or half a pair of keys.
+                    raise SpecError(f"cannot use AWS {service} in {region!r}: {error}") from error
+            return self._clients[key]
+
+    def _session(self) -> boto3.session.Session:
+        with self._lock:
+            if self._boto_session is None:
+                try:
+                    self._boto_session = boto3.session.Session(profile_name=self._profile)
+                except botocore.exceptions.ProfileNotFound as error:
+                    raise SpecError(
+                        f"{error}; `aws configure list-profiles` names those that exist"
+                    ) from error
+                except botocore.exceptions.BotoCoreError as error:
+                    raise SpecError(f"the AWS configuration cannot be read: {error}") from error
+            return self._boto_session
+
+
+def region_of_this_instance(*, timeout: float = METADATA_SECONDS) -> str | None:
+    """Return the region of the EC2 instance that this runs on, from its metadata; None: it is none.
+
+    Source: EC2 user guide, instance metadata categories, placement/region (checked 2026-11).
+    """
+    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return None
+    base = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", _METADATA_URL).rstrip("/")
+    # No proxy: the address is the machine's own.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        ask = urllib.request.Request(  # noqa: S310 (the scheme is the user's)
+            f"{base}/latest/api/token",
+            method="PUT",
+            headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"},
+        )
+        with opener.open(ask, timeout=timeout) as answer:
+            token = answer.read().decode("ascii")
+        ask = urllib.request.Request(  # noqa: S310
+            f"{base}/latest/meta-data/placement/region", headers={"X-aws-ec2-metadata-token": token}
+        )
+        with opener.open(ask, timeout=timeout) as answer:
+            region = answer.read().decode("ascii").strip()
+            return region if answer.status == HTTPStatus.OK and region else None
+    except (OSError, ValueError):
+        return None
+
+
+def _config(num_attempts: int, more: dict[str, Any]) -> botocore.config.Config:
+    return botocore.config.Config(
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=READ_SECONDS,
+        max_pool_connections=MAX_CONNECTIONS,
+        retries={"mode": "standard", "total_max_attempts": num_attempts},
+        tcp_keepalive=True,
+        user_agent_extra=f"cloudspot/{cloudspot.__version__}",
+        **more,
+    )
