@@ -1,0 +1,200 @@
+"""EC2's metadata service (IMDSv2) as a node reads it: who it is, and whether it will be taken.
+
+It stands on the standard library: every agent carries it, and it must answer on a machine where
+nothing else works. Sources: EC2 user guide, "Use the Instance Metadata Service to access instance
+metadata", "Spot Instance interruption notices", "EC2 instance rebalance recommendations" (checked
+2026-11).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import ClassVar, Final
+
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.interfaces import PreemptionSource
+from cloudspot.model import Market, NodeIdentity, PreemptionNotice
+
+ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+"""The environment variable by which every AWS SDK finds another address of the service."""
+DISABLED: Final = "AWS_EC2_METADATA_DISABLED"
+"""The one by which they are told that there is none."""
+DEFAULT_ENDPOINT: Final = "http://169.254.169.254"
+TOKEN_SECONDS: Final = 21600
+"""The longest life that the service gives a token."""
+SPOT_NOTICE_SECONDS: Final = 120.0
+"""A spot machine that is to be terminated or stopped is told two minutes ahead. One that is to be
+hibernated is told as it begins."""
+REBALANCE_EVERY: Final = 10
+"""The rebalance recommendation, which moves nothing, is asked for at each so many polls."""
+
+# Below the logger whose lines an agent delivers with its job's log.
+_log = logging.getLogger("cloudspot.aws.imds")
+
+
+class Imds:
+    """A client of the metadata service that keeps its session token fresh. Thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: str | None = None,
+        timeout_seconds: float = 2.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Do no I/O; ``endpoint`` None: the environment's, else the real address."""
+        self._endpoint = endpoint
+        self._timeout_seconds = timeout_seconds
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._token: tuple[str, float] | None = None
+
+    def get(self, path: str) -> str | None:
+        """Return what the service says at ``/latest/<path>``, or None where it has nothing.
+
+        Raises:
+            TransientError: the service did not answer, or with another error.
+            CloudspotError: the environment says that there is no such service.
+        """
+        for is_last in (False, True):
+            token = self._session_token(renew=is_last)
+            try:
+                return self._send("GET", path, {"X-aws-ec2-metadata-token": token})
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code == 404:
+                        return None
+                    # The token has run out (a machine that slept, a clock that jumped): ask for a new one.
+                    if error.code == 401 and not is_last:
+                        continue
+                    raise TransientError(f"the metadata service answered {error.code} to {path}") from error
+        raise AssertionError("the second round returns or raises")
+
+    def require(self, path: str) -> str:
+        """Return what the service says at ``/latest/<path>``.
+
+        Raises:
+            TransientError: as ``get``, and when it has nothing there yet.
+        """
+        value = self.get(path)
+        if value is None:
+            raise TransientError(f"the metadata service has no {path} yet")
+        return value
+
+    def tag(self, name: str) -> str | None:
+        """Return the instance's tag of that name, or None while it has none."""
+        return self.get(f"meta-data/tags/instance/{name}")
+
+    def _session_token(self, *, renew: bool) -> str:
+        with self._lock:
+            now = self._monotonic()
+            if self._token is None or renew or now >= self._token[1]:
+                headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
+                try:
+                    value = self._send("PUT", "api/token", headers)
+                except urllib.error.HTTPError as error:
+                    with error:
+                        raise TransientError(
+                            f"the metadata service gave no token (HTTP {error.code})"
+                        ) from error
+                self._token = (value, now + 0.8 * TOKEN_SECONDS)
+            return self._token[0]
+
+    def _send(self, method: str, path: str, headers: dict[str, str]) -> str:
+        if os.environ.get(DISABLED, "").lower() == "true":
+            raise CloudspotError(f"{DISABLED}=true: this process may not ask the metadata service")
+        endpoint = self._endpoint or os.environ.get(ENDPOINT) or DEFAULT_ENDPOINT
+        request = urllib.request.Request(  # noqa: S310 # http, link-local
+            f"{endpoint.rstrip('/')}/latest/{path}", headers=headers, method=method
+        )
+        try:
+            with _opener().open(request, timeout=self._timeout_seconds) as answer:
+                body: bytes = answer.read()
+        except urllib.error.HTTPError:
+            raise
+        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts; an answer cut short
+            raise TransientError(f"the metadata service does not answer: {error}") from error
+        return body.decode("utf-8", errors="replace")
+
+
+class SpotNoticeSource(PreemptionSource):
+    """Reads ``spot/instance-action``, and logs a rebalance recommendation once, which is no notice."""
+
+    notice_seconds: float = SPOT_NOTICE_SECONDS
+    poll_seconds: ClassVar[float] = 1.0
+
+    def __init__(self, imds: Imds | None = None) -> None:
+        self._imds = imds or Imds()
+        self._num_polls = 0
+        self._recommended: str | None = None
+
+    def poll(self) -> PreemptionNotice | None:
+        """Return the standing notice, or None."""
+        text = self._imds.get("meta-data/spot/instance-action")
+        if text is None:
+            if self._num_polls % REBALANCE_EVERY == 0:
+                self._look_for_recommendation()
+            self._num_polls += 1
+            return None
+        try:
+            value = json.loads(text)
+            action, at = str(value["action"]), _parse_time(str(value["time"]))
+        except (ValueError, KeyError, TypeError) as error:
+            # It says that this machine goes; when, is then what the cloud promises at the least.
+            _log.warning("spot/instance-action is %r, which cannot be read: %s", text[:200], error)
+            action, at = "terminate", None
+        return PreemptionNotice(deadline=at, action=action, source="imds")
+
+    def _look_for_recommendation(self) -> None:
+        try:
+            text = self._imds.get("meta-data/events/recommendations/rebalance")
+        except TransientError:
+            return  # a hint that comes later is as good
+        if text is not None and text != self._recommended:
+            self._recommended = text
+            _log.warning(
+                "EC2 recommends to leave this machine (rebalance recommendation %s): "
+                "a reclaim is likelier than usual; the training goes on",
+                text.strip()[:200],
+            )
+
+
+def node_identity(imds: Imds | None = None) -> NodeIdentity:
+    """Return who this machine is; its rank is its index within its RunInstances call.
+
+    Raises:
+        TransientError: the metadata service is not up yet, or answers nonsense.
+    """
+    imds = imds or Imds()
+    index = imds.require("meta-data/ami-launch-index")
+    if not index.strip().isdigit():
+        raise TransientError(f"the metadata service says ami-launch-index {index[:40]!r}")
+    life_cycle = imds.get("meta-data/instance-life-cycle")
+    return NodeIdentity(
+        instance_id=imds.require("meta-data/instance-id"),
+        rank=int(index),
+        address=imds.require("meta-data/local-ipv4"),
+        zone=imds.get("meta-data/placement/availability-zone"),
+        instance_type=imds.get("meta-data/instance-type"),
+        market=None if life_cycle is None else Market.SPOT if life_cycle == "spot" else Market.ON_DEMAND,
+    )
+
+
+def _parse_time(text: str) -> datetime:
+    """Return an AWS time such as ``2017-09-18T08:22:00Z``."""
+    at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    # Never by way of a proxy that the environment names.
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
