@@ -1,4 +1,4 @@
-"""Durations, sizes and money as people write them: ``"10m"``, ``"50GiB"``, ``"12.50 USD"``.
+"""Durations, moments, sizes and money as people write them: ``"10m"``, ``"50GiB"``, ``"12.50 USD"``.
 
 A plugin uses :data:`Duration` and :data:`Size` for the fields of its own table, and gets the same
 spellings and the same errors as the job file's own fields.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import datetime, time, timedelta
 from typing import Annotated, Final
 
 import msgspec
@@ -28,6 +29,7 @@ _BYTES: Final[dict[str, int]] = {
 _NUMBER: Final = r"\d+(?:\.\d+)?"
 _DURATION: Final = re.compile(rf"(?:{_NUMBER}\s*(?:ms|s|m|h|d)\s*)+")
 _DURATION_TERM: Final = re.compile(rf"({_NUMBER})\s*(ms|s|m|h|d)")
+_TIME_OF_DAY: Final = re.compile(r"\d{2}:\d{2}(?::\d{2})?")
 _SIZE: Final = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
 _MONEY: Final = re.compile(rf"({_NUMBER})(?:\s*([A-Z]{{3}}))?")
 
@@ -59,6 +61,30 @@ def parse_duration(text: str) -> float:
     if units != sorted(set(units), reverse=True):
         raise ValueError(f'expected each unit once, the largest first, as in "1h30m"; got "{text}"')
     return math.fsum(number * seconds for number, seconds in terms)
+
+
+def parse_moment(text: str, *, now: datetime) -> datetime:
+    """Return the moment that is meant by ``"10m"`` (ago), ``"06:25"`` or ``"2026-11-20T06:25:04Z"``.
+
+    What names no zone is of ``now``'s; a time of day is the last one before ``now``, which must be aware.
+
+    Raises:
+        ValueError: it is none; the message says what is expected.
+    """
+    stripped = text.strip()
+    if _DURATION.fullmatch(stripped):
+        return now - timedelta(seconds=parse_duration(stripped))
+    try:
+        if _TIME_OF_DAY.fullmatch(stripped):
+            moment = datetime.combine(now.date(), time.fromisoformat(stripped), now.tzinfo)
+            return moment if moment <= now else moment - timedelta(days=1)
+        # Before Python 3.11 fromisoformat knows no Z.
+        moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", stripped))
+    except ValueError:
+        raise ValueError(
+            f'expected a duration like "10m", or a time like "06:25" or "2026-11-20T06:25", got "{text}"'
+        ) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=now.tzinfo)
 
 
 def parse_size(text: str) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudspot.quantities import parse_duration, parse_money, parse_size
+from cloudspot.quantities import parse_duration, parse_moment, parse_money, parse_size
 
 
 @pytest.mark.parametrize(
@@ -89,3 +91,30 @@ def test_money_has_an_amount_and_perhaps_a_currency(text, money):
 def test_what_is_no_money_is_refused(text):
     with pytest.raises(ValueError, match="expected an amount"):
         parse_money(text)
+
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=timezone(timedelta(hours=1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10m", "2026-11-20T11:50:00+01:00"),
+        ("1d", "2026-11-19T12:00:00+01:00"),
+        ("06:25", "2026-11-20T06:25:00+01:00"),
+        ("06:25:04", "2026-11-20T06:25:04+01:00"),
+        ("18:00", "2026-11-19T18:00:00+01:00"),
+        ("2026-11-20", "2026-11-20T00:00:00+01:00"),
+        ("2026-11-20 06:25", "2026-11-20T06:25:00+01:00"),
+        ("2026-11-20T06:25:04Z", "2026-11-20T06:25:04+00:00"),
+        ("2026-11-20T06:25:04+02:00", "2026-11-20T06:25:04+02:00"),
+    ],
+)
+def test_a_moment_is_a_duration_ago_a_time_of_day_or_a_time(text, expected):
+    assert parse_moment(text, now=NOON).isoformat() == expected
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "25:00", "-5m", "2026-13-01", "10"])
+def test_no_moment_is_said_to_be_none(text):
+    with pytest.raises(ValueError, match="expected a duration like"):
+        parse_moment(text, now=NOON)

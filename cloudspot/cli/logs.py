@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
 
 import click
 
 from cloudspot.cli import output
-from cloudspot.cli.jobs import open_job
+from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.logtail import LogTail, print_records, record_json
 from cloudspot.cli.options import debug_option, job_argument, json_option, store_option
+from cloudspot.cli.printable import printable
 from cloudspot.errors import SpecError, TransientError
+from cloudspot.jobstore.streams import METRICS
+from cloudspot.model import LogRecord
+from cloudspot.quantities import parse_moment
 
 FOLLOW_SECONDS = 1.0
+SOURCES = ("train", "setup", "agent", METRICS)
 
 
 @click.command("logs")
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option(
+    "-n",
+    "--tail",
+    "count",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Begin with the last N lines; without --follow, only these.",
+)
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Begin at a moment: `10m` (ago), `06:25`, `2026-11-20T06:25` (local time), `2026-11-20T06:25Z`.",
+)
 @click.option("--node", "rank", type=click.IntRange(min=0), metavar="RANK", help="Only this node's lines.")
 @click.option(
     "--attempt",
@@ -26,11 +49,38 @@ FOLLOW_SECONDS = 1.0
     metavar="N",
     help="Only the lines of attempt N, as `cloudspot show` counts them, from 1.",
 )
+@click.option(
+    "--source",
+    "sources",
+    type=click.Choice(SOURCES),
+    multiple=True,
+    metavar="NAME",
+    help=f"Only the lines of this source: {', '.join(SOURCES)}; may be repeated.",
+)
+@click.option(
+    "--grep", "pattern", metavar="REGEX", help="Only lines in which this regular expression is found."
+)
+@click.option(
+    "--download",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the lines into text files, one for each attempt and node.",
+)
 @store_option
 @json_option
 @debug_option
 def logs(
-    job_id: str, follow: bool, rank: int | None, attempt: int | None, store_url: str | None, as_json: bool
+    job_id: str,
+    follow: bool,
+    count: int | None,
+    since: str | None,
+    rank: int | None,
+    attempt: int | None,
+    sources: Sequence[str],
+    pattern: str | None,
+    download: Path | None,
+    store_url: str | None,
+    as_json: bool,
 ) -> None:
     """Print a job's log.
 
@@ -38,29 +88,99 @@ def logs(
 
     With --json each line is one JSON object.
     """
+    if download is not None and (follow or count is not None):
+        raise SpecError("--download writes whole files: give it without --follow and --tail")
+    grep = _compile(pattern)
+    moment = _parse_since(since)
     job = open_job(store_url, job_id)
-    launch: int | None = None
-    if attempt is not None:
-        attempts = job.first_history.attempts
-        if attempt > len(attempts):
-            raise SpecError(f"--attempt must be <= {len(attempts)}, what {job.id} had so far: got {attempt}")
-        launch = attempts[attempt - 1].number
+    launch = None if attempt is None else _launch_of(job, attempt)
+    shown = _Filter(sources=frozenset(sources), grep=grep, since=moment, with_metrics=as_json)
 
     def wanted(stream_launch: int, stream_rank: int) -> bool:
         return (launch is None or stream_launch == launch) and (rank is None or stream_rank == rank)
 
-    tail = LogTail(job.log_sink, wanted=wanted)
-    name_nodes = job.spec.nodes.max > 1
+    if download is not None:
+        from cloudspot.cli.logfiles import download_logs
+
+        download_logs(job, download, wanted=wanted, shown=shown, as_json=as_json)
+        return
+    printer = _Printer(job, LogTail(job.log_sink, wanted=wanted), shown, grep, as_json=as_json)
+    _print(job, printer, count=count, follow=follow)
+
+
+@dataclass(frozen=True)
+class _Filter:
+    """Which lines are shown."""
+
+    sources: frozenset[str]
+    """Empty: all."""
+    with_metrics: bool
+    """Where no source is named; they are for programs."""
+    grep: re.Pattern[str] | None
+    since: datetime | None
+
+    def __call__(self, record: LogRecord) -> bool:
+        if self.sources:
+            if record.source not in self.sources:
+                return False
+        elif record.source == METRICS and not self.with_metrics:
+            return False
+        if self.since is not None and record.time < self.since:
+            return False
+        return self.grep is None or self.grep.search(printable(record.text)) is not None
+
+
+class _Printer:
+    """Prints the lines that are shown, from where it last stopped."""
+
+    def __init__(
+        self,
+        job: Job,
+        tail: LogTail,
+        shown: _Filter,
+        highlight: re.Pattern[str] | None,
+        *,
+        as_json: bool,
+    ) -> None:
+        self._tail = tail
+        self._shown = shown
+        self._highlight = highlight
+        self._as_json = as_json
+        self._name_nodes = not as_json and job.spec.nodes.max > 1
+
+    def begin(self, count: int | None) -> None:
+        """Print the last ``count`` lines, or find where those since the moment begin."""
+        since = self._shown.since
+        if count is not None:
+            self._print(iter(self._tail.last_records(count, since=since, shown=self._shown)))
+        elif since is not None:
+            self._tail.skip_before(since)
+
+    def go_on(self) -> None:
+        """Print what has come since."""
+        self._print(record for record in self._tail.new_records() if self._shown(record))
+
+    def _print(self, records: Iterator[LogRecord]) -> None:
+        if not self._as_json:
+            print_records(records, name_nodes=self._name_nodes, with_metrics=True, highlight=self._highlight)
+            return
+        for record in records:
+            output.echo(json.dumps(record_json(record)))
+
+
+def _print(job: Job, printer: _Printer, *, count: int | None, follow: bool) -> None:
+    """Print the log; where it is followed, until the job has ended."""
+    begun = False
     complaint = ""
     while True:
         try:
             # Asked before reading: what a node wrote before its end is then read below.
             ended = not follow or job.history().finished is not None
-            if as_json:
-                for record in tail.new_records():
-                    click.echo(json.dumps(record_json(record)))
-            else:
-                print_records(tail.new_records(), name_nodes=name_nodes)
+            if not begun:
+                printer.begin(count)
+                begun = True
+            if follow or count is None:
+                printer.go_on()
         except TransientError as error:
             if not follow:
                 raise
@@ -71,3 +191,28 @@ def logs(
         if ended:
             return
         time.sleep(FOLLOW_SECONDS)
+
+
+def _launch_of(job: Job, attempt: int) -> int:
+    attempts = job.first_history.attempts
+    if attempt > len(attempts):
+        raise SpecError(f"--attempt must be <= {len(attempts)}, what {job.id} had so far: got {attempt}")
+    return attempts[attempt - 1].number
+
+
+def _compile(pattern: str | None) -> re.Pattern[str] | None:
+    if pattern is None:
+        return None
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise SpecError(f"--grep: {pattern!r} is no regular expression: {error}") from None
+
+
+def _parse_since(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return parse_moment(text, now=datetime.now(timezone.utc).astimezone())
+    except ValueError as error:
+        raise SpecError(f"--since: {error}") from None

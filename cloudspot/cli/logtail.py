@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -10,12 +11,15 @@ from itertools import groupby
 from typing import Any
 
 from cloudspot.cli import output
+from cloudspot.cli.printable import printable
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
 
 LABEL_WIDTH = 9
 """Of the column that says who speaks: ``train``, ``setup``, ``agent``, ``cloudspot``."""
+MATCH_STYLE = "red"
+"""Of what ``--grep`` has found."""
 
 
 class LogTail:
@@ -126,17 +130,26 @@ def _time(record: LogRecord) -> datetime:
     return record.time
 
 
-def print_records(records: Iterable[LogRecord], *, name_nodes: bool) -> None:
-    """Print log lines with their time and who speaks.
+def print_records(
+    records: Iterable[LogRecord],
+    *,
+    name_nodes: bool,
+    with_metrics: bool = False,
+    highlight: re.Pattern[str] | None = None,
+) -> None:
+    """Print log lines with their time and who speaks, and what ``highlight`` finds in them in colour.
 
-    The metrics' own lines are for programs and are left out.
+    The metrics' own lines are for programs and are left out, unless ``with_metrics``.
     """
     for record in records:
-        if record.source == METRICS:
+        if record.source == METRICS and not with_metrics:
             continue
         rank = parse_stream(record.stream)[1]
         label = f"{record.source}[{rank}]" if name_nodes else record.source
-        output.echo(f"{line_head(record.time, label)} {record.text}")
+        text = printable(record.text)
+        if highlight is not None:
+            text = highlight.sub(lambda match: output.styled(match[0], MATCH_STYLE), text)
+        output.echo(f"{line_head(record.time, label)} {text}")
 
 
 def line_head(moment: datetime, label: str) -> str:

@@ -1,12 +1,13 @@
 """``cloudspot logs``, and the tail that it and the attached loop read."""
 
 import json
+import re
 import threading
 from datetime import datetime, timedelta, timezone
 
 import msgspec
 
-from cloudspot.cli.logtail import LogTail
+from cloudspot.cli.logtail import LogTail, print_records
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.model import LogRecord
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore
@@ -169,7 +170,7 @@ def test_the_last_lines_of_a_kind_are_found_behind_others(jobs):
 
 def test_what_is_before_a_moment_is_skipped(jobs, tmp_path):
     lines = write_life(jobs)
-    counted, sink = counting_sink(jobs, tmp_path)
+    _, sink = counting_sink(jobs, tmp_path)
     moment = at(30) + timedelta(seconds=295)
     tail = LogTail(sink)
     tail.skip_before(moment)
@@ -180,3 +181,103 @@ def test_what_is_before_a_moment_is_skipped(jobs, tmp_path):
     tail = LogTail(sink)
     tail.skip_before(at(1000))
     assert list(tail.new_records()) == []
+
+
+def test_the_last_lines_are_printed_and_with_follow_what_comes(jobs):
+    jobs.reclaimed_and_finished()
+    assert texts(jobs.run("logs", "digits-7k3f", "--tail", "3")) == ["step 40", "step 41", "step 100"]
+    assert texts(jobs.run("logs", "digits-7k3f", "-n", "1", "-f")) == ["step 100"]
+    assert texts(jobs.run("logs", "digits-7k3f", "-n", "0")) == []
+    assert texts(jobs.run("logs", "digits-7k3f", "-n", "1", "--attempt", "1")) == ["step 40"]
+
+
+def test_since_is_a_duration_or_a_time(jobs):
+    # Attempt 1 wrote 178 minutes ago, attempt 2 172: see the fixture.
+    job_id = jobs.reclaimed_and_finished()
+    assert texts(jobs.run("logs", job_id, "--since", "175m")) == ["step 41", "step 100"]
+    assert texts(jobs.run("logs", job_id, "--since", "4h")) == ["step 1", "step 40", "step 41", "step 100"]
+    line = jobs.run_json("logs", job_id, "--tail", "1")
+    assert texts(jobs.run("logs", job_id, "--since", line["time"])) == ["step 100"]
+    assert texts(jobs.run("logs", job_id, "--since", "175m", "--tail", "5")) == ["step 41", "step 100"]
+    assert texts(jobs.run("logs", job_id, "--since", "1m")) == []
+    result = jobs.run("logs", job_id, "--since", "yesterday", status=2)
+    assert result.stderr.startswith('error: --since: expected a duration like "10m", or a time like "06:25"')
+
+
+def test_grep_shows_the_lines_that_match(jobs):
+    job_id = jobs.reclaimed_and_finished()
+    assert texts(jobs.run("logs", job_id, "--grep", "step [14]0+$")) == ["step 40", "step 100"]
+    assert texts(jobs.run("logs", job_id, "--grep", "4", "--tail", "1")) == ["step 41"]
+    result = jobs.run("logs", job_id, "--grep", "step [", status=2)
+    assert result.stderr.startswith("error: --grep: 'step [' is no regular expression: ")
+
+
+def test_on_a_terminal_what_matches_is_coloured(jobs, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    record = LogRecord(stream="1-0", seq=0, time=START, text="\x1b[1mloss 0.5\x1b[0m and loss 0.4")
+    with monkeypatch.context() as patch:
+        patch.setattr("cloudspot.cli.output.echo", print)
+        print_records([record], name_nodes=False, highlight=re.compile(r"loss [\d.]+"))
+    line = capsys.readouterr().out
+    assert line.endswith(" \x1b[31mloss 0.5\x1b[0m and \x1b[31mloss 0.4\x1b[0m\n")
+
+
+def test_one_source_alone(jobs):
+    jobs.submit("new-1")
+    jobs.add_log("new-1", "1-0", ["pip install"], minutes=0, source="setup")
+    jobs.add_log("new-1", "1-1", ["step 1"], minutes=0)
+    jobs.add_log("new-1", "1-2", ['{"step": 1}'], minutes=0, source="metrics")
+    assert texts(jobs.run("logs", "new-1")) == ["pip install", "step 1"]
+    assert texts(jobs.run("logs", "new-1", "--source", "setup")) == ["pip install"]
+    assert texts(jobs.run("logs", "new-1", "--source", "train", "--source", "metrics")) == [
+        "step 1",
+        '{"step": 1}',
+    ]
+    assert jobs.run_json("logs", "new-1", "--source", "metrics")["text"] == '{"step": 1}'
+
+
+NASTY = "\x1b]0;owned\x07\x1b[2Jhello\x9b31m \x00world"
+
+
+def test_what_a_line_says_to_a_terminal_is_not_passed_on(jobs):
+    jobs.submit("new-1")
+    jobs.add_log("new-1", "1-0", [NASTY], minutes=0)
+    assert texts(jobs.run("logs", "new-1")) == ["hello world"]
+    assert jobs.run_json("logs", "new-1")["text"] == NASTY
+
+
+def test_a_download_has_a_file_for_each_attempt_and_node(jobs, tmp_path):
+    jobs.reclaimed_and_finished()
+    jobs.add_log("digits-7k3f", "2-1", [NASTY], minutes=0)
+    jobs.add_log("digits-7k3f", "3-0", ["of a launch that is no attempt"], minutes=0, source="agent")
+    jobs.add_log("digits-7k3f", "4-0", ["{}"], minutes=0, source="metrics")
+    target = tmp_path / "deep" / "logs"
+    result = jobs.run("logs", "digits-7k3f", "--download", str(target))
+    assert {path.name for path in target.iterdir()} == {
+        "attempt-001-node-000.log",
+        "attempt-002-node-000.log",
+        "attempt-002-node-001.log",
+        "launch-003-node-000.log",
+    }
+    first = (target / "attempt-001-node-000.log").read_text().splitlines()
+    assert [line[20:] for line in first] == [" train     step 1", " train     step 40"]
+    assert (target / "attempt-002-node-001.log").read_text().endswith(f"Z train     {NASTY}\n")
+    assert result.stdout.splitlines()[0] == f"{target}/attempt-001-node-000.log: 2 lines"
+
+
+def test_a_download_takes_the_filters_and_replaces_what_was_there(jobs, tmp_path):
+    jobs.reclaimed_and_finished()
+    (tmp_path / "attempt-002-node-000.log").write_text("old")
+    written = jobs.run_json("logs", "digits-7k3f", "--download", str(tmp_path), "--grep", "41")
+    path = tmp_path / "attempt-002-node-000.log"
+    assert written == [{"file": str(path), "launch": 2, "rank": 0, "lines": 1}]
+    assert path.read_text().endswith(" step 41\n")
+    assert not list(tmp_path.glob(".*"))
+    assert jobs.run("logs", "digits-7k3f", "--download", str(tmp_path), "--grep", "none").stdout == (
+        "job digits-7k3f has no such lines\n"
+    )
+    result = jobs.run("logs", "digits-7k3f", "--download", str(tmp_path), "-f", status=2)
+    assert result.stderr == ("error: --download writes whole files: give it without --follow and --tail\n")
+    (tmp_path / "file").write_text("")
+    result = jobs.run("logs", "digits-7k3f", "--download", str(tmp_path / "file" / "x"), status=1)
+    assert result.stderr == f"error: --download: {tmp_path}/file/x cannot be written: Not a directory\n"
