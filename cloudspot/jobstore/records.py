@@ -138,6 +138,17 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
 
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a node is with the bytes that it moves now."""
+
+    what: str
+    """``restoring`` or ``uploading``."""
+    done: int
+    """Bytes."""
+    total: int
+    """Bytes."""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What a node says of itself every few seconds; overwritten."""
 
@@ -163,6 +174,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """How long the last save held up the training."""
     upload_seconds: float | None
     """How long its upload and commit took."""
+    notice_seconds: float | None = None
+    """How long before it takes a machine the provider says so; None: an agent that does not tell."""
+    transfer: Transfer | None = None
+    """What it moves now; None: nothing."""
     warnings: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     """What the node has done since its agent started, oldest first; of very many only the newest."""
