@@ -112,6 +112,11 @@ def open_store(url: str) -> ObjectStore:
     return store
 
 
+def provider_names() -> tuple[str, ...]:
+    """Return the names of all installed providers; imports none of them."""
+    return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.PROVIDER_GROUP)))
+
+
 def list_providers() -> tuple[ProviderEntry, ...]:
     """Return all installed providers, the built-in ones first; imports each to see whether it works."""
     entries = []

@@ -26,6 +26,7 @@ __all__ = [
     "RunSpec",
     "SpotSpec",
     "check_files",
+    "check_store_url",
     "decode_options",
     "load_job",
     "parse_duration",
@@ -246,6 +247,22 @@ def check_files(spec: JobSpec, base: Path) -> Path:
     return workdir
 
 
+def check_store_url(url: str, path: FieldPath) -> None:
+    """Refuse what is no URL of a store, or holds credentials; ``path`` is the field that holds it.
+
+    Raises:
+        FieldError: it is none, or holds some, which are not shown.
+    """
+    match = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([^/]*)(/.*)?", url)
+    if match is None:
+        raise FieldError(
+            path, f'"{url}" is no URL; expected one such as file:///absolute/path or s3://bucket/prefix'
+        )
+    if "@" in match[2]:
+        # Not shown: it may hold a password.
+        raise FieldError(path, "must not hold credentials; the provider finds them in its own way")
+
+
 def _decode(raw: Mapping[str, Any]) -> JobSpec:
     """Return the checked spec."""
     value = dict(raw)
@@ -293,7 +310,7 @@ def _check(spec: JobSpec) -> None:
     if spec.nodes.max * spec.procs_per_node > MAX_WORLD_SIZE:
         raise FieldError((), f"nodes.max * procs_per_node must be <= {MAX_WORLD_SIZE}")
     if spec.store is not None:
-        _check_store(spec.store)
+        check_store_url(spec.store, ("store",))
     _check_inside(("run", "entrypoint"), spec.run.entrypoint)
     if spec.checkpoint.directory is not None:
         _check_inside(("checkpoint", "directory"), spec.checkpoint.directory)
@@ -302,17 +319,6 @@ def _check(spec: JobSpec) -> None:
         if spec.checkpoint.directory is None:
             raise FieldError(("checkpoint", "complete_file"), "has no effect without checkpoint.directory")
     _check_environment(spec.run)
-
-
-def _check_store(url: str) -> None:
-    match = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([^/]*)(/.*)?", url)
-    if match is None:
-        raise FieldError(
-            ("store",), f'"{url}" is no URL; expected one such as file:///absolute/path or s3://bucket/prefix'
-        )
-    if "@" in match[2]:
-        # Not shown: it may hold a password.
-        raise FieldError(("store",), "must not hold credentials; the provider finds them in its own way")
 
 
 def _check_inside(path: FieldPath, value: str) -> None:

@@ -22,8 +22,9 @@ import click
 import msgspec
 from msgspec import inspect
 
-from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, program
-from cloudspot.cli.options import JSON_HELP, STORE_HELP
+from cloudspot.cli.config import UserConfig
+from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, STORE_HELP, program
+from cloudspot.cli.options import JSON_HELP
 from cloudspot.jobschema import field_docs, job_schema
 from cloudspot.local.options import LocalOptions
 from cloudspot.spec import JobSpec, Nodes
@@ -88,6 +89,8 @@ def cli_regions() -> dict[str, str]:
     """Return the usage and the options of each command, and the list of commands."""
     regions = {" ".join(path): _usage(path, command) for path, command in commands()}
     lines = [f"| [`{name}`](#cloudspot-{name}) | {line} |" for name, line in SHORT_HELPS.items()]
+    rows = [f"| `{name}` | {text} |" for name, text in field_docs(UserConfig).items()]
+    regions["the config file"] = "\n".join(("", "| field | meaning |", "|---|---|", *rows, "", ""))
     regions["commands"] = "\n".join(("", "| command | what it does |", "|---|---|", *lines, "", ""))
     return regions
 

@@ -19,6 +19,7 @@ from cloudspot.tomlfile import read_toml
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = json.loads(resources.files("cloudspot").joinpath("job.schema.json").read_text())
+JOB_FILES = sorted([*ROOT.glob("examples/*/job.toml"), *ROOT.glob("tests/**/job.toml")])
 JOB = {"name": "digits", "run": {"entrypoint": "train.py"}}
 PARTS = st.sampled_from(
     ["0", "1", "7.5", "10", ".", " ", "ms", "s", "m", "h", "d", "B", "KiB", "GB", "G", "USD", "usd"]
@@ -50,7 +51,7 @@ def test_a_quantity_is_taken_where_the_parser_takes_it(text):
     assert accepts({"limits": {"max_cost": text}}) == parses(parse_money, text, positive=True)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("**/job.toml")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.parent.name)
 def test_every_job_file_of_the_repository_is_accepted(path):
     jsonschema.validate(read_toml(path), SCHEMA)
 

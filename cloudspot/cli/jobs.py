@@ -7,6 +7,11 @@ import secrets
 from dataclasses import dataclass
 from functools import cached_property
 
+import click
+
+from cloudspot.cli.config import ChosenStore, default_store
+from cloudspot.cli.main import find_program
+from cloudspot.cli.options import DEFAULT_PROVIDER
 from cloudspot.errors import JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobstore import keys
@@ -16,7 +21,6 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.registry import open_provider, open_store
 from cloudspot.spec import JobSpec, spec_from_json
 
-DEFAULT_PROVIDER = "local"
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 """Base 32 without the letters and digits that are read for one another."""
 _SUFFIX_LENGTH = 4
@@ -24,15 +28,37 @@ _MAX_ID_LENGTH = 63
 
 
 def default_store_url() -> str:
-    """Return the store that commands read when neither ``--store`` nor CLOUDSPOT_STORE names one."""
-    url = open_provider(DEFAULT_PROVIDER, None).default_store()
-    assert url is not None
-    return url
+    """Return the store that commands read when neither ``--store`` nor CLOUDSPOT_STORE names one.
+
+    Raises:
+        SpecError: the user's file is malformed.
+    """
+    return _default_store().url
 
 
 def open_named_store(store_url: str | None) -> ObjectStore:
     """Open the store of ``--store``, or the default one."""
-    return open_store(store_url or default_store_url())
+    if store_url is None:
+        chosen = note_store(_default_store())
+        store_url = chosen.url
+    return open_store(store_url)
+
+
+def note_store(chosen: ChosenStore) -> ChosenStore:
+    """Remember who named the store, for the message of an error that names it; return it."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        find_program(context).chosen_store = chosen
+    return chosen
+
+
+def _default_store() -> ChosenStore:
+    chosen = default_store()
+    if chosen is not None:
+        return chosen
+    url = open_provider(DEFAULT_PROVIDER, None).default_store()
+    assert url is not None
+    return ChosenStore(url, f"the default of the provider {DEFAULT_PROVIDER}")
 
 
 def new_job_id(name: str) -> str:

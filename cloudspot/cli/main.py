@@ -6,7 +6,7 @@ import importlib
 import io
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +15,14 @@ from cloudspot.cli import exit_codes
 from cloudspot.cli.printable import fit, printable
 from cloudspot.errors import CloudspotError
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from cloudspot.cli.config import ChosenStore
+
 SHORT_HELPS = {
+    "init": "Write a job file to begin with.",
+    "plan": "Print the offers and requests of a job; launch and store nothing.",
     "run": "Submit a job and follow it to its end.",
     "attach": "Follow a job that is already submitted, and drive it.",
     "reconcile": "Drive the unfinished jobs of a store, once or for ever.",
@@ -26,6 +33,8 @@ SHORT_HELPS = {
     "stop": "Save a checkpoint and end a job.",
     "preempt": "Reclaim a job's machine on purpose, as a drill.",
     "providers": "List the providers, and check one.",
+    "schema": "Print the JSON Schema of the job file.",
+    "completion": "Print the script that completes commands in a shell.",
 }
 """Each command's module and function, in the order of ``--help``, with its line there.
 
@@ -38,6 +47,10 @@ class Program(click.Group):
 
     debug = False
     """Set by ``--debug``: an expected error keeps its traceback."""
+    store: str | None = None
+    """Set by ``--store`` before the command."""
+    chosen_store: ChosenStore | None = None
+    """What the command works on; who named it matters to the reader of an error."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of ``--help``."""
@@ -56,9 +69,21 @@ class Program(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(SHORT_HELPS.items()))
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands with their lines, without importing them."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [
+            CompletionItem(name, help=line)
+            for name, line in SHORT_HELPS.items()
+            if name.startswith(incomplete)
+        ]
+
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the program and end the process: the one place where errors become exit codes."""
-        self.debug = False
+        self.debug, self.store, self.chosen_store = False, None, None
         for stream in (sys.stdout, sys.stderr):
             # A log line that the terminal's encoding lacks must not end the command.
             if isinstance(stream, io.TextIOWrapper):
@@ -73,11 +98,25 @@ class Program(click.Group):
             _report(error.format_message() + hint, self.debug)
             code = error.exit_code
         except CloudspotError as error:
-            _report(str(error), self.debug)
+            _report(str(error) + self._store_note(str(error)), self.debug)
             code = error.exit_code
         except click.Abort:
             code = exit_codes.INTERRUPTED
         sys.exit(code if isinstance(code, int) else 0)
+
+    def _store_note(self, message: str) -> str:
+        """Return who named the store that the message names, unless the reader just typed it."""
+        chosen = self.chosen_store
+        if chosen is None or chosen.origin == "--store" or chosen.url not in message:
+            return ""
+        return f" (this store: {chosen.origin})"
+
+
+def find_program(ctx: click.Context) -> Program:
+    """Return the program that runs the command of this context."""
+    program = ctx.find_root().command
+    # A command that is invoked alone, as by a test, has what the program has, at rest.
+    return program if isinstance(program, Program) else Program()
 
 
 def _report(message: str, debug: bool) -> None:
@@ -93,11 +132,16 @@ def _report(message: str, debug: bool) -> None:
 
 def _note_debug(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
-        program = ctx.find_root().command
-        assert isinstance(program, Program)
-        program.debug = True
+        find_program(ctx).debug = True
 
 
+def _note_store(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    find_program(ctx).store = value
+
+
+STORE_HELP = (
+    "Object store that holds the jobs: a URL such as file:///data/jobs, or a name of your config file."
+)
 DEBUG_HELP = "Show the traceback of an error."
 
 debug_option = click.option(
@@ -112,6 +156,7 @@ debug_option = click.option(
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="cloudspot", message="%(prog)s %(version)s")
+@click.option("--store", metavar="STORE", expose_value=False, callback=_note_store, help=STORE_HELP)
 @debug_option
 def program() -> None:
     """Train on any cloud's spot machines, and lose no step that was paid for.

@@ -2,26 +2,82 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
+from click.core import ParameterSource
 
-from cloudspot.cli.main import debug_option
+from cloudspot.cli.completing import complete_jobs, complete_providers, complete_stores
+from cloudspot.cli.main import STORE_HELP, debug_option, find_program
 
-__all__ = ["debug_option", "job_argument", "json_option", "store_option"]
+__all__ = [
+    "debug_option",
+    "job_argument",
+    "job_file_argument",
+    "json_option",
+    "overrides_option",
+    "provider_option",
+    "store_option",
+]
+
+DEFAULT_PROVIDER = "local"
 
 STORE_VARIABLE = "CLOUDSPOT_STORE"
-STORE_HELP = "Object store that holds the jobs, such as file:///data/jobs."
 JSON_HELP = "Print JSON (documented in docs/cli.md)."
+
+
+def _choose_store(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return the URL of the store that the command line or the environment names; None: neither does.
+
+    It is a name or a URL, given after the command, before it, or by the variable, in this order.
+    """
+    assert param.name is not None
+    program, origin = find_program(ctx), "--store"
+    source = ctx.get_parameter_source(param.name)
+    if source is not ParameterSource.COMMANDLINE and program.store is not None:
+        value = program.store
+    elif source is ParameterSource.ENVIRONMENT:
+        origin = STORE_VARIABLE
+    if value is None or ctx.resilient_parsing:
+        return value
+    from cloudspot.cli.config import named_store
+
+    program.chosen_store = named_store(value, origin)
+    return program.chosen_store.url
+
 
 store_option = click.option(
     "--store",
     "store_url",
-    metavar="URL",
+    metavar="STORE",
     envvar=STORE_VARIABLE,
     show_envvar=True,
+    callback=_choose_store,
+    shell_complete=complete_stores,
     help=STORE_HELP,
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
-job_argument = click.argument("job_id", metavar="ID")
+job_argument = click.argument("job_id", metavar="ID", shell_complete=complete_jobs)
 """A job's id, or a prefix that only one job of the store has."""
+
+job_file_argument = click.argument("job_file", default="job.toml", type=click.Path(path_type=Path))
+
+provider_option = click.option(
+    "--provider",
+    "provider_name",
+    default=DEFAULT_PROVIDER,
+    show_default=True,
+    metavar="NAME",
+    shell_complete=complete_providers,
+    help="Where to run.",
+)
+
+overrides_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Replace a field of the job file, such as limits.max_cost=5; repeatable.",
+)

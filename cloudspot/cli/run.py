@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from cloudspot.cli import exit_codes, output
 from cloudspot.cli.follow import follow, print_event, relaunch_warning
-from cloudspot.cli.jobs import DEFAULT_PROVIDER, Job, check_job_id, new_job_id
-from cloudspot.cli.options import debug_option, store_option
+from cloudspot.cli.jobs import Job, check_job_id, new_job_id
+from cloudspot.cli.options import (
+    debug_option,
+    job_file_argument,
+    overrides_option,
+    provider_option,
+    store_option,
+)
+from cloudspot.cli.plan import print_plan, read_order
 from cloudspot.controller.actions import Create
 from cloudspot.controller.loop import Controller, Tick
-from cloudspot.controller.plan import LaunchPlan, plan
 from cloudspot.errors import JobExists, SpecError
-from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobstore.bundle import make_bundle
+from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.records import Submission
-from cloudspot.jobstore.submission import new_submission, submit
-from cloudspot.registry import open_provider, open_store
-from cloudspot.spec import JobSpec, check_files, load_job
+from cloudspot.jobstore.submission import submit
+from cloudspot.spec import JobSpec
 
 MAX_ID_TRIES = 5
 DETACH_TRIES = 5
@@ -31,23 +33,10 @@ DETACH_SECONDS = 3.0
 
 
 @click.command("run")
-@click.argument("job_file", default="job.toml", type=click.Path(path_type=Path))
-@click.option(
-    "--provider",
-    "provider_name",
-    default=DEFAULT_PROVIDER,
-    show_default=True,
-    metavar="NAME",
-    help="Where to run.",
-)
+@job_file_argument
+@provider_option
 @click.option("--name", metavar="ID", help="The job's id, as it is; default: its name and a random suffix.")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Replace a field of the job file, such as limits.max_cost=5; repeatable.",
-)
+@overrides_option
 @click.option("--detach", is_flag=True, help="Return as soon as the first machine is requested.")
 @click.option(
     "--dry-run", is_flag=True, help="Print the offers and the very request; launch and store nothing."
@@ -76,31 +65,19 @@ def run(
         raise SpecError("--json needs --dry-run or --detach; a followed job prints its log")
     if dry_run and detach:
         raise SpecError("give --dry-run or --detach, not both")
-    spec = load_job(job_file, overrides=overrides)
-    workdir = check_files(spec, job_file.resolve().parent)
-    provider = open_provider(provider_name, spec)
-    store = open_store(_choose_store(store_url, spec, provider))
     if name is not None:
         check_job_id(name)
+    order = read_order(job_file, provider_name, overrides, store_url)
     if dry_run:
-        _dry_run(spec, provider, store, name or new_job_id(spec.name), workdir, as_json=as_json)
+        print_plan(order, name or new_job_id(order.spec.name), as_json=as_json)
         return
-    submission = _submit(store, spec, provider_name, workdir, name)
+    store = order.store
+    submission = _submit(store, order.spec, provider_name, order.workdir, name)
     job = Job(store, submission.job_id)
     if not as_json:
         size = output.size_text(submission.code_bytes)
         output.echo(f"submitted job {output.styled(job.id, 'bold')} to {store.url} ({size} of code)")
     ctx.exit(_detach(job, as_json=as_json) if detach else follow(job, is_new=True))
-
-
-def _choose_store(store_url: str | None, spec: JobSpec, provider: Provider) -> str:
-    url = store_url or spec.store or provider.default_store()
-    if url is None:
-        raise SpecError(
-            f"no store: provider {provider.name!r} has no default; set store in the job file, "
-            "--store or CLOUDSPOT_STORE"
-        )
-    return url
 
 
 def _submit(
@@ -152,71 +129,3 @@ def _detach(job: Job, *, as_json: bool) -> int:
 def _has_machines(tick: Tick) -> bool:
     created = any(isinstance(action, Create) for action in tick.actions) and not tick.problems
     return created or bool(tick.instances)
-
-
-def _dry_run(
-    spec: JobSpec, provider: Provider, store: ObjectStore, job_id: str, workdir: Path, *, as_json: bool
-) -> None:
-    bundle = make_bundle(workdir, entrypoint=spec.run.entrypoint)
-    submission = new_submission(spec, provider=provider.name, bundle=bundle, job_id=job_id)
-    planned = plan(spec, provider, submission, store.url)
-    if as_json:
-        output.echo_json(_plan_json(planned, store, submission))
-        return
-    output.echo(f"job {job_id} on {planned.provider}, {spec.nodes.max} node(s), store {store.url}")
-    output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
-    output.echo()
-    output.echo("offers, in the order of trying:", style="bold")
-    output.echo_table(
-        ("", "TYPE", "ZONE", "MARKET", "PRICE AN HOUR"),
-        [
-            (
-                str(number),
-                launch.offer.instance_type,
-                launch.offer.zone,
-                launch.offer.market.value,
-                output.money_text(launch.offer.price_per_hour, launch.offer.currency),
-            )
-            for number, launch in enumerate(planned.launches, start=1)
-        ],
-    )
-    output.echo()
-    output.echo("request for offer 1 (--json prints all of them):", style="bold")
-    _echo_body(planned.launches[0].request.body, indent="  ")
-    output.echo()
-    output.echo("dry run: nothing was launched and nothing stored")
-
-
-def _echo_body(body: Mapping[str, Any], *, indent: str) -> None:
-    """Print a request's fields; a text of several lines, such as the boot script, as it is."""
-    for name, value in body.items():
-        if isinstance(value, Mapping):
-            output.echo(f"{indent}{name}:")
-            _echo_body(value, indent=indent + "  ")
-        elif isinstance(value, str) and "\n" in value:
-            output.echo(f"{indent}{name}:")
-            for line in value.splitlines():
-                output.echo(f"{indent}  | {line}")
-        else:
-            output.echo(f"{indent}{name}: {value}")
-
-
-def _plan_json(planned: LaunchPlan, store: ObjectStore, submission: Submission) -> dict[str, Any]:
-    return {
-        "id": planned.job_id,
-        "provider": planned.provider,
-        "store": store.url,
-        "code": {"sha256": submission.code_sha256, "bytes": submission.code_bytes},
-        "launches": [
-            {
-                "instance_type": launch.offer.instance_type,
-                "zone": launch.offer.zone,
-                "market": launch.offer.market.value,
-                "price_per_hour": launch.offer.price_per_hour,
-                "on_demand_price_per_hour": launch.offer.on_demand_price_per_hour,
-                "currency": launch.offer.currency,
-                "request": launch.request.body,
-            }
-            for launch in planned.launches
-        ],
-    }

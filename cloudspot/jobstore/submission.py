@@ -130,8 +130,17 @@ def request_stop(
     return request if winner is None else codec.decode(winner, StopRequest, key=key)
 
 
-def _collect_secrets(spec: JobSpec, environ: Mapping[str, str]) -> _Secrets:
+def check_secrets(spec: JobSpec, environ: Mapping[str, str]) -> None:
+    """Refuse a job whose secrets are not all set in the environment.
+
+    Raises:
+        SpecError: it names those that are not.
+    """
     missing = [name for name in spec.run.secrets if name not in environ]
     if missing:
         raise SpecError(f"run.secrets: {', '.join(missing)} is not set in the environment; export it first")
+
+
+def _collect_secrets(spec: JobSpec, environ: Mapping[str, str]) -> _Secrets:
+    check_secrets(spec, environ)
     return _Secrets(values={name: environ[name] for name in spec.run.secrets})

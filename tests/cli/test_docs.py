@@ -83,7 +83,9 @@ def test_every_exit_status_is_documented():
         ("cloudspot providers list", ["providers"]),
         ("cloudspot providers list", ["providers", "list"]),
         ("cloudspot providers check", ["providers", "check", "local"]),
-        ("cloudspot run", ["run", "JOB_FILE", "--dry-run"]),
+        ("cloudspot plan", ["run", "JOB_FILE", "--dry-run"]),
+        ("cloudspot plan", ["plan", "JOB_FILE"]),
+        ("cloudspot run", ["run", "JOB_FILE", "--detach"]),
     ],
 )
 def test_every_json_key_is_documented(jobs, title, arguments):

@@ -1,0 +1,79 @@
+"""What the shell offers behind a word under way: job ids, stores, providers, attempts.
+
+Quick and silent: little is read, and where something is wrong there is nothing to offer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+import click
+
+MAX_JOBS = 200
+"""More ids than anyone reads; the next letter leaves fewer."""
+
+
+def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the ids of the store's jobs that begin like this; reads a listing and nothing else."""
+    return _quietly(lambda: _job_ids(ctx, incomplete))
+
+
+def complete_stores(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of the stores in the user's file."""
+
+    def names() -> Iterable[str]:
+        from cloudspot.cli.config import load_config
+
+        return load_config().stores
+
+    return _quietly(lambda: [name for name in names() if name.startswith(incomplete)])
+
+
+def complete_providers(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of the installed providers, none of which is imported."""
+
+    def names() -> Iterable[str]:
+        from cloudspot.registry import provider_names
+
+        return provider_names()
+
+    return _quietly(lambda: [name for name in names() if name.startswith(incomplete)])
+
+
+def complete_attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the numbers of the attempts that the job had by its summary."""
+    return _quietly(lambda: [number for number in _attempts(ctx) if number.startswith(incomplete)])
+
+
+def _quietly(look: Callable[[], Iterable[str]]) -> list[str]:
+    try:
+        return list(look())
+    except Exception:  # noqa: BLE001 - a line under way is no place for a message
+        return []
+
+
+def _job_ids(ctx: click.Context, prefix: str) -> list[str]:
+    from cloudspot.cli.jobs import open_named_store
+    from cloudspot.jobstore import keys
+
+    store = open_named_store(_store_url(ctx))
+    found = store.list_objects(keys.index_prefix() + prefix)
+    return [meta.key.removeprefix(keys.index_prefix()) for meta in islice(found, MAX_JOBS)]
+
+
+def _attempts(ctx: click.Context) -> list[str]:
+    from cloudspot.cli.jobs import find_job, open_named_store
+    from cloudspot.jobstore.reader import read_summary
+
+    store = open_named_store(_store_url(ctx))
+    summary = read_summary(store, find_job(store, ctx.params["job_id"]))
+    return [] if summary is None else [str(number) for number in range(1, summary.attempts + 1)]
+
+
+def _store_url(ctx: click.Context) -> str | None:
+    """Return the store of the line under way: its options are parsed, but nothing has run."""
+    from cloudspot.cli.config import named_store
+
+    text = ctx.params.get("store_url")
+    return None if text is None else named_store(text, "--store").url

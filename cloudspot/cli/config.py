@@ -1,0 +1,109 @@
+"""The user's own file: stores by name, and the one that commands use by default."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cloudspot.errors import SpecError
+from cloudspot.spec import check_store_url
+from cloudspot.tables import FieldError, convert
+from cloudspot.tomlfile import read_toml
+
+CONFIG_VARIABLE = "CLOUDSPOT_CONFIG"
+
+
+class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``config.toml``: where the user's stores are."""
+
+    default_store: str | None = None
+    """The store that is used where nothing else names one: a name from ``[stores]``, or a URL."""
+    stores: dict[str, str] = msgspec.field(default_factory=dict)
+    """URLs by names of your choice; ``--store`` and ``CLOUDSPOT_STORE`` take the names too."""
+
+
+@dataclass(frozen=True)
+class ChosenStore:
+    """A store's URL, and who named it."""
+
+    url: str
+    origin: str
+
+
+def config_path() -> Path | None:
+    """Return where the user's file is, or would be.
+
+    ``$CLOUDSPOT_CONFIG``, else ``cloudspot/config.toml`` under ``$XDG_CONFIG_HOME``, else under
+    ``~/.config``; None where nothing names it and the user has no home.
+    """
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    # The XDG base directory specification says to ignore a relative path.
+    if Path(base).is_absolute():
+        return Path(base) / "cloudspot" / "config.toml"
+    try:
+        return Path.home() / ".config" / "cloudspot" / "config.toml"
+    except RuntimeError:
+        return None
+
+
+def load_config() -> UserConfig:
+    """Read and check the user's file; where there is none, every field has its default.
+
+    Raises:
+        SpecError: it is malformed (the message names the line or the field), or CLOUDSPOT_CONFIG names a
+            file that is not there.
+    """
+    path = config_path()
+    if path is None or not (os.environ.get(CONFIG_VARIABLE) or os.path.lexists(path)):
+        return UserConfig()
+    raw = read_toml(path)
+    try:
+        config = convert(raw, UserConfig)
+        for name, url in config.stores.items():
+            if "://" in name or not name:
+                raise FieldError(("stores", name), "a store's name must be a word, not a URL")
+            check_store_url(url, ("stores", name))
+        if config.default_store is not None and config.default_store not in config.stores:
+            check_store_url(config.default_store, ("default_store",))
+    except FieldError as error:
+        raise SpecError(f"{path}: {error}") from None
+    return config
+
+
+def named_store(text: str, origin: str) -> ChosenStore:
+    """Return the store that ``text`` names: a URL, or a name from the user's file.
+
+    Raises:
+        SpecError: it is neither; or the user's file is malformed.
+    """
+    if "://" in text:
+        return ChosenStore(text, origin)
+    stores = load_config().stores
+    if text in stores:
+        return ChosenStore(stores[text], f"{origin}, as {config_path()} has it")
+    near = difflib.get_close_matches(text, stores, n=1)
+    advice = f'did you mean "{near[0]}"?' if near else f"there it knows {', '.join(stores) or 'none'}"
+    raise SpecError(
+        f'{origin}: "{text}" is neither a URL such as file:///data/jobs '
+        f"nor a store of {config_path()}; {advice}"
+    )
+
+
+def default_store() -> ChosenStore | None:
+    """Return the store that the user's file has by default, if it has one.
+
+    Raises:
+        SpecError: the file is malformed.
+    """
+    config = load_config()
+    if config.default_store is None:
+        return None
+    url = config.stores.get(config.default_store, config.default_store)
+    return ChosenStore(url, f"default_store in {config_path()}")
