@@ -265,9 +265,15 @@ def test_decide_is_pure_in_whatever_histories_bring(change_decisions):
     }
 
 
+SOAK_HISTORIES = int(os.environ.get("CLOUDSPOT_SOAK_HISTORIES", "200000"))
+SOAK_BLOCK = 5000
+
+
 @pytest.mark.soak
-def test_no_history_of_very_many_has_two_live_attempts():
-    for seed in range(NUM_HISTORIES, int(os.environ.get("CLOUDSPOT_SOAK_HISTORIES", "200000"))):
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(NUM_HISTORIES, SOAK_HISTORIES, SOAK_BLOCK))
+def test_no_history_of_very_many_has_two_live_attempts(first):
+    for seed in range(first, min(first + SOAK_BLOCK, SOAK_HISTORIES)):
         play(seed)
 
 
