@@ -8,28 +8,20 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
+from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_chunk, stored_chunks
 from cloudspot.jobstore.integrity import check_commit, read_seal
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.parts import NUM_THREADS, extents, xxh3_128
+from cloudspot.jobstore.parts import NUM_THREADS, extents
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import Chunk, Commit, File, Part
+from cloudspot.jobstore.records import Commit, File
 from cloudspot.train.handoff import RESTORE_MANIFEST
 
-
-@dataclass(frozen=True)
-class _StoredChunk:
-    """A chunk, where it lies, and where its bytes belong in its part."""
-
-    key: str
-    chunk: Chunk
-    part: Part
-    start: int
+_Carry = Callable[[Path, Sequence[File], StoredChunk], None]
+"""Reads a chunk and writes its bytes to the files below a directory."""
 
 
 def verify(
@@ -37,10 +29,11 @@ def verify(
     job_id: str,
     commit: Commit,
     *,
+    progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Read every chunk of the checkpoint and compare it with its checksum.
+    """Read every chunk of the checkpoint and compare it with its checksum; ``progress`` is told the bytes.
 
     Raises:
         CorruptData: the manifest contradicts itself, or a chunk is missing, cut short or changed; the
@@ -49,9 +42,13 @@ def verify(
     """
     check_commit(commit)
     store = patient(store, sleep=sleep)
-    chunks = _stored_chunks(job_id, commit)
-    _check_sizes(store, job_id, commit, chunks)
-    each(lambda stored: _check(store, stored), chunks, num_threads=num_threads)
+    chunks = stored_chunks(job_id, commit)
+    check_sizes(store, job_id, commit, chunks)
+
+    def check(stored: StoredChunk) -> None:
+        progress(len(read_chunk(store, stored)))
+
+    each(check, chunks, num_threads=num_threads)
 
 
 def fetch(
@@ -60,6 +57,7 @@ def fetch(
     commit: Commit,
     directory: Path,
     *,
+    progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
@@ -68,7 +66,7 @@ def fetch(
     A session's goes into ``directory``, which is made if need be: ``part-<rank>.bin`` for each rank, and
     ``restore.json`` last. A script's own is put back as the directory it was, below ``directory`` (the
     working directory), where it appears whole, once it is whole. Existing files of other names are
-    left alone, and no symlink is followed.
+    left alone, and no symlink is followed. ``progress`` is told the bytes as they come.
 
     Raises:
         CorruptData: the manifest is not safe to follow, or a chunk is missing, cut short or changed.
@@ -77,19 +75,24 @@ def fetch(
     """
     check_commit(commit)
     store = patient(store, sleep=sleep)
-    chunks = _stored_chunks(job_id, commit)
+    chunks = stored_chunks(job_id, commit)
+
+    def carry(root: Path, files: Sequence[File], stored: StoredChunk) -> None:
+        _write(root, files, stored, read_chunk(store, stored))
+        progress(stored.chunk.size)
+
     # Before a byte is written: what a manifest claims must be there, so that no claim fills the disk.
-    _check_sizes(store, job_id, commit, chunks)
+    check_sizes(store, job_id, commit, chunks)
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         if commit.kind == "session":
-            _fetch_session(store, commit, chunks, directory, num_threads)
+            _fetch_session(commit, chunks, directory, carry, num_threads)
         else:
-            _fetch_directories(store, commit, chunks, directory, num_threads)
+            _fetch_directories(commit, chunks, directory, carry, num_threads)
 
 
 def _fetch_session(
-    store: ObjectStore, commit: Commit, chunks: Sequence[_StoredChunk], directory: Path, num_threads: int
+    commit: Commit, chunks: Sequence[StoredChunk], directory: Path, carry: _Carry, num_threads: int
 ) -> None:
     manifest = directory / RESTORE_MANIFEST
     manifest.unlink(missing_ok=True)
@@ -98,9 +101,7 @@ def _fetch_session(
     }
     for (file,) in files.values():
         _create(directory / file.path, file.size)
-    each(
-        lambda s: _write(directory, files[s.part.rank], s, _check(store, s)), chunks, num_threads=num_threads
-    )
+    each(lambda s: carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
     value = {
         "generation": commit.generation,
         "step": commit.step,
@@ -117,7 +118,7 @@ def _fetch_session(
 
 
 def _fetch_directories(
-    store: ObjectStore, commit: Commit, chunks: Sequence[_StoredChunk], directory: Path, num_threads: int
+    commit: Commit, chunks: Sequence[StoredChunk], directory: Path, carry: _Carry, num_threads: int
 ) -> None:
     names = sorted({part.directory or "" for part in commit.parts})
     staging = {name: directory / f".cloudspot-fetching-{number}" for number, name in enumerate(names)}
@@ -131,55 +132,12 @@ def _fetch_directories(
             path = roots[part.rank] / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             _create(path, file.size)
-    each(
-        lambda s: _write(roots[s.part.rank], s.part.files, s, _check(store, s)),
-        chunks,
-        num_threads=num_threads,
-    )
+    each(lambda s: carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
     for part in commit.parts:
         for file in part.files:
             (roots[part.rank] / file.path).chmod(file.mode & 0o777)
     for name, path in staging.items():
         path.rename(directory / name)
-
-
-def _stored_chunks(job_id: str, commit: Commit) -> list[_StoredChunk]:
-    found = []
-    for part in commit.parts:
-        start = 0
-        for number, chunk in enumerate(part.chunks):
-            key = keys.chunk(job_id, part.generation, part.step, part.rank, number)
-            found.append(_StoredChunk(key, chunk, part, start))
-            start += chunk.size
-    return found
-
-
-def _check_sizes(store: ObjectStore, job_id: str, commit: Commit, chunks: Sequence[_StoredChunk]) -> None:
-    prefix = keys.checkpoint_prefix(job_id, commit.generation, commit.step)
-    sizes = {meta.key: meta.size for meta in store.list_objects(prefix)}
-    for stored in chunks:
-        size = sizes.get(stored.key)
-        if size is None:
-            raise CorruptData(f"checkpoint {commit.id}: chunk {stored.key} is missing")
-        _check_size(stored, size)
-
-
-def _check(store: ObjectStore, stored: _StoredChunk) -> bytes:
-    """Return the bytes of a chunk, verified."""
-    try:
-        # One byte more than there should be tells a longer object without reading all of it.
-        data = store.get_range(stored.key, 0, stored.chunk.size + 1)
-    except ObjectMissing as error:
-        raise CorruptData(f"chunk {stored.key} is missing") from error
-    _check_size(stored, len(data))
-    if xxh3_128(data) != stored.chunk.xxh3_128:
-        raise CorruptData(f"chunk {stored.key} does not match its checksum")
-    return data
-
-
-def _check_size(stored: _StoredChunk, size: int) -> None:
-    if size != stored.chunk.size:
-        raise CorruptData(f"chunk {stored.key} has {size} bytes and should have {stored.chunk.size}")
 
 
 def _create(path: Path, size: int) -> None:
@@ -192,7 +150,7 @@ def _create(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def _write(root: Path, files: Sequence[File], stored: _StoredChunk, data: bytes) -> None:
+def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: bytes) -> None:
     """Write a chunk's bytes to the files over which its part is spread."""
     position = 0
     for name, offset, length in extents(files, stored.start, stored.chunk.size):

@@ -29,6 +29,8 @@ class State:
 
     objects: dict[str, Json]
     """By the object's name."""
+    models: tuple[str, ...]
+    """The names of those that are modules: their state is weights, by the names of ``state_dict``."""
     tensors: dict[str, Any]
     """By the item's name; the live tensors, not copies."""
     items: tuple[Item, ...]
@@ -76,10 +78,12 @@ def take(objects: Mapping[str, Any]) -> State:
     tensors: dict[str, Any] = {}
     trees: dict[str, Json] = {}
     pinned: set[str] = set()
+    models = []
     for name, tracked in objects.items():
         inner = unwrap(tracked)
         trees[name] = flatten(name, dict(inner.state_dict()), tensors)
         if isinstance(inner, torch.nn.Module):
+            models.append(name)
             # Ranks differ in buffers such as BatchNorm's; rank 0's are the ones that DDP broadcasts.
             pinned.update(
                 f"{name}/{escape(buffer)}" for buffer, _ in inner.named_buffers(remove_duplicate=False)
@@ -94,7 +98,7 @@ def take(objects: Mapping[str, Any]) -> State:
         )
         for name, tensor in tensors.items()
     )
-    return State(trees, tensors, items)
+    return State(trees, tuple(models), tensors, items)
 
 
 def is_materialised(objects: Mapping[str, Any]) -> bool:

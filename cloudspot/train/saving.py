@@ -101,7 +101,7 @@ class Saver:
             "nbytes": nbytes,
             "plan": table.digest,
             "items": [placement.to_json() for placement in placements],
-            "objects": {"state": state.objects, **shared},
+            "objects": {"state": state.objects, "models": list(state.models), **shared},
             "rank_state": rank_state,
             "stall_seconds": seconds,
             "sealed_at_unix": time.time(),

@@ -300,3 +300,13 @@ def test_a_manifest_that_is_no_object_raises_a_checkpoint_error(tmp_path, text):
 def test_a_missing_directory_raises_a_checkpoint_error(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be read"):
         Checkpoint(tmp_path / "nowhere")
+
+
+def test_modules_are_told_from_other_objects_with_a_state():
+    model = torch.nn.Linear(2, 2)
+    objects = {
+        "optimizer": torch.optim.AdamW(model.parameters()),
+        "model": torch.nn.DataParallel(model),
+        "ema": torch.optim.swa_utils.AveragedModel(model),
+    }
+    assert checkpoint.take(objects).models == ("model", "ema")

@@ -1,0 +1,72 @@
+"""The chunks of a committed checkpoint, as they lie in the store: read whole, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.parts import xxh3_128
+from cloudspot.jobstore.records import Chunk, Commit, Part
+
+
+@dataclass(frozen=True)
+class StoredChunk:
+    """A chunk, where it lies, and where its bytes belong in its part."""
+
+    key: str
+    chunk: Chunk
+    part: Part
+    start: int
+    """Bytes from the beginning of the part."""
+
+
+def stored_chunks(job_id: str, commit: Commit) -> list[StoredChunk]:
+    """Return the chunks of all parts, in order."""
+    found = []
+    for part in commit.parts:
+        start = 0
+        for number, chunk in enumerate(part.chunks):
+            key = keys.chunk(job_id, part.generation, part.step, part.rank, number)
+            found.append(StoredChunk(key, chunk, part, start))
+            start += chunk.size
+    return found
+
+
+def check_sizes(store: ObjectStore, job_id: str, commit: Commit, chunks: Sequence[StoredChunk]) -> None:
+    """Check, by a listing, that these chunks are there and as long as the manifest says.
+
+    Raises:
+        CorruptData: one is missing or has another size.
+    """
+    prefix = keys.checkpoint_prefix(job_id, commit.generation, commit.step)
+    sizes = {meta.key: meta.size for meta in store.list_objects(prefix)}
+    for stored in chunks:
+        size = sizes.get(stored.key)
+        if size is None:
+            raise CorruptData(f"checkpoint {commit.id}: chunk {stored.key} is missing")
+        _check_size(stored, size)
+
+
+def read_chunk(store: ObjectStore, stored: StoredChunk) -> bytes:
+    """Return the bytes of a chunk, verified.
+
+    Raises:
+        CorruptData: it is missing, cut short or changed.
+    """
+    try:
+        # One byte more than there should be tells a longer object without reading all of it.
+        data = store.get_range(stored.key, 0, stored.chunk.size + 1)
+    except ObjectMissing as error:
+        raise CorruptData(f"chunk {stored.key} is missing") from error
+    _check_size(stored, len(data))
+    if xxh3_128(data) != stored.chunk.xxh3_128:
+        raise CorruptData(f"chunk {stored.key} does not match its checksum")
+    return data
+
+
+def _check_size(stored: StoredChunk, size: int) -> None:
+    if size != stored.chunk.size:
+        raise CorruptData(f"chunk {stored.key} has {size} bytes and should have {stored.chunk.size}")
