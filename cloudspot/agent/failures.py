@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from cloudspot.agent.node import NodeMemory
 
+FAILED = "trainer-failed"
+STUCK = "trainer-stuck"
+"""Why the next generation starts (``records.Generation.why``): this one failed, or made no step in time."""
 AT_ONCE_SECONDS = 60.0
 """A script without a session that fails sooner than this, twice, fails for good."""
 MAX_RESTART_WAIT_SECONDS = 60.0

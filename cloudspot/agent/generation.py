@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudspot.agent.draining import Draining
-from cloudspot.agent.failures import Failure, GiveUp, judge
+from cloudspot.agent.failures import FAILED, STUCK, Failure, GiveUp, judge
 from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import Membership
+from cloudspot.agent.watching import KILLED, End, Watch, say_failed
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import generations
 from cloudspot.jobstore.records import Final, Generation
@@ -22,11 +24,6 @@ if TYPE_CHECKING:
     from cloudspot.agent.life import Life
 
 _log = logging.getLogger(__name__)
-
-POLL_SECONDS = 0.05
-DUMP_SECONDS = 3.0
-"""From the order to dump stacks to the end of a stuck trainer."""
-FAILURES = frozenset({"trainer-failed", "trainer-stuck"})
 
 
 class GenerationRun:
@@ -171,62 +168,20 @@ class GenerationRun:
             link.symlink_to(files.metrics_path(handoff, 0))
         self._life.logs.follow(link, "metrics")
 
-    # --- watch ----------------------------------------------------------------------------------
+    # --- end ------------------------------------------------------------------------------------
 
     def _watch(self, trainer: Trainer) -> Leaving | None:
         """Follow the trainer to its end; return how to leave; None: the next generation starts."""
-        life, orders, status = self._life, self._life.orders, self._life.status
+        life = self._life
         started = life.memory.trainer_started_at
-        drain = files.read_drain(trainer.handoff)  # of the agent before this one
-        moved_at, seen_step = time.monotonic(), -1
-        is_in_loop = False
-        stuck = False
-        regroup: str | None = None
-        while True:
-            code = trainer.poll()
-            if code is not None:
-                break
-            now = time.monotonic()
-            if orders.superseded:
-                _log.warning("a newer launch runs the job: ending the trainer")
-                break
-            due = self._draining.due(now)
-            if due is not None and (drain is None or due.guard < drain.guard):
-                drain = due
-                files.write_drain(trainer.handoff, drain)
-                status.state = "draining"
-            if drain is not None and self._draining.is_over(drain, now):
-                break
-            # A drain that is under way ends by its own guard; what it saves is worth waiting for.
-            regroup = None if drain is not None else self._membership.why_regroup()
-            if regroup is not None:
-                _log.warning("%s: ending the trainer, to go on with those who are there", regroup)
-                break
-            step, total = status.progress()
-            if step != seen_step:
-                seen_step, moved_at = step, now
-            if not is_in_loop and (total is not None or step > status.restored_step):
-                is_in_loop = True
-                status.note_phase("training")
-            limit = self._spec.limits.stuck_after
-            # After the end of the loop no step comes; the last save or an evaluation may take its time.
-            # In a drain the guard ends the waiting.
-            may_pause = drain is not None or step == total or files.final_path(trainer.handoff).exists()
-            if limit is not None and now - moved_at > limit and status.has_session and not may_pause:
-                _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - moved_at)
-                trainer.dump_stacks(self._ranks)
-                orders.wait(DUMP_SECONDS)
-                stuck = True
-                break
-            time.sleep(POLL_SECONDS)
+        end = Watch(life, self._membership, self._draining, trainer).follow()
         trainer.kill()
-        life.courier.end_of_trainer(finished=code == 0)
-        status.state = "uploading"
-        seconds = time.monotonic() - started
-        if regroup is not None and life.ordered_leaving() is None:
+        life.courier.end_of_trainer(finished=end.code == 0)
+        life.status.state = "uploading"
+        if end.must_regroup and life.ordered_leaving() is None:
             why: Leaving | str = "regrouped"
         else:
-            why = self._conclude(trainer.handoff, code, drain, stuck=stuck, seconds=seconds)
+            why = self._conclude(trainer.handoff, end, seconds=time.monotonic() - started)
         if isinstance(why, Leaving):
             return why  # until the last word is said, a later agent has to come to the same end
         self._note_end(why)
@@ -238,25 +193,21 @@ class GenerationRun:
         memory.trainer_pid, memory.next_why = 0, why
         memory.save(self._node)
 
-    # --- conclude -------------------------------------------------------------------------------
-
-    def _conclude(
-        self, handoff: Path, code: int | None, drain: files.Drain | None, *, stuck: bool, seconds: float
-    ) -> Leaving | str:
+    def _conclude(self, handoff: Path, end: End, *, seconds: float) -> Leaving | str:
         life = self._life
         ordered = life.ordered_leaving()
         final = self._final(handoff)
         drained = [files.read_json(files.drained_path(handoff, rank)) for rank in self._ranks]
         # A rank that left without its last state has not finished, whatever the others say.
-        if code == 0 and not any(drained):
+        if end.code == 0 and not any(drained):
             if final is not None:
                 return Leaving("succeeded", "the training finished", final=final, saved_step=final.step)
             return Leaving("succeeded", "the training finished", final=self._bare_final())
-        if ordered is not None and (drain is not None or ordered.outcome == "superseded"):
+        if ordered is not None and (end.drain is not None or ordered.outcome == "superseded"):
             steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
             saved = steps[0] if len(steps) == len(self._ranks) else None
             return Leaving(ordered.outcome, ordered.detail, saved_step=saved)
-        if code == 0 or all(drained):  # the files count: rank 0 may have taken the store with it
+        if end.code == 0 or all(drained):  # the files count: rank 0 may have taken the store with it
             # Another node has to go (or an agent that was restarted has yet to hear of its order again), or
             # the last step's state could not be saved.
             steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
@@ -266,37 +217,43 @@ class GenerationRun:
             if steps:
                 self._membership.await_commit(steps[0])
             return "drained"
+        end = end if end.code is not None else replace(end, code=KILLED)
+        say_failed(life, end)
         if not self._membership.others_are_well():
-            _log.warning("the training failed with exit status %s because a node was lost", code)
+            _log.warning("the training failed with exit status %s because a node was lost", end.code)
             return "regrouped"
-        return self._failed(137 if code is None else code, stuck=stuck, seconds=seconds)
+        elsewhere = self._membership.failed_elsewhere()
+        if elsewhere is not None and elsewhere.why == STUCK:
+            end = replace(end, is_stuck=True)  # what this node saw of it is how the other ended it
+        return self._failed(end, seconds=seconds)
 
-    def _failed(self, code: int, *, stuck: bool, seconds: float) -> Leaving | str:
+    def _failed(self, end: End, *, seconds: float) -> Leaving | str:
         life, memory, status = self._life, self._life.memory, self._life.status
+        assert end.code is not None
         failure = Failure(
-            exit_code=code,
+            exit_code=end.code,
             step=status.progress()[0],
             seconds=seconds,
             has_session=status.has_session,
-            is_stuck=stuck,
+            is_stuck=end.is_stuck,
         )
         tail = life.tail(self._log_path(status.generation).name)
         finished = self._membership.finished()
         if finished:
             # Only here the script failed after the loop; without the others it cannot be run again.
             detail = f"the training {failure} after node {min(finished)} had finished"
-            return Leaving("failed", detail, code, log_tail=tail)
+            return Leaving("failed", detail, end.code, log_tail=tail)
         known = life.insist(lambda: generations.read_generations(life.store, self._node.job_id))
         # Another node may have proposed the next one already, for this very failure.
-        num_restarts = sum(one.why in FAILURES for one in known[: status.generation])
+        num_restarts = sum(one.why in {FAILED, STUCK} for one in known[: status.generation])
         verdict = judge(
             failure, memory, num_restarts=num_restarts, max_restarts=self._spec.limits.max_restarts
         )
         if isinstance(verdict, GiveUp):
-            return Leaving("failed", verdict.detail, code, permanent=True, log_tail=tail)
+            return Leaving("failed", verdict.detail, end.code, permanent=True, log_tail=tail)
         wait = verdict.wait_seconds
         _log.error("the training %s at step %d; starting again in %.0f s", failure, failure.step, wait)
-        why = "trainer-stuck" if stuck else "trainer-failed"
+        why = STUCK if end.is_stuck else FAILED
         self._note_end(why)
         life.orders.wait(wait)
         return why

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 LISTEN_SECONDS = 1.0
 """How often the others' heartbeats are read while the training runs."""
-REGROUP_SECONDS = 0.25
+REGROUP_SECONDS = 0.1
 """The same while the next generation is being agreed on."""
 DRAIN_SECONDS = 120.0
 """How long at most the drain of a node that is gone may go on here: what it saves is worth waiting for."""

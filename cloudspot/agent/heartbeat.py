@@ -18,7 +18,7 @@ from cloudspot.model import NodeIdentity
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
-REGROUP_SECONDS = 0.5
+REGROUP_SECONDS = 0.2
 """The same while the nodes agree on the next generation, and wait for each other's signs of life."""
 LOOK_SECONDS = 1.0
 """How often the requests of others are looked for: a stop should feel prompt."""
@@ -87,6 +87,7 @@ class HeartbeatWriter:
             upload_seconds=self._status.upload_seconds,
             warnings=self._status.warnings,
             phases=self._status.phases,
+            failed=self._status.failed,
             at=datetime.now(timezone.utc),
         )
         key = keys.heartbeat(self._job_id, self._launch, self._identity.rank)

@@ -21,6 +21,14 @@ _KILLED = 137
 _STATUS = "torchrun.status"
 # $0 is the status file: written whole, by rename, when torchrun has ended.
 _KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
+# The same for each rank. torchrun itself takes one or two seconds to end after a rank has failed, and then
+# tells 1 whatever it was. The trap lets a rank that handles SIGTERM do so: torchrun waits for this shell.
+# No two dollar signs may meet here: torchrun makes one of them.
+_KEEP_RANK_STATUS = (
+    f': > "${files.HANDOFF}/started-$RANK"; trap : TERM; "$@"; status=$?; '
+    f'to="${files.HANDOFF}/exited-$RANK"; '
+    'echo "$status" > "$to.tmp" && mv "$to.tmp" "$to"; exit "$status"'
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,8 @@ class TrainerPlan:
             "--rdzv-backend=static",
             f"--rdzv-endpoint={self.endpoint}",
             f"--rdzv-id={self.rendezvous_id}",
+            "--no-python",
+            *("/bin/sh", "-c", _KEEP_RANK_STATUS, "rank", self.python, "-u"),
             self.entrypoint,
             *self.args,
         )
@@ -99,6 +109,23 @@ class Trainer:
             return int((self.handoff / _STATUS).read_text())
         except FileNotFoundError:
             return _KILLED if ended else None
+
+    def failed_status(self, ranks: Sequence[int]) -> int | None:
+        """Return the exit status of the first of the ranks here that failed; None: none has."""
+        failed = []
+        for rank in ranks:
+            status = files.read_exited(self.handoff, rank)
+            if status:
+                failed.append((files.exited_path(self.handoff, rank).stat().st_mtime_ns, status))
+        return min(failed)[1] if failed else None
+
+    def is_failing(self, ranks: Sequence[int]) -> bool:
+        """Say whether one of the ranks here has met an error, and is on its way out."""
+        return any(files.failed_path(self.handoff, rank).exists() for rank in ranks)
+
+    def has_drained(self, ranks: Sequence[int]) -> bool:
+        """Say whether one of the ranks here has left as it was asked to."""
+        return any(files.drained_path(self.handoff, rank).exists() for rank in ranks)
 
     def _ended(self) -> bool:
         if self._process is not None:

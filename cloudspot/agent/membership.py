@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from cloudspot.agent import peers
+from cloudspot.agent.failures import STUCK
 from cloudspot.agent.hearing import Hearing
 from cloudspot.agent.heartbeat import free_port
 from cloudspot.agent.leaving import Leaving, LeavingError
@@ -17,7 +18,7 @@ from cloudspot.agent.peers import Adopt, Leave, Propose, Standing, View, Wait, a
 from cloudspot.agent.restore import Restored, newest_candidate, restore_newest, restore_this
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import generations, keys, launches, manifests
-from cloudspot.jobstore.records import CheckpointId, Generation, Member, new_nonce
+from cloudspot.jobstore.records import CheckpointId, Failed, Generation, Member, new_nonce
 
 if TYPE_CHECKING:
     from cloudspot.agent.life import Life
@@ -82,6 +83,29 @@ class Membership:
             numbers = ", ".join(map(str, sorted(missing)))
             return f"node {numbers} does not run generation {current.number}"
         return None
+
+    def failed_elsewhere(self) -> Failed | None:
+        """Return another member's word that the running generation has failed there, or None; asks no store.
+
+        Of several it is the one that says most: that the training was stuck.
+        """
+        current = self.current
+        if current is None:
+            return None
+        beats = self._hearing.beats()
+        told = [
+            beat.failed
+            for rank in self._other_members(current)
+            if (beat := beats.get(rank)) is not None
+            and beat.failed is not None
+            and beat.failed.generation == current.number
+        ]
+        return max(told, key=lambda failed: failed.why == STUCK, default=None)
+
+    def expect_end(self) -> None:
+        """Begin to listen closely: the training here is about to end by an error."""
+        if not self._life.status.is_regrouping:
+            self._hearing.ask()
 
     # --- between two generations ----------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cloudspot.agent.watcher import Reclaim
-from cloudspot.jobstore.records import CheckpointId, Generation, Phase, StopRequest
+from cloudspot.jobstore.records import CheckpointId, Failed, Generation, Phase, StopRequest
 from cloudspot.train import handoff as files
 
 MAX_PHASES = 64
@@ -35,6 +35,7 @@ class Status:
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None
         self.warnings: tuple[str, ...] = ()
+        self._failed: Failed | None = None
         self._is_regrouping = False
         self._metrics: dict[str, float] = {}
         self._metrics_read = (Path(), 0)
@@ -69,6 +70,16 @@ class Status:
         self._is_regrouping = is_regrouping
         if is_regrouping:
             self.state_changed.set()
+
+    @property
+    def failed(self) -> Failed | None:
+        """The newest failure of a training here; the others are told of it at once."""
+        return self._failed
+
+    @failed.setter
+    def failed(self, failed: Failed) -> None:
+        self._failed = failed
+        self.state_changed.set()
 
     def progress(self) -> tuple[int, int | None]:
         """Return the newest step begun here (or restored), and the total when it is known."""

@@ -138,6 +138,15 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
 
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """That the training of a generation has failed on a node."""
+
+    generation: int
+    why: str
+    """``trainer-failed`` or ``trainer-stuck``: why the next one starts, unless a node was lost."""
+    exit_code: int
+
+
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """How far a node is with the bytes that it moves now."""
 
@@ -181,6 +190,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     """What the node has done since its agent started, oldest first; of very many only the newest."""
+    failed: Failed | None = None
+    """The newest failure: the others end that generation too, and need not find out by themselves."""
     at: datetime
 
 

@@ -202,7 +202,7 @@ class Checkpoint:
             inner = unwrap(tracked)
             if isinstance(inner, torch.nn.Module):
                 # Views of the file: the copy into the parameters is the only one.
-                state = rebuild(name, trees[name], self._item)
+                state = rebuild(name, trees[name], self.item)
                 fresh = inner.state_dict()
                 _check_model(name, fresh, state)
                 loads.append((name, inner, _with_metadata(state, fresh)))
@@ -218,7 +218,12 @@ class Checkpoint:
                     f"session({name}=...) refuses the checkpoint's state: {error}"
                 ) from error
 
-    def _item(self, name: Any) -> Any:
+    def item(self, name: Any) -> Any:
+        """Return a tensor by its name in the checkpoint: a view of the file, not to be written to.
+
+        Raises:
+            CheckpointError: there is none of that name.
+        """
         try:
             return self._items[name]
         except (KeyError, TypeError):

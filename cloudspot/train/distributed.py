@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from cloudspot.train.errors import SessionError
+from cloudspot.train.lasterror import tell_of_errors
 from cloudspot.train.stores import LocalStore, Store
 
 _PREFIX = "cloudspot"
@@ -31,6 +32,7 @@ def start_process_group() -> Any:
     Raises:
         SessionError: there are more ranks than GPUs on this machine.
     """
+    tell_of_errors()
     if "RANK" not in os.environ or not dist.is_available():
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     local_rank = int(os.environ["LOCAL_RANK"])

@@ -14,6 +14,9 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     metrics-R.jsonl        trainer -> agent  a line for each run.log()
     final.json             trainer -> agent  the end of the loop was reached, and rank 0's state sealed
     worker-R.pid           trainer -> agent  rank R has a session and answers DUMP_SIGNAL
+    failed-R.json          trainer -> agent  rank R met an error that nobody caught, and will end
+    started-R              launcher -> agent torchrun has started rank R
+    exited-R               launcher -> agent the exit status of rank R, as a shell tells it
 
 G is the generation, S the step, R the global rank.
 """
@@ -113,7 +116,8 @@ def parse_seal_name(name: str) -> SealName | None:
 #   plan        hex digest of the table of all ranks' items: parts of one checkpoint must agree
 #   items       [{"name", "dtype", "shape", "offset", "nbytes"}, ...] of this rank's part, by offset
 #               and without holes; "dtype" is torch's name for it, bytes are little-endian
-#   objects     the JSON state that all ranks share: small, so in every seal; a reader takes rank 0's
+#   objects     the JSON state that all ranks share: small, so in every seal; a reader takes rank 0's:
+#               {"state": {object: tree}, "models": [names of objects that are modules], "seed", "position"}
 #   rank_state  the JSON state of this rank alone (RNG, data position)
 #   stall_seconds  how long the copy held up the training
 #   sealed_at_unix  seconds
@@ -192,6 +196,32 @@ def final_path(handoff: Path) -> Path:
 def worker_pid_path(handoff: Path, rank: int) -> Path:
     """Return the file that holds the process id of a rank with a session."""
     return handoff / f"worker-{rank}.pid"
+
+
+def failed_path(handoff: Path, rank: int) -> Path:
+    """Return the file by which a rank says that an error ends it: {"type", "message"}.
+
+    It is written after the traceback; the process may still have to run what ``atexit`` holds.
+    """
+    return handoff / f"failed-{rank}.json"
+
+
+def started_path(handoff: Path, rank: int) -> Path:
+    """Return the file that is there as soon as torchrun has started the rank."""
+    return handoff / f"started-{rank}"
+
+
+def exited_path(handoff: Path, rank: int) -> Path:
+    """Return the file that holds the exit status of the rank; 128 and the number where a signal ended it."""
+    return handoff / f"exited-{rank}"
+
+
+def read_exited(handoff: Path, rank: int) -> int | None:
+    """Return the exit status of the rank, or None while it runs (or has been killed with its launcher)."""
+    try:
+        return int(exited_path(handoff, rank).read_text())
+    except FileNotFoundError:
+        return None
 
 
 def read_progress(handoff: Path, rank: int) -> tuple[int, int | None] | None:

@@ -18,6 +18,7 @@ from cloudspot.train.checkpoint import Checkpoint
 from cloudspot.train.distributed import World, current_world
 from cloudspot.train.errors import CheckpointError, SessionError
 from cloudspot.train.feed import Feed, ResumedLoader, is_stateful
+from cloudspot.train.lasterror import tell_of_errors
 from cloudspot.train.service import Service
 from cloudspot.train.tree import Json, flatten, rebuild
 
@@ -287,6 +288,7 @@ _open_handoffs: set[str] = set()
 
 def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) -> Session:
     """Open the session of this process, as ``cloudspot.train.session()`` says."""
+    tell_of_errors()
     tracked = {name: each for name, each in objects.items() if each is not None}
     checkpoint.check_tracked(tracked)
     world = current_world()

@@ -99,14 +99,21 @@ class Bench:
         return node
 
     def stand_in(self):
-        """A torchrun that runs the entry point once, in a plain Python; it claims to have torch."""
+        """A torchrun that starts one rank, in a plain Python; it claims to have torch."""
         path = self.root / "python"
         path.write_text(
             "#!/bin/sh\n"
             '[ "$1" = -c ] && exit 0\n'
-            'for entrypoint; do :; done\n'
-            f'exec {sys.executable} "$entrypoint"\n'
-        )  # fmt: skip
+            f'[ "$1" = -u ] && shift && exec {sys.executable} -u "$@"\n'
+            'while [ "$1" != --no-python ]; do\n'
+            '  case "$1" in --node-rank=*) export RANK="${1#*=}" ;; esac\n'
+            "  shift\n"
+            "done\n"
+            "shift\n"
+            '"$@" && exit 0\n'
+            "sleep ${LINGER:-0}\n"  # as the real one does, for a second or two
+            "exit 1\n"
+        )
         path.chmod(0o755)
         return path
 

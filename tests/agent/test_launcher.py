@@ -1,6 +1,7 @@
 """Starting torchrun, going on with one that outlived its agent, and ending all that it started."""
 
 import os
+import signal
 
 import pytest
 
@@ -34,8 +35,52 @@ def start(bench, tmp_path):
 def test_the_exit_status_is_told_and_the_output_kept(start, tmp_path, wait_until):
     trainer = start("print('hello')\nraise SystemExit(3)")
     wait_until(lambda: trainer.poll() is not None)
-    assert trainer.poll() == 3
+    assert trainer.poll() == 1
+    assert trainer.failed_status((0,)) == 3
     assert (tmp_path / "train.log").read_text() == "hello\n"
+
+
+@pytest.mark.parametrize(
+    ("last_line", "status"),
+    [
+        ("raise ValueError('no such layer')", 1),
+        ("try:\n    1 / 0\nfinally:\n    sys.exit(5)", 5),
+        ("atexit.register(os._exit, 6)", 6),
+        ("os._exit(4)", 4),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+        ("os._exit(0)", None),
+        ("", None),
+    ],
+)
+def test_a_rank_is_known_to_have_failed_however_it_ended(start, wait_until, last_line, status):
+    """And before torchrun has ended, which takes its time."""
+    trainer = start(f"import atexit, os, signal, sys\n{last_line}\n")
+    wait_until(files.exited_path(trainer.handoff, 0).exists)
+    assert trainer.failed_status((0,)) == status
+
+
+def test_the_status_of_the_first_rank_that_failed_counts(start, wait_until):
+    trainer = start("raise SystemExit(3)")
+    wait_until(files.exited_path(trainer.handoff, 0).exists)
+    files.exited_path(trainer.handoff, 1).write_text("0\n")
+    files.exited_path(trainer.handoff, 2).write_text("1\n")
+    os.utime(files.exited_path(trainer.handoff, 2), (0, 0))
+    assert trainer.failed_status((0, 1, 2)) == 1
+
+
+def test_a_rank_that_handles_the_signal_of_its_group_is_waited_for(start, tmp_path, wait_until):
+    """torchrun ends the others of a node with SIGTERM when one has failed, and waits for them."""
+    trainer = start(
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "pathlib.Path('ready').touch()\n"
+        "try:\n    time.sleep(60)\nfinally:\n    time.sleep(0.2)\n    print('saved', flush=True)\n"
+    )
+    wait_until((tmp_path / "ready").exists)
+    os.killpg(trainer.pid, signal.SIGTERM)
+    wait_until(files.exited_path(trainer.handoff, 0).exists)
+    assert trainer.failed_status((0,)) == 7
+    assert (tmp_path / "train.log").read_text() == "saved\n"
 
 
 def test_a_later_agent_goes_on_with_a_running_trainer_and_learns_its_status(start, tmp_path, wait_until):

@@ -29,12 +29,13 @@ from pathlib import Path
 from cloudspot.train import handoff as files
 
 handoff = Path(os.environ[files.HANDOFF])
+rank = int(os.environ["RANK"])
 generation = int(os.environ[files.GENERATION])
 restore = os.environ.get(files.RESTORE)
 start = json.loads((Path(restore) / "restore.json").read_text())["step"] if restore else 0
 
 def begin(step, total=100):
-    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(step, total))
+    files.progress_path(handoff, rank).write_bytes(files.PROGRESS.pack(step, total))
 
 def seal(step, kind="interval", data=b"weights"):
     slot = Path(os.environ[files.ARENA]) / f"slot-{generation}-0-{step % 2}"
@@ -247,6 +248,105 @@ def test_failing_twice_at_a_step_ends_the_job_with_the_scripts_words(bench):
     assert record.detail == "the training failed with exit status 1 twice at step 7"
     assert record.log_tail[-1] == "ValueError: no such layer"
     assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
+
+
+def test_torchruns_own_end_is_not_waited_for_when_a_rank_has_failed(bench):
+    script = SESSION + "if generation == 1: sys.exit(3)\nfinish(100)\n"
+    life = bench.life(script, run={"env": {"LINGER": "3600"}})
+    life.run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
+
+
+def test_the_jobs_exit_code_is_the_scripts_own(bench):
+    """torchrun says 1, whatever the script has said."""
+    bench.life(SESSION + "begin(7)\nsys.exit(3)\n").run()
+    assert (bench.exit_record().exit_code, bench.exit_record().permanent) == (3, True)
+
+
+def test_a_rank_that_fails_while_another_drains_is_left_to_torchrun(bench, wait_until):
+    """What the other one saves is worth waiting for."""
+    script = """
+begin(40)
+files.write_json(files.drained_path(handoff, 1), {"step": None})
+until(Path("go").exists)
+sys.exit(3)
+"""
+    life = bench.life(SESSION + script, procs_per_node=2, run={"env": {"LINGER": "0.5"}})
+    thread = run(life)
+    wait_for_step(life, 40, wait_until)
+    (life.node.work / "go").touch()
+    wait_until(files.exited_path(life.node.handoff(1), 0).exists)
+    assert len(marked_processes(files.HANDOFF, str(life.node.handoff(1)))) > 0
+    request_stop(bench.store, JOB, "user")
+    end(thread)
+
+
+@pytest.fixture
+def two_nodes(bench, monkeypatch):
+    """``two_nodes(script)``: the lives of two nodes, in a hurry."""
+    monkeypatch.setattr("cloudspot.agent.hearing.LISTEN_SECONDS", 0.04)
+    monkeypatch.setattr("cloudspot.agent.hearing.REGROUP_SECONDS", 0.02)
+    monkeypatch.setattr("cloudspot.agent.heartbeat.REGROUP_SECONDS", 0.03)
+    monkeypatch.setattr("cloudspot.agent.heartbeat.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("cloudspot.agent.watching.DUMP_SECONDS", 0.2)
+
+    def make(script, **tables):
+        return [
+            bench.life(SESSION + script, machine=f"machine-{rank}", rank=rank, nodes=2, **tables)
+            for rank in range(2)
+        ]
+
+    return make
+
+
+def end_both(lives):
+    threads = [run(life) for life in lives]
+    for thread in threads:
+        end(thread)
+
+
+def whys(bench):
+    return [one.why for one in generations.read_generations(bench.store, JOB)]
+
+
+def test_a_failure_on_one_node_ends_the_training_on_the_other_at_once(bench, two_nodes):
+    """That one waits in a collective, perhaps for half an hour."""
+    script = "if generation == 1: begin(7); sys.exit(3) if rank == 1 else time.sleep(3600)\nbegin(100, 100)\n"
+    lives = two_nodes(script)
+    end_both(lives)
+    assert [bench.exit_record(rank=rank).outcome for rank in range(2)] == ["succeeded", "succeeded"]
+    assert whys(bench) == ["first", "trainer-failed"]
+    assert [life.memory.failure_streak for life in lives] == [1, 1]
+
+
+def test_a_failure_for_good_has_the_same_exit_code_on_every_node(bench, two_nodes):
+    end_both(two_nodes("begin(7)\nsys.exit(3) if rank == 1 else time.sleep(3600)\n"))
+    records = [bench.exit_record(rank=rank) for rank in range(2)]
+    assert [(one.outcome, one.permanent, one.exit_code) for one in records] == [("failed", True, 3)] * 2
+
+
+def test_a_node_that_loses_its_stuck_peer_judges_it_stuck_as_well(bench, two_nodes):
+    """It saw that the connection was gone, called that a failure, and at the second one gave the job up."""
+    script = """
+mark = Path(os.environ["MARK"])
+if generation < 3 and rank == 1:
+    begin(7)
+    mark.write_text(str(os.getpid()))
+    time.sleep(3600)
+if generation < 3:
+    until(mark.exists)
+    step = iter(range(8, 10**6))
+    until(lambda: begin(next(step), 10**6) or not Path(f"/proc/{mark.read_text()}").exists())
+    mark.unlink()
+    begin(7, 10**6)
+    sys.exit(1)
+begin(100, 100)
+"""
+    env = {"MARK": str(bench.root / "mark")}
+    end_both(two_nodes(script, run={"env": env}, limits={"stuck_after": 1.0, "max_restarts": 5}))
+    assert [bench.exit_record(rank=rank).outcome for rank in range(2)] == ["succeeded", "succeeded"]
+    assert whys(bench) == ["first", "trainer-stuck", "trainer-stuck"]
 
 
 def test_the_last_checkpoint_of_a_script_without_a_session_is_delivered(bench):

@@ -15,7 +15,7 @@ from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import Membership
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, generations, keys, launches, manifests
-from cloudspot.jobstore.records import Notice, new_nonce
+from cloudspot.jobstore.records import Failed, Notice, new_nonce
 
 JOB = "digits-1"
 
@@ -240,6 +240,22 @@ def test_a_member_that_is_still_restoring_is_waited_for_and_not_left_behind(benc
     second.seek("regrouped")
     assert first.found() == second.found()
     assert ranks(first.ended) == (0, 1)
+
+
+def test_a_failure_elsewhere_is_heard_of_for_the_generation_that_runs_and_no_other(bench, make, wait_until):
+    first, second, third = make(3, min=2, max=3)
+    assert first.membership.failed_elsewhere() is None
+    failed = Failed(generation=1, why="trainer-failed", exit_code=3)
+    second.life.status.failed = failed
+    wait_until(first.membership.failed_elsewhere)
+    assert first.membership.failed_elsewhere() == failed
+    stuck = Failed(generation=1, why="trainer-stuck", exit_code=137)
+    third.life.status.failed = stuck
+    wait_until(lambda: first.membership.failed_elsewhere() == stuck)
+    for agent in (first, second, third):
+        agent.seek("trainer-stuck")
+    assert first.found().number == 2
+    assert first.membership.failed_elsewhere() is None
 
 
 # --- how others leave -------------------------------------------------------------------------------

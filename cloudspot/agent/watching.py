@@ -1,0 +1,140 @@
+"""Follows a trainer to its end: its own, or the one that this agent has to make of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cloudspot.agent.draining import Draining
+from cloudspot.agent.failures import FAILED, STUCK
+from cloudspot.agent.launcher import Trainer
+from cloudspot.agent.membership import Membership
+from cloudspot.jobstore.records import Failed
+from cloudspot.train import handoff as files
+
+if TYPE_CHECKING:
+    from cloudspot.agent.life import Life
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+DUMP_SECONDS = 3.0
+"""From the order to dump stacks to the end of a stuck trainer."""
+KILLED = 137
+
+
+@dataclass(frozen=True)
+class End:
+    """How a trainer ended on this node."""
+
+    code: int | None
+    """The exit status of the training script, here or where it failed; None: this node has to end it."""
+    drain: files.Drain | None
+    """What it had been asked for."""
+    is_stuck: bool = False
+    """It made no step in time."""
+    must_regroup: bool = False
+    """Others are lost, or have agreed to go on otherwise."""
+
+
+class Watch:
+    """Follows the trainer of one generation."""
+
+    def __init__(self, life: Life, membership: Membership, draining: Draining, trainer: Trainer) -> None:
+        self._life = life
+        self._membership = membership
+        self._draining = draining
+        self._trainer = trainer
+        self._ranks = life.status.ranks
+        self._drain = files.read_drain(trainer.handoff)  # of the agent before this one
+        self._moved_at, self._seen_step = time.monotonic(), -1
+        self._is_in_loop = False
+
+    def follow(self) -> End:
+        """Return when the trainer has ended, or has to be."""
+        while True:
+            now = time.monotonic()
+            self._note_progress(now)
+            end = self._own_end(now) or self._end_by_others() or self._end_if_stuck(now)
+            if end is not None:
+                return end
+            time.sleep(POLL_SECONDS)
+
+    def _own_end(self, now: float) -> End | None:
+        trainer, ranks = self._trainer, self._ranks
+        code = trainer.poll()
+        if code is not None:
+            return End(code if code == 0 else trainer.failed_status(ranks) or code, self._drain)
+        if self._life.orders.superseded:
+            _log.warning("a newer launch runs the job: ending the trainer")
+            return End(None, self._drain)
+        due = self._draining.due(now)
+        if due is not None and (self._drain is None or due.guard < self._drain.guard):
+            self._drain = due
+            files.write_drain(trainer.handoff, due)
+            self._life.status.state = "draining"
+        if self._drain is not None:
+            return End(None, self._drain) if self._draining.is_over(self._drain, now) else None
+        # What a drain saves is worth waiting for, also one that another node has asked for.
+        if trainer.has_drained(ranks):
+            return None
+        code = trainer.failed_status(ranks)
+        if code is not None:
+            _log.warning("a rank ended with exit status %d: ending the trainer", code)
+            return End(code, None)
+        if trainer.is_failing(ranks):
+            self._membership.expect_end()
+        return None
+
+    def _end_by_others(self) -> End | None:
+        if self._drain is not None:  # it ends by its own guard
+            return None
+        regroup = self._membership.why_regroup()
+        if regroup is not None:
+            _log.warning("%s: ending the trainer, to go on with those who are there", regroup)
+            return End(None, None, must_regroup=True)
+        failed = self._membership.failed_elsewhere()
+        if failed is None or self._trainer.has_drained(self._ranks):
+            return None
+        _log.warning("the training has failed on another node: ending the trainer")
+        if failed.why == STUCK:
+            self._dump_stacks()
+        return End(failed.exit_code, None, is_stuck=failed.why == STUCK)
+
+    def _end_if_stuck(self, now: float) -> End | None:
+        life, status = self._life, self._life.status
+        limit = life.job.spec.limits.stuck_after
+        # After the end of the loop no step comes; the last save or an evaluation may take its time.
+        # In a drain the guard ends the waiting.
+        at_end = self._seen_step == status.progress()[1] or files.final_path(self._trainer.handoff).exists()
+        if limit is None or now - self._moved_at <= limit or not status.has_session:
+            return None
+        if self._drain is not None or at_end:
+            return None
+        _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - self._moved_at)
+        # Before its end, which the others may see first: they would take it for a plain failure.
+        status.failed = Failed(generation=status.generation, why=STUCK, exit_code=KILLED)
+        self._dump_stacks()
+        return End(KILLED, None, is_stuck=True)
+
+    def _dump_stacks(self) -> None:
+        self._trainer.dump_stacks(self._ranks)
+        self._life.orders.wait(DUMP_SECONDS)
+
+    def _note_progress(self, now: float) -> None:
+        status = self._life.status
+        step, total = status.progress()
+        if step != self._seen_step:
+            self._seen_step, self._moved_at = step, now
+        if not self._is_in_loop and (total is not None or step > status.restored_step):
+            self._is_in_loop = True
+            status.note_phase("training")
+
+
+def say_failed(life: Life, end: End) -> None:
+    """Tell the other nodes that the training of this generation has failed here."""
+    assert end.code is not None
+    why = STUCK if end.is_stuck else FAILED
+    life.status.failed = Failed(generation=life.status.generation, why=why, exit_code=end.code)

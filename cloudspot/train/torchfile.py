@@ -1,0 +1,59 @@
+"""Writes the state in a restored checkpoint as a file that ``torch.load`` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudspot.train.checkpoint import Checkpoint
+from cloudspot.train.errors import CheckpointError
+from cloudspot.train.tree import rebuild, tensor_bytes
+
+_WRAPPER = "module."
+
+
+def write_torch_file(directory: Path, path: Path, *, objects: Sequence[str], nested: bool) -> None:
+    """Write the objects' state dicts to ``path``.
+
+    Tensors stay where they are, in the files' pages, until ``torch.save`` writes them: the state need not
+    fit into memory. Tied weights stay tied.
+
+    Args:
+        directory: A checkpoint that was restored to the disk, verified.
+        path: The file to write; one that is there is replaced.
+        objects: The names of the tracked objects.
+        nested: Write a dict of their state dicts by name. Else there is one object, and its is written.
+
+    Raises:
+        CheckpointError: the checkpoint's tables or state are malformed.
+        OSError: the disk refuses.
+    """
+    checkpoint = Checkpoint(directory)
+    tensors: dict[str, Any] = {}
+
+    def item(name: Any) -> Any:
+        if name not in tensors:
+            tensors[name] = _alone(checkpoint.item(name))
+        return tensors[name]
+
+    trees = checkpoint.shared.get("state")
+    if not isinstance(trees, dict) or not set(objects) <= set(trees):
+        raise CheckpointError(f"the checkpoint holds no {', '.join(objects)}")
+    state = {name: _unwrapped(rebuild(name, trees[name], item)) for name in objects}
+    torch.save(state if nested else state[objects[0]], path)
+
+
+def _alone(view: Any) -> Any:
+    """Return the tensor with a storage of its own size: torch.save writes storages whole."""
+    if view.numel() == 0:
+        return view.clone()
+    return torch.frombuffer(tensor_bytes(view), dtype=view.dtype).view(view.shape)
+
+
+def _unwrapped(state: Any) -> Any:
+    if isinstance(state, dict) and state and all(str(name).startswith(_WRAPPER) for name in state):
+        return {name[len(_WRAPPER) :]: value for name, value in state.items()}
+    return state
