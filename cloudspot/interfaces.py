@@ -10,6 +10,7 @@ when they do.
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,17 @@ from cloudspot.model import (
 )
 
 Data = bytes | bytearray | memoryview
+
+_KEY_SEGMENT = re.compile(r"[\x20-\x7e]{1,255}")
+
+
+def check_key(key: str) -> None:
+    """Raise ValueError unless the key is one that every ObjectStore takes."""
+    for segment in key.split("/"):
+        if segment in (".", "..") or _KEY_SEGMENT.fullmatch(segment) is None:
+            raise ValueError(
+                f"key {key!r} must be ASCII words of 1 to 255 bytes with / between, none . or .."
+            )
 
 
 class Provisioner(ABC):
@@ -132,14 +144,15 @@ class PreemptionSource(ABC):
 
 
 class Upload(ABC):
-    """A streamed put. Nothing is visible under the key until ``commit`` returns.
+    """A streamed put. Nothing is visible under the key until ``commit``, which makes it visible whole.
 
-    Used as a context manager, an upload that was not committed is aborted.
+    Used as a context manager, an upload that was not committed is aborted. One that has ended takes no
+    more: ``write`` and ``commit`` then raise ValueError.
     """
 
     @abstractmethod
     def write(self, data: Data) -> None:
-        """Append bytes; may block on the network."""
+        """Append bytes; may block on the network. The buffer is the caller's again when it returns."""
 
     @abstractmethod
     def commit(self) -> None:
@@ -168,8 +181,9 @@ class Upload(ABC):
 class ObjectStore(ABC):
     """A flat, strongly consistent map from keys to bytes, with create-if-absent.
 
-    A key is ``/``-separated ASCII words without ``.`` or ``..`` segments. A put is atomic: no
-    reader sees a part of it. After a put returns, every get and listing shows it.
+    A key is ``/``-separated words of 1 to 255 printable ASCII characters, none of them ``.`` or ``..``;
+    another is a ValueError (see ``check_key``). A put is atomic: no reader sees a part of it. After a put
+    returns, every get and listing shows it. No hold of a caller's buffer is kept.
 
     All methods raise TransientError when the outcome is unknown (the caller reads back), and
     AuthError when a right is missing.
@@ -203,6 +217,7 @@ class ObjectStore(ABC):
 
         Raises:
             ObjectMissing: no such key.
+            ValueError: ``start`` or ``length`` is negative.
         """
 
     @abstractmethod
@@ -217,7 +232,11 @@ class ObjectStore(ABC):
     def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
         """Return up to ``limit`` objects whose keys start with ``prefix`` and come after ``after``.
 
-        Keys are in ascending order of their bytes.
+        Keys are in ascending order of their bytes. ``after`` need not be a key. A store may return fewer
+        than ``limit`` and more to come.
+
+        Raises:
+            ValueError: ``limit`` is not positive.
         """
 
     @abstractmethod

@@ -15,6 +15,9 @@ from cloudspot.local.processes import MARK, end_machine_processes
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.processes import marked_processes
 
+# The kits' asserts then show what was compared, as those of the tests do.
+pytest.register_assert_rewrite("cloudspot.testing.storekit")
+
 
 def _wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
     """Return as soon as the condition is true; fail after ``seconds``."""
@@ -36,6 +39,8 @@ def local_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     home = tmp_path / "local-home"
     home.mkdir()
     monkeypatch.setenv(HOME, str(home))
+    # Whoever runs the tests may have a config file, and with it other stores.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     yield home
     # The test may have moved the home on.
     monkeypatch.setenv(HOME, str(home))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import stat
 import sys
@@ -26,7 +25,7 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
-from cloudspot.interfaces import Data, ObjectStore, Upload
+from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
 from cloudspot.model import ObjectMeta, ObjectPage
 
 STAGING = ".cloudspot-staging"
@@ -34,7 +33,6 @@ STAGING = ".cloudspot-staging"
 STALE_SECONDS = 3600.0
 """A staged file that nobody has written to for this long was left by a process that died."""
 
-_SEGMENT = re.compile(r"[\x20-\x7e]{1,255}")
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # A directory that another process removes as empty between our mkdir and our link is made anew; each
@@ -49,9 +47,9 @@ class FileStore(ObjectStore):
     both of which are atomic on every POSIX filesystem; it returns when file and directory entry are
     durable. Any number of processes may share the directory.
 
-    What differs from a cloud's store: ``a`` and ``a/b`` cannot both be keys, and a segment of a key
-    is at most 255 bytes. Keys that differ only in case need a filesystem that tells them apart. A root
-    that the store itself creates is readable by its owner alone, since a job's secrets lie in it.
+    What differs from a cloud's store: ``a`` and ``a/b`` cannot both be keys. Keys that differ only in case
+    need a filesystem that tells them apart. A root that the store itself creates is readable by its owner
+    alone, since a job's secrets lie in it.
     """
 
     def __init__(self, url: str) -> None:
@@ -105,8 +103,8 @@ class FileStore(ObjectStore):
         if limit < 1:
             raise ValueError(f"limit must be >= 1: got {limit}")
         directory = prefix[: prefix.rfind("/") + 1]
-        for segment in directory.split("/")[:-1]:
-            _check_segment(segment, prefix)
+        if directory:
+            check_key(directory[:-1])
         if directory.startswith(STAGING + "/"):
             return ObjectPage(objects=(), next_after=None)
         with self._translated("list", prefix):
@@ -280,9 +278,8 @@ class FileStore(ObjectStore):
                         yield _meta(key, status)
 
     def _path(self, key: str) -> Path:
+        check_key(key)
         segments = key.split("/")
-        for segment in segments:
-            _check_segment(segment, key)
         if segments[0] == STAGING:
             raise ValueError(f"key {key!r} is in the store's own staging directory")
         return self.root.joinpath(*segments)
@@ -352,11 +349,6 @@ def _parse_url(url: str) -> Path:
     if not is_plain or parts.query or parts.fragment or not path.strip("/") or "\0" in path:
         raise SpecError(f"store must be file:///absolute/path: got {url!r}")
     return Path(os.path.normpath("/" + path.lstrip("/")))
-
-
-def _check_segment(segment: str, key: str) -> None:
-    if segment in (".", "..") or _SEGMENT.fullmatch(segment) is None:
-        raise ValueError(f"key {key!r} must be ASCII words of 1 to 255 bytes with / between, none . or ..")
 
 
 def _sort_name(entry: os.DirEntry[str]) -> str:

@@ -7,7 +7,7 @@ import threading
 from datetime import datetime, timezone
 
 from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing
-from cloudspot.interfaces import Data, ObjectStore, Upload
+from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
 from cloudspot.model import ObjectMeta, ObjectPage
 
 
@@ -22,6 +22,7 @@ class InMemoryStore(ObjectStore):
 
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
         """Store the bytes; see ObjectStore."""
+        check_key(key)
         with self._lock:
             if key not in self._objects:
                 bisect.insort(self._keys, key)
@@ -31,25 +32,23 @@ class InMemoryStore(ObjectStore):
 
     def get(self, key: str) -> bytes:
         """Return the object; see ObjectStore."""
-        try:
-            return self._objects[key][0]
-        except KeyError:
-            raise ObjectMissing(f"no object {key}") from None
+        return self._find(key)[0]
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return a part of the object; see ObjectStore."""
+        if start < 0 or length < 0:
+            raise ValueError(f"start and length must be >= 0: got {start}, {length}")
         return self.get(key)[start : start + length]
 
     def head(self, key: str) -> ObjectMeta:
         """Return what is known of the object; see ObjectStore."""
-        try:
-            data, modified_at = self._objects[key]
-        except KeyError:
-            raise ObjectMissing(f"no object {key}") from None
+        data, modified_at = self._find(key)
         return ObjectMeta(key=key, size=len(data), modified_at=modified_at)
 
     def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
         """Return a page of the listing; see ObjectStore."""
+        if limit < 1:
+            raise ValueError(f"limit must be >= 1: got {limit}")
         with self._lock:
             first = bisect.bisect_left(self._keys, prefix)
             if after is not None:
@@ -65,17 +64,26 @@ class InMemoryStore(ObjectStore):
 
     def delete(self, key: str) -> None:
         """Remove the object; see ObjectStore."""
+        check_key(key)
         with self._lock:
             if self._objects.pop(key, None) is not None:
                 self._keys.remove(key)
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start a streamed put; see ObjectStore."""
+        check_key(key)
         return _MemoryUpload(self, key, if_absent=if_absent)
 
     def presign_get(self, key: str, *, seconds: float) -> str:
         """Refuse: memory has no address."""
         raise CloudspotError(f"{self.url} cannot presign: nobody else can read memory")
+
+    def _find(self, key: str) -> tuple[bytes, datetime]:
+        check_key(key)
+        try:
+            return self._objects[key]
+        except KeyError:
+            raise ObjectMissing(f"no object {key}") from None
 
 
 class _MemoryUpload(Upload):
@@ -86,13 +94,17 @@ class _MemoryUpload(Upload):
         self._parts: list[bytes] | None = []
 
     def write(self, data: Data) -> None:
-        assert self._parts is not None, "written after its end"
-        self._parts.append(bytes(data))
+        self._open_parts().append(bytes(data))
 
     def commit(self) -> None:
-        assert self._parts is not None, "committed after its end"
-        self._store.put(self._key, b"".join(self._parts), if_absent=self._if_absent)
+        data = b"".join(self._open_parts())
         self._parts = None
+        self._store.put(self._key, data, if_absent=self._if_absent)
 
     def abort(self) -> None:
         self._parts = None
+
+    def _open_parts(self) -> list[bytes]:
+        if self._parts is None:
+            raise ValueError(f"the upload of {self._key} was committed or aborted")
+        return self._parts
