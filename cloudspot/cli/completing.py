@@ -67,7 +67,8 @@ def _attempts(ctx: click.Context) -> list[str]:
     from cloudspot.jobstore.reader import read_summary
 
     store = open_named_store(_store_url(ctx))
-    summary = read_summary(store, find_job(store, ctx.params["job_id"]))
+    # Of a line that ends with an option without its value, click leaves the arguments where they are.
+    summary = read_summary(store, find_job(store, ctx.params.get("job_id") or ctx.args[0]))
     return [] if summary is None else [str(number) for number in range(1, summary.attempts + 1)]
 
 

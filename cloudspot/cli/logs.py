@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from cloudspot.cli import output
+from cloudspot.cli.completing import complete_attempts
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.logtail import LogTail, print_records, record_json
 from cloudspot.cli.options import debug_option, job_argument, json_option, store_option
@@ -45,6 +46,7 @@ SOURCES = ("train", "setup", "agent", METRICS)
 @click.option("--node", "rank", type=click.IntRange(min=0), metavar="RANK", help="Only this node's lines.")
 @click.option(
     "--attempt",
+    shell_complete=complete_attempts,
     type=click.IntRange(min=1),
     metavar="N",
     help="Only the lines of attempt N, as `cloudspot show` counts them, from 1.",

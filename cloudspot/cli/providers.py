@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from cloudspot.cli import output
+from cloudspot.cli.completing import complete_providers
 from cloudspot.cli.options import debug_option, json_option
 from cloudspot.registry import list_providers, open_provider
 from cloudspot.spec import load_job
@@ -55,7 +56,7 @@ def _list(*, as_json: bool) -> None:
 
 
 @providers.command("check")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_providers)
 @click.option(
     "--job-file",
     type=click.Path(path_type=Path),

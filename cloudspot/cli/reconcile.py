@@ -8,10 +8,11 @@ from datetime import datetime, timedelta, timezone
 import click
 
 from cloudspot.cli import exit_codes, output
-from cloudspot.cli.follow import event_time, in_order_of_time, print_event
+from cloudspot.cli.completing import complete_jobs
 from cloudspot.cli.jobs import find_job, open_named_store
-from cloudspot.cli.logtail import line_head
+from cloudspot.cli.lines import Line, echo_line, event_line, event_time, in_order_of_time
 from cloudspot.cli.options import debug_option, store_option
+from cloudspot.cli.printable import printable
 from cloudspot.controller.events import Event, Waiting, Warned
 from cloudspot.controller.reconcile import Reconciled, Reconciler
 from cloudspot.controller.report import summarise
@@ -31,7 +32,13 @@ LONG_OVER = timedelta(days=1)
 
 @click.command("reconcile")
 @click.option("--watch", is_flag=True, help=f"Do it again every {WATCH_SECONDS:g} seconds, until Ctrl-C.")
-@click.option("--job", "job_id", metavar="ID", help="Only this job; --watch then ends with it.")
+@click.option(
+    "--job",
+    "job_id",
+    metavar="ID",
+    shell_complete=complete_jobs,
+    help="Only this job; --watch then ends with it.",
+)
 @store_option
 @debug_option
 @click.pass_context
@@ -113,7 +120,7 @@ class _Rounds:
             if not is_first or self._is_of_this_pass(event, tick.history)
         ]
         for event in told:
-            print_event(event, tick.history, who=done.job_id)
+            echo_line(event_line(event, tick.history, who=done.job_id))
         # Of a job that ended before this pass there is nothing to say.
         if is_first and tick.history is not None and (told or tick.history.finished is None):
             _print_state(tick.history)
@@ -144,8 +151,8 @@ def _print_state(history: History) -> None:
     job = summarise(history, now)
     state = output.styled(job.state, output.STATE_STYLES.get(job.state))
     steps = output.steps_text(job.step, job.steps_total)
-    detail = f" ({job.detail})" if job.detail else ""
-    output.echo(f"{line_head(now, job.job_id)} {state}, step {steps}{detail}")
+    detail = f" ({printable(job.detail)})" if job.detail else ""
+    echo_line(Line(now, job.job_id, f"{state}, step {steps}{detail}"))
 
 
 def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:

@@ -1,0 +1,43 @@
+"""``cloudspot plan``: the other name of ``run --dry-run``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def test_plan_prints_what_a_dry_run_prints(jobs):
+    planned = jobs.run_json("plan", str(jobs.job_file), "--set", "nodes=2")
+    dry = jobs.run_json("run", str(jobs.job_file), "--set", "nodes=2", "--dry-run", "--name", planned["id"])
+    assert planned == dry
+    assert [launch["request"]["num_nodes"] for launch in planned["launches"]] == [2] * 4
+
+
+def test_plan_stores_nothing_and_launches_nothing(jobs, local_home, tmp_path):
+    result = jobs.run("plan", str(jobs.job_file))
+    assert result.stdout.splitlines()[-1] == "dry run: nothing was launched and nothing stored"
+    assert not (tmp_path / "bucket").exists()
+    assert list(local_home.iterdir()) == []
+
+
+def test_the_job_file_is_job_toml_by_default(jobs, monkeypatch):
+    monkeypatch.chdir(jobs.job_file.parent)
+    assert jobs.run_json("plan")["id"].startswith("digits-")
+
+
+def test_the_very_request_is_the_one_that_is_sent(jobs, tmp_path):
+    planned = jobs.run_json("run", str(jobs.job_file), "--dry-run", "--name", "same-1")
+    jobs.run("run", str(jobs.job_file), "--detach", "--name", "same-1")
+    (intent,) = (tmp_path / "bucket" / "jobs" / "same-1" / "journal").iterdir()
+    assert json.loads(intent.read_bytes())["request"]["body"] == planned["launches"][0]["request"]
+
+
+@pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"], ["run", "--detach"]])
+def test_a_secret_that_is_not_set_is_found_before_anything_is_stored(jobs, tmp_path, command):
+    secret = ["--set", 'run.secrets=["CLOUDLESS_TEST_SECRET"]']
+    result = jobs.run(*command, str(jobs.job_file), *secret, status=2)
+    assert result.stderr == (
+        "error: run.secrets: CLOUDLESS_TEST_SECRET is not set in the environment; export it first\n"
+    )
+    assert not (tmp_path / "bucket").exists()
