@@ -6,18 +6,19 @@ import click
 
 from cloudspot.cli.follow import follow
 from cloudspot.cli.jobs import open_job
-from cloudspot.cli.options import debug_option, job_argument, store_option
+from cloudspot.cli.options import debug_option, job_argument, plain_option, store_option
 
 
 @click.command("attach")
 @job_argument
+@plain_option
 @store_option
 @debug_option
 @click.pass_context
-def attach(ctx: click.Context, job_id: str, store_url: str | None) -> None:
+def attach(ctx: click.Context, job_id: str, is_plain: bool, store_url: str | None) -> None:
     """Follow a job that is already submitted, and drive it.
 
     The same as the second half of `run`: it relaunches after a reclaim, prints what happens and the
     log, and ends with the job. Several may be attached at once. Ctrl-C detaches.
     """
-    ctx.exit(follow(open_job(store_url, job_id)))
+    ctx.exit(follow(open_job(store_url, job_id), is_plain=is_plain))

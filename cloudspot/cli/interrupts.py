@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from cloudspot.cli import exit_codes
@@ -16,8 +17,19 @@ class Detached(Exception):
 class Interrupts:
     """Within the block Ctrl-C only asks for a detach; ``check`` carries it out at a good moment."""
 
-    def __init__(self) -> None:
-        self._asked = False
+    def __init__(
+        self, *, tell: Callable[[], None] | None = None, leave: Callable[[], None] | None = None
+    ) -> None:
+        """Be ready.
+
+        Args:
+            tell: says that the first was heard. It and ``leave`` are called in the middle of anything.
+            leave: restores what an end without clean-up would leave changed.
+        """
+        self.is_asked = False
+        """Whether it was pressed."""
+        self._tell = _tell if tell is None else tell
+        self._leave = leave
 
     def __enter__(self) -> Interrupts:
         self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
@@ -37,13 +49,19 @@ class Interrupts:
         Raises:
             Detached: it was.
         """
-        if self._asked:
+        if self.is_asked:
             raise Detached
 
     def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
-        # A handler may run in the middle of a print, so it writes past Python's buffers.
-        if self._asked:
+        if self.is_asked:
+            if self._leave is not None:
+                self._leave()
             os.write(2, b"\n")
             os._exit(exit_codes.INTERRUPTED)
-        self._asked = True
-        os.write(2, b"\ndetaching; Ctrl-C again to leave at once\n")
+        self.is_asked = True
+        self._tell()
+
+
+def _tell() -> None:
+    # A handler may run in the middle of a print, so it writes past Python's buffers.
+    os.write(2, b"\ndetaching; Ctrl-C again to leave at once\n")

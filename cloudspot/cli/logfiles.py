@@ -7,11 +7,14 @@ from pathlib import Path
 
 from cloudspot.cli import output
 from cloudspot.cli.jobs import Job
-from cloudspot.cli.logtail import LABEL_WIDTH
+from cloudspot.cli.lines import LABEL_WIDTH
 from cloudspot.cli.progress import transfer
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.streams import parse_stream
 from cloudspot.model import LogRecord
+
+SOURCE_WIDTH = 9
+"""As on the screen, so that lines can be compared."""
 
 
 def download_logs(
@@ -74,7 +77,7 @@ def _write(
             for record in job.log_sink.read(stream):
                 advance(len(record.text) + 1)
                 if shown(record):
-                    file.write(f"{output.utc_text(record.time)} {record.source.ljust(LABEL_WIDTH)} ")
+                    file.write(f"{output.utc_text(record.time)} {record.source.ljust(SOURCE_WIDTH)} ")
                     file.write(f"{record.text}\n")
                     num_lines += 1
         if num_lines:

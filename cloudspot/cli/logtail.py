@@ -6,18 +6,17 @@ import heapq
 import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
 from cloudspot.cli import output
-from cloudspot.cli.printable import printable
+from cloudspot.cli.lines import echo_line, record_line
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
 
-LABEL_WIDTH = 9
-"""Of the column that says who speaks: ``train``, ``setup``, ``agent``, ``cloudspot``."""
 MATCH_STYLE = "red"
 """Of what ``--grep`` has found."""
 
@@ -144,17 +143,11 @@ def print_records(
     for record in records:
         if record.source == METRICS and not with_metrics:
             continue
-        rank = parse_stream(record.stream)[1]
-        label = f"{record.source}[{rank}]" if name_nodes else record.source
-        text = printable(record.text)
+        line = record_line(record, name_nodes=name_nodes)
         if highlight is not None:
-            text = highlight.sub(lambda match: output.styled(match[0], MATCH_STYLE), text)
-        output.echo(f"{line_head(record.time, label)} {text}")
-
-
-def line_head(moment: datetime, label: str) -> str:
-    """Return the start of a line: its time, and who speaks."""
-    return output.styled(f"{output.clock_text(moment)} {label.ljust(LABEL_WIDTH)}", "dim")
+            text = highlight.sub(lambda match: output.styled(match[0], MATCH_STYLE), line.text)
+            line = replace(line, text=text)
+        echo_line(line)
 
 
 def record_json(record: LogRecord) -> dict[str, Any]:

@@ -16,6 +16,7 @@ __all__ = [
     "job_file_argument",
     "json_option",
     "overrides_option",
+    "plain_option",
     "provider_option",
     "store_option",
 ]
@@ -58,6 +59,13 @@ store_option = click.option(
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+
+plain_option = click.option(
+    "--plain",
+    "is_plain",
+    is_flag=True,
+    help="Print lines on a terminal too, as in a pipe, instead of the live view.",
+)
 
 job_argument = click.argument("job_id", metavar="ID", shell_complete=complete_jobs)
 """A job's id, or a prefix that only one job of the store has."""

@@ -9,12 +9,14 @@ from pathlib import Path
 import click
 
 from cloudspot.cli import exit_codes, output
-from cloudspot.cli.follow import follow, print_event, relaunch_warning
+from cloudspot.cli.follow import follow, relaunch_warning
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
+from cloudspot.cli.lines import echo_line, event_line
 from cloudspot.cli.options import (
     debug_option,
     job_file_argument,
     overrides_option,
+    plain_option,
     provider_option,
     store_option,
 )
@@ -42,6 +44,7 @@ DETACH_SECONDS = 3.0
     "--dry-run", is_flag=True, help="Print the offers and the very request; launch and store nothing."
 )
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run or --detach: print JSON.")
+@plain_option
 @store_option
 @debug_option
 @click.pass_context
@@ -54,6 +57,7 @@ def run(
     detach: bool,
     dry_run: bool,
     as_json: bool,
+    is_plain: bool,
     store_url: str | None,
 ) -> None:
     """Submit a job and follow it to its end.
@@ -77,7 +81,7 @@ def run(
     if not as_json:
         size = output.size_text(submission.code_bytes)
         output.echo(f"submitted job {output.styled(job.id, 'bold')} to {store.url} ({size} of code)")
-    ctx.exit(_detach(job, as_json=as_json) if detach else follow(job, is_new=True))
+    ctx.exit(_detach(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))
 
 
 def _submit(
@@ -110,7 +114,7 @@ def _detach(job: Job, *, as_json: bool) -> int:
         tick = controller.run_pass()
         if not as_json:
             for event in tick.events:
-                print_event(event, tick.history)
+                echo_line(event_line(event, tick.history))
         if _has_machines(tick) or (tick.history is not None and tick.history.finished is not None):
             break
     finished = None if tick.history is None else tick.history.finished

@@ -3,8 +3,9 @@
 import pytest
 
 from cloudspot.cli import follow as follow_module
-from cloudspot.cli.follow import follow, in_order_of_time
+from cloudspot.cli.follow import follow
 from cloudspot.cli.jobs import Job
+from cloudspot.cli.lines import in_order_of_time
 from cloudspot.controller.events import diff
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import AuthError

@@ -81,13 +81,13 @@ def test_a_suffix_that_is_taken_is_drawn_again(jobs, monkeypatch):
     jobs.submit("digits-aaaa")
     drawn = iter(["digits-aaaa", "digits-bbbb"])
     monkeypatch.setattr(run_module, "new_job_id", lambda name: next(drawn))
-    monkeypatch.setattr(run_module, "follow", lambda job, is_new: 0)
+    monkeypatch.setattr(run_module, "follow", lambda job, **options: 0)
     assert "submitted job digits-bbbb" in jobs.run("run", str(jobs.job_file)).stdout
     assert list_jobs(jobs.store) == ("digits-aaaa", "digits-bbbb")
 
 
 def test_set_reaches_the_submitted_job(jobs, monkeypatch):
-    monkeypatch.setattr(run_module, "follow", lambda job, is_new: 0)
+    monkeypatch.setattr(run_module, "follow", lambda job, **options: 0)
     jobs.run("run", str(jobs.job_file), "--name", "a-1", "--set", "limits.max_restarts=7")
     assert HistoryReader(jobs.store, "a-1").read().submission.spec["limits"]["max_restarts"] == 7
     assert keys.index("a-1") in stored(jobs)

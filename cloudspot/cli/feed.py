@@ -1,0 +1,101 @@
+"""What one who follows a job has seen of it so far; makes the views that the panel shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from cloudspot.cli import pace
+from cloudspot.cli.view import Sights, View, hear, look
+from cloudspot.controller.loop import Tick
+from cloudspot.controller.progress import last_commit_id
+from cloudspot.controller.series import Curve, MetricSeries
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.records import CheckpointId
+from cloudspot.model import Instance, LogRecord
+
+MAX_POINTS = 500
+"""Of a metric between two resumes: more than a terminal has columns of dots."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """All that a view is made of; replaced whole, so that another thread may read it at any time."""
+
+    history: History
+    instances: tuple[Instance, ...]
+    sights: Sights
+
+
+class Feed:
+    """Takes in ticks and log lines, in one thread, and gives views to any."""
+
+    def __init__(self, commit_time: Callable[[CheckpointId], datetime | None]) -> None:
+        """Start with nothing seen; ``commit_time`` reads when a checkpoint was committed."""
+        self._commit_time = commit_time
+        self._seen: _Seen | None = None
+        self._series = MetricSeries(max_points=MAX_POINTS)
+        self._curve: Curve | None = None
+
+    def take(self, tick: Tick, now: datetime) -> None:
+        """Take in what a controller has seen at ``now``."""
+        history = tick.history
+        if history is None:
+            return
+        before = None if self._seen is None else self._seen
+        old = Sights() if before is None else before.sights
+        point = pace.sight(history)
+        origin = pace.origin(history) if point is not None and not old.points else None
+        points = old.points if origin is None else (origin,)
+        sights = Sights(
+            points=pace.with_point(points, point),
+            heard=hear(old.heard, history, now),
+            committed_at=self._committed_at(history, before, now),
+        )
+        instances = tick.instances
+        if instances is None:
+            instances = () if before is None else before.instances
+        self._series.know(history.generations)
+        self._seen = _Seen(history, instances, sights)
+
+    def add(self, records: Sequence[LogRecord]) -> None:
+        """Take in log lines, of which it keeps the metrics; each stream's in its order."""
+        if not sum(self._series.add(record) for record in records):
+            return
+        names = self._series.names()
+        name = next((name for name in names if "loss" in name.lower()), names[0] if names else None)
+        self._curve = None if name is None else self._series.curve(name)
+
+    @property
+    def history(self) -> History | None:
+        """Return the records as they were at the newest tick."""
+        return None if self._seen is None else self._seen.history
+
+    def view(self, now: datetime | None = None) -> View | None:
+        """Return what is to be shown at ``now`` (the present moment); None before the first tick."""
+        seen = self._seen
+        if seen is None:
+            return None
+        return look(
+            seen.history,
+            now or datetime.now(timezone.utc),
+            sights=seen.sights,
+            curve=self._curve,
+            instances=seen.instances,
+        )
+
+    def _committed_at(
+        self, history: History, before: _Seen | None, now: datetime
+    ) -> dict[CheckpointId, datetime]:
+        newest = last_commit_id(history)
+        if newest is None:
+            return {}
+        if before is None:
+            # It is older than this look. Of later ones the moment when they are first seen is near enough.
+            read = self._commit_time(newest)
+            return {} if read is None else {newest: read}
+        known = before.sights.committed_at.get(newest)
+        if known is None and newest in before.history.commits:
+            return {}
+        return {newest: known or now}

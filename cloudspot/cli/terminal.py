@@ -1,0 +1,90 @@
+"""The terminal's own state while a panel stands on it: changed on entry, and as it was after any end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+_SHOW_CURSOR = b"\x1b[?25h\x1b[0m"
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def can_hold_a_panel() -> bool:
+    """Say whether standard output is a terminal whose cursor can be moved."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown", ""}
+
+
+class TerminalState:
+    """Within the block keys that are typed do not show, where they would tear the panel.
+
+    The terminal is as before also after an exception, and after a SIGTERM or a hang-up, which end the process
+    as they would without us. Ctrl-Z only asks for a pause: ``suspend`` carries it out at a good moment.
+    """
+
+    def __init__(self) -> None:
+        self._attributes: list[Any] | None = None
+        self._previous: dict[int, Any] = {}
+        self.is_suspend_asked = False
+
+    def __enter__(self) -> TerminalState:
+        self.hush()
+        for number in _ENDING:
+            self._previous[number] = signal.signal(number, self._on_end)
+        self._previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._on_suspend)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self.restore()
+
+    def hush(self) -> None:
+        """Let typed keys not show, if the terminal is ours: one that is in the background may not ask."""
+        with suppress(OSError, ValueError):
+            descriptor = sys.stdin.fileno()
+            if not os.isatty(descriptor) or os.tcgetpgrp(descriptor) != os.getpgrp():
+                return
+            attributes = termios.tcgetattr(descriptor)
+            if self._attributes is None:
+                self._attributes = attributes
+            changed = [*attributes]
+            changed[3] &= ~termios.ECHO
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
+
+    def restore(self) -> None:
+        """Make the terminal as it was; safe to repeat, and in the middle of anything."""
+        with suppress(OSError, ValueError):
+            os.write(sys.__stdout__.fileno(), _SHOW_CURSOR)  # type: ignore[union-attr]
+        with suppress(OSError, ValueError):
+            if self._attributes is not None:
+                # Without waiting for what is not printed yet: the terminal may hang.
+                termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, self._attributes)
+
+    def suspend(self) -> None:
+        """Stop the process as Ctrl-Z does, and return when it goes on; the panel must be gone by now."""
+        self.is_suspend_asked = False
+        self.restore()
+        previous = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, previous)
+        self.hush()
+
+    def _on_suspend(self, _signal: int, _frame: FrameType | None) -> None:
+        self.is_suspend_asked = True
+
+    def _on_end(self, number: int, _frame: FrameType | None) -> None:
+        self.restore()
+        with suppress(OSError):
+            os.write(sys.__stdout__.fileno(), b"\n")  # type: ignore[union-attr]
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
