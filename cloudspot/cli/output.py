@@ -149,6 +149,12 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
+def bar(share: float, width: int) -> str:
+    """Return a bar of ``width`` characters that is filled to ``share``, from 0 to 1."""
+    filled = min(width, max(0, round(share * width)))
+    return "█" * filled + "░" * (width - filled)
+
+
 def metrics_text(metrics: Mapping[str, float]) -> str:
     """Return metrics on one line: ``loss 0.123, accuracy 0.98``."""
     return ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))

@@ -11,14 +11,20 @@ from cloudspot.cli import output
 from cloudspot.cli.jobs import Job
 from cloudspot.controller.progress import last_commit_id
 from cloudspot.controller.report import show_json
+from cloudspot.controller.timeline import wanted_commits
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.manifests import read_commit, verify
-from cloudspot.jobstore.records import Commit
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.records import CheckpointId, Commit
 
 _TORCHRUN_REPORT = re.compile(r"E\d{4} .*torch/distributed/elastic/.*\] failed \(exitcode")
 """How torch 2.13's torchrun begins its report on a script that failed."""
+
+
+GOODPUT_WIDTH = 30
+"""Characters of its bar."""
 
 
 def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict[str, Any]:
@@ -27,17 +33,31 @@ def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict
     ``verify_chunks`` reads the newest checkpoint whole; without it ``verified`` is null.
     """
     newest = last_commit_id(history)
-    commit: Commit | None = None
+    commits = read_commits_of(job, history)
     verified: bool | None = None
-    if newest is not None:
+    if newest is not None and newest not in commits:
+        verified = False
+    elif newest is not None and verify_chunks:
         try:
-            commit = read_commit(job.store, job.id, newest)
-            if verify_chunks:
-                verify(job.store, job.id, commit)
-                verified = True
+            verify(job.store, job.id, commits[newest])
+            verified = True
         except (CorruptData, ObjectMissing):
             verified = False
-    return show_json(history, datetime.now(timezone.utc), commit=commit, verified=verified)
+    return show_json(history, datetime.now(timezone.utc), commits=commits, verified=verified)
+
+
+def read_commits_of(job: Job, history: History) -> dict[CheckpointId, Commit]:
+    """Return the manifests that the job's story needs; one that is gone or corrupt is left out."""
+    newest = last_commit_id(history)
+    wanted = {*wanted_commits(history), *([] if newest is None else [newest])}
+
+    def read(checkpoint: CheckpointId) -> Commit | None:
+        try:
+            return read_commit(job.store, job.id, checkpoint)
+        except (CorruptData, ObjectMissing):
+            return None
+
+    return {one.id: one for one in each(read, sorted(wanted)) if one is not None}
 
 
 def echo_summary(job: Job, history: History) -> None:
@@ -66,7 +86,8 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("notices", str(len(value["notices"]))),
         ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}"),
         ("last commit", _commit_text(commit)),
-        ("duration", output.duration_text(_seconds(value["created"], value["finished"]))),
+        ("duration", output.duration_text(value["time"]["total"])),
+        ("goodput", _goodput_text(value)),
         ("cost", _cost_text(cost)),
         ("weights", "" if weights is None else f"sha256 {weights}"),
         ("metrics", output.metrics_text(value["metrics"])),
@@ -92,9 +113,14 @@ def _cost_text(cost: Mapping[str, Any]) -> str:
     return f"{spent} (on demand {output.money_text(on_demand, cost['currency'])}: {saved:.0f}% saved)"
 
 
-def _seconds(created: str, finished: str | None) -> float:
-    end = datetime.now(timezone.utc) if finished is None else datetime.fromisoformat(finished)
-    return max(0.0, (end - datetime.fromisoformat(created)).total_seconds())
+def _goodput_text(value: Mapping[str, Any]) -> str:
+    goodput, time = value["goodput"], value["time"]
+    if goodput is None or (time["training"] == 0 and time["unknown"] == 0 and value["finished"] is None):
+        return ""  # There is nothing to judge yet.
+    if time["unknown"] and not time["training"]:
+        return "unknown"
+    least = "at least " if time["unknown"] else ""
+    return f"{output.bar(goodput, GOODPUT_WIDTH)} {least}{100 * goodput:.0f}%"
 
 
 def _artifacts_text(job: Job) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from cloudspot.controller.answers import Answer
 from cloudspot.controller.attempt import own_exit
-from cloudspot.controller.ledger import Ledger, bill
+from cloudspot.controller.ledger import Ledger, LedgerLine, bill
 from cloudspot.controller.progress import last_commit_id, newest_step, own_exits, steps_lost, steps_total
 from cloudspot.controller.states import job_state
+from cloudspot.controller.stretches import Stretch
+from cloudspot.controller.timeline import timeline
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Commit, Exit, Generation, Heartbeat, Summary
+from cloudspot.jobstore.records import CheckpointId, Commit, Exit, Generation, Heartbeat, Summary
 from cloudspot.model import Instance
 
 
@@ -19,7 +22,7 @@ def show_json(
     history: History,
     now: datetime,
     *,
-    commit: Commit | None = None,
+    commits: Mapping[CheckpointId, Commit] | None = None,
     verified: bool | None = None,
 ) -> dict[str, Any]:
     """Return the job as JSON values, times in ISO 8601 and UTC.
@@ -27,15 +30,19 @@ def show_json(
     Args:
         history: the job's records.
         now: the reader's wall clock; open bills run until then.
-        commit: the record of ``last_commit_id(history)``, when the caller has read it, for its size.
-        verified: whether that checkpoint's chunks were found whole; None: not checked.
+        commits: manifests that the caller has read: of ``last_commit_id(history)`` for its size, of
+            ``timeline.wanted_commits(history)`` for their times.
+        verified: whether the newest checkpoint's chunks were found whole; None: not checked.
     """
     ledger = bill(history, now)
     newest = last_commit_id(history)
+    commits = commits or {}
+    times = timeline(history, now, commits=commits)
     return {
         "id": history.submission.job_id,
         "name": history.submission.spec.get("name", history.submission.job_id),
         "provider": history.submission.provider,
+        "code_sha256": history.submission.code_sha256,
         "state": job_state(history),
         "detail": detail(history),
         "exit_code": exit_code(history),
@@ -44,20 +51,10 @@ def show_json(
         "stop_requested": None if history.stop is None else history.stop.reason,
         "attempts": [_attempt(history, launch, ledger) for launch in history.attempts],
         "launches": [_launch(launch) for launch in history.launches],
-        "generations": [_generation(one) for one in history.generations],
-        "notices": [
-            {
-                "launch": notice.launch,
-                "rank": rank,
-                "at": _time(notice.at),
-                "deadline": _time(notice.deadline),
-                "action": notice.action,
-                "source": notice.source,
-                "step": notice.step,
-            }
-            for launch in history.launches
-            for rank, notice in sorted(launch.notices.items())
+        "generations": [
+            _generation(one, part) for one, part in zip(history.generations, times.stretches, strict=True)
         ],
+        "notices": [_notice(one) for one in times.answers],
         "step": newest_step(history),
         "steps_total": steps_total(history),
         "steps_lost": steps_lost(history),
@@ -68,14 +65,30 @@ def show_json(
             "generation": newest.generation,
             "step": newest.step,
             "verified": verified,
-            "bytes": None if commit is None else commit.size,
+            "bytes": commits[newest].size if newest in commits else None,
         },
+        "goodput": None if times.goodput is None else round(times.goodput, 4),
+        "time": {
+            **{state: round(seconds, 3) for state, seconds in times.seconds.items()},
+            "total": round(times.total_seconds, 3),
+        },
+        "timeline": [
+            {
+                "state": span.state,
+                "start": _time(span.start),
+                "end": _time(span.end),
+                "launch": span.launch,
+                "generation": span.generation,
+            }
+            for span in times.spans
+        ],
         "cost": {
             "spent": round(ledger.spent, 6),
             "on_demand_equivalent": round(ledger.on_demand_equivalent, 6),
             "currency": ledger.currency,
             "machine_seconds": round(ledger.machine_seconds, 3),
         },
+        "ledger": [_ledger_line(line) for line in ledger.lines],
         "final": _final(history),
         "warnings": list(warnings(history)),
     }
@@ -206,7 +219,7 @@ def _launch(launch: LaunchHistory) -> dict[str, Any]:
     }
 
 
-def _generation(generation: Generation) -> dict[str, Any]:
+def _generation(generation: Generation, part: Stretch) -> dict[str, Any]:
     restored = generation.restore_from
     return {
         "generation": generation.number,
@@ -216,6 +229,42 @@ def _generation(generation: Generation) -> dict[str, Any]:
         "restored": None if restored is None else {"generation": restored.generation, "step": restored.step},
         "skipped": [str(skipped.checkpoint) for skipped in generation.skipped],
         "started": _time(generation.at),
+        "training_from": None if part.started is None else _time(part.started),
+        "training_until": None if part.ended is None else _time(part.ended),
+        "last_step": part.last_step,
+        "steps_lost": part.steps_lost,
+    }
+
+
+def _notice(answer: Answer) -> dict[str, Any]:
+    notice, commit, seconds = answer.notice, answer.commit, answer.commit_seconds
+    return {
+        "launch": notice.launch,
+        "rank": answer.rank,
+        "at": _time(notice.at),
+        "deadline": _time(notice.deadline),
+        "action": notice.action,
+        "source": notice.source,
+        "step": notice.step,
+        "commit": None if commit is None else {"generation": commit.generation, "step": commit.step},
+        "commit_seconds": None if seconds is None else round(seconds, 3),
+    }
+
+
+def _ledger_line(line: LedgerLine) -> dict[str, Any]:
+    return {
+        "launch": line.launch,
+        "rank": line.rank,
+        "instance_id": line.instance_id,
+        "instance_type": line.instance_type,
+        "zone": line.zone,
+        "market": line.market.value,
+        "started": _time(line.started_at),
+        "ended": None if line.ended_at is None else _time(line.ended_at),
+        "seconds": round(line.seconds, 3),
+        "price_per_hour": line.price_per_hour,
+        "spent": round(line.spent, 6),
+        "on_demand_equivalent": round(line.on_demand_equivalent, 6),
     }
 
 

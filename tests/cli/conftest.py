@@ -6,6 +6,7 @@ import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -29,6 +30,7 @@ from cloudspot.jobstore.records import (
     Machine,
     Member,
     Notice,
+    Phase,
     new_nonce,
 )
 from cloudspot.jobstore.submission import submit
@@ -87,9 +89,9 @@ class Jobs:
         """Run a command with ``--json`` and return what it prints."""
         return json.loads(self.run(*arguments, "--json", status=status).stdout)
 
-    def submit(self, job_id: str) -> None:
-        """Submit a job; nothing of it runs."""
-        submit(
+    def submit(self, job_id: str, *, minutes: float | None = None) -> None:
+        """Submit a job, now or at a minute of its life; nothing of it runs."""
+        submission = submit(
             self.store,
             spec=load_job(self.job_file),
             provider="local",
@@ -97,6 +99,8 @@ class Jobs:
             environ={},
             job_id=job_id,
         )
+        if minutes is not None:
+            self.put(keys.spec(job_id), msgspec.structs.replace(submission, at=at(minutes)))
 
     def put(self, key: str, record) -> None:
         """Put a record of a node."""
@@ -145,12 +149,16 @@ class Jobs:
         )
         assert Journal(self.store, job_id).append(finished, number)
 
-    def claim(self, job_id: str, launch: int) -> None:
+    def claim(self, job_id: str, launch: int, *, minutes: float) -> None:
         """Let the launch's machine come up."""
         identity = NodeIdentity(instance_id=f"m-{launch}", rank=0, address="127.0.0.1")
-        assert claim_slot(self.store, job_id, launch, 0, identity).instance_id == f"m-{launch}"
+        slot = claim_slot(self.store, job_id, launch, 0, identity)
+        assert slot.instance_id == f"m-{launch}"
+        self.put(keys.slot(job_id, launch, 0), msgspec.structs.replace(slot, at=at(minutes)))
 
-    def add_generation(self, job_id: str, number: int, *, minutes: float, restore_from=None) -> None:
+    def add_generation(
+        self, job_id: str, number: int, *, minutes: float, restore_from=None, **fields
+    ) -> None:
         """Start the training on the launch of the same number."""
         generation = Generation(
             number=number,
@@ -161,6 +169,7 @@ class Jobs:
             why="first" if number == 1 else "relaunched",
             at=at(minutes),
             writer=new_nonce(),
+            **fields,
         )
         assert propose(self.store, job_id, generation) == generation
 
@@ -183,6 +192,14 @@ class Jobs:
             "at": at(minutes),
         }
         self.put(keys.heartbeat(job_id, launch, 0), Heartbeat(**{**values, **fields}))
+
+    @staticmethod
+    def phases(generation: int, **minutes: float) -> tuple[Phase, ...]:
+        """What a node did: restoring, running, training, uploading, and from which minute on."""
+        return tuple(
+            Phase(state=state, generation=0 if state == "restoring" else generation, at=at(minute))
+            for state, minute in minutes.items()
+        )
 
     def add_exit(
         self, job_id: str, launch: int, outcome: str, *, step: int, minutes: float, **fields
@@ -242,11 +259,12 @@ class Jobs:
 
     def reclaimed_and_finished(self, job_id: str = "digits-7k3f") -> str:
         """Write a whole life: reclaimed at step 40 with a notice, resumed, succeeded at step 100."""
-        self.submit(job_id)
+        self.submit(job_id, minutes=0)
         self.add_intent(job_id, 1, number=1, minutes=0)
-        self.claim(job_id, 1)
+        self.claim(job_id, 1, minutes=0.5)
         self.add_generation(job_id, 1, minutes=1)
-        self.add_heartbeat(job_id, 1, step=40, minutes=5, state="ending")
+        phases = self.phases(1, restoring=0.8, running=1.0, training=1.2, uploading=5.15)
+        self.add_heartbeat(job_id, 1, step=40, minutes=5, state="ending", phases=phases)
         notice = Notice(
             launch=1,
             rank=0,
@@ -263,8 +281,12 @@ class Jobs:
         self.add_exit(job_id, 1, "drained", step=40, minutes=5.2, committed=checkpoint)
         self.add_closed(job_id, 1, "reclaimed", number=2, started=0, ended=6)
         self.add_intent(job_id, 2, number=3, minutes=6)
-        self.claim(job_id, 2)
-        self.add_generation(job_id, 2, minutes=7, restore_from=checkpoint)
+        self.claim(job_id, 2, minutes=6.5)
+        self.add_generation(
+            job_id, 2, minutes=7, restore_from=checkpoint, sealed_at=at(5.1), committed_at=at(5.15)
+        )
+        phases = self.phases(2, restoring=6.7, running=7.0, training=7.2, uploading=11.5)
+        self.add_heartbeat(job_id, 2, step=100, minutes=11.5, state="ending", phases=phases)
         self.add_checkpoint(job_id, 2, 100)
         self.add_log(job_id, "2-0", ["step 41", "step 100"], minutes=8)
         final = Final(step=100, weights_sha256="ab" * 32, metrics={"accuracy": 0.975})
@@ -275,9 +297,9 @@ class Jobs:
 
     def failed(self, job_id: str = "broken-abcd") -> str:
         """Write a job whose script fails at once."""
-        self.submit(job_id)
+        self.submit(job_id, minutes=20)
         self.add_intent(job_id, 1, number=1, minutes=20)
-        self.claim(job_id, 1)
+        self.claim(job_id, 1, minutes=20.5)
         self.add_generation(job_id, 1, minutes=21)
         self.add_exit(
             job_id,
@@ -296,9 +318,9 @@ class Jobs:
 
     def running(self, job_id: str = "going-abcd") -> str:
         """Write a job in the middle of its first attempt."""
-        self.submit(job_id)
+        self.submit(job_id, minutes=100)
         self.add_intent(job_id, 1, number=1, minutes=100)
-        self.claim(job_id, 1)
+        self.claim(job_id, 1, minutes=100.5)
         self.add_generation(job_id, 1, minutes=101)
         self.add_heartbeat(job_id, 1, step=17, minutes=102)
         return job_id

@@ -1,5 +1,7 @@
 """``cloudspot show``."""
 
+from datetime import datetime
+
 import pytest
 
 from cloudspot.cli.story import script_lines
@@ -21,6 +23,76 @@ def test_json_has_the_whole_story(jobs):
     assert value["final"] == {"step": 100, "weights_sha256": "ab" * 32, "metrics": {"accuracy": 0.975}}
 
 
+def test_json_accounts_for_the_jobs_time_its_machines_and_its_notice(jobs):
+    value = jobs.run_json("show", jobs.reclaimed_and_finished())
+    total = value["time"].pop("total")
+    assert sum(value["time"].values()) == pytest.approx(total)
+    assert value["time"]["training"] == pytest.approx(value["goodput"] * total, rel=1e-3)
+    assert sum(value["time"].values()) == pytest.approx(
+        sum(_seconds(span["start"], span["end"]) for span in value["timeline"])
+    )
+    assert value["timeline"][-1]["end"] == value["finished"]
+    [notice] = value["notices"]
+    assert notice["commit"] == {"generation": 1, "step": 40}
+    assert notice["commit_seconds"] == 9.0
+    assert [(line["instance_id"], line["seconds"], line["spent"]) for line in value["ledger"]] == [
+        ("m-1", 360.0, 0.03),
+        ("m-2", 360.0, 0.03),
+    ]
+    assert [(one["last_step"], one["steps_lost"]) for one in value["generations"]] == [(40, 0), (100, 0)]
+
+
+def tables(lines):
+    """Return the lines of each table below its head, by the head's first word."""
+    parts = "\n".join(lines).split("\n\n")
+    return {part.split(None, 1)[0]: part.splitlines()[1:] for part in parts}
+
+
+def _seconds(start, end):
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+
+
+def test_text_tells_where_the_time_went_and_what_each_generation_and_machine_did(jobs):
+    text = jobs.run("show", jobs.reclaimed_and_finished()).stdout
+    times = [line.split() for line in text.splitlines() if "█" in line or "░" in line][1:]
+    assert [(state, seconds) for state, *seconds, _, _ in times] == [
+        ("launching", ["1m", "00s"]),
+        ("setup", ["30s"]),
+        ("restoring", ["30s"]),
+        ("starting", ["24s"]),
+        ("training", ["8m", "12s"]),
+        ("saving", ["36s"]),
+        ("waiting", ["1m", "18s"]),
+    ]
+    found = tables(text.splitlines())
+    assert [line.split() for line in found["GENERATION"]] == [
+        ["1", "1", "0", "start", "step", "40", "0", "3m", "57s", "first"],
+        ["2", "2", "0", "step", "40", "step", "100", "0", "4m", "18s", "relaunched"],
+    ]
+    [notice] = found["NOTICE"]
+    assert notice.split()[1:] == ["1", "0", "39", "30s", "step", "40", "after", "9.0s", "metadata"]
+    assert [" ".join(line.split()) for line in found["MACHINE"]] == [
+        "m-1 1 0 6m 00s 0.3000 USD 0.0300 USD",
+        "m-2 2 0 6m 00s 0.3000 USD 0.0300 USD",
+        "total 12m 00s 0.0600 USD",
+        "on demand 12m 00s 0.2000 USD",
+        "saved 0.1400 USD (70%)",
+    ]
+
+
+def test_goodput_is_said_to_be_unknown_or_a_lower_bound_where_nodes_have_not_told(jobs):
+    job_id = jobs.reclaimed_and_finished()
+    jobs.add_heartbeat(job_id, 1, step=40, minutes=5, state="ending")
+    assert "at least " in _field(jobs.run("show", job_id), "goodput")
+    jobs.add_heartbeat(job_id, 2, step=40, minutes=5, state="ending")
+    assert _field(jobs.run("show", job_id), "goodput") == "unknown"
+
+
+def _field(result, name):
+    [line] = [line for line in result.stdout.splitlines() if line.startswith(f"  {name} ")]
+    return line.split(None, 1)[1]
+
+
 def test_text_has_the_block_of_figures_and_the_launches(jobs):
     lines = jobs.run("show", jobs.reclaimed_and_finished()).stdout.splitlines()
     assert lines[0] == "job digits-7k3f succeeded"
@@ -33,7 +105,7 @@ def test_text_has_the_block_of_figures_and_the_launches(jobs):
     assert fields["weights"] == "sha256 " + "ab" * 32
     assert fields["metrics"] == "accuracy 0.975"
     assert fields["logs"] == f"cloudspot logs digits-7k3f --store {jobs.store.url}"
-    launches = [line.split() for line in lines if line[:2] in ("1 ", "2 ")]
+    launches = [line.split() for line in tables(lines)["LAUNCH"]]
     for launch in launches:
         del launch[3]  # When it started.
     assert launches == [
@@ -46,6 +118,7 @@ def test_the_steps_that_a_script_without_a_session_lost_are_unknown(jobs):
     job_id = jobs.reclaimed_and_finished()
     own = {"has_session": False}
     jobs.add_heartbeat(job_id, 1, step=0, minutes=5, steps_total=None, **own)
+    jobs.add_heartbeat(job_id, 2, step=40, minutes=11, steps_total=None, **own)
     jobs.add_exit(job_id, 1, "drained", step=0, minutes=5.2, **own)
     final = Final(step=None, weights_sha256=None, metrics={})
     jobs.add_exit(job_id, 2, "succeeded", step=40, minutes=12, restored_step=40, final=final, **own)

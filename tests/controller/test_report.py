@@ -83,7 +83,7 @@ def test_the_callers_look_at_the_last_checkpoint_is_shown(records, reclaimed_onc
     commit = Commit(
         generation=2, step=100, kind="session", size=4096, parts=(), at=records.at(3600), writer="w"
     )
-    report = show_json(reclaimed_once, records.at(9999.0), commit=commit, verified=True)
+    report = show_json(reclaimed_once, records.at(9999.0), commits={CheckpointId(2, 100): commit}, verified=True)
     assert report["last_commit"] == {"generation": 2, "step": 100, "verified": True, "bytes": 4096}
 
 
