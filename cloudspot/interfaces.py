@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -102,6 +102,16 @@ class Provisioner(ABC):
 
         Unknown or already ended ids are no error, so it is safe to repeat.
         """
+
+    def release(self, job_id: str) -> None:
+        """Remove what was made for the job beside its machines, such as a placement group; safe to repeat.
+
+        Called when the job is finished and all its machines have ended, by any controller.
+
+        Raises:
+            TransientError: it cannot be removed yet; call again.
+        """
+        return None
 
     @abstractmethod
     def offers(self, resources: Resources) -> Sequence[Offer]:
@@ -324,6 +334,20 @@ class Provider(ABC):
     @abstractmethod
     def boot_profile(self) -> BootProfile:
         """Say how this provider's machines come from a bare boot to the agent."""
+
+    def pinned_options(self) -> Mapping[str, Any]:
+        """Return options that this environment decides where the job leaves them out, such as a region.
+
+        Asked once, on submission, and stored with the job: every controller and node then has the same,
+        whatever its own environment says. A controller that looked for the machines elsewhere would see
+        none, and take them for dead. JSON values by the option's name, which takes precedence over what
+        the job's table says.
+
+        Raises:
+            SpecError: an option is wrong or missing.
+            AuthError: there are no credentials.
+        """
+        return {}
 
     def default_store(self) -> str | None:
         """Return the URL of the store to use where neither the job nor the user names one; None: none."""

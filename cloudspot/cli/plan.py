@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from cloudspot.cli import output
 from cloudspot.cli.config import ChosenStore, default_store
@@ -66,7 +67,7 @@ def plan(
 
 
 def read_order(job_file: Path, provider_name: str, overrides: Sequence[str], store_url: str | None) -> Order:
-    """Read the job file and open what it needs; no I/O beyond its files.
+    """Read the job file and open what it needs; asks the provider for no more than ``pinned_options``.
 
     The store is the command line's or the environment's (``store_url``), else the job file's, else the
     user's default one, else the provider's.
@@ -74,10 +75,16 @@ def read_order(job_file: Path, provider_name: str, overrides: Sequence[str], sto
     Raises:
         SpecError: the job file, an override or the user's file is wrong, or there is no store.
         PluginError: a plugin is missing or broken.
+        AuthError: the provider has no credentials.
     """
     spec = load_job(job_file, overrides=overrides)
     workdir = check_files(spec, job_file.resolve().parent)
     provider = open_provider(provider_name, spec)
+    pinned = provider.pinned_options()
+    if pinned:
+        table = {**spec.providers.get(provider_name, {}), **pinned}
+        spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
+        provider = open_provider(provider_name, spec)
     if store_url is None:
         store_url = note_store(_choose_store(spec, provider, job_file)).url
     return Order(spec, workdir, provider, open_store(store_url))

@@ -23,6 +23,7 @@ from cloudspot.cli.options import (
 from cloudspot.cli.plan import print_plan, read_order
 from cloudspot.controller.actions import Create
 from cloudspot.controller.loop import Controller, Tick
+from cloudspot.controller.plan import find_offers
 from cloudspot.errors import JobExists, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.records import Submission
@@ -75,6 +76,7 @@ def run(
     if dry_run:
         print_plan(order, name or new_job_id(order.spec.name), as_json=as_json)
         return
+    find_offers(order.spec, order.provider)  # what is wrong with the wishes is said before there is a job
     store = order.store
     submission = _submit(store, order.spec, provider_name, order.workdir, name)
     job = Job(store, submission.job_id)

@@ -11,6 +11,7 @@ from cloudspot.controller.actions import (
     Create,
     Finish,
     OpenLaunch,
+    Release,
     RequestStop,
     Terminate,
     VoidSlot,
@@ -60,6 +61,7 @@ class Actor:
         self._told: dict[str, float] = {}
         self._waiting_for: str | None = None
         self._is_clean = False
+        self._is_released = False
 
     def act(self, action: Action, spec: JobSpec, history: History, events: list[Event]) -> bool:
         """Carry out one action; return whether the next tick should follow without a wait.
@@ -92,6 +94,9 @@ class Actor:
             return False
         elif isinstance(action, CleanUp):
             self._clean_up()
+            return False
+        elif isinstance(action, Release):
+            self._release()
             return False
         return True
 
@@ -162,6 +167,8 @@ class Actor:
         ]
         if not due:
             return
+        # What ends now may have come late, and brought back what was released.
+        self._is_released = False
         self._provisioner.terminate(due)
         for one in due:
             if one not in self._told:
@@ -172,6 +179,11 @@ class Actor:
         if not self._is_clean:
             delete_secrets(self._store, self._job_id)
             self._is_clean = True
+
+    def _release(self) -> None:
+        if not self._is_released:
+            self._provisioner.release(self._job_id)
+            self._is_released = True
 
     def _wait(self, action: Wait, events: list[Event]) -> None:
         if action.why != self._waiting_for:

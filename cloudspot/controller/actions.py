@@ -84,6 +84,11 @@ class CleanUp:
 
 
 @dataclass(frozen=True)
+class Release:
+    """The job is over and its machines have ended: let the provider remove what it made for them."""
+
+
+@dataclass(frozen=True)
 class Wait:
     """Nothing to do for the next launch until ``seconds`` have passed."""
 
@@ -101,5 +106,6 @@ Action = (
     | Terminate
     | RequestStop
     | CleanUp
+    | Release
     | Wait
 )

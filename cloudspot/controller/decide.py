@@ -18,6 +18,7 @@ from cloudspot.controller.actions import (
     FetchOffers,
     Finish,
     OpenLaunch,
+    Release,
     RequestStop,
     Terminate,
     VoidSlot,
@@ -61,7 +62,7 @@ def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -
     """Return what to do now, in order; the same arguments give the same actions."""
     reap = () if observed.instances is None else reapable(history, observed.instances, now)
     if history.finished is not None:
-        return (*reap, CleanUp())
+        return (*reap, CleanUp(), *_release(observed))
     launch = history.open_launch
     step = (
         _next_launch(spec, history, observed, now)
@@ -71,6 +72,14 @@ def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -
     if any(isinstance(action, CloseLaunch | Finish) for action in step):
         return (*reap, *step)
     return (*reap, *_enforce_limits(spec, history, observed, now), *step)
+
+
+def _release(observed: Observed) -> tuple[Action, ...]:
+    """Return what is left when nothing runs any more; what a machine still stands on cannot be removed."""
+    machines = observed.instances
+    if machines is None or any(one.state is not InstanceState.ENDED for one in machines):
+        return ()
+    return (Release(),)
 
 
 def exceeded_limit(spec: JobSpec, history: History, observed: Observed, now: datetime) -> str | None:

@@ -45,17 +45,27 @@ def plan(spec: JobSpec, provider: Provider, submission: Submission, store_url: s
     Raises:
         SpecError: no offer fits.
     """
-    offers = in_order(spec, provider.provisioner().offers(spec.resources.to_model()))
-    if not offers:
-        raise SpecError(
-            f"resources: provider {submission.provider!r} has no offer that fits under "
-            f"spot.policy {spec.spot.policy!r}; ask for less, or for another market"
-        )
+    offers = find_offers(spec, provider)
     planned = tuple(
         PlannedLaunch(offer, render_launch(spec, provider, submission, store_url, launch=1, offer=offer))
         for offer in offers
     )
     return LaunchPlan(submission.job_id, submission.provider, planned)
+
+
+def find_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
+    """Return the offers that the job's policy allows, in the order of trying.
+
+    Raises:
+        SpecError: none fits, or an option of the provider names what does not exist.
+    """
+    offers = in_order(spec, provider.provisioner().offers(spec.resources.to_model()))
+    if not offers:
+        raise SpecError(
+            f"resources: provider {provider.name!r} has no offer that fits under "
+            f"spot.policy {spec.spot.policy!r}; ask for less, or for another market"
+        )
+    return offers
 
 
 def render_launch(

@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from cloudspot.local.provider import LocalProvider
+from cloudspot.local.provisioner import LocalProvisioner
+
 
 def test_plan_prints_what_a_dry_run_prints(jobs):
     planned = jobs.run_json("plan", str(jobs.job_file), "--set", "nodes=2")
@@ -40,4 +43,20 @@ def test_a_secret_that_is_not_set_is_found_before_anything_is_stored(jobs, tmp_p
     assert result.stderr == (
         "error: run.secrets: CLOUDLESS_TEST_SECRET is not set in the environment; export it first\n"
     )
+    assert not (tmp_path / "bucket").exists()
+
+
+def test_what_the_environment_decides_is_stored_with_the_job(jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalProvider, "pinned_options", lambda self: {"spot_price": 0.25})
+    jobs.run("run", str(jobs.job_file), "--detach", "--name", "pinned-1")
+    (stored,) = (tmp_path / "bucket" / "jobs" / "pinned-1").glob("spec*")
+    assert json.loads(stored.read_bytes())["spec"]["providers"]["local"]["spot_price"] == 0.25
+    planned = jobs.run_json("plan", str(jobs.job_file))
+    assert planned["launches"][0]["price_per_hour"] == 0.25
+
+
+def test_a_job_that_no_offer_fits_is_not_submitted(jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalProvisioner, "offers", lambda self, resources: ())
+    result = jobs.run("run", str(jobs.job_file), status=2)
+    assert "has no offer that fits" in result.stderr
     assert not (tmp_path / "bucket").exists()

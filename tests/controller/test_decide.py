@@ -9,6 +9,7 @@ from cloudspot.controller.actions import (
     FetchOffers,
     Finish,
     OpenLaunch,
+    Release,
     RequestStop,
     Terminate,
     VoidSlot,
@@ -354,6 +355,20 @@ def test_a_finished_job_ends_what_still_runs_and_is_cleaned_up(records):
         Terminate(("i-late",), "launch 1 is closed"),
         CleanUp(),
     )
+
+
+def test_what_was_made_for_a_finished_job_is_released_when_its_last_machine_has_ended(records):
+    history = records.history(records.launch(outcome="succeeded"), finished=records.finished())
+    ending = records.observed(records.instance(state="shutting-down"))
+    assert Release() not in act(records, history, ending, at=101.0)
+    ended = records.observed(records.instance(state="ended"))
+    assert act(records, history, ended, at=101.0) == (CleanUp(), Release())
+
+
+def test_without_a_listing_nothing_is_released(records):
+    history = records.history(records.launch(outcome="succeeded"), finished=records.finished())
+    observed = records.observed(instances=None)
+    assert act(records, history, observed, at=101.0) == (CleanUp(),)
 
 
 # --- limits ---------------------------------------------------------------------------------------

@@ -261,6 +261,7 @@ def test_decide_is_pure_in_whatever_histories_bring(change_decisions):
         "Finish",
         "Terminate",
         "CleanUp",
+        "Release",
         "Wait",
     }
 

@@ -31,6 +31,7 @@ class Cloud(SimCloud):
         self.terminated = []
         self.announced = []
         self.tokens = []
+        self.released = []
 
     def _meet(self, call):
         error = self.errors.get(call)
@@ -55,6 +56,10 @@ class Cloud(SimCloud):
     def terminate(self, instance_ids):
         self.terminated.append(tuple(instance_ids))
         super().terminate(instance_ids)
+
+    def release(self, job_id):
+        self.released.append(job_id)
+        self._meet("release")
 
     def announce(self, instances, facts):
         self.announced.append((tuple(one.id for one in instances), dict(facts)))
@@ -358,3 +363,28 @@ def test_a_launch_made_void_by_a_stop_is_closed_and_the_job_stopped(house):
     assert kinds(tick.actions) == [VoidSlot]
     assert kinds(controller.tick().actions)[0] is Terminate
     assert controller.run_until_finished().finished.outcome == "stopped"
+
+
+def test_what_was_made_for_the_job_is_released_once_and_not_before_its_machines_have_ended(house):
+    house.cloud.errors["release"] = [TransientError("a machine is in it")]
+    alive = []
+    controller = house.controller()
+    release = house.cloud.release
+
+    def watched(job_id):
+        alive.append([one.id for one in house.cloud.machines.values() if not one.has_ended])
+        release(job_id)
+
+    house.cloud.release = watched
+    controller.run_until_finished()
+    assert house.cloud.released == [JOB, JOB]  # the first try failed
+    assert alive == [[], []]
+    assert controller.tick().is_settled
+    assert house.cloud.released == [JOB, JOB]
+
+
+def test_a_job_is_not_settled_while_something_of_it_cannot_be_released(house):
+    house.controller().run_until_finished()
+    house.cloud.errors["release"] = TransientError("a machine is in it")
+    tick = house.controller().tick()
+    assert (tick.is_settled, tick.problems) == (False, ("a machine is in it",))
