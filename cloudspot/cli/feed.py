@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -28,6 +28,14 @@ class _Seen:
     sights: Sights
 
 
+@dataclass(frozen=True)
+class _Logged:
+    """What the log tells; replaced whole, as above."""
+
+    newest: Mapping[str, float]
+    curve: Curve | None
+
+
 class Feed:
     """Takes in ticks and log lines, in one thread, and gives views to any."""
 
@@ -36,7 +44,7 @@ class Feed:
         self._commit_time = commit_time
         self._seen: _Seen | None = None
         self._series = MetricSeries(max_points=MAX_POINTS)
-        self._curve: Curve | None = None
+        self._logged: _Logged = _Logged({}, None)
 
     def take(self, tick: Tick, now: datetime) -> None:
         """Take in what a controller has seen at ``now``."""
@@ -65,7 +73,8 @@ class Feed:
             return
         names = self._series.names()
         name = next((name for name in names if "loss" in name.lower()), names[0] if names else None)
-        self._curve = None if name is None else self._series.curve(name)
+        curve = None if name is None else self._series.curve(name)
+        self._logged = _Logged(self._series.newest(), curve)
 
     @property
     def history(self) -> History | None:
@@ -77,11 +86,13 @@ class Feed:
         seen = self._seen
         if seen is None:
             return None
+        logged = self._logged
         return look(
             seen.history,
             now or datetime.now(timezone.utc),
             sights=seen.sights,
-            curve=self._curve,
+            logged=logged.newest,
+            curve=logged.curve,
             instances=seen.instances,
         )
 

@@ -43,12 +43,12 @@ class LiveScreen:
         self._ascii_only = not shows_unicode(sys.stdout)
         self._printed: deque[Text] = deque(maxlen=KEPT_LINES)
         self._width = self._console.width
-        self._live = self._new_live()
+        self._live: Live | None = None
 
     def __enter__(self) -> LiveScreen:
         with ExitStack() as undo:
             undo.enter_context(self._state)
-            self._live.start(refresh=True)
+            self._raise_panel()
             undo.pop_all()
         return self
 
@@ -59,7 +59,7 @@ class LiveScreen:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._live.stop()
+            self._lower_panel()
         finally:
             self._state.__exit__(kind, error, traceback)
 
@@ -79,36 +79,39 @@ class LiveScreen:
     def check(self) -> None:
         """Do what the terminal has asked for since the last call: a pause, another width."""
         if self._state.is_suspend_asked:
-            self._live.stop()
+            self._lower_panel()
             self._state.suspend()
-            self._restart()
+            self._raise_panel()
         width = self._console.width
         if width < self._width:
             # Terminals differ in what they make of lines that no longer fit, the panel's among them: nobody
             # knows where it stands now. So the screen is cleared, and what was on it printed again.
-            self._live.stop()
+            self._lower_panel()
             self._console.clear()
-            self._live = self._new_live()
             self._write(list(self._printed)[-self._console.height :])
-            self._live.start(refresh=True)
+            self._raise_panel()
         self._width = width
 
     def leave_at_once(self) -> None:
         """Restore the terminal for an end without clean-up; may be called from a signal handler."""
         self._state.restore()
 
-    def _restart(self) -> None:
-        self._live = self._new_live()
-        self._live.start(refresh=True)
-
-    def _new_live(self) -> Live:
-        return Live(
+    def _raise_panel(self) -> None:
+        """Draw the panel where the cursor is, and again and again from now on."""
+        self._live = Live(
             console=self._console,
             get_renderable=self._panel,
             refresh_per_second=REFRESHES_PER_SECOND,
             transient=True,
             vertical_overflow="crop",
         )
+        self._live.start(refresh=True)
+
+    def _lower_panel(self) -> None:
+        """Take the panel away; the cursor is then where it began."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def _panel(self) -> Group:
         size = self._console.size

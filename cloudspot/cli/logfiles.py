@@ -7,7 +7,6 @@ from pathlib import Path
 
 from cloudspot.cli import output
 from cloudspot.cli.jobs import Job
-from cloudspot.cli.lines import LABEL_WIDTH
 from cloudspot.cli.progress import transfer
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.streams import parse_stream

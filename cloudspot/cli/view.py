@@ -110,6 +110,7 @@ def look(
     now: datetime,
     *,
     sights: Sights,
+    logged: Mapping[str, float] | None = None,
     curve: Curve | None = None,
     instances: Sequence[Instance] = (),
 ) -> View:
@@ -119,12 +120,18 @@ def look(
         history: the job's records.
         now: the moment; ages and open bills run until then.
         sights: what is remembered of earlier looks.
+        logged: the newest metrics by the log, which tells them sooner than the nodes' heartbeats.
         curve: the metric to draw, when there is one.
         instances: a listing, which makes the open launch's bill more exact.
     """
     launch = history.launches[-1] if history.launches else None
     ledger = bill(history, now, instances=instances)
     step, total = newest_step(history), steps_total(history)
+    if curve is not None and curve.steps and history.finished is None:
+        step = max(step, curve.steps[-1])
+    metrics = report.metrics(history)
+    if history.finished is None:
+        metrics |= logged or {}
     rate = steps_per_second(sights.points)
     newest = last_commit_id(history)
     committed = None if newest is None else sights.committed_at.get(newest)
@@ -144,7 +151,7 @@ def look(
         counts_steps=not has_no_session(history),
         steps_per_second=rate,
         seconds_left=seconds_left(step, total, rate),
-        metrics=report.metrics(history),
+        metrics=metrics,
         curve=curve,
         offer=None if launch is None else launch.intent.offer,
         is_launched=history.open_launch is not None,
