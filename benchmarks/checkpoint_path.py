@@ -1,0 +1,280 @@
+"""A checkpoint's whole way, on a real job: stall, time lost, whole save, notice to commit, restore, agent.
+
+python benchmarks/checkpoint_path.py [--directory DIR] [--bytes 1e9] [--seconds 30]
+
+Runs the job in benchmarks/gigabyte on the local provider: steps of some 3 ms beside a large state, a save
+every 5 s; reclaims its machine with notice; lets it resume. Each figure stands beside a reference of the
+same run: one copy of the state into a warm buffer, the same training with torch.save and with
+torch.distributed.checkpoint, a plain copy of the same bytes to the same file system, and a plain read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudspot.jobstore.keys import job_prefix
+from cloudspot.jobstore.manifests import fetch, read_commit
+from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.records import CheckpointId, Commit
+from cloudspot.local.filestore import FileStore
+from cloudspot.local.processes import MARK
+from cloudspot.processes import marked_processes
+
+JOB = Path(__file__).parent / "gigabyte"
+NAME = "gigabyte"
+CHUNK = 64 << 20
+
+
+def wait_for(condition: Callable[[], Any], *, seconds: float = 180.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > end:
+            sys.exit("it did not come")
+        time.sleep(0.05)
+    return value
+
+
+# --- training lost --------------------------------------------------------------------------------
+
+
+def lost(began: Sequence[float], windows: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the stall (the longest step) and training time lost of a save, in seconds: medians."""
+    steps = [(before, after - before) for before, after in itertools.pairwise(began)]
+    outside = [took for at, took in steps if not any(low - 0.5 < at < high + 0.5 for low, high in windows)]
+    usual = statistics.median(outside)
+    stalls, sums = [], []
+    for low, high in windows:
+        inside = [took for at, took in steps if low - 0.1 <= at <= high + 0.2]
+        stalls.append(max(inside) - usual)
+        sums.append(sum(inside) - len(inside) * usual)
+    return statistics.median(stalls), statistics.median(sums)
+
+
+def by_torch(how: str, directory: Path, environment: dict[str, str]) -> tuple[float, float, float]:
+    """Return stall, training time lost and whole save of torch's own way, in seconds."""
+    with tempfile.TemporaryDirectory(dir=directory) as out:
+        words = [sys.executable, str(JOB / "train.py"), "--how", how, "--out", out]
+        subprocess.run(
+            words, env=environment, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        began = json.loads(Path(out, "steps.json").read_text())
+        saves = json.loads(Path(out, "saves.json").read_text())
+    windows = [(save["began"], save["ended"]) for save in saves if save["ended"] < began[-1]]
+    return (*lost(began, windows), statistics.median(high - low for low, high in windows))
+
+
+# --- references -----------------------------------------------------------------------------------
+
+
+def memcpy_seconds(num_bytes: int) -> float:
+    source, target = torch.ones(num_bytes // 4), torch.zeros(num_bytes // 4)
+    target.copy_(source)
+    found = []
+    for _ in range(7):
+        started = time.perf_counter()
+        target.copy_(source)
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
+def write_seconds(source: Path, directory: Path, *, sync: bool) -> float:
+    """Copy the file in chunks by four threads, as plain files of their own."""
+    size = source.stat().st_size
+    found = []
+    for number in range(3):
+        with tempfile.TemporaryDirectory(dir=directory) as name:
+
+            def copy(start: int, target: Path = Path(name)) -> None:
+                with source.open("rb") as file, (target / str(start)).open("wb") as out:
+                    file.seek(start)
+                    out.write(file.read(min(CHUNK, size - start)))
+                    out.flush()
+                    if sync:
+                        os.fsync(out.fileno())
+
+            started = time.perf_counter()
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(copy, range(0, size, CHUNK)))
+            found.append(time.perf_counter() - started)
+        del number
+    return statistics.median(found)
+
+
+def read_seconds(paths: Sequence[Path], directory: Path) -> tuple[float, float]:
+    """Read the files by four threads: into memory, and on to files of the same directory."""
+    into_memory, into_files = [], []
+    for _ in range(3):
+        started = time.perf_counter()
+        with ThreadPoolExecutor(4) as pool:
+            for _data in pool.map(Path.read_bytes, paths):
+                pass
+        into_memory.append(time.perf_counter() - started)
+        with tempfile.TemporaryDirectory(dir=directory) as name:
+
+            def copy(path: Path, target: Path = Path(name)) -> None:
+                (target / path.name).write_bytes(path.read_bytes())
+
+            started = time.perf_counter()
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(copy, paths))
+            into_files.append(time.perf_counter() - started)
+    return statistics.median(into_memory), statistics.median(into_files)
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+class Job:
+    """The running job, its store and its agent."""
+
+    def __init__(self, home: Path, environment: dict[str, str]) -> None:
+        self.environment = {**environment, "CLOUDSPOT_LOCAL_HOME": str(home)}
+        self.environment.pop("CLOUDSPOT_STORE", None)
+        self.home = home
+        self.store = FileStore(f"file://{home}/store")
+        self.reader = HistoryReader(self.store, NAME)
+        words = ["run", str(JOB / "job.toml"), "--name", NAME]
+        for name in ("GIGABYTE_BYTES", "GIGABYTE_SECONDS", "GIGABYTE_OUT"):
+            words += ["--set", f'run.env.{name}="{environment[name]}"']
+        self.process = self.start(*words)
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "cloudspot", *words]
+        return subprocess.Popen(
+            command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def commits(self) -> list[Commit]:
+        ids = self.reader.read().commits if (self.home / "store" / job_prefix(NAME)).exists() else ()
+        return [self.commit(each) for each in ids]
+
+    def commit(self, checkpoint: CheckpointId) -> Commit:
+        return read_commit(self.store, NAME, checkpoint)
+
+    def agent(self) -> int:
+        for machine in (self.home / "machines").iterdir():
+            for pid in marked_processes(MARK, machine.name):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if b"cloudspot.agent" in words:
+                    return pid
+        sys.exit("there is no agent")
+
+
+def agent_cost(pid: int) -> tuple[float, float]:
+    """Return the agent's CPU seconds so far, and its own memory at its largest, in MB."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) / ticks, int(status["RssAnon"].split()[0]) / 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--directory", type=Path, default=None, help="where all files go; default: TMPDIR")
+    parser.add_argument("--bytes", type=float, default=1e9)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        measure(Path(name), options.bytes, options.seconds)
+
+
+def measure(directory: Path, num_bytes: float, seconds: float) -> None:
+    out = directory / "out"
+    out.mkdir()
+    environment = {
+        **os.environ,
+        "GIGABYTE_BYTES": str(num_bytes),
+        "GIGABYTE_SECONDS": str(seconds),
+        "GIGABYTE_OUT": str(out),
+        "OMP_NUM_THREADS": "1",
+    }
+    floor = memcpy_seconds(int(num_bytes))
+    torches = {
+        how: by_torch(how, directory, environment) for how in ("torch.save", "dcp-thread", "dcp-process")
+    }
+
+    environment["GIGABYTE_SECONDS"] = "100000"
+    job = Job(directory / "home", environment)
+    try:
+        wait_for(job.commits)
+        pid = job.agent()
+        clock, (cpu, _) = time.monotonic(), agent_cost(pid)
+        commits: dict[str, Commit] = {}
+        memory = 0.0
+        while time.monotonic() < clock + seconds:
+            commits.update({str(each.id): each for each in job.commits()})
+            memory = max(memory, agent_cost(pid)[1])
+            time.sleep(0.2)
+        share = (agent_cost(pid)[0] - cpu) / (time.monotonic() - clock)
+        asked = time.time()
+        job.start("preempt", NAME, "--notice", "60s").wait(60)
+        told = time.time()
+        first = wait_for(
+            lambda: (out / "steps-1.json").exists() and json.loads((out / "steps-1.json").read_text())
+        )
+        drained = wait_for(lambda: next((each for each in job.commits() if each.kind == "drain"), None))
+        load = wait_for(lambda: (out / "load.json").exists() and json.loads((out / "load.json").read_text()))
+        history = job.reader.read()
+        notice = next(each for launch in history.launches for each in launch.notices.values())
+        commits.update({str(drained.id): drained})
+        monotonic = time.monotonic() - time.time()
+        windows = [
+            (each.parts[0].sealed_at.timestamp() + monotonic, each.at.timestamp() + monotonic)
+            for each in commits.values()
+            if each.kind == "interval"
+        ]
+        stall, training = lost(first, [each for each in windows if each[1] < first[-1]])
+        whole = statistics.median(high - low for low, high in windows) + stall
+        restored = directory / "restored"
+        chunks = sorted((directory / "home" / "store" / job_prefix(NAME)).glob("**/chunks/**/*"))
+        chunks = [path for path in chunks if path.is_file() and path.stat().st_size > 1 << 20]
+        started = time.perf_counter()
+        fetch(job.store, NAME, drained, restored)
+        fetched = time.perf_counter() - started
+    finally:
+        job.start("stop", NAME, "--wait").wait(120)
+        job.process.wait(120)
+    source = restored / "part-0.bin"
+    synced, plain = (write_seconds(source, directory, sync=sync) for sync in (True, False))
+    num_chunks = -(-drained.size // CHUNK)
+    read, copied = read_seconds(chunks[-num_chunks:], directory)
+
+    def row(what: str, took: float, than: float, of: str) -> None:
+        print(f"{what:44} {1e3 * took:8.0f} ms {took / than:7.2f} x {of}")
+
+    print(f"state {drained.size / 1e9:.2f} GB; one copy into a warm buffer {1e3 * floor:.0f} ms")
+    row("stall of a save", stall, floor, "copy")
+    row("training time lost by a save", training, floor, "copy")
+    row("whole save, boundary to commit", whole, floor, "copy")
+    for how, (their_stall, their_lost, their_whole) in torches.items():
+        row(f"{how}: stall", their_stall, floor, "copy")
+        row(f"{how}: training time lost", their_lost, floor, "copy")
+        row(f"{how}: whole save", their_whole, floor, "copy")
+    print(f"plain copy of the bytes to files: {1e3 * plain:.0f} ms, with fsync {1e3 * synced:.0f} ms")
+    row("whole save", whole, synced, "plain copy with fsync")
+    to_commit = drained.at.timestamp() - notice.at.timestamp()
+    row("notice seen by the agent to commit", to_commit, synced, "plain copy with fsync")
+    row("reclaim asked for to commit", drained.at.timestamp() - asked, synced, "plain copy with fsync")
+    print(f"  (the command itself took {told - asked:.2f} s)")
+    print(f"plain read of the chunks: into memory {1e3 * read:.0f} ms, on to files {1e3 * copied:.0f} ms")
+    row("restore to disk, every chunk verified", fetched, copied, "plain read on to files")
+    row("load into the training", load, floor, "copy")
+    print(f"agent: {100 * share:.1f} % of one core with a save every 5 s, {memory:.0f} MB of its own memory")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Short steps beside a large state; notes when each step began. Saves by cloudspot or by torch itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+from torch import nn
+
+NUM_BYTES = float(os.environ.get("GIGABYTE_BYTES", "1e9"))
+NUM_TENSORS = 438
+SECONDS = float(os.environ.get("GIGABYTE_SECONDS", "30"))
+INTERVAL_SECONDS = 5.0
+
+
+class Ballast(nn.Module):
+    """Parameters that nothing trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = int(NUM_BYTES / 4 / NUM_TENSORS)
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.full((size,), float(number)), requires_grad=False)
+            for number in range(NUM_TENSORS)
+        )
+
+
+def train(steps: Iterator[int], on_step: Callable[[], None], out: Path) -> None:
+    """Make steps of some 3 ms until the time is over, and write down when each began (monotonic)."""
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs, wanted = torch.randn(192, 512), torch.randint(10, (192,))
+    began: list[float] = []
+    end = time.monotonic() + SECONDS
+    try:
+        for _ in steps:
+            began.append(time.monotonic())
+            on_step()
+            loss = nn.functional.cross_entropy(model(inputs), wanted)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if began[-1] > end:
+                break
+    finally:
+        out.write_text(json.dumps(began))
+
+
+def by_cloudspot() -> None:
+    """Train as a job does."""
+    import cloudspot.train as spot
+
+    spot.init_process_group()
+    torch.set_num_threads(1)
+    ballast = Ballast()
+    made = time.monotonic()
+    run = spot.session(ballast=ballast)
+    out = Path(os.environ["GIGABYTE_OUT"])
+    if run.resumed:
+        (out / "load.json").write_text(json.dumps(time.monotonic() - made))
+    train(iter(run.steps(1 << 40)), lambda: None, out / f"steps-{os.environ['CLOUDSPOT_GENERATION']}.json")
+
+
+def by_torch(how: str, out: Path) -> None:
+    """Train alone, and save each interval by torch.distributed.checkpoint, or by torch.save."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("cpu:gloo", init_method=f"file://{out}/store", rank=0, world_size=1)
+    state = {"ballast": Ballast().state_dict()}
+    saves: list[dict[str, float]] = []
+    last: list[Future[object]] = []
+    next_at = time.monotonic() + INTERVAL_SECONDS
+
+    def save() -> None:
+        nonlocal next_at
+        now = time.monotonic()
+        if now < next_at or (last and not last[-1].done()):
+            return
+        next_at = now + INTERVAL_SECONDS
+        path = out / f"checkpoint-{len(saves)}"
+        record = {"began": now}
+        saves.append(record)
+        if how == "torch.save":
+            torch.save(state, path)
+            record["ended"] = time.monotonic()
+            return
+        kind = AsyncCheckpointerType.THREAD if how == "dcp-thread" else AsyncCheckpointerType.PROCESS
+        found = dcp.async_save(state, checkpoint_id=str(path), async_checkpointer_type=kind)
+        future = getattr(found, "upload_completion", found)
+        future.add_done_callback(lambda _: record.update(ended=time.monotonic()))
+        last.append(future)
+
+    train(iter(range(1 << 40)), save, out / "steps.json")
+    for future in last:
+        future.result()
+    (out / "saves.json").write_text(json.dumps(saves))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--how", choices=("dcp-thread", "dcp-process", "torch.save"))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.how is None:
+        by_cloudspot()
+    else:
+        by_torch(options.how, options.out)
