@@ -70,7 +70,6 @@ class Courier:
         self._has_committed = False
         """There may be something to collect."""
         self._collecting: threading.Thread | None = None
-        self.notice_seconds: float | None = None
 
     def start(self) -> None:
         """Begin to upload."""
@@ -185,16 +184,18 @@ class Courier:
         self._status.stall_seconds = max(seal["stall_seconds"], 0.0)
         data = memoryview(mapped)
         try:
-            manifests.upload_part(
-                self._store,
-                self._node.job_id,
-                checkpoint,
-                rank=name.rank,
-                num_parts=seal["world_size"],
-                data=data,
-                seal=raw,
-                sealed_at=datetime.fromtimestamp(seal["sealed_at_unix"], timezone.utc),
-            )
+            with self._status.transferring("uploading", len(data)) as progress:
+                manifests.upload_part(
+                    self._store,
+                    self._node.job_id,
+                    checkpoint,
+                    rank=name.rank,
+                    num_parts=seal["world_size"],
+                    data=data,
+                    seal=raw,
+                    sealed_at=datetime.fromtimestamp(seal["sealed_at_unix"], timezone.utc),
+                    progress=progress,
+                )
         finally:
             data.release()
             if isinstance(mapped, mmap.mmap):
@@ -210,7 +211,7 @@ class Courier:
             self._committed(commit)
 
     def _uploaded(self, seconds: float) -> None:
-        status, notice = self._status, self.notice_seconds
+        status, notice = self._status, self._status.notice_seconds
         status.upload_seconds = seconds
         if notice is not None and seconds > WARN_SHARE * notice:
             status.warnings = (f"an upload takes {seconds:.0f} s of the {notice:.0f} s that a notice leaves",)

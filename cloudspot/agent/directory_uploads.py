@@ -123,18 +123,20 @@ class DirectoryUploads:
                 raise TransientError(f"{directory.name} changed while it was uploaded")
 
         try:
-            manifests.upload_directory(
-                self._store,
-                self._node.job_id,
-                checkpoint,
-                rank=0,
-                num_parts=1,
-                root=root,
-                files=table,
-                directory=directory.name,
-                sealed_at=datetime.fromtimestamp(taken_at, timezone.utc),
-                check=check,
-            )
+            with self._status.transferring("uploading", sum(file.size for file in table)) as progress:
+                manifests.upload_directory(
+                    self._store,
+                    self._node.job_id,
+                    checkpoint,
+                    rank=0,
+                    num_parts=1,
+                    root=root,
+                    files=table,
+                    directory=directory.name,
+                    sealed_at=datetime.fromtimestamp(taken_at, timezone.utc),
+                    check=check,
+                    progress=progress,
+                )
             commit(checkpoint, taken_at)
         except CorruptData:
             if self._stands(checkpoint):

@@ -85,6 +85,8 @@ class HeartbeatWriter:
             committed=self._status.committed,
             stall_seconds=self._status.stall_seconds,
             upload_seconds=self._status.upload_seconds,
+            notice_seconds=self._status.notice_seconds,
+            transfer=self._status.transfer,
             warnings=self._status.warnings,
             phases=self._status.phases,
             failed=self._status.failed,

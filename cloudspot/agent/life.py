@@ -70,7 +70,7 @@ class Life:
         self.artifacts = Artifacts(store, node.job_id, node.artifacts, rank=identity.rank)
         self.courier = Courier(store, node, job.spec, self.status, self.orders)
         source = provider.preemption_source()
-        self.courier.notice_seconds = source.notice_seconds
+        self.status.notice_seconds = source.notice_seconds
         self._watcher = NoticeWatcher(source, self._notice)
         self._heartbeat = HeartbeatWriter(
             store,

@@ -108,9 +108,14 @@ def _fetch(life: Life, commit: Commit, skipped: tuple[Skipped, ...]) -> Restored
             return replace(restored, directory_name=name)
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)  # it came with the code: an older state of the same name
-        life.insist(lambda: manifests.fetch(life.store, node.job_id, commit, node.work))
+        life.insist(lambda: _bring(life, commit, node.work))
         return replace(restored, directory_name=name)
     target = node.restore
     shutil.rmtree(target, ignore_errors=True)
-    life.insist(lambda: manifests.fetch(life.store, node.job_id, commit, target))
+    life.insist(lambda: _bring(life, commit, target))
     return replace(restored, directory=target)
+
+
+def _bring(life: Life, commit: Commit, directory: Path) -> None:
+    with life.status.transferring("restoring", commit.size) as progress:
+        manifests.fetch(life.store, life.node.job_id, commit, directory, progress=progress)

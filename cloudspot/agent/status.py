@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 from cloudspot.agent.watcher import Reclaim
-from cloudspot.jobstore.records import CheckpointId, Failed, Generation, Phase, StopRequest
+from cloudspot.jobstore.records import CheckpointId, Failed, Generation, Phase, StopRequest, Transfer
 from cloudspot.train import handoff as files
 
 MAX_PHASES = 64
 """A dozen generations: the heartbeat stays small."""
+
+
+class _Transfer:
+    """Bytes on their way; several threads bring them."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what = what
+        self.total = total
+        self.done = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.done += count
 
 
 class Status:
@@ -34,7 +49,10 @@ class Status:
         self.committed: CheckpointId | None = None
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None
+        self.notice_seconds: float | None = None
+        """How long before it takes a machine the provider says so."""
         self.warnings: tuple[str, ...] = ()
+        self._transfer: _Transfer | None = None
         self._failed: Failed | None = None
         self._is_regrouping = False
         self._metrics: dict[str, float] = {}
@@ -80,6 +98,30 @@ class Status:
     def failed(self, failed: Failed) -> None:
         self._failed = failed
         self.state_changed.set()
+
+    @contextmanager
+    def transferring(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Report a transfer while the block runs; yields a function, for any thread, to tell new bytes to.
+
+        Args:
+            what: see ``records.Transfer.what``.
+            total: bytes.
+        """
+        transfer = _Transfer(what, total)
+        self._transfer = transfer
+        try:
+            yield transfer.add
+        finally:
+            if self._transfer is transfer:  # the newest is the one that is reported
+                self._transfer = None
+
+    @property
+    def transfer(self) -> Transfer | None:
+        """How far the newest transfer is that is under way."""
+        transfer = self._transfer
+        if transfer is None:
+            return None
+        return Transfer(what=transfer.what, done=min(transfer.done, transfer.total), total=transfer.total)
 
     def progress(self) -> tuple[int, int | None]:
         """Return the newest step begun here (or restored), and the total when it is known."""

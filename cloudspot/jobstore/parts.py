@@ -38,6 +38,7 @@ def upload_part(
     data: memoryview,
     seal: bytes,
     sealed_at: datetime,
+    progress: Callable[[int], None] = lambda _count: None,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
     sleep: Callable[[float], None] = time.sleep,
@@ -54,6 +55,7 @@ def upload_part(
             where they lie; no view of them is kept, also after an error.
         seal: The seal file's bytes.
         sealed_at: When the trainer sealed it, UTC.
+        progress: Is told the bytes as they are through, by several threads.
         chunk_bytes: The size of all chunks but the last.
         num_threads: How many chunks are on their way at once.
         sleep: For the delay between tries.
@@ -77,7 +79,7 @@ def upload_part(
         writer=new_nonce(),
     )
     with _forgetting_frames():
-        return _upload(store, job_id, part, _View(data), chunk_bytes, num_threads, sleep)
+        return _upload(store, job_id, part, _View(data), chunk_bytes, num_threads, sleep, progress)
 
 
 def upload_directory(
@@ -92,6 +94,7 @@ def upload_directory(
     directory: str,
     sealed_at: datetime,
     check: Callable[[], None] = lambda: None,
+    progress: Callable[[int], None] = lambda _count: None,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
     sleep: Callable[[float], None] = time.sleep,
@@ -121,7 +124,7 @@ def upload_directory(
         sealed_at=sealed_at,
         writer=new_nonce(),
     )
-    return _upload(store, job_id, part, _Files(root, files), chunk_bytes, num_threads, sleep, check)
+    return _upload(store, job_id, part, _Files(root, files), chunk_bytes, num_threads, sleep, progress, check)
 
 
 def put_part(
@@ -214,6 +217,7 @@ def _upload(
     chunk_bytes: int,
     num_threads: int,
     sleep: Callable[[float], None],
+    progress: Callable[[int], None],
     check: Callable[[], None] = lambda: None,
 ) -> Part:
     if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
@@ -228,6 +232,7 @@ def _upload(
         with source.read(start, min(chunk_bytes, part.size - start)) as data:
             if found is None:
                 store.put(keys.chunk(job_id, part.generation, part.step, part.rank, number), data)
+            progress(len(data))
             return Chunk(size=len(data), xxh3_128=xxh3_128(data))
 
     num_chunks = -(-part.size // chunk_bytes)

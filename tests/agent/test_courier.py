@@ -10,7 +10,7 @@ from cloudspot.agent.restore import Restored
 from cloudspot.agent.watcher import Reclaim
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import generations, keys, manifests
-from cloudspot.jobstore.records import Generation, new_nonce
+from cloudspot.jobstore.records import Generation, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.train import handoff as files
@@ -50,6 +50,23 @@ def test_a_sealed_slot_becomes_a_commit_and_is_free_again(bench, carry, node, wa
     wait_until(lambda: not seal.exists() and list(seal.parent.iterdir()) == [])
     manifests.verify(bench.store, "digits-1", manifests.read_commit(bench.store, "digits-1", bench.id(1, 10)))
     assert life.status.stall_seconds == 0.01
+
+
+def test_what_is_under_way_is_told(bench, carry, node, wait_until, monkeypatch):
+    told = []
+    life = carry()
+
+    def put(key, data, *, if_absent=False, inner=bench.store.put):
+        inner(key, data, if_absent=if_absent)
+        told.append((key.rpartition("/")[0], life.status.transfer))
+
+    monkeypatch.setattr(bench.store, "put", put)
+    bench.seal(node, bench.id(1, 10), data=b"weights")
+    wait_until(lambda: life.status.committed == bench.id(1, 10))
+    chunk, part, commit = told
+    assert chunk[1] == Transfer(what="uploading", done=0, total=7)
+    assert part[1] == Transfer(what="uploading", done=7, total=7)
+    assert commit[1] is None
 
 
 def test_a_node_that_never_brings_the_last_part_knows_what_its_uploads_take(bench, carry, node, wait_until):

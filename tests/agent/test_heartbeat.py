@@ -1,5 +1,6 @@
 """The heartbeat: what a node says of itself, and what it hears of others."""
 
+import json
 import time
 from datetime import datetime, timezone
 
@@ -7,7 +8,7 @@ import pytest
 
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, generations, keys
-from cloudspot.jobstore.records import Generation, Heartbeat, new_nonce
+from cloudspot.jobstore.records import Generation, Heartbeat, Transfer, new_nonce
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.train import handoff as files
@@ -84,3 +85,39 @@ def test_a_later_agents_beats_differ_from_the_dead_ones(bench):
     time.sleep(0.002)
     bench.life()._heartbeat.beat()
     assert counter() > seen
+
+
+def newest(bench):
+    return codec.decode(bench.store.get(keys.heartbeat(JOB, 1, 0)), Heartbeat)
+
+
+def test_a_beat_tells_how_far_a_transfer_is_and_how_long_a_notice(bench):
+    life = bench.life()
+    with life.status.transferring("uploading", 100) as progress:
+        progress(30)
+        progress(12)
+        life._heartbeat.beat()
+        assert newest(bench).transfer == Transfer(what="uploading", done=42, total=100)
+    life._heartbeat.beat()
+    assert newest(bench).transfer is None
+    assert newest(bench).notice_seconds == 120.0
+
+
+def test_of_two_transfers_the_newer_is_told_of_and_its_end_leaves_none(bench):
+    status = bench.life().status
+    with status.transferring("uploading", 100):
+        with status.transferring("restoring", 50) as progress:
+            progress(80)  # tried again in between: never more than there is
+            assert status.transfer == Transfer(what="restoring", done=50, total=50)
+        assert status.transfer is None
+
+
+def test_a_beat_of_an_agent_that_does_not_tell_these_is_read(bench):
+    life = bench.life()
+    life._heartbeat.beat()
+    key = keys.heartbeat(JOB, 1, 0)
+    value = json.loads(bench.store.get(key))
+    for name in ("transfer", "notice_seconds", "phases"):
+        value.pop(name, None)
+    bench.store.put(key, json.dumps(value).encode())
+    assert (newest(bench).transfer, newest(bench).notice_seconds) == (None, None)
