@@ -29,7 +29,7 @@ SHORT_HELPS = {
     "ps": "List jobs.",
     "show": "Tell the story of one job.",
     "logs": "Print a job's log.",
-    "checkpoints": "List a job's checkpoints, and verify them.",
+    "checkpoints": "List, verify and export a job's checkpoints.",
     "stop": "Save a checkpoint and end a job.",
     "preempt": "Reclaim a job's machine on purpose, as a drill.",
     "providers": "List the providers, and check one.",

@@ -208,7 +208,7 @@ class Checkpoint:
                 loads.append((name, inner, _with_metadata(state, fresh)))
             else:
                 # The object may keep what it is given: it gets tensors of its own.
-                loads.append((name, inner, rebuild(name, trees[name], lambda item: self._item(item).clone())))
+                loads.append((name, inner, rebuild(name, trees[name], lambda item: self.item(item).clone())))
         for name, inner, state in loads:
             try:
                 with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -37,6 +38,7 @@ from cloudspot.jobstore.submission import submit
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import LaunchRequest, LogRecord, Market, NodeIdentity, Offer
 from cloudspot.spec import load_job
+from cloudspot.testing import sessions
 
 START = datetime.now(timezone.utc) - timedelta(hours=3)
 OFFER = Offer(
@@ -330,3 +332,9 @@ class Jobs:
 def jobs(tmp_path: Path, job_file: Path, local_home: Path) -> Jobs:
     """A store of its own, and a local provider without machines."""
     return Jobs(FileStore(f"file://{tmp_path}/bucket"), job_file, tmp_path)
+
+
+@pytest.fixture
+def put_session_checkpoint(tmp_path):
+    """``put_session_checkpoint(store, job_id, checkpoint, objects)``, as in a job."""
+    return functools.partial(sessions.put_session_checkpoint, scratch=tmp_path / "ranks")

@@ -11,6 +11,7 @@ from cloudspot.cli import exit_codes
 from cloudspot.cli.main import SHORT_HELPS, program
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+GROUPS = {"cloudspot checkpoints", "cloudspot providers"}
 
 
 def section(title):
@@ -56,7 +57,7 @@ def test_every_command_and_option_is_documented():
 
 def test_no_command_is_documented_that_is_not_there():
     documented = set(re.findall(r"^##+ (cloudspot .*)$", DOCS, re.MULTILINE))
-    assert documented - {path for path, _ in commands(program)} == {"cloudspot providers"}
+    assert documented - {path for path, _ in commands(program)} == GROUPS
     assert set(re.findall(r"^\| \[`(\w+)`\]", DOCS, re.MULTILINE)) == set(SHORT_HELPS)
 
 
@@ -79,7 +80,9 @@ def test_every_exit_status_is_documented():
         ("cloudspot ps", ["ps"]),
         ("cloudspot show", ["show", "digits-7k3f"]),
         ("cloudspot show", ["show", "broken-abcd"]),
-        ("cloudspot checkpoints", ["checkpoints", "digits-7k3f"]),
+        ("cloudspot checkpoints ls", ["checkpoints", "ls", "digits-7k3f"]),
+        ("cloudspot checkpoints ls", ["checkpoints", "verify", "digits-7k3f"]),
+        ("cloudspot checkpoints export", ["checkpoints", "export", "digits-7k3f", "--to", "TARGET"]),
         ("cloudspot providers list", ["providers"]),
         ("cloudspot providers list", ["providers", "list"]),
         ("cloudspot providers check", ["providers", "check", "local"]),
@@ -91,7 +94,8 @@ def test_every_exit_status_is_documented():
 def test_every_json_key_is_documented(jobs, title, arguments):
     jobs.reclaimed_and_finished()
     jobs.failed()
-    value = jobs.run_json(*[str(jobs.job_file) if each == "JOB_FILE" else each for each in arguments])
+    paths = {"JOB_FILE": jobs.job_file, "TARGET": jobs.scratch / "target"}
+    value = jobs.run_json(*[str(paths.get(each, each)) for each in arguments])
     assert keys_of(value) - words_in_backquotes(section(title)) == set()
 
 

@@ -43,7 +43,7 @@ def check_end(user: User, job_id: str) -> None:
     shown = user.show(job_id, "--verify")
     assert shown["state"] == "succeeded"
     assert shown["last_commit"]["step"] == shown["steps_total"]
-    checkpoints = json.loads(user.cloudspot("checkpoints", job_id, "--verify", "--json").stdout)
+    checkpoints = json.loads(user.cloudspot("checkpoints", "verify", job_id, "--json").stdout)
     assert checkpoints
     assert all(checkpoint["verified"] for checkpoint in checkpoints)
     for path in user.machines():

@@ -203,7 +203,7 @@ def check_storm(user: User, seed: int) -> None:
     """Run one storm and check all that must hold after it."""
     disturb(user, seed)
     assert user.show("storm")["state"] == "succeeded"
-    checkpoints = json.loads(user.cloudspot("checkpoints", "storm", "--verify", "--json").stdout)
+    checkpoints = json.loads(user.cloudspot("checkpoints", "verify", "storm", "--json").stdout)
     assert checkpoints
     assert all(checkpoint["verified"] for checkpoint in checkpoints)
     check_records(user)

@@ -1,5 +1,6 @@
 """A store in a directory, and checkpoints to put into it."""
 
+import functools
 import hashlib
 import json
 from datetime import datetime, timezone
@@ -11,6 +12,7 @@ from cloudspot.jobstore import manifests
 from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.records import CheckpointId, File, Generation, Member, new_nonce
 from cloudspot.local.filestore import FileStore
+from cloudspot.testing import sessions
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 
@@ -95,3 +97,9 @@ def checkpoints():
         generation=start_generation,
         id=CheckpointId,
     )
+
+
+@pytest.fixture
+def put_session_checkpoint(tmp_path):
+    """``put_session_checkpoint(store, job_id, checkpoint, objects)``, as in a job."""
+    return functools.partial(sessions.put_session_checkpoint, scratch=tmp_path / "ranks")

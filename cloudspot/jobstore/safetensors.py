@@ -1,0 +1,201 @@
+"""Writes tensors of a checkpoint as a ``.safetensors`` file, chunk by chunk, without the library and torch.
+
+The format: eight bytes with the length of the header (little-endian), the header, the tensors' bytes. The
+header is a JSON object with a line for each tensor (``dtype``, ``shape``, ``data_offsets`` from its own end)
+and a map of strings, ``__metadata__``; spaces fill it up, so that the bytes behind it are aligned.
+Source: https://huggingface.co/docs/safetensors (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloudspot.errors import CloudspotError, CorruptData
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_chunk, stored_chunks
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.parts import NUM_THREADS
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.records import Commit
+from cloudspot.jobstore.tensors import StoredTensor, num_elements
+
+DTYPES: Mapping[str, tuple[str, int]] = {
+    "bool": ("BOOL", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "uint16": ("U16", 2),
+    "int16": ("I16", 2),
+    "uint32": ("U32", 4),
+    "int32": ("I32", 4),
+    "uint64": ("U64", 8),
+    "int64": ("I64", 8),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "float32": ("F32", 4),
+    "float64": ("F64", 8),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e4m3fnuz": ("F8_E4M3FNUZ", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "float8_e5m2fnuz": ("F8_E5M2FNUZ", 1),
+    "complex64": ("C64", 8),
+}
+"""By torch's name: the format's name, and the bytes of an element."""
+MAX_HEADER_BYTES = 100_000_000
+"""Readers refuse a longer one."""
+_ALIGNMENT = 8
+
+
+def write_safetensors(
+    store: ObjectStore,
+    job_id: str,
+    commit: Commit,
+    tensors: Sequence[StoredTensor],
+    path: Path,
+    *,
+    metadata: Mapping[str, str],
+    progress: Callable[[int], None] = lambda _count: None,
+    num_threads: int = NUM_THREADS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Write the tensors to ``path``, which appears whole or not at all; return the file's size.
+
+    Only chunks that hold some of these tensors are read, each is compared with its checksum, and no more
+    than ``num_threads`` of them are in memory at once. ``progress`` is told the bytes read, which are
+    ``num_bytes_read`` in all. Of tied weights every name gets bytes of its own, since the format knows no
+    ties.
+
+    Raises:
+        CloudspotError: the format cannot hold one of the tensors, or the disk refuses.
+        CorruptData: a chunk is missing or changed; the message names it.
+        TransientError: the store failed; nothing is left at ``path``.
+    """
+    header, begins = _layout(tensors, metadata)
+    store = patient(store, sleep=sleep)
+    chunks = _needed(job_id, commit, tensors)
+    # Before a byte is written: what the manifest claims must be there.
+    check_sizes(store, job_id, commit, chunks)
+    index = _Index(tensors, begins)
+    size = len(header) + sum(tensor.nbytes for tensor in tensors)
+    with _whole_file(path) as descriptor:
+        _write_at(descriptor, header, 0)
+        os.ftruncate(descriptor, size)
+
+        def carry(stored: StoredChunk) -> None:
+            data = read_chunk(store, stored)
+            with memoryview(data) as view:
+                for start, length, target in index.places(stored):
+                    with view[start : start + length] as run:
+                        _write_at(descriptor, run, target)
+            progress(len(data))
+
+        each(carry, chunks, num_threads=num_threads)
+    return size
+
+
+def num_bytes_read(job_id: str, commit: Commit, tensors: Sequence[StoredTensor]) -> int:
+    """Return the bytes of the chunks that hold some of the tensors."""
+    return sum(stored.chunk.size for stored in _needed(job_id, commit, tensors))
+
+
+def _layout(tensors: Sequence[StoredTensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """Return everything before the tensors' bytes, and by name where in the file each begins."""
+    lines: dict[str, object] = {"__metadata__": dict(metadata)}
+    position = 0
+    starts: dict[str, int] = {}
+    # Wide elements first, as the library does it: every tensor is aligned, and there are no holes.
+    for tensor in sorted(tensors, key=lambda one: (-_itemsize(one), one.name)):
+        if tensor.name in lines:
+            raise CloudspotError(f"two tensors would have the name {tensor.name!r}; export one with --only")
+        code, _ = DTYPES[tensor.dtype]
+        ends = [position, position + tensor.nbytes]
+        lines[tensor.name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": ends}
+        starts[tensor.name] = position
+        position += tensor.nbytes
+    text = json.dumps(lines, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > MAX_HEADER_BYTES:
+        raise CloudspotError(
+            f"the table of these tensors has {len(text)} bytes, and safetensors takes {MAX_HEADER_BYTES}: "
+            "export to a .pt file"
+        )
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + start for name, start in starts.items()}
+
+
+def _itemsize(tensor: StoredTensor) -> int:
+    if tensor.dtype not in DTYPES:
+        raise CloudspotError(
+            f"{tensor.name} is of type {tensor.dtype}, which a .safetensors file cannot hold: export to a "
+            ".pt file"
+        )
+    _, itemsize = DTYPES[tensor.dtype]
+    if tensor.nbytes != num_elements(tensor) * itemsize:
+        raise CorruptData(
+            f"{tensor.name} of type {tensor.dtype} and shape {list(tensor.shape)} has {tensor.nbytes} bytes"
+        )
+    return itemsize
+
+
+def _needed(job_id: str, commit: Commit, tensors: Sequence[StoredTensor]) -> list[StoredChunk]:
+    index = _Index(tensors, {tensor.name: 0 for tensor in tensors})
+    return [stored for stored in stored_chunks(job_id, commit) if any(True for _ in index.places(stored))]
+
+
+class _Index:
+    """Finds where the bytes of a chunk belong in the file."""
+
+    def __init__(self, tensors: Sequence[StoredTensor], begins: Mapping[str, int]) -> None:
+        self._runs: dict[int, list[tuple[int, int, int]]] = {}
+        """By rank: offset in the part, bytes, offset in the file; tied weights follow each other."""
+        for tensor in tensors:
+            if tensor.nbytes:
+                run = (tensor.offset, tensor.nbytes, begins[tensor.name])
+                self._runs.setdefault(tensor.rank, []).append(run)
+        for runs in self._runs.values():
+            runs.sort()
+
+    def places(self, stored: StoredChunk) -> Iterator[tuple[int, int, int]]:
+        """Yield runs of a chunk's bytes: offset in the chunk, length, offset in the file."""
+        runs = self._runs.get(stored.part.rank, [])
+        low, high = stored.start, stored.start + stored.chunk.size
+        # Items of a part do not overlap, so that their ends are in order too.
+        first = bisect.bisect_right(runs, low, key=lambda run: run[0] + run[1])
+        for offset, nbytes, target in runs[first:]:
+            if offset >= high:
+                return
+            start, end = max(offset, low), min(offset + nbytes, high)
+            yield start - low, end - start, target + start - offset
+
+
+def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], offset + done)
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[int]:
+    """Lend a descriptor; the file appears under its name when all went well."""
+    partial = path.with_name(f".{path.name}.partial")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, flags, 0o666)
+    except OSError as error:
+        raise CloudspotError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+        partial.replace(path)
+    except OSError as error:
+        raise CloudspotError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,146 @@
+"""Which tensors a session's checkpoint holds, under which names, and where their bytes lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloudspot.errors import CloudspotError, CorruptData
+from cloudspot.jobstore.integrity import read_seal
+from cloudspot.jobstore.records import Commit
+
+WRAPPER = "module."
+"""What DistributedDataParallel puts before every name, where a script saves the wrapper's state itself."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint."""
+
+    name: str
+    """As it is exported."""
+    dtype: str
+    """torch's name, such as ``float32``."""
+    shape: tuple[int, ...]
+    rank: int
+    """Whose part holds it."""
+    offset: int
+    """Bytes from the beginning of the part."""
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of a checkpoint is to be exported."""
+
+    objects: tuple[str, ...]
+    """The names of the tracked objects that it is about."""
+    tensors: tuple[StoredTensor, ...]
+    """Of tied weights each name is one; they share a place."""
+    left_out: tuple[str, ...]
+    """The entries of the objects' states that are no tensors, or hold some that are none."""
+
+
+def shared_state(commit: Commit) -> dict[str, Any]:
+    """Return the JSON state that all ranks of a session's checkpoint share: objects' trees and the position.
+
+    Raises:
+        CorruptData: it is not what a session writes.
+    """
+    shared = read_seal(commit.parts[0]).get("objects")
+    if not isinstance(shared, dict) or not isinstance(shared.get("state"), dict):
+        raise CorruptData(f"checkpoint {commit.id}: its seal holds no state of objects")
+    models = shared.get("models")
+    if not isinstance(models, list) or not all(name in shared["state"] for name in models):
+        raise CorruptData(f"checkpoint {commit.id}: its seal names models that it does not hold")
+    return shared
+
+
+def choose(commit: Commit, *, only: str | None = None, whole: bool = False) -> Selection:
+    """Return the tensors of the models, by the names of their own ``state_dict``.
+
+    The manifest is one that ``read_commit`` returned. With several models a name begins with the object's
+    and a point. ``only`` picks one object, a model or not; in one that is none, and with ``whole``, names of
+    nested values are paths such as ``optimizer/state/0/exp_avg``. ``whole`` picks every tensor.
+
+    Raises:
+        CloudspotError: there is no such object, or no model.
+        CorruptData: the seals contradict themselves.
+    """
+    shared = shared_state(commit)
+    items = _items(commit)
+    state: dict[str, Any] = shared["state"]
+    if whole:
+        tensors = tuple(_stored(name, place) for name, place in items.items())
+        return Selection(tuple(state), tensors, ())
+    objects = _objects(commit, state, shared["models"], only)
+    found: list[StoredTensor] = []
+    left_out: list[str] = []
+    for name in objects:
+        prefix = f"{name}." if len(objects) > 1 else ""
+        leaves = list(_leaves("", state[name]))
+        cut = len(WRAPPER) if all(path.startswith(WRAPPER) for path, _ in leaves) else 0
+        for path, item in leaves:
+            if item is None:
+                left_out.append(prefix + path[cut:].partition("/")[0])
+            elif item in items:
+                found.append(_stored(prefix + path[cut:], items[item]))
+            else:
+                raise CorruptData(f"checkpoint {commit.id}: {name} names tensor {item!r}, which is not there")
+    return Selection(objects, tuple(found), tuple(dict.fromkeys(left_out)))
+
+
+def _objects(
+    commit: Commit, state: dict[str, Any], models: Sequence[str], only: str | None
+) -> tuple[str, ...]:
+    names = ", ".join(state)
+    if only is not None:
+        if only not in state:
+            raise CloudspotError(f"checkpoint {commit.id} holds no object {only!r}; it holds: {names}")
+        return (only,)
+    if not models:
+        raise CloudspotError(
+            f"none of the objects in checkpoint {commit.id} is a model; export one of them with --only, or "
+            f"the whole state with --all: {names or 'it holds none'}"
+        )
+    return tuple(models)
+
+
+def _items(commit: Commit) -> dict[str, tuple[int, dict[str, Any]]]:
+    return {item["name"]: (part.rank, item) for part in commit.parts for item in read_seal(part)["items"]}
+
+
+def _stored(name: str, place: tuple[int, dict[str, Any]]) -> StoredTensor:
+    rank, item = place
+    return StoredTensor(name, item["dtype"], tuple(item["shape"]), rank, item["offset"], item["nbytes"])
+
+
+def _leaves(path: str, tree: Any) -> Iterator[tuple[str, str | None]]:
+    """Yield each value's path, and the item that it is; None: it is no tensor. See cloudspot.train.tree."""
+    children: Iterator[tuple[Any, Any]]
+    if isinstance(tree, list):
+        children = enumerate(tree)
+    elif not isinstance(tree, dict):
+        yield path, None
+        return
+    elif tree.keys() == {"$item"}:
+        yield path, tree["$item"]
+        return
+    elif tree.keys() == {"$dict"}:
+        children = iter(tree["$dict"])
+    elif tree.keys() == {"$tuple"}:
+        children = enumerate(tree["$tuple"])
+    elif len(tree) == 1 and next(iter(tree)).startswith("$"):
+        yield path, None
+        return
+    else:
+        children = iter(tree.items())
+    for key, value in children:
+        yield from _leaves(f"{path}/{key}" if path else str(key), value)
+
+
+def num_elements(tensor: StoredTensor) -> int:
+    """Return how many numbers the tensor has; 1 where it has no dimensions."""
+    return math.prod(tensor.shape)
