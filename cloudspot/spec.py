@@ -200,7 +200,8 @@ def load_job(path: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
     try:
         return _decode(raw)
     except FieldError as error:
-        is_ours = any(error.path[: len(key)] == key for key in changed)
+        # The field itself, one inside of it, or the table that an override made of a plain field.
+        is_ours = any(error.path[: len(key)] == key[: len(error.path)] for key in changed if error.path)
         raise SpecError(f"{'--set' if is_ours else path}: {error}") from None
 
 

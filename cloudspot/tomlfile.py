@@ -17,6 +17,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+MAX_BYTES: Final = 1 << 20
+"""What a person writes is never longer; a data file named by mistake is not read whole."""
+
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
 
@@ -24,14 +27,22 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the file's raw table.
 
     Raises:
-        SpecError: there is no such file, or it is no TOML; the message names the line.
+        SpecError: there is no such file, it cannot be read, or it is no TOML; the message names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        # Some editors begin a file with a byte order mark.
+        text = data.decode("utf-8-sig")
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise SpecError(f"{path}: line {line}: is no text in UTF-8, so this is no TOML file") from None
+    if len(data) > MAX_BYTES:
+        raise SpecError(f"{path}: has more than {MAX_BYTES >> 20} MiB, so this is no file of settings")
     try:
         raw: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -9,6 +9,8 @@ STOPPED = 10
 """The job was stopped before its end, by a person or by one of its limits."""
 INTERRUPTED = 130
 """Ctrl-C: 128 + SIGINT, as shells have it. A job that was submitted goes on."""
+PIPE_CLOSED = 141
+"""Nobody reads the output any more: 128 + SIGPIPE, as shells have it."""
 
 _OUTCOMES = {"succeeded": SUCCEEDED, "failed": FAILED, "stopped": STOPPED}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudspot import __version__
-from cloudspot.cli import exit_codes
-from cloudspot.cli.printable import fit, printable
+from cloudspot.cli import exit_codes, streams
+from cloudspot.cli.printable import printable
 from cloudspot.errors import CloudspotError
 
 if TYPE_CHECKING:
@@ -64,6 +63,18 @@ class Program(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments begin with; name the nearest one where there is none."""
+        import difflib
+
+        if args and args[0] not in SHORT_HELPS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], SHORT_HELPS, n=1)
+            advice = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{advice}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands' lines without importing them."""
         with formatter.section("Commands"):
@@ -84,13 +95,11 @@ class Program(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the program and end the process: the one place where errors become exit codes."""
         self.debug, self.store, self.chosen_store = False, None, None
-        for stream in (sys.stdout, sys.stderr):
-            # A log line that the terminal's encoding lacks must not end the command.
-            if isinstance(stream, io.TextIOWrapper):
-                fit(stream)
+        streams.prepare()
         extra["standalone_mode"] = False
         try:
             code = super().main(*args, **extra)
+            sys.stdout.flush()
         except click.ClickException as error:
             hint = ""
             if isinstance(error, click.UsageError) and error.ctx is not None:
@@ -102,6 +111,12 @@ class Program(click.Group):
             code = error.exit_code
         except click.Abort:
             code = exit_codes.INTERRUPTED
+        except streams.OutputLostError as error:
+            streams.abandon_output()
+            code = exit_codes.PIPE_CLOSED
+            if not error.is_closed_pipe:
+                code = exit_codes.FAILED
+                _report(str(error), self.debug)
         sys.exit(code if isinstance(code, int) else 0)
 
     def _store_note(self, message: str) -> str:

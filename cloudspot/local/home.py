@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import SpecError
 
 HOME = "CLOUDSPOT_LOCAL_HOME"
 """The environment variable that moves everything of the local provider elsewhere."""
@@ -22,17 +22,21 @@ def state_home() -> Path:
     ``~/.local/state``. It may not exist yet.
 
     Raises:
-        CloudspotError: the variable names a relative path.
+        SpecError: the variable names a relative path, or there is neither it nor a home directory.
     """
     named = os.environ.get(HOME)
     if named:
         if not Path(named).is_absolute():
-            raise CloudspotError(f"{HOME} must be an absolute path: got {named!r}")
+            raise SpecError(f"{HOME} must be an absolute path: got {named!r}")
         return Path(named)
     state = os.environ.get("XDG_STATE_HOME", "")
     # The XDG base directory specification says to ignore a relative path.
-    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
-    return base / "cloudspot"
+    if Path(state).is_absolute():
+        return Path(state) / "cloudspot"
+    try:
+        return Path.home() / ".local" / "state" / "cloudspot"
+    except RuntimeError:
+        raise SpecError(f"this user has no home directory; set {HOME} to an absolute path") from None
 
 
 def account() -> str:

@@ -70,6 +70,7 @@ def test_every_exit_status_is_documented():
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     ours = {each.exit_code for each in classes if issubclass(each, errors.CloudspotError)}
     ours |= {exit_codes.SUCCEEDED, exit_codes.FAILED, exit_codes.STOPPED, exit_codes.INTERRUPTED}
+    ours |= {exit_codes.PIPE_CLOSED}
     documented = {int(number) for number in re.findall(r"^\| (\d+) \|", section("Exit status"), re.MULTILINE)}
     assert documented == ours
 

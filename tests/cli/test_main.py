@@ -36,6 +36,7 @@ def test_help_imports_neither_commands_nor_anything_heavy(arguments):
         "cloudspot.cli.exit_codes",
         "cloudspot.cli.main",
         "cloudspot.cli.printable",
+        "cloudspot.cli.streams",
         "cloudspot.errors",
     ]
 
@@ -149,3 +150,8 @@ program.main(["ps"])
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, "loss v\n")
+
+
+def test_a_command_that_is_nearly_right_is_answered_with_the_right_one():
+    result = CliRunner().invoke(program, ["shwo"], prog_name="cloudspot")
+    assert result.stderr == "error: No such command 'shwo'. Did you mean 'show'? (see: cloudspot --help)\n"
