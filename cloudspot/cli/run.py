@@ -21,6 +21,7 @@ from cloudspot.cli.options import (
     store_option,
 )
 from cloudspot.cli.plan import print_plan, read_order
+from cloudspot.cli.progress import transfer
 from cloudspot.controller.actions import Create
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.plan import find_offers
@@ -99,6 +100,7 @@ def _submit(
                 workdir=workdir,
                 environ=os.environ,
                 job_id=job_id,
+                watch=transfer,
             )
         except JobExists:
             # A random suffix may meet another; a name that was given is the user's to change.

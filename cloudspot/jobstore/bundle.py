@@ -19,6 +19,7 @@ from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.extraction import extract_bundle, is_safe_link
 from cloudspot.jobstore.ignores import Ignores
 from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.watching import Watch, unwatched
 
 __all__ = ["MAX_BYTES", "Bundle", "extract_bundle", "make_bundle", "put_bundle"]
 
@@ -58,7 +59,9 @@ class _Entry:
     """Of a symlink."""
 
 
-def make_bundle(workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES) -> Bundle:
+def make_bundle(
+    workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES, watch: Watch = unwatched
+) -> Bundle:
     """Archive the code in ``workdir``.
 
     What .gitignore and .cloudspotignore name is left out, nested files and those of the enclosing
@@ -70,6 +73,7 @@ def make_bundle(workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES) -
         workdir: The directory.
         entrypoint: A file that must be in the bundle, relative to ``workdir``.
         max_bytes: The most that the files may have together, before compression.
+        watch: Is told how far it is.
 
     Raises:
         BundleError: the code is too large (the message names the largest files), the entrypoint is not
@@ -84,7 +88,8 @@ def make_bundle(workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES) -
         entries = _without_loose_links(workdir, entries, skipped)
         _check_entrypoint(workdir, entrypoint, entries)
         _check_size(entries, max_bytes)
-        data = _archive(entries)
+        with watch("bundling code", sum(entry.size for entry in entries)) as progress:
+            data = _archive(entries, progress)
     except OSError as error:
         raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
     return Bundle(
@@ -95,7 +100,13 @@ def make_bundle(workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES) -
     )
 
 
-def put_bundle(store: ObjectStore, bundle: Bundle, *, sleep: Callable[[float], None] = real_sleep) -> None:
+def put_bundle(
+    store: ObjectStore,
+    bundle: Bundle,
+    *,
+    watch: Watch = unwatched,
+    sleep: Callable[[float], None] = real_sleep,
+) -> None:
     """Put the bundle under its hash; one that is there already is not put again.
 
     Raises:
@@ -108,7 +119,8 @@ def put_bundle(store: ObjectStore, bundle: Bundle, *, sleep: Callable[[float], N
         # Its bytes are checked where they are used; here their number tells a foreign object cheaply.
         is_same = store.head(key).size == bundle.size
     except ObjectMissing:
-        is_same = create(store, key, bundle.data, sleep=sleep) is None
+        with watch("uploading code", None):  # one request: there is nothing to count
+            is_same = create(store, key, bundle.data, sleep=sleep) is None
     if not is_same:
         raise CorruptData(f"{store.url}: {key} is not the code it is named by; delete it and submit again")
 
@@ -193,7 +205,7 @@ def _mib(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
 
 
-def _archive(entries: list[_Entry]) -> bytes:
+def _archive(entries: list[_Entry], progress: Callable[[int], None]) -> bytes:
     buffer = io.BytesIO()
     # Neither a name nor a time in gzip's header, so that equal code gives equal bytes.
     with (
@@ -209,4 +221,5 @@ def _archive(entries: list[_Entry]) -> bytes:
             data = entry.path.read_bytes()
             member.size, member.mode = len(data), 0o755 if entry.is_executable else 0o644
             archive.addfile(member, io.BytesIO(data))
+            progress(len(data))
     return buffer.getvalue()

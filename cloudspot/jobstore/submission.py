@@ -19,6 +19,7 @@ from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.probe import probe
 from cloudspot.jobstore.records import StopRequest, Submission, new_nonce
+from cloudspot.jobstore.watching import Watch, unwatched
 from cloudspot.spec import JobSpec, spec_to_json
 
 
@@ -40,13 +41,14 @@ def submit(
     environ: Mapping[str, str],
     job_id: str,
     max_bundle_bytes: int = MAX_BYTES,
+    watch: Watch = unwatched,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Submission:
     """Submit the job under ``job_id`` and return its record.
 
     What can be wrong on this side is found before anything is stored. The job exists when the record
     does, which is put last; what a submission that is cut short leaves behind is the reserved id and,
-    at worst, code and secrets that nothing reads.
+    at worst, code and secrets that nothing reads. ``watch`` is told how far bundle and upload are.
 
     Raises:
         SpecError: the id is no DNS label, or a secret is not set in ``environ``.
@@ -59,7 +61,7 @@ def submit(
     if keys.JOB_ID.fullmatch(job_id) is None:
         raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
     secrets = _collect_secrets(spec, environ)
-    bundle = make_bundle(workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes)
+    bundle = make_bundle(workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, watch=watch)
     submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id)
     store = patient(store, sleep=sleep)
     probe(store, sleep=sleep)
@@ -67,7 +69,7 @@ def submit(
     if create(store, keys.index(job_id), submission.writer.encode(), sleep=sleep) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
     try:
-        put_bundle(store, bundle, sleep=sleep)
+        put_bundle(store, bundle, watch=watch, sleep=sleep)
         if secrets.values:
             store.put(keys.secrets(job_id), codec.encode(secrets))
     except BaseException:  # Ctrl-C too.

@@ -4,6 +4,7 @@ import hashlib
 import os
 import socket
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -204,3 +205,18 @@ def test_something_else_under_the_bundles_key_is_refused(work, store):
     store.put(keys.code(bundle.sha256), b"half")
     with pytest.raises(CorruptData, match=f"code/{bundle.sha256} is not the code"):
         put_bundle(store, bundle)
+
+
+def test_whoever_watches_is_told_of_every_byte(work, store):
+    told = {}
+
+    @contextmanager
+    def watch(what, num_bytes):
+        told[what] = [num_bytes]
+        yield told[what].append
+
+    bundle = make(work, watch=watch)
+    put_bundle(store, bundle, watch=watch)
+    total, *counts = told["bundling code"]
+    assert sum(counts) == total == 9 + 300 + 10
+    assert told["uploading code"] == [None]
