@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -15,6 +16,11 @@ import click
 def is_terminal() -> bool:
     """Say whether a person reads standard output."""
     return sys.stdout.isatty()
+
+
+def terminal_width() -> int | None:
+    """Return how many characters a line of the terminal has; None: nobody reads standard output."""
+    return shutil.get_terminal_size().columns if is_terminal() else None
 
 
 def echo(text: str = "", *, style: str | None = None, error: bool = False) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
 import click
 
 from cloudspot.cli import output
+from cloudspot.cli.jobfields import duration, metric_of, parse_filter, sort_jobs
 from cloudspot.cli.jobs import open_named_store
+from cloudspot.cli.jobtable import echo_jobs
 from cloudspot.cli.options import debug_option, json_option, store_option
 from cloudspot.controller.report import summarise
 from cloudspot.controller.states import TERMINAL_STATES
@@ -18,41 +21,67 @@ from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.reader import HistoryReader, list_jobs, read_summary
 from cloudspot.jobstore.records import Summary
 
-NEWEST = 20
+MOST = 20
 """How many ended jobs are shown without ``--all``."""
-
-_STATES_WITH_METRICS = ("running", "draining", "succeeded")
-"""In these the metrics tell more than what brought the job there."""
+NUM_THREADS = 32
+"""Requests at once: each is for one small object, and a store far away answers them all the same."""
 
 
 @click.command("ps")
 @click.option(
-    "-a", "--all", "show_all", is_flag=True, help=f"All jobs, not only the newest {NEWEST} that have ended."
+    "-a", "--all", "show_all", is_flag=True, help=f"All jobs, not only the first {MOST} that have ended."
 )
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Only jobs like this; also != < <= > >=, as in metrics.loss<0.3. May be repeated: all must hold.",
+)
+@click.option("--sort", metavar="FIELD", help="By this field, as in cost; -cost has the largest first.")
 @store_option
 @json_option
 @debug_option
-def ps(show_all: bool, store_url: str | None, as_json: bool) -> None:
+def ps(
+    show_all: bool, filters: tuple[str, ...], sort: str | None, store_url: str | None, as_json: bool
+) -> None:
     """List jobs.
 
-    Newest first: the unfinished ones, and the newest that have ended.
+    Newest first, unless told otherwise: the unfinished ones, and the newest that have ended.
     """
+    now = datetime.now().astimezone()
+    tests = [parse_filter(text, now=now) for text in filters]
+    sort_jobs((), sort or "submitted")  # What is wrong with it is said before anything is read.
     store = open_named_store(store_url)
-    jobs = [job for job in each(lambda job_id: _look_at(store, job_id), list_jobs(store)) if job is not None]
+    found = each(lambda job_id: _look_at(store, job_id), list_jobs(store), num_threads=NUM_THREADS)
+    jobs = [job for job in found if job is not None and all(passes(job) for passes in tests)]
     jobs.sort(key=lambda job: job.submitted_at, reverse=True)
-    going = [job for job in jobs if job.state not in TERMINAL_STATES]
-    ended = [job for job in jobs if job.state in TERMINAL_STATES]
-    shown = going + (ended if show_all else ended[:NEWEST])
+    if sort is None:
+        jobs.sort(key=lambda job: job.state in TERMINAL_STATES)
+    else:
+        jobs = sort_jobs(jobs, sort)
+    shown = jobs if show_all else _without_most_ended(jobs)
     if as_json:
         output.echo_json([_as_json(job) for job in shown])
         return
     if not shown:
-        output.echo(f"no jobs in {store.url}")
+        output.echo(f"no job of {store.url} passes the filter" if filters else f"no jobs in {store.url}")
         return
-    headers = ("ID", "STATE", "STEP", "ATTEMPTS", "COST", "SUBMITTED", "DETAIL")
-    output.echo_table(headers, [_row(job) for job in shown])
+    asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
+    echo_jobs(shown, metrics_first=asked)
     if len(shown) < len(jobs):
-        output.echo(f"{len(jobs) - len(shown)} older jobs are not shown; see them with --all", error=True)
+        output.echo(f"{len(jobs) - len(shown)} more not shown; see all with --all", error=True)
+
+
+def _without_most_ended(jobs: Iterable[Summary]) -> list[Summary]:
+    """Leave out the ended jobs behind the first ``MOST``."""
+    num_ended = 0
+    kept = []
+    for job in jobs:
+        num_ended += job.state in TERMINAL_STATES
+        if job.state not in TERMINAL_STATES or num_ended <= MOST:
+            kept.append(job)
+    return kept
 
 
 def _look_at(store: ObjectStore, job_id: str) -> Summary | None:
@@ -77,24 +106,17 @@ def _look_at(store: ObjectStore, job_id: str) -> Summary | None:
         return summary
 
 
-def _row(job: Summary) -> tuple[str, ...]:
-    return (
-        job.job_id,
-        job.state,
-        output.steps_text(job.step, job.steps_total),
-        str(job.attempts),
-        output.money_text(job.spent, job.currency),
-        output.moment_text(job.submitted_at),
-        output.metrics_text(job.metrics) if job.state in _STATES_WITH_METRICS else job.detail,
-    )
-
-
 def _as_json(job: Summary) -> dict[str, Any]:
     return {
         "id": job.job_id,
         "state": job.state,
         "provider": job.provider,
+        "name": job.name,
+        "code_sha256": job.code_sha256,
         "submitted": job.submitted_at.isoformat(),
+        "started": None if job.started_at is None else job.started_at.isoformat(),
+        "finished": None if job.finished_at is None else job.finished_at.isoformat(),
+        "duration": None if (seconds := duration(job)) is None else round(seconds, 3),
         "step": job.step,
         "steps_total": job.steps_total,
         "attempts": job.attempts,

@@ -367,3 +367,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
     detail: str
     at: datetime
+    # What follows has come later: an older summary does not say it.
+    name: str | None = None
+    """In the job file."""
+    code_sha256: str | None = None
+    started_at: datetime | None = None
+    """When the first machine was requested."""
+    finished_at: datetime | None = None

@@ -2,9 +2,19 @@
 
 from datetime import datetime, timezone
 
+import msgspec
+import pytest
+
+from cloudspot.cli import output
+from cloudspot.cli.jobfields import FIELD_NAMES
 from cloudspot.controller.report import summarise
-from cloudspot.jobstore import keys
+from cloudspot.errors import TransientError
+from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.reader import HistoryReader, write_summary
+from cloudspot.jobstore.records import Summary
+from cloudspot.local.filestore import FileStore
+
+from .conftest import at
 
 
 def test_an_empty_store_has_no_jobs(jobs):
@@ -32,9 +42,22 @@ def test_unfinished_jobs_come_first_with_their_progress_and_cost(jobs):
     assert shown["done-1"]["metrics"] == {"accuracy": 0.975}
     assert shown["broken-1"]["detail"] == "train.py ended with 3"
     lines = jobs.run("ps").stdout.splitlines()
-    assert lines[0].split() == ["ID", "STATE", "STEP", "ATTEMPTS", "COST", "SUBMITTED", "DETAIL"]
+    headers = "ID STATE STEP accuracy loss COST DURATION ATTEMPTS CODE STARTED DETAIL"
+    assert lines[0].split() == headers.split()
     done = next(line for line in lines if line.startswith("done-1"))
-    assert done.split()[1:6] == ["succeeded", "100/100", "2", "0.0600", "USD"]
+    *cells, started = done.split()
+    assert cells[1:10] == ["succeeded", "100/100", "0.975", "-", "0.0600", "USD", "12m", "30s", "2"]
+    assert started == output.utc_text(at(0))
+    assert cells[10] == shown["done-1"]["code_sha256"][:12]
+    failed = next(line for line in lines if line.startswith("broken-1"))
+    assert failed.endswith("train.py ended with 3")
+    assert shown["done-1"]["name"] == "digits"
+    assert shown["done-1"]["duration"] == 750.0
+    assert shown["new-1"]["started"] is None
+    assert (shown["done-1"]["started"], shown["done-1"]["finished"]) == (
+        at(0).isoformat(),
+        at(12.5).isoformat(),
+    )
 
 
 def test_the_summary_of_an_ended_job_is_all_that_is_read(jobs):
@@ -76,11 +99,216 @@ def test_a_submission_that_was_cut_short_is_no_job(jobs):
 
 
 def test_only_the_newest_ended_jobs_are_shown_unless_all_are_asked_for(jobs, monkeypatch):
-    monkeypatch.setattr("cloudspot.cli.ps.NEWEST", 1)
+    monkeypatch.setattr("cloudspot.cli.ps.MOST", 1)
     jobs.reclaimed_and_finished("done-1")
     jobs.failed("broken-1")
     jobs.running("going-1")
     result = jobs.run("ps")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["ID", "going-1", "broken-1"]
-    assert result.stderr == "1 older jobs are not shown; see them with --all\n"
+    assert result.stderr == "1 more not shown; see all with --all\n"
     assert len(jobs.run_json("ps", "--all")) == 3
+
+
+# --- filters and order ----------------------------------------------------------------------------
+
+
+def put_summary(jobs, job_id, *, minutes=0.0, **fields):
+    """An ended job of which the summary is all that there is."""
+    values = {
+        "job_id": job_id,
+        "provider": "local",
+        "state": "succeeded",
+        "step": 100,
+        "steps_total": 100,
+        "attempts": 1,
+        "spent": 1.0,
+        "currency": "USD",
+        "submitted_at": at(minutes),
+        "metrics": {},
+        "detail": "",
+        "at": at(minutes + 10),
+        "name": job_id.partition("-")[0],
+        "code_sha256": "c0de" * 16,
+        "started_at": at(minutes + 1),
+        "finished_at": at(minutes + 10),
+        **fields,
+    }
+    jobs.store.put(keys.index(job_id), b"")
+    write_summary(jobs.store, Summary(**values))
+
+
+@pytest.fixture
+def several(jobs):
+    """Four ended jobs, newest last."""
+    put_summary(jobs, "digits-a", minutes=0, metrics={"loss": 0.5}, spent=3.0)
+    put_summary(jobs, "digits-b", minutes=10, metrics={"loss": 0.1, "top-5": 0.9}, spent=1.0, attempts=3)
+    put_summary(
+        jobs, "tinygpt-c", minutes=20, state="failed", detail="exit code 3", spent=2.0, finished_at=at(140)
+    )
+    put_summary(
+        jobs, "tinygpt-d", minutes=30, metrics={"loss": float("nan")}, spent=2.0, code_sha256="ab" * 32
+    )
+    return jobs
+
+
+def ids(jobs, *arguments):
+    return [job["id"] for job in jobs.run_json("ps", *arguments)]
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        (["state=failed"], ["tinygpt-c"]),
+        (["state!=failed"], ["tinygpt-d", "digits-b", "digits-a"]),
+        (["name=digits"], ["digits-b", "digits-a"]),
+        (["id=*-[bd]"], ["tinygpt-d", "digits-b"]),
+        (["name=dig*", "cost>1"], ["digits-a"]),
+        (["cost<=2"], ["tinygpt-d", "tinygpt-c", "digits-b"]),
+        (["metrics.loss<0.3"], ["digits-b"]),
+        (["metrics.top-5 >= 0.9"], ["digits-b"]),
+        (["metrics.loss!=0.5"], ["tinygpt-d", "tinygpt-c", "digits-b"]),
+        (["attempts=3"], ["digits-b"]),
+        (["duration>1h30m"], ["tinygpt-c"]),
+        (["duration=600"], ["tinygpt-d", "digits-b", "digits-a"]),
+        (["code=abab"], ["tinygpt-d"]),
+        (["detail=*code 3"], ["tinygpt-c"]),
+        (["progress=1", "submitted>2h35m"], ["tinygpt-d"]),
+        (["provider=aws"], []),
+    ],
+)
+def test_filters_leave_the_jobs_that_pass_all_of_them(several, filters, found):
+    assert ids(several, *[word for text in filters for word in ("--filter", text)]) == found
+
+
+@pytest.mark.parametrize(
+    ("field", "order"),
+    [
+        ("cost", "bdca"),
+        ("-cost", "adcb"),
+        ("metrics.loss", "badc"),
+        ("-metrics.loss", "abdc"),
+        ("id", "abcd"),
+        ("submitted", "abcd"),
+        ("-duration", "cdba"),
+    ],
+)
+def test_jobs_are_sorted_by_any_field_and_those_without_it_come_last(several, field, order):
+    assert "".join(job_id[-1] for job_id in ids(several, "--sort", field)) == order
+
+
+def test_the_first_in_the_order_are_those_that_are_shown(several, monkeypatch):
+    monkeypatch.setattr("cloudspot.cli.ps.MOST", 1)
+    assert ids(several, "--sort", "metrics.loss") == ["digits-b"]
+    assert ids(several, "--sort", "metrics.loss", "--all")[0] == "digits-b"
+
+
+def test_a_store_in_which_no_job_passes_says_so(several):
+    assert (
+        several.run("ps", "--filter", "id=x").stdout == f"no job of {several.store.url} passes the filter\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--filter", "cots>3"],
+            ["--filter: unknown field 'cots'; did you mean 'cost'?", ", ".join(FIELD_NAMES)],
+        ),
+        (["--sort", "-loss"], ["--sort: unknown field 'loss'; it is one of", "metrics.NAME"]),
+        (["--sort", "metrics."], ["--sort: unknown field 'metrics.'"]),
+        (["--filter", "state"], ["--filter must be FIELD, one of = != < <= > >=, and a value", "'state'"]),
+        (["--filter", "cost>much"], ["--filter cost: expected a number, got 'much'"]),
+        (["--filter", "duration>1x"], ["--filter duration: expected a duration such as"]),
+        (["--filter", "started<soon"], ["--filter started: expected a moment such as"]),
+        (["--filter", "state<x"], ["--filter state: is a text, which knows = and != only"]),
+    ],
+)
+def test_a_filter_that_is_wrong_names_what_is_right_before_anything_is_read(arguments, words, jobs):
+    jobs.store.root.mkdir(parents=True)
+    (jobs.store.root / "index").write_text("in the way: a listing would fail")
+    result = jobs.run("ps", *arguments, status=2)
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def table(jobs, monkeypatch, width, *arguments):
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = [line.rstrip() for line in jobs.run("ps", *arguments).stdout.splitlines()]
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+def test_a_narrow_terminal_shows_the_more_telling_columns(several, monkeypatch):
+    lines = table(several, monkeypatch, 50)
+    assert lines[0].split() == ["ID", "STATE", "STEP", "loss", "COST"]
+    assert table(several, monkeypatch, 59)[0].split() == [*lines[0].split(), "DURATION"]
+    wide = table(several, monkeypatch, 200)[0].split()
+    assert wide == [
+        "ID",
+        "STATE",
+        "STEP",
+        "loss",
+        "top-5",
+        "COST",
+        "DURATION",
+        "ATTEMPTS",
+        "CODE",
+        "STARTED",
+        "DETAIL",
+    ]
+
+
+def test_the_metric_that_was_asked_about_has_a_column_first(several, monkeypatch):
+    assert "top-5" in table(several, monkeypatch, 71, "--sort", "-metrics.top-5")[0].split()
+    assert "top-5" in table(several, monkeypatch, 71, "--filter", "metrics.top-5>0")[0].split()
+    assert "top-5" not in table(several, monkeypatch, 71)[0].split()
+
+
+def test_an_older_summary_without_the_newer_fields_is_still_read(jobs):
+    put_summary(jobs, "old-1", metrics={"loss": 0.5})
+    record = msgspec.json.decode(jobs.store.get(keys.summary("old-1")))
+    for name in ("name", "code_sha256", "started_at", "finished_at"):
+        del record[name]
+    jobs.store.put(keys.summary("old-1"), msgspec.json.encode(record))
+    [job] = jobs.run_json("ps")
+    assert [job[name] for name in ("name", "code_sha256", "started", "finished", "duration")] == [None] * 5
+    line = jobs.run("ps").stdout.splitlines()[1]
+    assert line.split() == ["old-1", "succeeded", "100/100", "0.5", "1.0000", "USD", "-", "1", "-", "-"]
+    assert ids(jobs, "--filter", "name=old-1") == ["old-1"]
+
+
+# --- a store that is far away, or dies ------------------------------------------------------------
+
+
+def test_a_store_that_dies_in_the_middle_is_one_line_and_no_half_table(several, monkeypatch):
+    real, count = FileStore.get, []
+
+    def get(self, key):
+        count.append(key)
+        if len(count) > 2:
+            raise TransientError(f"{self.url}: no answer")
+        return real(self, key)
+
+    monkeypatch.setattr(FileStore, "get", get)
+    monkeypatch.setattr("cloudspot.jobstore.patience.FIRST_DELAY_SECONDS", 0.0)
+    result = several.run("ps", status=7)
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"error: {several.store.url}: no answer")
+    assert result.stderr.count("\n") == 1
+
+
+def test_one_small_object_is_read_of_each_ended_job(several, monkeypatch):
+    real, count = FileStore.get, []
+    monkeypatch.setattr(FileStore, "get", lambda self, key: (count.append(key), real(self, key))[1])
+    several.run("ps")
+    assert sorted(count) == [
+        keys.summary(f"{name}") for name in ("digits-a", "digits-b", "tinygpt-c", "tinygpt-d")
+    ]
+    assert all(len(codec.encode(codec.decode(real(several.store, key), Summary))) < 1000 for key in count)

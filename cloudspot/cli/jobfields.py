@@ -1,0 +1,171 @@
+"""What ``ps`` knows of each job by name: fields to filter by, to sort by and to show."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+from cloudspot.controller.states import TERMINAL_STATES
+from cloudspot.errors import SpecError
+from cloudspot.jobstore.records import Summary
+from cloudspot.quantities import parse_duration, parse_moment
+
+METRICS = "metrics."
+"""Before the name of a metric."""
+
+
+def duration(job: Summary) -> float | None:
+    """Return the seconds from a job's submission to its end, or to when it was looked at.
+
+    None: it has ended, and its summary is too old to say when.
+    """
+    if job.finished_at is None and job.state in TERMINAL_STATES:
+        return None
+    return max(0.0, ((job.finished_at or job.at) - job.submitted_at).total_seconds())
+
+
+def _progress(job: Summary) -> float | None:
+    return job.step / job.steps_total if job.steps_total else None
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How the values of some fields are written in a filter."""
+
+    parse: Callable[[str, datetime], Any]
+    example: str
+    is_text: bool = False
+
+
+def _parse_number(text: str, _now: datetime) -> float:
+    return float(text)
+
+
+def _parse_duration(text: str, _now: datetime) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return parse_duration(text)
+
+
+_TEXT = _Kind(lambda text, _now: text, "a text, in which * stands for anything", is_text=True)
+_NUMBER = _Kind(_parse_number, "a number")
+_DURATION = _Kind(_parse_duration, 'a duration such as "90s" or "1h30m"')
+_MOMENT = _Kind(lambda text, now: parse_moment(text, now=now), 'a moment such as "2d" (ago) or "2026-11-20"')
+
+_FIELDS: Mapping[str, tuple[_Kind, Callable[[Summary], Any]]] = {
+    "id": (_TEXT, lambda job: job.job_id),
+    "name": (_TEXT, lambda job: job.name or job.job_id),
+    "state": (_TEXT, lambda job: job.state),
+    "provider": (_TEXT, lambda job: job.provider),
+    "code": (_TEXT, lambda job: job.code_sha256),
+    "detail": (_TEXT, lambda job: job.detail),
+    "step": (_NUMBER, lambda job: job.step),
+    "progress": (_NUMBER, _progress),
+    "attempts": (_NUMBER, lambda job: job.attempts),
+    "cost": (_NUMBER, lambda job: job.spent),
+    "duration": (_DURATION, duration),
+    "submitted": (_MOMENT, lambda job: job.submitted_at),
+    "started": (_MOMENT, lambda job: job.started_at),
+    "finished": (_MOMENT, lambda job: job.finished_at),
+}
+FIELD_NAMES = (*_FIELDS, f"{METRICS}NAME")
+"""What ``--filter`` and ``--sort`` take."""
+
+_FILTER = re.compile(r"\s*([^=!<>]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
+    """Return what says whether a job passes a filter such as ``state=failed`` or ``metrics.loss<0.3``.
+
+    A job of which the field is not known passes ``!=`` only.
+
+    Raises:
+        SpecError: it is none; the message names the fields, or what was expected.
+    """
+    match = _FILTER.fullmatch(text)
+    if match is None:
+        raise SpecError(
+            f"--filter must be FIELD, one of = != < <= > >=, and a value, such as state=failed: got {text!r}"
+        )
+    name, sign, wanted = match.groups()
+    kind, value_of = _field(name, "--filter")
+    if kind.is_text and sign not in {"=", "!="}:
+        raise SpecError(f"--filter {name}: is a text, which knows = and != only: got {text!r}")
+    try:
+        value = kind.parse(wanted, now)
+    except ValueError:
+        raise SpecError(f"--filter {name}: expected {kind.example}, got {wanted!r}") from None
+
+    def passes(job: Summary) -> bool:
+        found = value_of(job)
+        if found is None:
+            return sign == "!="
+        if kind.is_text:
+            # A hash may be cut short, as the table shows it.
+            pattern = f"{value}*" if name == "code" else value
+            return fnmatchcase(found, pattern) is (sign == "=")
+        return _COMPARE[sign](found, value)
+
+    return passes
+
+
+def sort_jobs(jobs: Iterable[Summary], field: str) -> list[Summary]:
+    """Return the jobs by a field, ascending, or descending where it begins with ``-``.
+
+    Of which it is not known (or no number) come last; equal ones stay in their order.
+
+    Raises:
+        SpecError: there is no such field; the message names those that there are.
+    """
+    name = field.removeprefix("-")
+    _, value_of = _field(name, "--sort")
+    known: list[Summary] = []
+    unknown: list[Summary] = []
+    for job in jobs:
+        value = value_of(job)
+        (unknown if value is None or value != value else known).append(job)  # noqa: PLR0124 (NaN)
+    known.sort(key=value_of, reverse=field.startswith("-"))
+    return [*known, *unknown]
+
+
+def metric_of(field: str) -> str | None:
+    """Return the metric that a filter or a field to sort by names, or None."""
+    match = _FILTER.fullmatch(field)
+    name = (match[1] if match else field).removeprefix("-").strip()
+    return name.removeprefix(METRICS) if name.startswith(METRICS) else None
+
+
+def metric_names(jobs: Sequence[Summary], *, first: Sequence[str] = ()) -> list[str]:
+    """Return the names of the jobs' metrics: ``first`` those, then what most jobs have."""
+    counts: dict[str, int] = {}
+    for job in jobs:
+        for name in job.metrics:
+            counts[name] = counts.get(name, 0) + 1
+    wanted = [name for name in dict.fromkeys(first) if name in counts]
+    return [*wanted, *sorted(counts.keys() - set(wanted), key=lambda name: (-counts[name], name))]
+
+
+def _field(name: str, option: str) -> tuple[_Kind, Callable[[Summary], Any]]:
+    metric = name.removeprefix(METRICS) if name.startswith(METRICS) else ""
+    if metric:
+        return _NUMBER, lambda job: job.metrics.get(metric)
+    if name not in _FIELDS:
+        near = difflib.get_close_matches(name, FIELD_NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? It is one of" if near else "it is one of"
+        raise SpecError(f"{option}: unknown field {name!r}; {hint} {', '.join(FIELD_NAMES)}")
+    return _FIELDS[name]
