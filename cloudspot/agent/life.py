@@ -27,6 +27,7 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore import codec, creation, keys, launches
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Exit, Notice, Submission, new_nonce
+from cloudspot.jobstore.streams import stream_name
 from cloudspot.jobstore.submission import read_secrets
 from cloudspot.model import NodeIdentity, PreemptionNotice
 from cloudspot.processes import kill_marked
@@ -60,7 +61,7 @@ class Life:
         self.status = Status()
         self.orders = Orders()
         identity = job.identity
-        self.stream = f"{node.launch}-{identity.rank}"
+        self.stream = stream_name(node.launch, identity.rank)
         self.logs = LogPump(
             provider.log_sink(store, node.job_id) or ObjectStoreLogSink(store, node.job_id),
             stream=self.stream,

@@ -13,8 +13,12 @@ from cloudspot.controller.progress import last_commit_id
 from cloudspot.controller.series import Curve, MetricSeries
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.streams import stream_name
 from cloudspot.model import Instance, LogRecord
 
+LATE_SECONDS = 60.0
+"""After a launch was seen closed its machines may still deliver lines for so long."""
+LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 MAX_POINTS = 500
 """Of a metric between two resumes: more than a terminal has columns of dots."""
 
@@ -43,6 +47,10 @@ class Feed:
         """Start with nothing seen; ``commit_time`` reads when a checkpoint was committed."""
         self._commit_time = commit_time
         self._seen: _Seen | None = None
+        self._closed: dict[int, datetime] = {}
+        """When each launch was first seen closed."""
+        self._quiet: set[int] = set()
+        """The launches whose machines say nothing any more."""
         self._series = MetricSeries(max_points=MAX_POINTS)
         self._logged: _Logged = _Logged({}, None)
 
@@ -65,6 +73,11 @@ class Feed:
         if instances is None:
             instances = () if before is None else before.instances
         self._series.know(history.generations)
+        for launch in history.launches:
+            if launch.closed is not None:
+                closed = self._closed.setdefault(launch.number, now if before is not None else LONG_AGO)
+                if (now - closed).total_seconds() > LATE_SECONDS:
+                    self._quiet.add(launch.number)
         self._seen = _Seen(history, instances, sights)
 
     def add(self, records: Sequence[LogRecord]) -> None:
@@ -80,6 +93,22 @@ class Feed:
     def history(self) -> History | None:
         """Return the records as they were at the newest tick."""
         return None if self._seen is None else self._seen.history
+
+    def streams(self, *, live: bool) -> tuple[str, ...]:
+        """Return the log's streams by the records, which costs no request: one for each machine.
+
+        Args:
+            live: only those that something may still come to: of machines that were not long since given up.
+        """
+        if self._seen is None:
+            return ()
+        return tuple(
+            stream_name(launch.number, rank)
+            for launch in self._seen.history.launches
+            if not live or launch.number not in self._quiet
+            for rank, slot in sorted(launch.slots.items())
+            if slot.instance_id is not None
+        )
 
     def view(self, now: datetime | None = None) -> View | None:
         """Return what is to be shown at ``now`` (the present moment); None before the first tick."""

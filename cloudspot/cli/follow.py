@@ -157,7 +157,7 @@ class _Follower:
         self._screen = screen
         self._feed = feed
         self._is_live = is_live
-        self._tail = LogTail(job.log_sink)
+        self._tail = LogTail(job.log_sink, streams=lambda: feed.streams(live=not self._past))
         self._name_nodes = job.spec.nodes.max > 1
         self._past = not is_new
         self._read_at = 0.0
@@ -175,8 +175,8 @@ class _Follower:
         ordered = in_order_of_time(events, tick.history)
         self._screen.print([event_line(event, tick.history) for event in ordered])
         if self._past and tick.history is not None:
-            self._past = False
             self._print_past_lines()
+            self._past = False
         self.print_new_lines()
         if tick.history is not None and not self._is_live:
             self._print_progress(tick.history)

@@ -28,9 +28,22 @@ class LogTail:
     a stream keeps its own order.
     """
 
-    def __init__(self, sink: LogSink, *, wanted: Callable[[int, int], bool] | None = None) -> None:
-        """Read the streams whose launch and rank are ``wanted``; all by default."""
+    def __init__(
+        self,
+        sink: LogSink,
+        *,
+        streams: Callable[[], Sequence[str]] | None = None,
+        wanted: Callable[[int, int], bool] | None = None,
+    ) -> None:
+        """Read some of the job's streams, by default all.
+
+        Args:
+            sink: where they are.
+            streams: tells their names at each call, where one knows them who need not ask the sink.
+            wanted: tells of a launch and a rank whether to read that stream.
+        """
         self._sink = sink
+        self._streams = sink.streams if streams is None else streams
         self._wanted = wanted
         self._newest: dict[str, int] = {}
 
@@ -97,7 +110,7 @@ class LogTail:
 
     def _launches(self) -> list[list[str]]:
         """Return the streams that are wanted, by launch; each launch's by rank."""
-        streams = sorted(self._sink.streams(), key=parse_stream)
+        streams = sorted(self._streams(), key=parse_stream)
         wanted = [each for each in streams if self._wanted is None or self._wanted(*parse_stream(each))]
         return [list(group) for _, group in groupby(wanted, key=lambda stream: parse_stream(stream)[0])]
 

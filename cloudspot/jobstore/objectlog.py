@@ -18,6 +18,11 @@ from cloudspot.model import LogRecord
 
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEGMENT = re.compile(r"\d{4}-\d{2}-\d{2}/(\d{12,})")
+_WHOLE_LISTING = 1000
+"""Up to so many segments are listed anew each time: that is one request."""
+_NUM_LATE_DATES = 2
+"""In a longer stream segments are looked for from its newest on, and in so many of its newest dates: a clock
+may have gone back over midnight."""
 _LEAST_LINE_BYTES = 64
 """No line of a segment is shorter: the names of its fields alone take as much."""
 
@@ -50,6 +55,8 @@ class ObjectStoreLogSink(LogSink):
         self._sleep = sleep
         self._last_seq: dict[str, int] = {}
         """Of segments read so far, the number of the last line: a reader that follows skips them."""
+        self._listed: dict[str, tuple[_Segment, ...]] = {}
+        """The segments of each stream, as far as they are known."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
         """Deliver records of one stream; see LogSink. Each UTC date gets a segment of its own."""
@@ -132,12 +139,29 @@ class ObjectStoreLogSink(LogSink):
     def _segments(self, stream: str) -> list[_Segment]:
         """Return the stream's segments by their first line's number: a clock may have gone back."""
         prefix = f"{keys.logs_prefix(self._job_id)}{stream}/"
-        found = []
-        for meta in self._store.list_objects(prefix):
-            match = _SEGMENT.fullmatch(meta.key.removeprefix(prefix))
-            if match is not None:
-                found.append(_Segment(int(match[1]), meta.key, meta.size))
-        return sorted(found)
+        known = self._listed.get(stream, ())
+        if len(known) < _WHOLE_LISTING:
+            found = {*self._list(prefix, prefix, None)}
+        else:
+            found = {*known, *self._list(prefix, prefix, max(segment.key for segment in known))}
+            dates = sorted({segment.key.rpartition("/")[0] for segment in known})
+            for date in dates[-_NUM_LATE_DATES:]:
+                newest = max(segment.key for segment in known if segment.key.startswith(f"{date}/"))
+                found.update(self._list(prefix, f"{date}/", newest))
+        self._listed[stream] = tuple(sorted(found))
+        return list(self._listed[stream])
+
+    def _list(self, stream_prefix: str, prefix: str, after: str | None) -> Iterator[_Segment]:
+        """Yield the segments of a stream whose keys begin so and come after ``after``."""
+        while True:
+            page = self._store.list_page(prefix, after=after)
+            for meta in page.objects:
+                match = _SEGMENT.fullmatch(meta.key.removeprefix(stream_prefix))
+                if match is not None:
+                    yield _Segment(int(match[1]), meta.key, meta.size)
+            after = page.next_after
+            if after is None:
+                return
 
     def _read_segment(self, key: str) -> list[LogRecord]:
         try:

@@ -127,6 +127,32 @@ def test_one_who_follows_does_not_fetch_what_he_has_seen(store, tmp_path):
     assert seqs(reader, after=49) == list(range(50, 104))
 
 
+def test_one_who_follows_a_long_stream_lists_only_what_may_be_new(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(objectlog, "_WHOLE_LISTING", 20)
+    listed = []
+
+    def list_page(*arguments, inner=store.list_page, **options):
+        page = inner(*arguments, **options)
+        listed.append(len(page.objects))
+        return page
+
+    monkeypatch.setattr(store, "list_page", list_page)
+    writer, reader = ObjectStoreLogSink(store, "x"), ObjectStoreLogSink(store, "x")
+    day = timedelta(days=1)
+    for seq in range(30):
+        writer.write(lines(seq, seq, start=NOON + (seq // 10) * day))
+    assert seqs(reader) == list(range(30))
+    listed.clear()
+    assert seqs(reader, after=29) == []
+    writer.write(lines(30, 30, start=NOON + 2 * day))
+    writer.write(lines(31, 31, start=NOON + 3 * day))
+    assert seqs(reader, after=29) == [30, 31]
+    writer.write(lines(32, 32, start=NOON + 2 * day))  # a clock went back over midnight
+    assert seqs(reader, after=31) == [32]
+    assert sum(listed) == 2 + 1 + 1  # that of the newest date is found twice
+    assert seqs(reader) == list(range(33))
+
+
 @pytest.mark.parametrize(
     "faults", [{"fail_every": 5}, {"fail_every": 3}, {"lose_every": 1}, {"lose_every": 2}]
 )
