@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote, unquote_to_bytes
 
 from cloudspot.agent.directories import files_below
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.artifacts import quoted_name, unquoted_name
 from cloudspot.model import ObjectMeta
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Artifacts:
         """
         for meta in self._store.list_objects(self._prefix):
             quoted = meta.key[len(self._prefix) :]
-            name = os.fsdecode(unquote_to_bytes(quoted))
+            name = unquoted_name(quoted)
             path = self._directory / name
             if _OTHER_NODE.match(quoted) or ".." in Path(name).parts or os.path.lexists(path):
                 continue
@@ -124,7 +124,7 @@ class Artifacts:
             raise failures[0]
 
     def _upload(self, path: Path, name: str, until: Callable[[], float]) -> None:
-        key = self._prefix + quote(os.fsencode(name))  # a key is ASCII, a file's name is any bytes
+        key = self._prefix + quoted_name(name)
         if any(len(segment) > MAX_SEGMENT_LENGTH for segment in key.split("/")):
             raise ValueError("its name is too long for a key")
         if time.monotonic() >= until():

@@ -29,6 +29,7 @@ SHORT_HELPS = {
     "show": "Tell the story of one job.",
     "logs": "Print a job's log.",
     "checkpoints": "List, verify and export a job's checkpoints.",
+    "artifacts": "List and download the files that a job keeps.",
     "stop": "Save a checkpoint and end a job.",
     "preempt": "Reclaim a job's machine on purpose, as a drill.",
     "providers": "List the providers, and check one.",

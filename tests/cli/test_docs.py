@@ -9,9 +9,10 @@ import pytest
 from cloudspot import errors
 from cloudspot.cli import exit_codes
 from cloudspot.cli.main import SHORT_HELPS, program
+from cloudspot.jobstore import keys
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-GROUPS = {"cloudspot checkpoints", "cloudspot providers"}
+GROUPS = {"cloudspot artifacts", "cloudspot checkpoints", "cloudspot providers"}
 
 
 def section(title):
@@ -84,6 +85,8 @@ def test_every_exit_status_is_documented():
         ("cloudspot checkpoints ls", ["checkpoints", "ls", "digits-7k3f"]),
         ("cloudspot checkpoints ls", ["checkpoints", "verify", "digits-7k3f"]),
         ("cloudspot checkpoints export", ["checkpoints", "export", "digits-7k3f", "--to", "TARGET"]),
+        ("cloudspot artifacts ls", ["artifacts", "ls", "digits-7k3f"]),
+        ("cloudspot artifacts download", ["artifacts", "download", "digits-7k3f", "--to", "TARGET"]),
         ("cloudspot providers list", ["providers"]),
         ("cloudspot providers list", ["providers", "list"]),
         ("cloudspot providers check", ["providers", "check", "local"]),
@@ -94,6 +97,7 @@ def test_every_exit_status_is_documented():
 )
 def test_every_json_key_is_documented(jobs, title, arguments):
     jobs.reclaimed_and_finished()
+    jobs.store.put(keys.artifacts_prefix("digits-7k3f") + "confusion.json", b"[]")
     jobs.failed()
     paths = {"JOB_FILE": jobs.job_file, "TARGET": jobs.scratch / "target"}
     value = jobs.run_json(*[str(paths.get(each, each)) for each in arguments])
@@ -102,9 +106,9 @@ def test_every_json_key_is_documented(jobs, title, arguments):
 
 def test_every_key_of_a_log_line_is_documented(jobs):
     first = jobs.run("logs", jobs.reclaimed_and_finished(), "--json").stdout.splitlines()[0]
-    keys = set(re.findall(r'"(\w+)": ', first))
-    assert keys - words_in_backquotes(section("cloudspot logs")) == set()
-    assert len(keys) == 6
+    found = set(re.findall(r'"(\w+)": ', first))
+    assert found - words_in_backquotes(section("cloudspot logs")) == set()
+    assert len(found) == 6
 
 
 def test_every_state_is_documented():
