@@ -82,15 +82,27 @@ def fill(root: Path, num_jobs: int) -> None:
             path.write_bytes(data)
 
 
-def seconds(command: list[str], rounds: int, **environment: str) -> float:
-    found = []
+def seconds(command: list[str], rounds: int, **environment: str) -> tuple[float, float]:
+    """Return the seconds that a process takes, by the clock and of the CPU: medians."""
+    by_clock, of_cpu = [], []
     for _ in range(rounds + 1):
-        started = time.perf_counter()
+        before, started = os.times(), time.perf_counter()
         done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True)
-        found.append(time.perf_counter() - started)
-    del found[0]  # The first warms the caches.
+        by_clock.append(time.perf_counter() - started)
+        after = os.times()
+        of_cpu.append(
+            after.children_user + after.children_system - before.children_user - before.children_system
+        )
     assert done.stdout
-    return statistics.median(found)
+    return statistics.median(by_clock[1:]), statistics.median(of_cpu[1:])  # The first warms the caches.
+
+
+def report(what: str, taken: tuple[float, float], reference: tuple[float, float]) -> None:
+    figures = "".join(
+        f"{1000 * mine:7.0f} ms {kind} {mine / other:5.2f}x"
+        for kind, mine, other in zip(("clock", "CPU"), taken, reference, strict=True)
+    )
+    print(f"{what:30} {figures}")
 
 
 def main() -> None:
@@ -113,15 +125,14 @@ def main() -> None:
             ("ps --all --sort metrics.loss", [*ps, "--sort", "metrics.loss"], url),
             ("ps of an empty store", ps, f"file://{name}/empty"),
         ):
-            taken = seconds(command, rounds, CLOUDSPOT_STORE=store)
-            print(f"{what:30} {1000 * taken:6.0f} ms   {taken / reference:5.2f} x the plain loop")
-        print(f"{'plain loop':30} {1000 * reference:6.0f} ms")
+            report(what, seconds(command, rounds, CLOUDSPOT_STORE=store), reference)
+        report("plain loop", reference, reference)
         slow = [sys.executable, "-c", LOOP, str(root), latency, str(NUM_THREADS)]
         reference = seconds(slow, rounds)
         taken = seconds([sys.executable, "-c", SLOW_PS, latency, *ps[3:]], rounds, CLOUDSPOT_STORE=url)
         print(f"\nthe same where each answer takes {1000 * options.latency:.0f} ms")
-        print(f"{'ps --all':30} {1000 * taken:6.0f} ms   {taken / reference:5.2f} x the plain loop")
-        print(f"{f'plain loop, {NUM_THREADS} at once':30} {1000 * reference:6.0f} ms")
+        report("ps --all", taken, reference)
+        report(f"plain loop, {NUM_THREADS} at once", reference, reference)
 
 
 if __name__ == "__main__":
