@@ -10,7 +10,7 @@
     tags.json        facts announced by the controller
     user-data        the boot script
     console.log      its output        supervisor.log  the supervisor's
-    home/ node/ bin/  the machine's disk, deleted when it ends
+    home/ node/ bin/ system/  the machine's disk, deleted when it ends
 
 Two things lie elsewhere and end with the machine too: its directory in memory and, since the path of a
 Unix socket in it (multiprocessing makes some) may have a hundred bytes only, its TMPDIR.
@@ -56,7 +56,7 @@ class MachineDirectory:
         self.id = path.name
 
     @classmethod
-    def create(cls, path: Path, record: MachineRecord) -> MachineDirectory:
+    def create(cls, path: Path, record: MachineRecord, *, user_data: bytes) -> MachineDirectory:
         """Make the directory, whole or not at all; one that is there is left as it is."""
         machine = cls(path)
         if path.exists():
@@ -64,7 +64,7 @@ class MachineDirectory:
         # A leading dot keeps what a killed creator left behind out of the listings.
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         (temporary / "requests").mkdir()
-        (temporary / "user-data").write_text(record.user_data, encoding="utf-8")
+        (temporary / "user-data").write_bytes(user_data)
         (temporary / "machine.json").write_bytes(msgspec.json.encode(record))
         temporary.rename(path)
         return machine
@@ -73,6 +73,16 @@ class MachineDirectory:
     def home(self) -> Path:
         """Return HOME on this machine."""
         return self.path / "home"
+
+    @property
+    def user_data(self) -> Path:
+        """Return the file with what the machine runs at its boot."""
+        return self.path / "user-data"
+
+    @property
+    def system(self) -> Path:
+        """Return the directory of an isolated machine's own ``/tmp``, ``/run`` and the like."""
+        return self.path / "system"
 
     @property
     def programs(self) -> Path:
@@ -97,7 +107,7 @@ class MachineDirectory:
     @property
     def disk(self) -> tuple[Path, ...]:
         """Return the directories that end with the machine, in memory too."""
-        kept_on_disk = (self.home, self.programs, self.node_directory, self.temporary)
+        kept_on_disk = (self.home, self.programs, self.node_directory, self.system, self.temporary)
         return kept_on_disk if self.arena is None else (*kept_on_disk, self.arena)
 
     @property
@@ -140,7 +150,11 @@ class MachineDirectory:
 
     def add_tags(self, facts: Mapping[str, str]) -> None:
         """Announce facts; a name that is known gets the new value."""
-        self._write("tags.json", {**self.tags(), **facts})
+        self.set_tags({**self.tags(), **facts})
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Replace all that was announced."""
+        self._write("tags.json", tags)
 
     def request_termination(self) -> None:
         """Ask for the machine's end; safe to repeat."""
@@ -206,19 +220,24 @@ class MachineDirectory:
         The reason is written first, so that whoever has to take over reports the same.
         """
         try:
-            self.write_state(MachineState(state=InstanceState.SHUTTING_DOWN, end_reason=reason))
+            notice_deadline = self.state().notice_deadline
+            ending = MachineState(
+                state=InstanceState.SHUTTING_DOWN, end_reason=reason, notice_deadline=notice_deadline
+            )
+            self.write_state(ending)
         finally:
             # Not even a full disk may keep a machine alive.
             end_processes()
         ended_at = now_utc()
         self.erase_disk()
-        self.write_state(MachineState(state=InstanceState.ENDED, end_reason=reason, ended_at=ended_at))
+        self.write_state(msgspec.structs.replace(ending, state=InstanceState.ENDED, ended_at=ended_at))
 
-    def make_disk(self) -> None:
+    def make_disk(self, *, is_isolated: bool = False) -> None:
         """Make the directories that end with the machine, empty."""
         self.erase_disk()
         for path in self.disk:
-            path.mkdir(mode=0o700)
+            if not (is_isolated and path == self.temporary):  # its /tmp is of its own
+                path.mkdir(mode=0o700)
 
     def erase_disk(self) -> None:
         """Delete what a machine loses when it ends: its disk and its memory."""

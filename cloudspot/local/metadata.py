@@ -1,4 +1,4 @@
-"""A machine's metadata service over HTTP: the server that its supervisor runs, the client on the node.
+"""A machine's metadata service over HTTP: what its supervisor serves, the client on the node.
 
 ::
 
@@ -14,21 +14,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import os
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import PreemptionSource
+from cloudspot.local.metadataservice import Answer, MetadataService, Request, StandingNotice
 from cloudspot.model import NodeIdentity, PreemptionNotice
 
 METADATA = "CLOUDSPOT_LOCAL_METADATA"
@@ -36,92 +32,38 @@ METADATA = "CLOUDSPOT_LOCAL_METADATA"
 HEADER = "Metadata-Flavor"
 HEADER_VALUE = "cloudspot-local"
 
-_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class StandingNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``/notice`` answers."""
+class LocalMetadata(MetadataService):
+    """What the supervisor of a local machine serves."""
 
-    deadline: datetime
-    action: str = "terminate"
+    server_version: ClassVar[str] = HEADER_VALUE
 
+    def answer(self, request: Request) -> Answer:
+        """Answer one request."""
+        if request.method != "GET":
+            return Answer(501, b"there is only GET here\n")
+        if request.headers.get(HEADER.lower()) != HEADER_VALUE:
+            return Answer(403, f"the header {HEADER}: {HEADER_VALUE} is missing\n".encode())
+        found = self._find(request.path)
+        if found is None:
+            return Answer(404, b"there is nothing here\n")
+        content_type, body = found
+        return Answer(200, body, content_type)
 
-class MetadataServer:
-    """Serves one machine's metadata on a free port of its address, in threads of its own."""
-
-    def __init__(
-        self, address: str, *, identity: Mapping[str, Any], tags: Callable[[], Mapping[str, str]]
-    ) -> None:
-        """Start to serve; ``tags`` is asked anew at each request."""
-        self._notice: StandingNotice | None = None
-        self._identity = dict(identity)
-        self._tags = tags
-        self._server = _Server((address, 0), _Handler)
-        self._server.answer = self._answer
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metadata", daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        """Return where it listens."""
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
-
-    def publish(self, notice: StandingNotice) -> None:
-        """Let ``/notice`` answer this from now on."""
-        self._notice = notice
-
-    def close(self) -> None:
-        """Stop to serve."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def _answer(self, path: str) -> tuple[str, bytes] | None:
+    def _find(self, path: str) -> tuple[str, bytes] | None:
         """Return the content type and body for a path, or None for 404."""
         if path == "/identity":
-            return "application/json", json.dumps(self._identity).encode()
+            return "application/json", json.dumps(self.view.facts).encode()
         if path == "/notice":
-            notice = self._notice
+            notice = self.view.notice
             return None if notice is None else ("application/json", msgspec.json.encode(notice))
         prefix, _, name = path.rpartition("/")
         if prefix == "/tags":
-            value = self._tags().get(urllib.parse.unquote(name))
+            value = self.view.tags.get(urllib.parse.unquote(name))
             return None if value is None else ("text/plain; charset=utf-8", value.encode())
         return None
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    answer: Callable[[str], tuple[str, bytes] | None]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    # One packet an answer: unbuffered headers meet Nagle and a delayed acknowledgement, 40 ms each time.
-    wbufsize = -1
-    disable_nagle_algorithm = True
-
-    def do_GET(self) -> None:
-        if self.headers.get(HEADER) != HEADER_VALUE:
-            self._send(403, "text/plain", f"the header {HEADER}: {HEADER_VALUE} is missing\n".encode())
-            return
-        answer = self.server.answer(self.path)
-        if answer is None:
-            self._send(404, "text/plain", b"there is nothing here\n")
-        else:
-            self._send(200, *answer)
-
-    def _send(self, status: int, content_type: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the base class's name
-        _log.debug(format, *args)
 
 
 class LocalPreemptionSource(PreemptionSource):

@@ -7,16 +7,24 @@ without a machine: make a :class:`MachineView`, ask ``answer``.
 
 from __future__ import annotations
 
+import logging
+import socket
+import socketserver
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import msgspec
 
+_log = logging.getLogger(__name__)
+
 _POLL_SECONDS = 0.05
+_MAX_BODY_BYTES = 1 << 20
 
 
 class StandingNotice(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,3 +114,73 @@ class MetadataService(ABC):
     @abstractmethod
     def answer(self, request: Request) -> Answer:
         """Answer a request as the cloud's own service would; may take its time (a long poll)."""
+
+
+class MetadataServer:
+    """Serves a metadata service at an address, in threads of its own."""
+
+    def __init__(self, service: MetadataService, address: str, port: int = 0) -> None:
+        """Start to serve; port 0 is any free one. The socket is of the calling thread's network."""
+        self._server = _Server((address, port), _Handler)
+        self._server.service = service
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metadata", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Return where it listens."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def close(self) -> None:
+        """Stop to serve."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    service: MetadataService
+
+    def server_bind(self) -> None:
+        # Without what HTTPServer adds: it asks for the address's name, which may not resolve.
+        socketserver.TCPServer.server_bind(self)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    # One packet an answer: unbuffered headers meet Nagle and a delayed acknowledgement, 40 ms each time.
+    wbufsize = -1
+    disable_nagle_algorithm = True
+
+    def _serve(self) -> None:
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdigit() or int(length) > _MAX_BODY_BYTES:
+            self.close_connection = True
+            self._send(Answer(413, b"the body is too large\n"))
+            return
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.command, self.path, headers, self.rfile.read(int(length)))
+        self._send(self.server.service.answer(request))
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = do_OPTIONS = _serve  # noqa: N815 # its names
+
+    def _send(self, answer: Answer) -> None:
+        if answer.hop_limit is not None:
+            self.connection.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, answer.hop_limit)
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def version_string(self) -> str:
+        return self.server.service.server_version
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the base class's name
+        _log.debug(format, *args)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Annotated
 
 import msgspec
 
 from cloudspot.local.records import PlannedReclaim
 from cloudspot.quantities import Duration, PositiveDuration
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Reclaim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,12 +24,15 @@ class Reclaim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """When a training process on that machine begins this step of the job."""
     after_seconds: Duration | None = None
     """So long after its boot."""
+    after_share: Share | None = None
+    """When a training process on that machine has begun this share of the steps, such as 0.5."""
     notice: Duration = 10.0
     """Between the notice and the end; 0 takes the machine without one."""
 
     def __post_init__(self) -> None:
-        if (self.after_steps is None) == (self.after_seconds is None):
-            raise ValueError("a reclaim needs either after_steps or after_seconds")
+        moments = (self.after_steps, self.after_seconds, self.after_share)
+        if sum(moment is not None for moment in moments) != 1:
+            raise ValueError("a reclaim needs one of after_steps, after_seconds and after_share")
 
 
 class RandomReclaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +85,7 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             PlannedReclaim(
                 after_steps=reclaim.after_steps,
                 after_seconds=reclaim.after_seconds,
+                after_share=reclaim.after_share,
                 notice_seconds=reclaim.notice,
             )
             for reclaim in self.reclaims

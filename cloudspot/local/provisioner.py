@@ -18,10 +18,10 @@ import msgspec
 from cloudspot.errors import CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.local.home import account, lock, state_home, try_lock
-from cloudspot.local.interpreter import node_python_path
 from cloudspot.local.machines import MachineDirectory, erase, now_utc
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.records import MachineRecord, PlannedReclaim, ReclaimRequest
+from cloudspot.local.supervision import start_supervisor
 from cloudspot.model import (
     EndReason,
     Instance,
@@ -119,7 +119,9 @@ class LocalProvisioner(Provisioner):
             elif body.market is Market.SPOT and body.zone in self._options.no_capacity:
                 raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")
             created = [
-                MachineDirectory.create(path, _record(body, rank, path.name, digest))
+                MachineDirectory.create(
+                    path, _record(body, rank, path.name, digest), user_data=body.user_data.encode()
+                )
                 for rank, path in enumerate(paths)
             ]
             _start_supervisors(created)
@@ -226,7 +228,6 @@ def _record(body: LocalRequest, rank: int, machine_id: str, digest: str) -> Mach
         zone=body.zone,
         instance_type=body.instance_type,
         market=body.market,
-        user_data=body.user_data,
         boot_delay_seconds=body.boot_delay_seconds,
         max_seconds=body.max_seconds,
         reclaims=body.reclaims[rank],
@@ -251,7 +252,7 @@ def _start_supervisors(machines: Sequence[MachineDirectory]) -> None:
         with try_lock(machine.lock) as is_free:
             pass
         if is_free and machine.supervisor() is None and machine.state().state is not InstanceState.ENDED:
-            starting[machine.id] = _start_supervisor(machine)
+            starting[machine.id] = start_supervisor(machine)
     failed = []
     for machine in machines:
         if machine.id in starting:
@@ -263,20 +264,3 @@ def _start_supervisors(machines: Sequence[MachineDirectory]) -> None:
             failed.append(machine)
     if failed:
         raise TransientError(f"no supervisor came up for {failed[0].id}; see {failed[0].path}/supervisor.log")
-
-
-def _start_supervisor(machine: MachineDirectory) -> subprocess.Popen[bytes]:
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
-    path = node_python_path()
-    if path is not None:
-        environment["PYTHONPATH"] = path
-    with (machine.path / "supervisor.log").open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "cloudspot.local.supervisor", str(machine.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd="/",
-            env=environment,
-            start_new_session=True,
-        )

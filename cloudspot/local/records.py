@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -11,13 +12,49 @@ from cloudspot.model import EndReason, InstanceState, Market
 
 
 class PlannedReclaim(msgspec.Struct, frozen=True, kw_only=True):
-    """When this machine will be reclaimed: after either of the two, whichever comes first."""
+    """When this machine will be reclaimed: by whichever of these comes first."""
 
     after_steps: int | None = None
     """When the training begins this step (the job's count)."""
+    after_share: float | None = None
+    """When the training has begun this share of its steps, where it says how many there are."""
     after_seconds: float | None = None
     """After the boot."""
     notice_seconds: float
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an isolated machine's network ends on its host."""
+
+    bridge: str
+    """The host's interface; in the network namespace of the supervisor."""
+    prefix_length: int
+    """Of the network that the machine's address is in."""
+    hosts: str
+    """The file that its ``/etc/hosts`` is, shared by the machines so that they find each other."""
+
+
+class Guest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine of an emulated cloud has beyond a plain one."""
+
+    service: str
+    """``module:attribute`` of its metadata service."""
+    service_addresses: tuple[str, ...]
+    service_port: int
+    fetch_user_data: str
+    """Shell commands that print the user data of the service at ``$METADATA_URL``."""
+    facts: Mapping[str, Any]
+    host_name: str
+    environment: Mapping[str, str]
+    """What its image sets for every program."""
+    image_path: tuple[str, ...]
+    """Directories that come before the system's in PATH."""
+    visible: tuple[str, ...]
+    """Directories of the host that its image shares, wherever they lie."""
+    network: Network | None
+    """None: it is not isolated, but a process tree with an address of its own."""
+    owner_lock: str
+    """The file that whoever started it keeps locked: free means that it ends too."""
 
 
 class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,13 +72,14 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     instance_type: str
     market: Market
-    user_data: str
     boot_delay_seconds: float
     max_seconds: float
     reclaims: tuple[PlannedReclaim, ...]
     notice_seconds: float
     """Of a reclaim that names none."""
     launched_at: datetime
+    guest: Guest | None = None
+    """None: a machine of the provider ``local`` itself."""
 
 
 class MachineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +88,8 @@ class MachineState(msgspec.Struct, frozen=True, kw_only=True):
     state: InstanceState
     end_reason: EndReason | None = None
     """Known from SHUTTING_DOWN on."""
+    notice_deadline: datetime | None = None
+    """When it will be taken; None: nobody has said so."""
     ended_at: datetime | None = None
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import signal
-import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -19,30 +17,21 @@ from pathlib import Path
 
 import msgspec
 
+from cloudspot.local.forms import make_form
 from cloudspot.local.home import try_lock
 from cloudspot.local.machines import MachineDirectory, now_utc
-from cloudspot.local.metadata import METADATA, MetadataServer, StandingNotice
-from cloudspot.local.processes import MARK, become_subreaper, end_machine_processes, reap_children
-from cloudspot.local.records import MachineState, SupervisorRecord
-from cloudspot.model import EndReason, InstanceState, NodeIdentity
+from cloudspot.local.metadataservice import StandingNotice
+from cloudspot.local.processes import become_subreaper, reap_children
+from cloudspot.local.records import PlannedReclaim, SupervisorRecord
+from cloudspot.model import EndReason, InstanceState
 from cloudspot.train.handoff import read_progress
 
 _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 """How often requests and the training's progress are looked at."""
-
-_SHUTDOWN_SHIM = """\
-#!/bin/sh
-# The machine's power switch: asks its supervisor, which ends this process too.
-: > {request}
-# Where the supervisor was killed, the machine must end all the same.
-(
-    trap '' HUP
-    sleep 10
-    exec env PYTHONPATH={python_path} {python} -m cloudspot.local.abandoned {directory}
-) </dev/null >/dev/null 2>&1 &
-"""
+_OWNER_SECONDS = 0.5
+"""How often it is looked whether the owner of an emulated machine still lives."""
 
 
 class Supervisor:
@@ -53,10 +42,10 @@ class Supervisor:
         self.record = machine.record()
         self._boot_at = time.monotonic() + self.record.boot_delay_seconds
         self._booted_at: float | None = None
-        self._boot: subprocess.Popen[bytes] | None = None
-        self._metadata: MetadataServer | None = None
+        self._form = make_form(machine)
         self._deadline: float | None = None
         self._seen_requests: set[str] = set()
+        self._owner_seen_at = time.monotonic()
         self._told_to_stop = False
 
     def start(self) -> None:
@@ -66,29 +55,10 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
         become_subreaper()
-        self.machine.make_disk()
-        self._write_shims()
-        identity = NodeIdentity(
-            instance_id=self.record.id,
-            rank=self.record.rank,
-            address=self.record.address,
-            zone=self.record.zone,
-            instance_type=self.record.instance_type,
-            market=self.record.market,
-        )
-        self._metadata = MetadataServer(
-            self.record.address,
-            identity={
-                **msgspec.to_builtins(identity),
-                "job_id": self.record.job_id,
-                "launch": self.record.launch,
-            },
-            tags=self.machine.tags,
-        )
-        self.machine.write_supervisor(SupervisorRecord(pid=os.getpid(), metadata_url=self._metadata.url))
-        _log.info(
-            "machine %s: supervisor %d, metadata at %s", self.record.id, os.getpid(), self._metadata.url
-        )
+        self._form.prepare()
+        url = self._form.metadata_url
+        self.machine.write_supervisor(SupervisorRecord(pid=os.getpid(), metadata_url=url))
+        _log.info("machine %s: supervisor %d, metadata at %s", self.record.id, os.getpid(), url)
 
     def run(self) -> None:
         """Live through the machine's life; returns when it has ended."""
@@ -100,7 +70,7 @@ class Supervisor:
             except FileNotFoundError:
                 # Someone deleted the machine's directory: nothing may go on without it.
                 _log.warning("machine %s: its directory is gone", self.record.id)
-                self._end_processes()
+                self._form.end_processes()
                 self.machine.erase_disk()
                 return
             if reason is not None:
@@ -113,7 +83,7 @@ class Supervisor:
     def end(self, reason: EndReason) -> None:
         """End the machine and say so."""
         _log.info("machine %s: ends (%s)", self.record.id, reason.value)
-        self.machine.finish(reason, end_processes=self._end_processes)
+        self.machine.finish(reason, end_processes=self._form.end_processes)
         _log.info("machine %s: ended", self.record.id)
 
     def _pause(self, now: float) -> float:
@@ -124,7 +94,7 @@ class Supervisor:
 
     def _end_reason(self, now: float) -> EndReason | None:
         """Return why the machine must end now, or None; starts the reclaims that are due."""
-        if self._told_to_stop:
+        if self._told_to_stop or self._is_orphaned(now):
             return EndReason.LOST
         requests = self.machine.requests()
         if requests.terminate:
@@ -136,12 +106,21 @@ class Supervisor:
         self._start_planned_reclaims(now)
         if self._deadline is not None and now >= self._deadline:
             return EndReason.RECLAIMED
-        if requests.shutdown:
+        if requests.shutdown or self._form.has_powered_off():
             # Clouds call it a reclaim too when the machine leaves after the notice.
             return EndReason.SELF if self._deadline is None else EndReason.RECLAIMED
         if self._booted_at is not None and now >= self._booted_at + self.record.max_seconds:
             return EndReason.TERMINATED
         return None
+
+    def _is_orphaned(self, now: float) -> bool:
+        """Say whether whoever this machine belongs to is gone."""
+        guest = self.record.guest
+        if guest is None or now < self._owner_seen_at + _OWNER_SECONDS:
+            return False
+        self._owner_seen_at = now
+        with try_lock(Path(guest.owner_lock)) as is_free:
+            return is_free
 
     def _start_planned_reclaims(self, now: float) -> None:
         if self._booted_at is None:
@@ -151,19 +130,29 @@ class Supervisor:
             if name in self._seen_requests:
                 continue
             by_time = reclaim.after_seconds is not None and now >= self._booted_at + reclaim.after_seconds
-            if by_time or (reclaim.after_steps is not None and self._step() >= reclaim.after_steps):
+            if by_time or self._has_come(reclaim):
                 self._seen_requests.add(name)
                 self._reclaim(now, reclaim.notice_seconds)
 
-    def _step(self) -> int:
-        """Return the newest step that any rank on this machine has begun; -1 before the first."""
-        steps = [-1]
+    def _has_come(self, reclaim: PlannedReclaim) -> bool:
+        """Say whether the training on this machine has come as far as the reclaim waits for."""
+        if reclaim.after_steps is None and reclaim.after_share is None:
+            return False
+        step, total = self._progress()
+        by_steps = reclaim.after_steps is not None and step >= reclaim.after_steps
+        return by_steps or (
+            reclaim.after_share is not None and total is not None and step >= reclaim.after_share * total
+        )
+
+    def _progress(self) -> tuple[int, int | None]:
+        """Return the newest step that a rank on this machine has begun, of how many; -1: none has begun."""
+        newest: tuple[int, int | None] = (-1, None)
         for path in self.machine.node_directory.glob("generations/*/progress-*"):
             rank = path.name.rpartition("-")[2]
             progress = read_progress(path.parent, int(rank)) if rank.isdigit() else None
-            if progress is not None:
-                steps.append(progress[0])
-        return max(steps)
+            if progress is not None and progress[0] > newest[0]:
+                newest = progress
+        return newest
 
     def _reclaim(self, now: float, notice_seconds: float) -> None:
         """Give the notice; a second one can only bring the end nearer."""
@@ -172,62 +161,22 @@ class Supervisor:
             return
         self._deadline = deadline
         _log.info("machine %s: reclaimed in %.3f s", self.record.id, notice_seconds)
-        if notice_seconds > 0 and self._metadata is not None:
-            self._metadata.publish(StandingNotice(deadline=now_utc() + timedelta(seconds=notice_seconds)))
+        if notice_seconds > 0:
+            notice = StandingNotice(deadline=now_utc() + timedelta(seconds=notice_seconds))
+            state = msgspec.structs.replace(self.machine.state(), notice_deadline=notice.deadline)
+            self.machine.write_state(state)
+            self._form.view.notice = notice
 
     def _start_boot(self, now: float) -> None:
         self._booted_at = now
         # First, so that whoever hears from the machine finds it running.
-        self.machine.write_state(MachineState(state=InstanceState.RUNNING))
-        with self.machine.console.open("ab") as console:
-            self._boot = subprocess.Popen(
-                ["bash", str(self.machine.path / "user-data")],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                cwd=self.machine.path,
-                env=self._environment(),
-                start_new_session=True,
-            )
+        state = msgspec.structs.replace(self.machine.state(), state=InstanceState.RUNNING)
+        self.machine.write_state(state)
+        self._form.boot()
         _log.info("machine %s: booted", self.record.id)
-
-    def _environment(self) -> dict[str, str]:
-        """Return what a machine starts with: nothing of ours, so no credentials of the submitter."""
-        assert self._metadata is not None
-        environment = {
-            "PATH": f"{self.machine.programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": str(self.machine.home),
-            "TMPDIR": str(self.machine.temporary),
-            "LANG": "C.UTF-8",
-            "CLOUDSPOT_NODE_DIR": str(self.machine.node_directory),
-            METADATA: self._metadata.url,
-            MARK: self.record.id,
-            # Its share of this host: with all cores each, the nodes of a job would fight for them.
-            "CLOUDSPOT_CORES": str(max(1, (os.cpu_count() or 1) // self.record.num_nodes)),
-        }
-        if self.machine.arena is not None:
-            environment["CLOUDSPOT_ARENA"] = str(self.machine.arena)
-        return environment
-
-    def _write_shims(self) -> None:
-        text = _SHUTDOWN_SHIM.format(
-            request=shlex.quote(str(self.machine.path / "requests" / "shutdown")),
-            python_path=shlex.quote(os.environ.get("PYTHONPATH", "")),
-            python=shlex.quote(sys.executable),
-            directory=shlex.quote(str(self.machine.path)),
-        )
-        for name in ("shutdown", "poweroff"):
-            shim = self.machine.programs / name
-            shim.write_text(text, encoding="utf-8")
-            shim.chmod(0o755)
 
     def _stop(self, *_: object) -> None:
         self._told_to_stop = True
-
-    def _end_processes(self) -> None:
-        end_machine_processes(self.record.id, root=os.getpid())
-        if self._boot is not None:
-            self._boot.poll()
 
 
 def main(directory: Path) -> int:

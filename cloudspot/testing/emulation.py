@@ -67,7 +67,7 @@ class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The cloud's id of it; ``[A-Za-z0-9._-]``, at most 64 characters, never used twice."""
     address: str | None = None
-    """IPv4 within ``EmulatedCloud.network``; None: the host chooses."""
+    """IPv4 within ``MachineHost.network``; None: the host chooses."""
     host_name: str | None = None
     """What ``hostname`` says, and what the other machines find it by; None: made from the address as
     ``ip-10-77-0-5``."""
@@ -104,6 +104,10 @@ class MachineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class MachineHost(ABC):
     """Boots and ends machines for an emulated cloud. Thread-safe; nothing waits for a machine."""
+
+    network: str
+    """Where the machines' addresses must lie: ``EmulatedCloud.network``, or a part of 127.0.0.0/8 on a
+    host without namespaces. Its first address is the host's own."""
 
     @abstractmethod
     def allocate_address(self) -> str:
@@ -147,7 +151,7 @@ class EmulatedCloud(ABC):
     name: ClassVar[str]
     """The provider's name."""
     network: ClassVar[str] = "10.77.0.0/16"
-    """The machines' addresses. Its first address is the host's own, where the APIs are served."""
+    """The machines' addresses, where the host can give them any: see ``MachineHost.network``."""
     metadata_addresses: ClassVar[tuple[str, ...]] = ("169.254.169.254",)
     """Where programs on a machine find the metadata service, at port 80."""
     metadata_service: ClassVar[str]

@@ -50,8 +50,8 @@ def test_a_whole_table_is_understood():
     ("table", "message"),
     [
         ({"reclaims": [{"after_step": 3}]}, "providers.local.reclaims"),
-        ({"reclaims": [{}]}, "either after_steps or after_seconds"),
-        ({"reclaims": [{"after_steps": 3, "after_seconds": "3s"}]}, "either after_steps or after_seconds"),
+        ({"reclaims": [{}]}, "needs one of after_steps, after_seconds and after_share"),
+        ({"reclaims": [{"after_steps": 3, "after_seconds": "3s"}]}, "needs one of after_steps, after_seconds and after_share"),
         ({"notice": "soon"}, "providers.local.notice"),
         ({"random_reclaims": {"mean": "0s"}}, "providers.local.random_reclaims.mean"),
         ({"zone": ["a"]}, "zones"),

@@ -37,7 +37,7 @@ place, countdown = sys.argv[1], int(sys.argv[2])
 owner, name = {
     "directory": (machines.MachineDirectory, "create"),
     "rename": (machines.Path, "rename"),
-    "supervisor": (provisioner, "_start_supervisor"),
+    "supervisor": (provisioner, "start_supervisor"),
     "wait": (provisioner.subprocess.Popen, "wait"),
     "never": (provisioner, "erase"),
 }[place]

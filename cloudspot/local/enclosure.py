@@ -1,0 +1,189 @@
+"""Run a function in namespaces of its own, so that everything that it starts ends with it.
+
+Inside there are a network with nothing but its own loopback, processes that nobody outside is among,
+and mounts of its own. When the function returns, or any of the processes between it and the caller is
+killed, the kernel kills every process inside, and with the last of them go networks and mounts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from cloudspot.local import namespaces
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are passed on to the function's process."""
+_WAITED = {*FORWARDED, signal.SIGCHLD}
+_CANNOT_ENCLOSE = 119
+"""The exit status of a process that could not make the namespaces."""
+
+
+def why_not() -> str | None:
+    """Return why this host cannot enclose a function, or None where it can; tries it."""
+    if sys.platform != "linux":
+        return "namespaces are Linux's"
+    if shutil.which("ip", path=_programs()) is None:
+        return "the program ip (package iproute2) is missing"
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _exit_with(lambda: _probe(writer))
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as answer:
+        reason = answer.read()
+    os.waitpid(child, 0)
+    return reason or None
+
+
+def run_enclosed(main: Callable[[], int]) -> int:
+    """Run ``main`` in a process inside, and return its exit status when nothing of it is left.
+
+    It may fork and start threads. Signals sent to this process are passed on to it; those of the
+    terminal reach it by themselves. An exception of ``main`` is printed there, and is status 1. A
+    status of 128 + N tells that it was killed by signal N.
+
+    Raises:
+        OSError: the namespaces cannot be made; see ``why_not``.
+    """
+    reader, writer = os.pipe()
+    child = _fork(lambda: _outer(main, writer))
+    os.close(writer)
+    status = _stand_in_for(child)
+    with os.fdopen(reader, encoding="utf-8") as failure:
+        reason = failure.read()
+    if status == _CANNOT_ENCLOSE and reason:
+        raise OSError(errno.EPERM, reason)
+    return status
+
+
+def _outer(main: Callable[[], int], writer: int) -> int:
+    """Make the namespaces; the first process that we make then is the init of ours."""
+    namespaces.die_with_parent()
+    try:
+        _unshare()
+    except OSError as error:
+        os.write(writer, str(error).encode())
+        return _CANNOT_ENCLOSE
+    os.close(writer)
+    return _stand_in_for(_fork(lambda: _init(main)))
+
+
+def _init(main: Callable[[], int]) -> int:
+    """Be process 1: set the scene, collect the orphans; all others end with us."""
+    namespaces.die_with_parent()
+    _set_scene()
+    return _stand_in_for(_fork(main))
+
+
+def _unshare() -> None:
+    kinds = namespaces.NEW_MOUNTS | namespaces.NEW_NETWORK | namespaces.NEW_PIDS | namespaces.NEW_IPC
+    if os.geteuid() != 0:
+        namespaces.become_root()
+        namespaces.unshare(kinds)
+        return
+    try:
+        namespaces.unshare(kinds)
+    except PermissionError:  # root without its powers, as in a container
+        namespaces.become_root()
+        namespaces.unshare(kinds)
+
+
+def _set_scene() -> None:
+    namespaces.keep_mounts_to_ourselves()
+    namespaces.mount_proc()
+    # Machines keep their memory there: it must go with us, however we end.
+    namespaces.mount_memory(Path("/dev/shm"))  # noqa: S108 # the kernel's memory file system
+    subprocess.run(
+        ["ip", "link", "set", "lo", "up"], check=True, capture_output=True, env={"PATH": _programs()}
+    )
+
+
+def _probe(writer: int) -> int:
+    try:
+        _unshare()
+    except OSError as error:
+        os.write(writer, f"the kernel makes no namespaces for this user ({error})".encode())
+        return 1
+    child = os.fork()
+    if child == 0:
+        _exit_with(lambda: _probe_scene(writer))
+    os.waitpid(child, 0)
+    return 0
+
+
+def _probe_scene(writer: int) -> int:
+    try:
+        _set_scene()
+    except (OSError, subprocess.CalledProcessError) as error:
+        os.write(writer, f"its namespaces are not ours to furnish ({error})".encode())
+        return 1
+    return 0
+
+
+def _fork(main: Callable[[], int]) -> int:
+    """Return the id of a new process that runs ``main`` and ends; signals now wait for ``_stand_in_for``."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous - _WAITED)
+        _exit_with(main)
+    return child
+
+
+def _exit_with(main: Callable[[], int]) -> None:
+    """Run ``main`` and end this process with its status; nothing of the caller's runs in it."""
+    status = 1
+    try:
+        status = main()
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 # shown here, for nobody above us will
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _stand_in_for(child: int) -> int:
+    """Pass signals on to the child until it ends, collect all other children, and return its status."""
+    try:
+        while True:
+            status = _reap(child)
+            if status is not None:
+                return status
+            found = signal.sigwaitinfo(_WAITED)
+            # The terminal's signals (si_code > 0) go to all of its processes, the child too.
+            if found.si_signo != signal.SIGCHLD and found.si_code <= 0:
+                with suppress(ProcessLookupError):
+                    os.kill(child, found.si_signo)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
+
+
+def _reap(child: int) -> int | None:
+    """Collect what has ended; return the child's exit status if it has."""
+    while True:
+        # As process 1 we get the orphans too; elsewhere others may wait for their own children.
+        pid, status = os.waitpid(-1 if os.getpid() == 1 else child, os.WNOHANG)
+        if pid == 0:
+            return None
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _programs() -> str:
+    """Return PATH with the directories of system programs, which a user's need not have."""
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))

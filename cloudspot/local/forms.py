@@ -1,0 +1,258 @@
+"""The forms of a machine: a process tree of this host, or isolated from it; as its supervisor makes them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from cloudspot.errors import CloudspotError
+from cloudspot.local import namespaces
+from cloudspot.local.guest import SCRIPTS, write_programs
+from cloudspot.local.machines import MachineDirectory
+from cloudspot.local.metadata import METADATA, LocalMetadata
+from cloudspot.local.metadataservice import MachineView, MetadataServer, MetadataService
+from cloudspot.local.network import MachineNetwork
+from cloudspot.local.processes import MARK, end_machine_processes
+from cloudspot.local.records import Guest, MachineRecord
+from cloudspot.model import NodeIdentity
+
+_SHUTDOWN_SHIM = """\
+#!/bin/sh
+# The machine's power switch: asks its supervisor, which ends this process too.
+: > {request}
+# Where the supervisor was killed, the machine must end all the same.
+(
+    trap '' HUP
+    sleep 10
+    exec env PYTHONPATH={python_path} {python} -m cloudspot.local.abandoned {directory}
+) </dev/null >/dev/null 2>&1 &
+"""
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def make_form(machine: MachineDirectory) -> Form:
+    """Return the form of the machine, not made yet."""
+    guest = machine.record().guest
+    if guest is None:
+        return PlainForm(machine)
+    if guest.network is None:
+        return LoopbackForm(machine, guest)
+    return IsolatedForm(machine, guest)
+
+
+class Form(ABC):
+    """How a machine is there: its surroundings, its boot, its end. Used by one thread."""
+
+    view: MachineView
+    """What its metadata service shows; the notice is given here."""
+    metadata_url: str
+    """Known after ``prepare``."""
+
+    def __init__(self, machine: MachineDirectory) -> None:
+        self.machine = machine
+        self.record: MachineRecord = machine.record()
+        self._boot: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make its disk, memory and network, and serve its metadata."""
+
+    def boot(self) -> None:
+        """Start what the machine runs at its boot."""
+        with self.machine.console.open("ab") as console:
+            self._boot = self._start_boot(console.fileno())
+
+    def has_powered_off(self) -> bool:
+        """Say whether the machine ended by itself, where its form shows that."""
+        return False
+
+    def end_processes(self) -> None:
+        """End every process of the machine; none is left when this returns."""
+        end_machine_processes(self.record.id, root=os.getpid())
+        if self._boot is not None:
+            self._boot.poll()
+
+    @abstractmethod
+    def _start_boot(self, console: int) -> subprocess.Popen[bytes]: ...
+
+
+class PlainForm(Form):
+    """A machine of the provider ``local``: a process tree, with nothing of the submitter's environment."""
+
+    def prepare(self) -> None:
+        """Make the disk and the power switch, and serve the metadata on the machine's address."""
+        self.machine.make_disk()
+        self._write_shims()
+        self.view = self._make_view()
+        server = MetadataServer(self._service(), self.record.address, self._port())
+        self.metadata_url = server.url
+
+    def _make_view(self) -> MachineView:
+        identity = NodeIdentity(
+            instance_id=self.record.id,
+            rank=self.record.rank,
+            address=self.record.address,
+            zone=self.record.zone,
+            instance_type=self.record.instance_type,
+            market=self.record.market,
+        )
+        facts = {
+            **msgspec.to_builtins(identity),
+            "job_id": self.record.job_id,
+            "launch": self.record.launch,
+        }
+        return MachineView(address=self.record.address, facts=facts, tags=self.machine.tags)
+
+    def _service(self) -> MetadataService:
+        return LocalMetadata(self.view)
+
+    def _port(self) -> int:
+        return 0
+
+    def _start_boot(self, console: int) -> subprocess.Popen[bytes]:
+        return self._run(["bash", str(self.machine.user_data)], console, {METADATA: self.metadata_url})
+
+    def _run(self, command: list[str], console: int, extra: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            cwd=self.machine.path,
+            env={**self._environment(), **extra},
+            start_new_session=True,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """Return what a machine starts with: nothing of ours, so no credentials of the submitter."""
+        environment = {
+            "PATH": f"{self.machine.programs}:{_SYSTEM_PATH}",
+            "HOME": str(self.machine.home),
+            "TMPDIR": str(self.machine.temporary),
+            "LANG": "C.UTF-8",
+            "CLOUDSPOT_NODE_DIR": str(self.machine.node_directory),
+            MARK: self.record.id,
+            "CLOUDSPOT_CORES": num_cores(self.record.num_nodes),
+        }
+        if self.machine.arena is not None:
+            environment["CLOUDSPOT_ARENA"] = str(self.machine.arena)
+        return environment
+
+    def _write_shims(self) -> None:
+        text = _SHUTDOWN_SHIM.format(
+            request=shlex.quote(str(self.machine.path / "requests" / "shutdown")),
+            python_path=shlex.quote(os.environ.get("PYTHONPATH", "")),
+            python=shlex.quote(sys.executable),
+            directory=shlex.quote(str(self.machine.path)),
+        )
+        for name in ("shutdown", "poweroff"):
+            shim = self.machine.programs / name
+            shim.write_text(text, encoding="utf-8")
+            shim.chmod(0o755)
+
+
+class LoopbackForm(PlainForm):
+    """A machine of an emulated cloud where there are no namespaces: its metadata stand on another port."""
+
+    def __init__(self, machine: MachineDirectory, guest: Guest) -> None:
+        super().__init__(machine)
+        self._guest = guest
+
+    def _make_view(self) -> MachineView:
+        return _guest_view(self.machine, self._guest)
+
+    def _service(self) -> MetadataService:
+        return _guest_service(self._guest, self.view)
+
+    def _port(self) -> int:
+        return self._guest.service_port
+
+    def _start_boot(self, console: int) -> subprocess.Popen[bytes]:
+        write_programs(self.machine.programs, self._guest.fetch_user_data)
+        programs = self.machine.programs
+        path = os.pathsep.join((str(programs), *self._guest.image_path, _SYSTEM_PATH))
+        command = ["bash", str(programs / "init.sh"), self.metadata_url, str(programs / "fetch-user-data")]
+        scripts = self.machine.system / SCRIPTS.relative_to("/var")
+        return self._run([*command, str(scripts)], console, {**self._guest.environment, "PATH": path})
+
+
+class IsolatedForm(Form):
+    """A machine of an emulated cloud in namespaces of its own, its metadata at the real address."""
+
+    def __init__(self, machine: MachineDirectory, guest: Guest) -> None:
+        super().__init__(machine)
+        self._guest = guest
+        self._network: MachineNetwork | None = None
+
+    def prepare(self) -> None:
+        """Make the disk and the network, and serve the metadata inside it."""
+        guest = self._guest
+        assert guest.network is not None
+        self.machine.make_disk(is_isolated=True)
+        self._network = MachineNetwork(
+            self.record.address, guest.network.prefix_length, guest.service_addresses
+        )
+        self.view = _guest_view(self.machine, guest)
+        service = _guest_service(guest, self.view)
+        for address in guest.service_addresses:
+            serve = partial(MetadataServer, service, address, guest.service_port)
+            namespaces.in_network(self._network.descriptor, serve)
+        self.metadata_url = f"http://{guest.service_addresses[0]}:{guest.service_port}"
+
+    def has_powered_off(self) -> bool:
+        """Say whether its process 1 has ended."""
+        return self._boot is not None and self._boot.poll() is not None
+
+    def end_processes(self) -> None:
+        """Pull the cable first: a machine that is gone says no farewell."""
+        if self._network is not None:
+            with suppress(CloudspotError):
+                self._network.cut()
+        super().end_processes()
+        if self._network is not None:
+            with suppress(CloudspotError):
+                self._network.close()
+            self._network = None
+
+    def _start_boot(self, console: int) -> subprocess.Popen[bytes]:
+        assert self._network is not None
+        network = self._network.descriptor
+        return subprocess.Popen(
+            [sys.executable, "-m", "cloudspot.local.guest", str(self.machine.path), str(network)],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            env={**os.environ, MARK: self.record.id},
+            pass_fds=(network,),
+            start_new_session=True,
+        )
+
+
+def num_cores(num_nodes: int) -> str:
+    """Return a machine's share of this host: with all cores each, the nodes of a job would fight for them."""
+    return str(max(1, (os.cpu_count() or 1) // num_nodes))
+
+
+def _guest_view(machine: MachineDirectory, guest: Guest) -> MachineView:
+    return MachineView(
+        address=machine.record().address,
+        facts=guest.facts,
+        user_data=machine.user_data.read_bytes(),
+        tags=machine.tags,
+    )
+
+
+def _guest_service(guest: Guest, view: MachineView) -> MetadataService:
+    module, _, name = guest.service.partition(":")
+    service = getattr(importlib.import_module(module), name)(view)
+    assert isinstance(service, MetadataService)
+    return service

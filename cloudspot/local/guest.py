@@ -1,0 +1,155 @@
+"""The first process of an isolated machine: ``python -m cloudspot.local.guest <directory> <network>``.
+
+Makes the machine's own view of the host - its name, its processes, its files where they must differ -
+and becomes the machine's init. Started by the supervisor, whose end is the machine's too; ``network``
+is the descriptor of the machine's network namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cloudspot.local import namespaces
+from cloudspot.local.machines import MachineDirectory
+from cloudspot.local.records import Guest
+
+PROGRAMS = Path("/run/machine")
+"""Where the machine finds its init and its power switch."""
+SCRIPTS = Path("/var/lib/cloud/instance/scripts")
+"""Where cloud-init keeps what it runs."""
+_POWER_SWITCHES = (
+    "/sbin/shutdown",
+    "/sbin/poweroff",
+    "/sbin/halt",
+    "/usr/sbin/shutdown",
+    "/usr/sbin/poweroff",
+    "/usr/sbin/halt",
+    "/usr/bin/systemctl",
+    "/bin/systemctl",
+)
+_POWER_SWITCH = """\
+#!/bin/sh
+# The machine's power switch.
+name=${0##*/}
+case "$name $*" in
+    "shutdown "*-c*) exit 0 ;;
+    "shutdown "*now*|"poweroff "*|"halt "*|"systemctl poweroff"*|"systemctl halt"*|"shutdown "*+0*) ;;
+    "shutdown "*) (trap '' HUP; sleep 60; kill -s PWR 1) </dev/null >/dev/null 2>&1 & exit 0 ;;
+    "systemctl "*) echo "systemctl: System has not been booted with systemd as init system." >&2; exit 1 ;;
+esac
+exec kill -s PWR 1
+"""
+
+
+def write_programs(directory: Path, fetch_user_data: str) -> None:
+    """Write what a machine's init consists of into the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(__file__).with_name("init.sh"), directory / "init.sh")
+    (directory / "fetch-user-data").write_text(fetch_user_data, encoding="utf-8")
+
+
+def main(directory: Path, network: int) -> int:
+    """Become the machine; returns when its init has ended, with its status."""
+    namespaces.die_with_parent()
+    namespaces.enter(network, namespaces.NEW_NETWORK)
+    kinds = (namespaces.NEW_MOUNTS, namespaces.NEW_PIDS, namespaces.NEW_HOST_NAME, namespaces.NEW_IPC)
+    namespaces.unshare(sum(kinds))
+    child = os.fork()
+    if child == 0:
+        try:
+            namespaces.die_with_parent()
+            _become_init(MachineDirectory(directory))
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _become_init(machine: MachineDirectory) -> None:
+    guest = machine.record().guest
+    assert guest is not None
+    assert guest.network is not None
+    namespaces.keep_mounts_to_ourselves()
+    socket.sethostname(guest.host_name)
+    _furnish(machine, guest)
+    namespaces.mount_proc()
+    os.chdir("/")
+    path = [str(PROGRAMS), *guest.image_path]
+    path += ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+    environment = {"PATH": os.pathsep.join(path), "LANG": "C.UTF-8", **guest.environment}
+    url = f"http://{guest.service_addresses[0]}"
+    arguments = [str(PROGRAMS / "init.sh"), url, str(PROGRAMS / "fetch-user-data"), str(SCRIPTS)]
+    os.execve("/bin/bash", ["init", *arguments], environment)  # noqa: S606 # no shell wanted beside the one
+
+
+def _furnish(machine: MachineDirectory, guest: Guest) -> None:
+    """Show the machine files of its own where they must not be the host's."""
+    assert guest.network is not None
+    system = machine.system
+    memory = machine.arena
+    assert memory is not None
+    libraries = system / "var-lib"
+    # What is shown -> where. Homes too: the submitter's credentials lie there.
+    shown = [
+        (system / "tmp", Path("/tmp")),  # noqa: S108 # a place to mount on
+        (system / "run", Path("/run")),
+        (libraries, Path("/var/lib")),
+        (memory, Path("/dev/shm")),  # noqa: S108 # as /tmp
+        *((machine.home, home) for home in _homes()),
+    ]
+    for source, _ in shown:
+        source.mkdir(mode=0o755, parents=True, exist_ok=True)
+    (system / "tmp").chmod(0o1777)
+    write_programs(system / "run" / PROGRAMS.name, guest.fetch_user_data)
+    switch = system / "run" / PROGRAMS.name / "shutdown"
+    for name in ("shutdown", "poweroff", "halt", "systemctl"):
+        switch = switch.with_name(name)
+        switch.write_text(_POWER_SWITCH, encoding="utf-8")
+        switch.chmod(0o755)
+    resolver = system / "resolv.conf"
+    resolver.touch()
+    (libraries / "cloudspot").mkdir(exist_ok=True)
+    namespaces.bind(machine.node_directory, libraries / "cloudspot")
+    for source, target in shown:
+        _keep_visible(guest.visible, hidden=target, shown=source)
+    # All at once, by descriptors: what is shown may itself lie under what it hides.
+    covers: list[tuple[Path, Path]] = [(Path(guest.network.hosts), Path("/etc/hosts"))]
+    covers.append((resolver, Path("/etc/resolv.conf")))
+    covers += [(switch, path) for path in _distinct_files(_POWER_SWITCHES)]
+    covers += shown
+    opened = [(os.open(source, os.O_PATH | os.O_CLOEXEC), target) for source, target in covers]
+    for descriptor, target in opened:
+        if target.exists():
+            namespaces.bind(Path(f"/proc/self/fd/{descriptor}"), target)
+
+
+def _keep_visible(visible: Sequence[str], *, hidden: Path, shown: Path) -> None:
+    """Show in ``shown`` the directories that would vanish with ``hidden``."""
+    for name in visible:
+        for path in dict.fromkeys((Path(name), Path(name).resolve())):
+            if hidden in path.parents and path.is_dir():
+                target = shown / path.relative_to(hidden)
+                target.mkdir(parents=True, exist_ok=True)
+                namespaces.bind(path, target)
+
+
+def _homes() -> Iterable[Path]:
+    """Return the home directories of this user, inside and outside of a user namespace."""
+    covered = {Path(name) for name in ("/tmp", "/run", "/var/lib")}  # noqa: S108 # hidden themselves
+    for home in dict.fromkeys((Path("/root"), Path.home())):
+        if len(home.parts) > 1 and not covered & {home, *home.parents}:
+            yield home
+
+
+def _distinct_files(names: Iterable[str]) -> tuple[Path, ...]:
+    """Return the files behind the names, each once; what is not there is left out."""
+    return tuple(dict.fromkeys(Path(name).resolve() for name in names if Path(name).exists()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,55 @@
+#!/bin/bash
+# What an emulated machine runs first: fetches its user data and runs it once, as cloud-init does.
+# On an isolated machine it is process 1, whose end is the machine's.
+#
+#     init.sh METADATA_URL FETCH_SCRIPT SCRIPTS_DIRECTORY
+set -u
+export METADATA_URL=$1
+fetch=$2
+scripts=$3
+
+power_off() {
+    trap '' PWR
+    echo "init: powering off"
+    # Ordered, as a system's: whoever does not leave within five seconds is killed with us.
+    kill -TERM -1 2>/dev/null
+    for _ in {1..100}; do
+        kill -0 -1 2>/dev/null || break
+        sleep 0.05
+    done
+    exit 0
+}
+[ $$ -ne 1 ] || trap power_off PWR
+
+run_user_data() {
+    mkdir -p "$scripts"
+    # A signal, such as the power switch's, waits for a foreground command to end: none may take long.
+    for _ in {1..5}; do
+        bash "$fetch" >"$scripts/user-data" 2>/dev/null && break
+        : >"$scripts/user-data"
+        sleep 0.2
+    done
+    unset METADATA_URL
+    script=$scripts/part-001
+    # gzip's magic number
+    if [ "$(head -c 2 "$scripts/user-data" | od -An -tx1 | tr -d ' \n')" = 1f8b ]; then
+        gzip -dc <"$scripts/user-data" >"$script" || return
+    else
+        cp "$scripts/user-data" "$script"
+    fi
+    case $(head -c 2 "$script" | tr -d '\0') in
+        '#!') ;;
+        '') echo "init: there is no user data" && return ;;
+        *) echo "init: the user data is no script (it does not begin with #!): not run" && return ;;
+    esac
+    chmod 700 "$script"
+    cd / || return
+    "$script" </dev/null
+    echo "init: the user data ended with status $?"
+}
+
+run_user_data &
+while :; do
+    wait
+    sleep 3600 &
+done

@@ -1,0 +1,66 @@
+"""The network of isolated machines: a bridge on the host, and a cable from it to each machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import subprocess
+from collections.abc import Sequence
+
+from cloudspot.errors import CloudspotError
+from cloudspot.local import namespaces
+
+BRIDGE = "cloudspot0"
+
+
+def make_bridge(address: str, prefix_length: int) -> None:
+    """Make the bridge in this process's network namespace, with the host's own address on it."""
+    # Its hardware address is pinned: it would else take its lowest port's, and the connections that stand
+    # would stall for a minute whenever a machine comes or goes.
+    _ip("link", "add", BRIDGE, "address", "02:77:00:00:00:01", "type", "bridge")
+    _ip("address", "add", f"{address}/{prefix_length}", "dev", BRIDGE)
+    _ip("link", "set", BRIDGE, "up")
+
+
+class MachineNetwork:
+    """The network namespace of one machine, with its cable to the bridge. Closed by the process's end."""
+
+    def __init__(self, address: str, prefix_length: int, service_addresses: Sequence[str]) -> None:
+        """Make it, with the metadata service's addresses on its loopback; nobody uses it yet."""
+        self.descriptor = namespaces.new_network()
+        number = int(ipaddress.IPv4Address(address))
+        self._cable = f"cs{number:08x}"
+        # By the address, so that a machine that gets the address of an ended one is found at once.
+        hardware = ":".join(f"{byte:02x}" for byte in (2, 0x78, *number.to_bytes(4, "big")))
+        # Up before the machine has its end of it, so that its first packets are not lost.
+        inside = f"/proc/{os.getpid()}/fd/{self.descriptor}"
+        _ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", inside)
+        _ip("link", "set", self._cable, "master", BRIDGE, "up")
+
+        def set_up_inside() -> None:
+            _ip("link", "set", "lo", "up")
+            for one in service_addresses:
+                _ip("address", "add", f"{one}/32", "dev", "lo")
+            _ip("link", "set", "eth0", "address", hardware)
+            _ip("address", "add", f"{address}/{prefix_length}", "dev", "eth0")
+            _ip("link", "set", "eth0", "up")
+
+        namespaces.in_network(self.descriptor, set_up_inside)
+
+    def cut(self) -> None:
+        """Pull the cable: nothing that the machine says is heard any more, not even its connections' end."""
+        _ip("link", "set", self._cable, "down")
+
+    def close(self) -> None:
+        """Take the cable away; the namespace goes with its last process and socket."""
+        _ip("link", "delete", self._cable)
+        os.close(self.descriptor)
+
+
+def _ip(*arguments: str) -> None:
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+    done = subprocess.run(
+        ["ip", *arguments], capture_output=True, text=True, check=False, env={"PATH": path, "LANG": "C"}
+    )
+    if done.returncode != 0:
+        raise CloudspotError(f"ip {' '.join(arguments)} failed: {done.stderr.strip()}")

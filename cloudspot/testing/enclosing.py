@@ -1,0 +1,69 @@
+"""A pytest plugin: tests that boot isolated machines, each in namespaces of its own.
+
+Load it with ``-p cloudspot.testing.enclosing`` and mark such a test ``@pytest.mark.enclosed``. The
+test's function runs in another process, which nothing that it starts outlives; its fixtures are made
+and unmade outside. On a host without namespaces it is skipped, and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+import warnings
+
+import pytest
+
+from cloudspot.local import enclosure
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known."""
+    config.addinivalue_line(
+        "markers", "enclosed: run the test in namespaces of its own; skipped where there are none"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a marked test that this host cannot run."""
+    if item.get_closest_marker("enclosed") is not None:
+        reason = _why_not()
+        if reason is not None:
+            pytest.skip(f"NOT TESTED, no isolated machines on this host: {reason}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Call a marked test inside, and report its failure as text."""
+    if pyfuncitem.get_closest_marker("enclosed") is None:
+        return None
+    reader, writer = os.pipe()
+
+    def main() -> int:
+        os.close(reader)
+        try:
+            pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})  # noqa: SLF001 # as pytest's own hook
+        except BaseException:  # noqa: BLE001 # a failed assertion, pytest.fail: all are told outside
+            os.write(writer, traceback.format_exc().encode(errors="replace")[-_MAX_REPORT_BYTES:])
+            return 1
+        return 0
+
+    with warnings.catch_warnings():
+        # Since Python 3.12: the threads of the runner do not exist in the fork, which needs none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        status = enclosure.run_enclosed(main)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as report:
+        text = report.read()
+    if status != 0:
+        pytest.fail(text or f"the test's process ended with status {status}", pytrace=False)
+    return True
+
+
+_MAX_REPORT_BYTES = 60_000
+"""What a pipe holds without a reader: 64 KiB."""
+
+
+@functools.cache
+def _why_not() -> str | None:
+    return enclosure.why_not()
