@@ -117,6 +117,11 @@ def provider_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.PROVIDER_GROUP)))
 
 
+def store_schemes() -> tuple[str, ...]:
+    """Return the schemes of the URLs that the installed plugins open, sorted; imports none of them."""
+    return tuple(sorted({declared.name for declared in _all_declared(hookspecs.STORE_GROUP)}))
+
+
 def list_providers() -> tuple[ProviderEntry, ...]:
     """Return all installed providers, the built-in ones first; imports each to see whether it works."""
     entries = []
@@ -267,5 +272,5 @@ def _has_extra(name: str) -> bool:
 
 
 def _store_missing(scheme: str) -> str:
-    known = ", ".join(sorted(f"{declared.name}://" for declared in _all_declared(hookspecs.STORE_GROUP)))
+    known = ", ".join(f"{known}://" for known in store_schemes())
     return f"no installed plugin opens {scheme}:// URLs (there are {known}); install the plugin of that store"

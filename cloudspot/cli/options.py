@@ -70,7 +70,10 @@ plain_option = click.option(
 job_argument = click.argument("job_id", metavar="ID", shell_complete=complete_jobs)
 """A job's id, or a prefix that only one job of the store has."""
 
-job_file_argument = click.argument("job_file", default="job.toml", type=click.Path(path_type=Path))
+# Whether it can be read is told by who reads it, for all reasons in the same words.
+job_file_argument = click.argument(
+    "job_file", default="job.toml", type=click.Path(readable=False, path_type=Path)
+)
 
 provider_option = click.option(
     "--provider",

@@ -57,7 +57,8 @@ def find_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
     """Return the offers that the job's policy allows, in the order of trying.
 
     Raises:
-        SpecError: none fits, or an option of the provider names what does not exist.
+        SpecError: none fits, an option of the provider names what does not exist, or an offer is in another
+            currency than ``limits.max_cost``.
     """
     offers = in_order(spec, provider.provisioner().offers(spec.resources.to_model()))
     if not offers:
@@ -65,6 +66,8 @@ def find_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
             f"resources: provider {provider.name!r} has no offer that fits under "
             f"spot.policy {spec.spot.policy!r}; ask for less, or for another market"
         )
+    for offer in offers:
+        _check_currency(spec, provider.name, offer)
     return offers
 
 
@@ -86,12 +89,7 @@ def render_launch(
     Raises:
         SpecError: the offer is in another currency than ``limits.max_cost``.
     """
-    currency = spec.limits.currency
-    if spec.limits.max_cost is not None and currency is not None and currency != offer.currency:
-        raise SpecError(
-            f"limits.max_cost is in {currency}, but provider {submission.provider!r} charges "
-            f"{offer.currency}: give it in {offer.currency}"
-        )
+    _check_currency(spec, submission.provider, offer)
     max_seconds = life_seconds(spec, run_seconds)
     boot = BootPlan(
         job_id=submission.job_id,
@@ -114,6 +112,15 @@ def render_launch(
         store_url=store_url,
     )
     return provider.provisioner().render(group)
+
+
+def _check_currency(spec: JobSpec, provider_name: str, offer: Offer) -> None:
+    currency = spec.limits.currency
+    if spec.limits.max_cost is not None and currency is not None and currency != offer.currency:
+        raise SpecError(
+            f"limits.max_cost is in {currency}, but provider {provider_name!r} charges "
+            f"{offer.currency}: give it in {offer.currency}"
+        )
 
 
 def life_seconds(spec: JobSpec, run_seconds: float) -> float:
