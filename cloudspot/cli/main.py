@@ -31,6 +31,7 @@ SHORT_HELPS = {
     "checkpoints": "List, verify and export a job's checkpoints.",
     "artifacts": "List and download the files that a job keeps.",
     "stop": "Save a checkpoint and end a job.",
+    "rm": "Delete the data of jobs that are over.",
     "preempt": "Reclaim a job's machine on purpose, as a drill.",
     "providers": "List the providers, and check one.",
     "schema": "Print the JSON Schema of the job file.",

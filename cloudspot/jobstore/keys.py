@@ -14,7 +14,10 @@ def index_prefix() -> str:
 
 
 def index(job_id: str) -> str:
-    """Return the job's entry in the list of jobs; create-only, it also reserves the id."""
+    """Return the job's entry in the list of jobs; create-only, it also reserves the id.
+
+    A removal of the job replaces it by a note, and deletes it last.
+    """
     return f"index/{job_id}"
 
 

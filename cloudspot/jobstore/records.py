@@ -1,4 +1,4 @@
-"""The records in the bucket, typed. All are create-only, but for Heartbeat and Summary.
+"""The records in the bucket, typed. All are create-only, but for Heartbeat, Summary and Removal.
 
 Times are advice (a writer's wall clock, UTC); decisions use the reader's own monotonic clock. Each
 create-only record carries its writer's nonce, so that after an error a writer that reads the key
@@ -57,6 +57,13 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``user``, ``max_cost`` or ``max_runtime``."""
     at: datetime
     writer: str
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """``index/<id>``, while the job is being removed: what has to be known when its submission is gone."""
+
+    code_sha256: str | None
+    """None: the job never had a submission."""
 
 
 # --- journal ------------------------------------------------------------------------------------

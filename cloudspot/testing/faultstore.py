@@ -1,4 +1,4 @@
-"""A store that fails on purpose: refused calls, lost answers, outages, and hooks around puts."""
+"""A store that fails on purpose: refused calls, lost answers, outages, and hooks around puts and deletes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ class Outage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True):
-    """A point around a put at which something happens once (by default: SIGKILL to this process)."""
+    """A point around a put or a delete at which something happens once (by default: SIGKILL to us)."""
 
     keys: str
     """A glob over whole keys; ``*`` also matches ``/``."""
     when: Literal["before", "after"]
     skip: int = 0
-    """How many matching puts this process makes before the one that the hook meets; where ``when`` is
-    ``after``, only puts that succeeded count."""
+    """How many matching calls this process makes before the one that the hook meets; where ``when`` is
+    ``after``, only calls that succeeded count."""
+    method: Literal["put", "delete"] = "put"
     action: str = "kill"
     """Passed on to ``on_hook``, which gives it its meaning."""
 
@@ -134,7 +135,9 @@ class FaultyStore(ObjectStore):
     def delete(self, key: str) -> None:
         """Delete, or fail by the plan; see ObjectStore."""
         self._enter("delete", key)
+        self._fire("delete", "before", key)
         self.inner.delete(key)
+        self._fire("delete", "after", key)
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start an upload whose ``commit`` counts as a put; see ObjectStore."""
@@ -163,9 +166,9 @@ class FaultyStore(ObjectStore):
 
     @contextmanager
     def _around_put(self, key: str) -> Iterator[None]:
-        self._fire("before", key)
+        self._fire("put", "before", key)
         yield
-        self._fire("after", key)
+        self._fire("put", "after", key)
         if self.plan.lose_every is None or not fnmatch.fnmatchcase(key, self.plan.lose_keys):
             return
         with self._lock:
@@ -174,10 +177,10 @@ class FaultyStore(ObjectStore):
         if is_lost:
             raise TransientError(f"{self.url}: injected loss of the answer to put of {key}")
 
-    def _fire(self, when: str, key: str) -> None:
-        """Run the hooks that this put meets, unless they have run in this or another process."""
+    def _fire(self, method: str, when: str, key: str) -> None:
+        """Run the hooks that this call meets, unless they have run in this or another process."""
         for number, hook in enumerate(self.plan.hooks):
-            if hook.when != when or not fnmatch.fnmatchcase(key, hook.keys):
+            if (hook.method, hook.when) != (method, when) or not fnmatch.fnmatchcase(key, hook.keys):
                 continue
             with self._lock:
                 self._num_met[number] += 1

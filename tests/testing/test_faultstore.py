@@ -133,3 +133,22 @@ def test_a_plan_that_cannot_be_meant_is_refused(inner, tmp_path):
         load_plan(path)
     with pytest.raises(SpecError, match="none"):
         load_plan(tmp_path / "none.json")
+
+
+def test_a_hook_meets_the_delete_it_names(inner, tmp_path):
+    met = []
+    hooks = (
+        Hook(keys="jobs/*", when="before", skip=1, method="delete", action="one"),
+        Hook(keys="jobs/*", when="after", method="delete", action="two"),
+    )
+    store = faulty(
+        inner,
+        tmp_path,
+        hooks=hooks,
+        on_hook=lambda hook, key: met.append((hook.action, key, [m.key for m in inner.list_objects("")])),
+    )
+    for key in ("jobs/a", "jobs/b"):
+        store.put(key, b"")
+    for key in ("jobs/a", "jobs/b"):
+        store.delete(key)
+    assert met == [("two", "jobs/a", ["jobs/b"]), ("one", "jobs/b", ["jobs/b"])]

@@ -1,0 +1,116 @@
+"""``cloudspot rm``: deletes the data of jobs that are over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+
+import click
+
+from cloudspot.cli import output
+from cloudspot.cli.jobs import Job, find_job, open_named_store
+from cloudspot.cli.options import debug_option, store_option
+from cloudspot.cli.progress import transfer
+from cloudspot.controller.states import is_over
+from cloudspot.errors import CloudspotError, JobNotFound, PluginError, SpecError, TransientError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.removal import measure, read_entry, remove_job
+from cloudspot.model import InstanceState
+
+LONGEST_SUBMISSION = timedelta(hours=1)
+"""An entry in the index that is younger may belong to a submission that is still under way."""
+
+
+@click.command("rm")
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@store_option
+@debug_option
+def rm(job_ids: Sequence[str], yes: bool, store_url: str | None) -> None:
+    """Delete the data of jobs that are over.
+
+    Checkpoints, logs, artifacts and records; nothing can bring them back. It asks first. Interrupted,
+    it is finished by the same command.
+    """
+    store = open_named_store(store_url)
+    jobs = [_checked(store, text) for text in dict.fromkeys(job_ids)]
+    sizes = {job.id: measure(store, job.id) for job in jobs}
+    for job in jobs:
+        count, num_bytes = sizes[job.id]
+        output.echo(f"{job.id}: {count} objects, {output.size_text(num_bytes)}")
+    if not yes:
+        _ask(jobs)
+    for job in jobs:
+        try:
+            with transfer(f"deleting {job.id}", sizes[job.id][1]) as advance:
+                remove_job(store, job.id, progress=advance)
+        except BaseException:  # Ctrl-C too.
+            output.warn(f"job {job.id} is half deleted; finish it with: {job.command('rm')}")
+            raise
+        output.echo(f"deleted job {job.id}")
+
+
+def _ask(jobs: Sequence[Job]) -> None:
+    if not _is_attended():
+        raise SpecError("nobody is there to be asked: give --yes to delete without a question")
+    what = jobs[0].id if len(jobs) == 1 else f"these {len(jobs)} jobs"
+    click.confirm(f"Delete all data of {what} for good?", abort=True, err=True)
+
+
+def _is_attended() -> bool:
+    return sys.stdin.isatty()
+
+
+def _checked(store: ObjectStore, text: str) -> Job:
+    """Return the job, which may be removed.
+
+    Raises:
+        JobNotFound: no job has this very id.
+        CloudspotError: it is not over, or its machines are not gone.
+    """
+    found = find_job(store, text)
+    if found != text:
+        raise JobNotFound(f"rm takes whole ids: no job is called {text!r}; did you mean {found}?")
+    job = Job(store, found)
+    entry = read_entry(store, job.id)
+    if entry.removal is not None:
+        return job
+    try:
+        history = job.first_history
+    except JobNotFound:
+        age = datetime.now(timezone.utc) - entry.since
+        if age < LONGEST_SUBMISSION:
+            raise CloudspotError(
+                f"job {job.id} is being submitted, or its submission was cut short "
+                f"{output.duration_text(age.total_seconds())} ago: it can be removed an hour after that"
+            ) from None
+        return job
+    if history.finished is None:
+        if is_over(history):
+            raise CloudspotError(
+                f"job {job.id} has ended, and nobody has closed its records yet; run: "
+                f"{job.command('reconcile --job')}"
+            )
+        raise CloudspotError(f"job {job.id} is not over; stop it first: {job.command('stop --wait')}")
+    _check_provider(job)
+    return job
+
+
+def _check_provider(job: Job) -> None:
+    """Refuse while a machine lives, which reads and writes what would be deleted; say what stays."""
+    try:
+        if not isinstance(job.log_sink, ObjectStoreLogSink):
+            output.warn(f"the log of job {job.id} is not in {job.store.url}, and stays where it is")
+        machines = job.provider.provisioner().instances(job_id=job.id)
+    except (PluginError, TransientError) as error:
+        # Its journal was closed on proof of death already; this is the second look.
+        output.warn(f"whether machines of job {job.id} are still there is not known: {error}")
+        return
+    alive = [machine.id for machine in machines if machine.state is not InstanceState.ENDED]
+    if alive:
+        raise CloudspotError(
+            f"job {job.id} still has machines: {', '.join(alive)}; end them with: "
+            f"{job.command('reconcile --job')}"
+        )

@@ -1,0 +1,156 @@
+"""Deletes a job's data; whatever interrupts it, nobody trips over what is left, and it can be finished.
+
+The order makes that so. First the job's entry in the index is replaced by a note of the removal; it keeps
+the id taken to the end. Then the submission goes: from there on every reader says that there is no such job,
+and no controller takes what is left of the journal for one that has not begun. Then the rest, the code if
+no other job has it, the journal, and last the entry itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from cloudspot.errors import CorruptData, JobNotFound, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.reader import list_jobs
+from cloudspot.jobstore.records import Removal, Submission
+from cloudspot.model import ObjectMeta
+
+NUM_THREADS = 8
+_NOTE = b"{"
+"""How the note of a removal begins; what a submission writes there is a nonce in hex."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A job's entry in the index."""
+
+    since: datetime
+    """When it was written, by the store's clock."""
+    removal: Removal | None
+    """Somebody has begun to remove the job."""
+
+
+def read_entry(store: ObjectStore, job_id: str) -> Entry:
+    """Return the job's entry in the index.
+
+    Raises:
+        JobNotFound: there is none.
+        CorruptData: it is malformed.
+    """
+    store = patient(store)
+    key = keys.index(job_id)
+    try:
+        return Entry(store.head(key).modified_at, _parse(store.get(key), key))
+    except ObjectMissing:
+        raise JobNotFound(f"no job {job_id!r} in {store.url}") from None
+
+
+def measure(store: ObjectStore, job_id: str) -> tuple[int, int]:
+    """Return how many objects the job has, and their bytes; its code, which others may share, not counted."""
+    sizes = [meta.size for meta in patient(store).list_objects(keys.job_prefix(job_id))]
+    return len(sizes), sum(sizes)
+
+
+def remove_job(
+    store: ObjectStore,
+    job_id: str,
+    *,
+    progress: Callable[[int], None] = lambda _count: None,
+    num_threads: int = NUM_THREADS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Delete all that belongs to the job; to finish what was interrupted, call it again.
+
+    For a job that is finished and whose machines are gone: the caller has looked. The code stays while
+    another job has it, or may have it: one whose submission is under way. ``progress`` is told the bytes of
+    what was deleted, as ``measure`` counts them.
+
+    Raises:
+        JobNotFound: there is no such job.
+        TransientError: the store failed; call again.
+    """
+    store = patient(store, sleep=sleep)
+    removal = _begin(store, job_id)
+    store.delete(keys.summary(job_id))
+    store.delete(keys.spec(job_id))
+    journal = keys.journal_prefix(job_id)
+
+    def delete(meta: ObjectMeta) -> None:
+        store.delete(meta.key)
+        progress(meta.size)
+
+    def delete_all(found: Iterable[ObjectMeta]) -> None:
+        each(delete, tuple(found), num_threads=num_threads)
+
+    for page in _pages(store, keys.job_prefix(job_id)):
+        delete_all(meta for meta in page if not meta.key.startswith(journal))
+    if removal.code_sha256 is not None and not _is_shared(store, removal.code_sha256, job_id):
+        store.delete(keys.code(removal.code_sha256))
+    # Again, for what a controller wrote that was in the middle of its pass: a summary.
+    for page in _pages(store, keys.job_prefix(job_id)):
+        delete_all(page)
+    store.delete(keys.index(job_id))
+
+
+def _begin(store: ObjectStore, job_id: str) -> Removal:
+    """Note the removal, with what the submission says that is needed to the end; return the note."""
+    entry = read_entry(store, job_id)
+    if entry.removal is not None:
+        return entry.removal
+    submission = _read_submission(store, job_id)
+    removal = Removal(code_sha256=None if submission is None else submission.code_sha256)
+    store.put(keys.index(job_id), codec.encode(removal))
+    return removal
+
+
+def _parse(data: bytes, key: str) -> Removal | None:
+    return codec.decode(data, Removal, key=key) if data.startswith(_NOTE) else None
+
+
+def _read_submission(store: ObjectStore, job_id: str) -> Submission | None:
+    key = keys.spec(job_id)
+    try:
+        return codec.decode(store.get(key), Submission, key=key)
+    except ObjectMissing:
+        return None
+
+
+def _pages(store: ObjectStore, prefix: str) -> Iterable[tuple[ObjectMeta, ...]]:
+    after: str | None = None
+    while True:
+        page = store.list_page(prefix, after=after)
+        yield page.objects
+        after = page.next_after
+        if after is None:
+            return
+
+
+def _is_shared(store: ObjectStore, sha256: str, job_id: str) -> bool:
+    """Say whether another job has this code, or may have it."""
+    seen: set[str] = {job_id}
+    # Looked at again before the code goes: a job may have been submitted meanwhile.
+    while new := sorted(set(list_jobs(store)) - seen):
+        if any(each(lambda other: _may_have(store, other, sha256), new, num_threads=NUM_THREADS)):
+            return True
+        seen.update(new)
+    return False
+
+
+def _may_have(store: ObjectStore, job_id: str, sha256: str) -> bool:
+    try:
+        submission = _read_submission(store, job_id)
+        if submission is not None:
+            return submission.code_sha256 == sha256
+        # Without a submission: under way, cut short, or half removed; the last has no use for code.
+        return read_entry(store, job_id).removal is None
+    except JobNotFound:
+        return False
+    except CorruptData:
+        return True

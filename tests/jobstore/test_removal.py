@@ -1,0 +1,200 @@
+"""A job's data goes, whatever interrupts it, and nothing else does."""
+
+from datetime import datetime, timezone
+
+import pytest
+
+from cloudspot.errors import JobNotFound, TransientError
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.records import CheckpointId, Removal, Submission, new_nonce
+from cloudspot.jobstore.removal import measure, read_entry, remove_job
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
+from cloudspot.testing.memorystore import InMemoryStore
+
+AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture
+def store():
+    return InMemoryStore()
+
+
+def submit(store, job_id, sha256="ab" * 32):
+    submission = Submission(
+        job_id=job_id,
+        provider="local",
+        spec={},
+        code_sha256=sha256,
+        code_bytes=4,
+        secret_names=(),
+        version="1",
+        at=AT,
+        writer=new_nonce(),
+    )
+    store.put(keys.index(job_id), submission.writer.encode())
+    store.put(keys.code(sha256), b"code")
+    store.put(keys.spec(job_id), codec.encode(submission))
+
+
+def write_job(store, job_id, checkpoints, **options):
+    submit(store, job_id, **options)
+    checkpoints.session(store, CheckpointId(1, 10), [b"a" * 4000], job_id=job_id)
+    for number in (1, 2, 3):
+        store.put(keys.journal(job_id, number), b"{}")
+    for key in (
+        keys.summary(job_id),
+        keys.secrets(job_id),
+        keys.stop(job_id),
+        keys.slot(job_id, 1, 0),
+        keys.heartbeat(job_id, 1, 0),
+        keys.log_segment(job_id, "1-0", "2026-11-20", 0),
+        keys.artifacts_prefix(job_id) + "a.txt",
+    ):
+        store.put(key, b"12345")
+
+
+def all_keys(store):
+    return {meta.key for meta in store.list_objects("")}
+
+
+def test_everything_of_the_job_goes_and_nothing_of_others(store, checkpoints):
+    write_job(store, "x", checkpoints)
+    submit(store, "xy", sha256="cd" * 32)
+    others = {keys.index("xy"), keys.spec("xy"), keys.code("cd" * 32)}
+    count, num_bytes = measure(store, "x")
+    told = []
+    remove_job(store, "x", progress=told.append)
+    assert all_keys(store) == others
+    # All but the summary and the submission, which go first.
+    assert len(told) == count - 2
+    assert 4000 < sum(told) < num_bytes
+    with pytest.raises(JobNotFound):
+        remove_job(store, "x")
+
+
+@pytest.mark.parametrize("num_threads", [1, 8])
+def test_after_an_interruption_at_any_delete_the_next_call_finishes(checkpoints, tmp_path, num_threads):
+    whole = InMemoryStore()
+    write_job(whole, "x", checkpoints)
+    counted = FaultyStore(whole, FaultPlan(), tmp_path / "none")
+    remove_job(counted, "x")
+    num_deletes = counted.calls["delete"]
+    assert num_deletes == 18
+    for number in range(num_deletes):
+        for when in ("before", "after"):
+            store = InMemoryStore()
+            write_job(store, "x", checkpoints)
+            submit(store, "other", sha256="cd" * 32)
+            plan = FaultPlan(hooks=(Hook(keys="*", when=when, skip=number, method="delete"),))
+
+            def kill(hook, key):
+                raise Killed
+
+            faulty = FaultyStore(store, plan, tmp_path / f"{number}-{when}", on_hook=kill)
+            with pytest.raises(Killed):
+                remove_job(faulty, "x", num_threads=num_threads)
+            left = all_keys(store)
+            if keys.index("x") in left:
+                # The id is taken to the end, what is left can be found, and is known to go.
+                assert read_entry(store, "x").removal == Removal(code_sha256="ab" * 32)
+                remove_job(store, "x", num_threads=num_threads)
+            assert all_keys(store) == {keys.index("other"), keys.spec("other"), keys.code("cd" * 32)}
+
+
+def test_no_reader_ever_sees_a_job_that_lacks_a_part_of_its_history(checkpoints, tmp_path):
+    """What a controller could take for a job that has not begun, and launch."""
+    seen = []
+
+    class Watched(InMemoryStore):
+        def delete(self, key):
+            super().delete(key)
+            if any(name in key for name in ("/journal/", "/stop", "/launches/", "/commits/")):
+                seen.append(key)
+                with pytest.raises(JobNotFound):
+                    HistoryReader(self, "x").read()
+
+    store = Watched()
+    write_job(store, "x", checkpoints)
+    remove_job(store, "x", num_threads=1)
+    assert len(seen) == 6
+    # The journal goes last, when whoever has just read the submission has long read it too.
+    assert [key.split("/")[2] for key in seen[-3:]] == ["journal"] * 3
+
+
+def test_code_stays_while_another_job_has_it_and_goes_with_the_last(store, checkpoints):
+    for job_id in ("a", "b", "c"):
+        submit(store, job_id)
+    remove_job(store, "b")
+    assert store.get(keys.code("ab" * 32)) == b"code"
+    remove_job(store, "a")
+    assert store.get(keys.code("ab" * 32)) == b"code"
+    remove_job(store, "c")
+    assert all_keys(store) == set()
+
+
+def test_code_stays_for_a_submission_under_way_but_not_for_a_job_half_removed(store, tmp_path):
+    submit(store, "a")
+    submit(store, "b")
+    store.put(keys.index("under-way"), b"0123456789abcdef")
+
+    def kill(hook, key):
+        raise Killed
+
+    plan = FaultPlan(hooks=(Hook(keys="jobs/b/spec", when="after", method="delete"),))
+    with pytest.raises(Killed):
+        remove_job(FaultyStore(store, plan, tmp_path, on_hook=kill), "b")
+    remove_job(store, "a")
+    assert keys.code("ab" * 32) in all_keys(store)
+    store.delete(keys.index("under-way"))
+    remove_job(store, "b")
+    assert all_keys(store) == set()
+
+
+def test_a_job_that_is_submitted_while_others_are_asked_keeps_its_code(store):
+    submit(store, "a")
+    submit(store, "b", sha256="cd" * 32)
+
+    class Meanwhile(FaultyStore):
+        def get(self, key):
+            if key == keys.spec("b"):
+                submit(store, "c")
+            return super().get(key)
+
+    remove_job(Meanwhile(store, FaultPlan(), None), "a")
+    assert keys.code("ab" * 32) in all_keys(store)
+
+
+def test_what_a_controller_writes_in_the_middle_does_not_stay(store, checkpoints):
+    write_job(store, "x", checkpoints)
+
+    class Meanwhile(FaultyStore):
+        def delete(self, key):
+            if key.startswith(keys.code("")):
+                store.put(keys.summary("x"), b"{}")
+            super().delete(key)
+
+    remove_job(Meanwhile(store, FaultPlan(), None), "x")
+    assert all_keys(store) == set()
+
+
+def test_a_submission_that_was_cut_short_goes_too(store):
+    store.put(keys.index("x"), b"0123456789abcdef")
+    store.put(keys.secrets("x"), b"{}")
+    assert read_entry(store, "x").removal is None
+    remove_job(store, "x")
+    assert all_keys(store) == set()
+
+
+def test_a_hiccup_is_got_over_and_an_outage_is_not(store, checkpoints, tmp_path):
+    write_job(store, "x", checkpoints)
+    down = FaultPlan(outages=(Outage(start=0, end=4e9),))
+    with pytest.raises(TransientError):
+        remove_job(FaultyStore(store, down, tmp_path / "a"), "x", sleep=lambda seconds: None)
+    unwell = FaultyStore(store, FaultPlan(fail_every=3), tmp_path / "b")
+    remove_job(unwell, "x", sleep=lambda seconds: None)
+    assert all_keys(store) == set()
