@@ -497,12 +497,12 @@ def test_closed_standard_streams_are_nobodys_business(desk):
 
 
 BECOME = """
-import importlib, importlib.resources.readers, os, pkgutil, sys
+import importlib, importlib.resources, os, pkgutil, sys
 for name in ("cli", "controller", "jobstore", "local"):
     package = importlib.import_module(f"cloudspot.{name}")
     for module in pkgutil.iter_modules(package.__path__, f"cloudspot.{name}."):
         importlib.import_module(module.name)
-"".encode("utf-8-sig")  # codecs are modules too
+"".encode("utf-8-sig"), importlib.resources.files("cloudspot.cli")  # these import something too
 uid = int(sys.argv.pop(1))
 os.setgroups([])
 os.setgid(65534)
