@@ -27,6 +27,7 @@ SHORT_HELPS = {
     "reconcile": "Drive the unfinished jobs of a store, once or for ever.",
     "ps": "List jobs.",
     "show": "Tell the story of one job.",
+    "compare": "Show where two jobs differ.",
     "logs": "Print a job's log.",
     "checkpoints": "List, verify and export a job's checkpoints.",
     "artifacts": "List and download the files that a job keeps.",

@@ -11,6 +11,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudspot.errors import BundleError, CorruptData
@@ -48,10 +49,7 @@ def extract_bundle(
         BundleError: it is no archive, or holds something that is not safe; nothing was written.
     """
     data = source if isinstance(source, bytes) else source.read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
-        raise CorruptData(f"the code bundle's SHA-256 is {found}, not {sha256}; submit the job again")
-    _check_members(data, max_bytes)
+    _check(data, sha256, max_bytes)
     staging = dest.parent / f".{dest.name}.extracting"
     replaced = dest.parent / f".{dest.name}.replaced"
     try:
@@ -65,6 +63,46 @@ def extract_bundle(
         shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise BundleError(f"cannot extract the code into {dest}: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file or a symlink of a bundle."""
+
+    name: str
+    content: bytes = field(repr=False)
+    """Of a symlink: none."""
+    is_executable: bool
+    target: str | None
+    """Of a symlink."""
+
+
+def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTES) -> Iterator[Member]:
+    """Yield what an archive holds, one file in memory at a time; nothing is written.
+
+    Raises:
+        CorruptData: the hash differs from ``sha256``, in hex.
+        BundleError: it is no archive, or holds something that is not safe.
+    """
+    _check(data, sha256, max_bytes)
+    with _opened(data, max_bytes) as archive:
+        for member in archive:
+            if not member.isdir():
+                stream = None if member.issym() else archive.extractfile(member)
+                yield Member(
+                    name=member.name,
+                    content=b"" if stream is None else stream.read(),
+                    is_executable=bool(member.mode & 0o100) and not member.issym(),
+                    target=member.linkname if member.issym() else None,
+                )
+
+
+def _check(data: bytes, sha256: str, max_bytes: int) -> None:
+    """Judge the archive as a whole, before any of its members is used."""
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise CorruptData(f"the code bundle's SHA-256 is {found}, not {sha256}; submit the job again")
+    _check_members(data, max_bytes)
 
 
 def is_safe_link(name: str, target: str) -> bool:

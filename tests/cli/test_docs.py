@@ -82,6 +82,7 @@ def test_every_exit_status_is_documented():
         ("cloudspot ps", ["ps"]),
         ("cloudspot show", ["show", "digits-7k3f"]),
         ("cloudspot show", ["show", "broken-abcd"]),
+        ("cloudspot compare", ["compare", "digits-7k3f", "broken-abcd"]),
         ("cloudspot checkpoints ls", ["checkpoints", "ls", "digits-7k3f"]),
         ("cloudspot checkpoints ls", ["checkpoints", "verify", "digits-7k3f"]),
         ("cloudspot checkpoints export", ["checkpoints", "export", "digits-7k3f", "--to", "TARGET"]),

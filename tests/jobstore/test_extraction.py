@@ -11,7 +11,8 @@ import pytest
 
 from cloudspot.errors import BundleError, CorruptData
 from cloudspot.jobstore import extraction
-from cloudspot.jobstore.extraction import extract_bundle, is_safe_link
+from cloudspot.jobstore.bundle import make_bundle
+from cloudspot.jobstore.extraction import extract_bundle, is_safe_link, read_bundle
 
 
 def member(name, data=b"", *, kind=tarfile.REGTYPE, link="", mode=0o644, **changes):
@@ -229,3 +230,26 @@ def fix_checksums(data):
 )  # fmt: skip
 def test_a_safe_link_climbs_first_and_not_above_the_root(name, target, is_safe):
     assert is_safe_link(name, target) is is_safe
+
+
+def test_a_bundle_is_read_without_writing_anything(tmp_path):
+    (tmp_path / "code" / "lib").mkdir(parents=True)
+    (tmp_path / "code" / "train.py").write_bytes(b"print()")
+    (tmp_path / "code" / "lib" / "go.sh").write_bytes(b"#!/bin/sh")
+    (tmp_path / "code" / "lib" / "go.sh").chmod(0o755)
+    (tmp_path / "code" / "link").symlink_to("lib/go.sh")
+    bundle = make_bundle(tmp_path / "code", entrypoint="train.py")
+    found = {one.name: one for one in read_bundle(bundle.data, sha256=bundle.sha256)}
+    assert {name: (one.content, one.is_executable, one.target) for name, one in found.items()} == {
+        "train.py": (b"print()", False, None),
+        "lib/go.sh": (b"#!/bin/sh", True, None),
+        "link": (b"", False, "lib/go.sh"),
+    }
+
+
+def test_a_bundle_that_is_not_the_one_or_not_safe_is_not_read():
+    data = pack(member("../x", b"1"))
+    with pytest.raises(CorruptData):
+        list(read_bundle(data, sha256="0" * 64))
+    with pytest.raises(BundleError, match="no safe relative path"):
+        list(read_bundle(data, sha256=hashlib.sha256(data).hexdigest()))
