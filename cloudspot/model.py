@@ -193,3 +193,6 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     ok: bool
     detail: str = ""
+    """What was found, in a line."""
+    remedy: str = ""
+    """What to do where it is not ok, in a line: a command, a right to be granted, a setting."""

@@ -36,7 +36,6 @@ def list_(as_json: bool) -> None:
 
 
 def _list(*, as_json: bool) -> None:
-
     entries = list_providers()
     if as_json:
         output.echo_json(
@@ -68,19 +67,27 @@ def _list(*, as_json: bool) -> None:
 def check(ctx: click.Context, name: str, job_file: Path | None, as_json: bool) -> None:
     """Try what a job on provider NAME needs: credentials, rights, network.
 
-    Ends with 1 when something is missing.
+    A line for each, with what to do where something is missing; it then ends with 1.
     """
     spec = None if job_file is None else load_job(job_file)
     results = open_provider(name, spec).check()
     if as_json:
         lines: list[dict[str, Any]] = [
-            {"name": result.name, "ok": result.ok, "detail": result.detail} for result in results
+            {
+                "name": result.name,
+                "ok": result.ok,
+                "detail": result.detail,
+                "remedy": None if result.ok else result.remedy or None,
+            }
+            for result in results
         ]
         output.echo_json({"provider": name, "ok": all(result.ok for result in results), "checks": lines})
     else:
         for result in results:
             mark = output.styled("ok    ", "green") if result.ok else output.styled("FAILED", "red")
-            output.echo(f"{mark}  {result.name}" + (f": {result.detail}" if result.detail else ""))
+            told = [result.detail, "" if result.ok else result.remedy]
+            detail = "; ".join(text for text in told if text)
+            output.echo(f"{mark}  {result.name}" + (f": {detail}" if detail else ""))
         if not results:
             output.echo(f"provider {name} has nothing to check")
     if not all(result.ok for result in results):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -11,7 +12,7 @@ from typing import ClassVar
 
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
-from cloudspot.local.home import state_home
+from cloudspot.local.home import HOME, state_home
 from cloudspot.local.interpreter import node_python_path
 from cloudspot.local.metadata import LocalPreemptionSource, read_identity
 from cloudspot.local.options import LocalOptions
@@ -56,21 +57,37 @@ class LocalProvider(Provider):
         )
 
     def check(self) -> Sequence[CheckResult]:
-        """Look for bash, for a place to keep machines, and for memory to save in."""
-        bash = shutil.which("bash")
-        results = [CheckResult(name="bash", ok=bash is not None, detail=bash or "not found on PATH")]
-        home = state_home()
+        """Look for bash, for torch, for a place to keep machines, and for memory to save in."""
+        bash, home = shutil.which("bash"), state_home()
+        has_torch = importlib.util.find_spec("torch") is not None
+        results = [
+            CheckResult(
+                name="bash", ok=bash is not None, detail=bash or "not found on PATH", remedy="install bash"
+            ),
+            CheckResult(
+                name="torch",
+                ok=has_torch,
+                detail=f"{sys.executable} {'has it' if has_torch else 'has none'}",
+                remedy='pip install "cloudspot[torch]", or name an interpreter that has it in run.python',
+            ),
+        ]
         try:
             home.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=home):
                 pass
             results.append(CheckResult(name="state home", ok=True, detail=str(home)))
         except OSError as error:
-            results.append(CheckResult(name="state home", ok=False, detail=str(error)))
+            detail = f"{home} cannot be written: {error.strerror}"
+            remedy = f"set {HOME} to a directory of your own"
+            results.append(CheckResult(name="state home", ok=False, detail=detail, remedy=remedy))
         if sys.platform == "linux":
             memory = "/dev/shm"  # noqa: S108 # the kernel's memory file system
-            detail = f"{memory}, where checkpoints are handed over"
-            results.append(CheckResult(name="memory", ok=os.access(memory, os.W_OK), detail=detail))
+            is_usable = os.access(memory, os.W_OK)
+            detail = (
+                f"{memory}, where checkpoints are handed over" if is_usable else f"{memory} cannot be written"
+            )
+            remedy = f"mount a tmpfs at {memory}, or make it writable; in a container: --shm-size=2g"
+            results.append(CheckResult(name="memory", ok=is_usable, detail=detail, remedy=remedy))
         return tuple(results)
 
     def default_store(self) -> str | None:

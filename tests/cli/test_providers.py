@@ -1,5 +1,10 @@
 """``cloudspot providers``."""
 
+import sys
+import types
+
+import pytest
+
 from cloudspot import __version__
 
 
@@ -16,10 +21,17 @@ def test_the_built_in_provider_is_listed_first(jobs):
     assert lines[1].split() == ["local", "cloudspot", __version__, "ok"]
 
 
-def test_a_check_names_what_it_tried(jobs):
+@pytest.fixture
+def with_torch(monkeypatch):
+    """An interpreter that has torch, whatever runs the tests."""
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__spec__=object()))
+
+
+def test_a_check_names_what_it_tried(jobs, with_torch):
     value = jobs.run_json("providers", "check", "local")
     assert (value["provider"], value["ok"]) == ("local", True)
-    assert [check["name"] for check in value["checks"]][:2] == ["bash", "state home"]
+    assert [check["name"] for check in value["checks"]][:3] == ["bash", "torch", "state home"]
+    assert {check["remedy"] for check in value["checks"]} == {None}
     assert "ok      bash: " in jobs.run("providers", "check", "local").stdout
 
 
@@ -27,7 +39,28 @@ def test_a_check_that_fails_ends_with_1(jobs, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     value = jobs.run_json("providers", "check", "local", status=1)
     assert value["ok"] is False
-    assert "FAILED  bash" in jobs.run("providers", "check", "local", status=1).stdout
+    assert value["checks"][0]["remedy"] == "install bash"
+    lines = jobs.run("providers", "check", "local", status=1).stdout.splitlines()
+    assert lines[0] == "FAILED  bash: not found on PATH; install bash"
+
+
+def test_a_home_that_is_in_the_way_and_a_missing_torch_come_with_their_remedies(jobs, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CLOUDSPOT_LOCAL_HOME", f"{tmp_path}/file/home")
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__spec__=None))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    lines = jobs.run("providers", "check", "local", status=1).stdout.splitlines()
+    assert lines[1:3] == [
+        (
+            f'FAILED  torch: {sys.executable} has none; pip install "cloudspot[torch]", '
+            "or name an interpreter that has it in run.python"
+        ),
+        (
+            f"FAILED  state home: {tmp_path}/file/home cannot be written: Not a directory; "
+            "set CLOUDSPOT_LOCAL_HOME to a directory of your own"
+        ),
+    ]
+    monkeypatch.setenv("CLOUDSPOT_LOCAL_HOME", str(tmp_path / "local-home"))
 
 
 def test_the_options_come_from_a_job_file(jobs):
