@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudspot.agent.draining import Draining
-from cloudspot.agent.failures import FAILED, STUCK, Failure, GiveUp, judge
+from cloudspot.agent.failures import FAILED, NOT_CONNECTED, STUCK, WEIGHT, Failure, GiveUp, judge
 from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch
 from cloudspot.agent.leaving import Leaving, LeavingError
-from cloudspot.agent.membership import Membership
+from cloudspot.agent.membership import Membership, not_reached
+from cloudspot.agent.reach import goes_on
 from cloudspot.agent.watching import KILLED, End, Watch, say_failed
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import generations
@@ -223,9 +224,21 @@ class GenerationRun:
             _log.warning("the training failed with exit status %s because a node was lost", end.code)
             return "regrouped"
         elsewhere = self._membership.failed_elsewhere()
-        if elsewhere is not None and elsewhere.why == STUCK:
-            end = replace(end, is_stuck=True)  # what this node saw of it is how the other ended it
+        if elsewhere is not None and WEIGHT.get(elsewhere.why, 0) > WEIGHT[end.why]:
+            end = replace(end, why=elsewhere.why)  # what this node saw of it is how the other ended it
+        cut_off = self._membership.try_to_reach()
+        if cut_off:
+            return self._cut_off(cut_off)
         return self._failed(end, seconds=seconds)
+
+    def _cut_off(self, others: frozenset[int]) -> Leaving | str:
+        """Return how this node goes on where the network to other members, who live, is cut."""
+        rank, members = self._life.job.identity.rank, self._membership.ranks
+        detail = not_reached(rank, others)
+        _log.error("%s", detail)
+        if goes_on(rank, members, others) and len(members) - len(others) >= self._spec.nodes.min:
+            return "regrouped"
+        return Leaving("failed", detail, exit_code=1, log_tail=self._tail())
 
     def _failed(self, end: End, *, seconds: float) -> Leaving | str:
         life, memory, status = self._life, self._life.memory, self._life.status
@@ -235,9 +248,9 @@ class GenerationRun:
             step=status.progress()[0],
             seconds=seconds,
             has_session=status.has_session,
-            is_stuck=end.is_stuck,
+            why=end.why,
         )
-        tail = life.tail(self._log_path(status.generation).name)
+        tail = self._tail()
         finished = self._membership.finished()
         if finished:
             # Only here the script failed after the loop; without the others it cannot be run again.
@@ -245,18 +258,23 @@ class GenerationRun:
             return Leaving("failed", detail, end.code, log_tail=tail)
         known = life.insist(lambda: generations.read_generations(life.store, self._node.job_id))
         # Another node may have proposed the next one already, for this very failure.
-        num_restarts = sum(one.why in {FAILED, STUCK} for one in known[: status.generation])
+        kind = {NOT_CONNECTED} if end.why == NOT_CONNECTED else {FAILED, STUCK}
+        num_restarts = sum(one.why in kind for one in known[: status.generation])
         verdict = judge(
             failure, memory, num_restarts=num_restarts, max_restarts=self._spec.limits.max_restarts
         )
         if isinstance(verdict, GiveUp):
-            return Leaving("failed", verdict.detail, end.code, permanent=True, log_tail=tail)
+            # In one direction packets may still travel: then only others know.
+            permanent = verdict.permanent and self._membership.others_reach_all()
+            return Leaving("failed", verdict.detail, end.code, permanent=permanent, log_tail=tail)
         wait = verdict.wait_seconds
         _log.error("the training %s at step %d; starting again in %.0f s", failure, failure.step, wait)
-        why = STUCK if end.is_stuck else FAILED
-        self._note_end(why)
+        self._note_end(end.why)
         life.orders.wait(wait)
-        return why
+        return end.why
+
+    def _tail(self) -> tuple[str, ...]:
+        return self._life.tail(self._log_path(self._life.status.generation).name)
 
     def _final(self, handoff: Path) -> Final | None:
         value = files.read_json(files.final_path(handoff))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from datetime import datetime, timezone
 
+from cloudspot.agent.reach import free_port
 from cloudspot.agent.status import Orders, Status
 from cloudspot.errors import CloudspotError, ObjectMissing
 from cloudspot.interfaces import ObjectStore
@@ -144,10 +144,3 @@ class HeartbeatWriter:
                 _log.warning("no heartbeat: %s", error)
                 beat_at = min(beat_at, time.monotonic() + LOOK_SECONDS)  # the others count its absence
             changed.wait(max(0.05, min(beat_at, look_at) - time.monotonic()))
-
-
-def free_port(address: str) -> int:
-    """Return a TCP port that nobody listens on at the moment."""
-    with socket.create_server((address, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cloudspot.errors import CloudspotError
 from cloudspot.processes import is_marked, kill_marked, signal_process
@@ -118,6 +119,15 @@ class Trainer:
             if status:
                 failed.append((files.exited_path(self.handoff, rank).stat().st_mtime_ns, status))
         return min(failed)[1] if failed else None
+
+    def has_started(self, ranks: Sequence[int]) -> bool:
+        """Say whether torchrun has found its peers, and started a rank here."""
+        return any(files.started_path(self.handoff, rank).exists() for rank in ranks)
+
+    def errors(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the errors that the ranks here have told of: {"type", "message"}."""
+        told = (files.read_json(files.failed_path(self.handoff, rank)) for rank in ranks)
+        return [error for error in told if error is not None]
 
     def is_failing(self, ranks: Sequence[int]) -> bool:
         """Say whether one of the ranks here has met an error, and is on its way out."""

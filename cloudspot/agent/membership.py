@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cloudspot.agent import peers
-from cloudspot.agent.failures import STUCK
+from cloudspot.agent.failures import WEIGHT
 from cloudspot.agent.hearing import Hearing
-from cloudspot.agent.heartbeat import free_port
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.peers import Adopt, Leave, Propose, Standing, View, Wait, absent, left_behind, verdict
+from cloudspot.agent.reach import REACH_SECONDS, free_port, is_taken, unreachable
 from cloudspot.agent.restore import Restored, newest_candidate, restore_newest, restore_this
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import generations, keys, launches, manifests
@@ -31,6 +33,12 @@ STILL_WELL_SECONDS = 2.0
 """For so long what was found of the others holds, and nobody is asked again."""
 
 
+def not_reached(rank: int, cut_off: Collection[int]) -> str:
+    """Return how a node says that it leaves for want of a network."""
+    numbers = ", ".join(map(str, sorted(cut_off)))
+    return f"node {rank} does not reach node {numbers}: the network between the machines is cut"
+
+
 class Membership:
     """This node's part in the agreement on generations."""
 
@@ -44,6 +52,8 @@ class Membership:
         """When it began, in the seconds that this node could hear."""
         self._all_ran = False
         """All its members were seen to run it."""
+        self._cut_off: frozenset[int] = frozenset()
+        """The members of it whose machines did not answer this one."""
         self._well_at = -math.inf
         """When all the others were last found to go on; monotonic."""
 
@@ -58,6 +68,11 @@ class Membership:
     def resume(self, generation: Generation) -> None:
         """Stand where an earlier agent of this machine stood: it has started this generation."""
         self._enter(generation)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the members of the generation that this node runs, or ran last."""
+        return () if self.current is None else tuple(member.rank for member in self.current.members)
 
     # --- while a generation runs ----------------------------------------------------------------
 
@@ -87,20 +102,33 @@ class Membership:
     def failed_elsewhere(self) -> Failed | None:
         """Return another member's word that the running generation has failed there, or None; asks no store.
 
-        Of several it is the one that says most: that the training was stuck.
+        Of several it is the one that weighs most.
         """
+        return max(self._failures().values(), key=lambda failed: WEIGHT.get(failed.why, 0), default=None)
+
+    def _failures(self) -> dict[int, Failed]:
         current = self.current
         if current is None:
-            return None
+            return {}
         beats = self._hearing.beats()
-        told = [
-            beat.failed
+        return {
+            rank: beat.failed
             for rank in self._other_members(current)
             if (beat := beats.get(rank)) is not None
             and beat.failed is not None
             and beat.failed.generation == current.number
-        ]
-        return max(told, key=lambda failed: failed.why == STUCK, default=None)
+        }
+
+    def is_rendezvous_to_blame(self) -> bool:
+        """Say so where torchrun has ended before it started a rank; else it cannot be run here.
+
+        On the first member that is where something else listens at the endpoint's port by now; the others
+        have met with nobody there.
+        """
+        current = self.current
+        if current is None or current.members[0].rank != self._rank:
+            return True
+        return is_taken(int(current.endpoint.rpartition(":")[2]))
 
     def expect_end(self) -> None:
         """Begin to listen closely: the training here is about to end by an error."""
@@ -148,6 +176,46 @@ class Membership:
             if not unsaid and Standing.UNKNOWN not in standings.values():
                 self._well_at = time.monotonic()
                 return lost <= self._hearing.finished(current.number)
+            self._hearing.pause()
+
+    def try_to_reach(self) -> frozenset[int]:
+        """Return the members whose machines do not answer this one; ``others_are_well`` comes before.
+
+        They live, as the store says, so the network between the machines is cut. The next generation is
+        without them.
+        """
+        current, status = self.current, self._life.status
+        if current is None:
+            return frozenset()
+        beats, finished = self._hearing.beats(), self._hearing.finished(current.number)
+        endpoints = {
+            member.rank: (member.address, beat.port)
+            for member in current.members
+            if member.rank not in finished and member.address and (beat := beats.get(member.rank)) is not None
+        }
+        self._cut_off = unreachable(endpoints)
+        if status.failed is not None:
+            status.failed = msgspec.structs.replace(status.failed, unreachable=tuple(sorted(self._cut_off)))
+        return self._cut_off
+
+    def others_reach_all(self) -> bool:
+        """Wait for what the other members that live have found of each other; say whether all answer all."""
+        current = self.current
+        if current is None:
+            return True
+        until = time.monotonic() + 2 * REACH_SECONDS
+        waited_for = set(self._other_members(current)) - self._hearing.finished(current.number)
+        while True:
+            told = {rank: failed.unreachable for rank, failed in self._failures().items()}
+            gone = {rank for rank in waited_for if self._hearing.is_gone(rank)}
+            words = [self._hearing.last_word(rank) for rank in gone]
+            # Its last heartbeat may not have been read; but it has said that another machine may do better.
+            if any(told.values()) or any(w and w.outcome == "failed" and not w.permanent for w in words):
+                return False
+            waited_for -= gone | {rank for rank in waited_for if told.get(rank) is not None}
+            if not waited_for or time.monotonic() >= until:
+                return True
+            self._life.obey()
             self._hearing.pause()
 
     def finished(self) -> frozenset[int]:
@@ -219,6 +287,9 @@ class Membership:
                     Leaving(found.outcome, found.detail, found.exit_code, permanent=found.permanent)
                 )
             if isinstance(found, Adopt):
+                among = self._cut_off.intersection(member.rank for member in found.generation.members)
+                if among:
+                    raise LeavingError(Leaving("failed", not_reached(self._rank, among), exit_code=1))
                 self._enter(found.generation)
                 life.status.state = "restoring"
                 return found.generation, restore_this(life, found.generation.restore_from, restored)
@@ -241,6 +312,7 @@ class Membership:
         self.current = generation
         self._begun_at = self._hearing.heard_seconds
         self._all_ran = False
+        self._cut_off = frozenset()
         self._life.status.generation = generation.number
 
     def _propose(
@@ -316,6 +388,8 @@ class Membership:
         current = self.current
         # Before the first generation there is nothing yet that another node could have died in.
         standing = self._hearing.standing(rank, has_come=current is None)
+        if rank in self._cut_off:
+            return Standing.LEAVING
         if standing is Standing.BUSY:
             return standing if patient else Standing.LEAVING
         if standing is Standing.FRESH and current is not None and self._had_time_to_start:

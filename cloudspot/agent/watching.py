@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudspot.agent.draining import Draining
-from cloudspot.agent.failures import FAILED, STUCK
+from cloudspot.agent.failures import FAILED, NOT_CONNECTED, STUCK, has_connected
 from cloudspot.agent.launcher import Trainer
 from cloudspot.agent.membership import Membership
 from cloudspot.jobstore.records import Failed
@@ -33,8 +33,8 @@ class End:
     """The exit status of the training script, here or where it failed; None: this node has to end it."""
     drain: files.Drain | None
     """What it had been asked for."""
-    is_stuck: bool = False
-    """It made no step in time."""
+    why: str = FAILED
+    """Where it failed: see ``records.Failed.why``."""
     must_regroup: bool = False
     """Others are lost, or have agreed to go on otherwise."""
 
@@ -66,7 +66,7 @@ class Watch:
         trainer, ranks = self._trainer, self._ranks
         code = trainer.poll()
         if code is not None:
-            return End(code if code == 0 else trainer.failed_status(ranks) or code, self._drain)
+            return End(0, self._drain) if code == 0 else self._failure(code)
         if self._life.orders.superseded:
             _log.warning("a newer launch runs the job: ending the trainer")
             return End(None, self._drain)
@@ -83,10 +83,24 @@ class Watch:
         code = trainer.failed_status(ranks)
         if code is not None:
             _log.warning("a rank ended with exit status %d: ending the trainer", code)
-            return End(code, None)
+            return self._failure(code)
         if trainer.is_failing(ranks):
             self._membership.expect_end()
         return None
+
+    def _failure(self, code: int) -> End:
+        """Return the end of a trainer that failed here; ``code`` is torchrun's where no rank has one."""
+        trainer = self._trainer
+        why = NOT_CONNECTED if self._is_not_connected() else FAILED
+        return End(trainer.failed_status(self._ranks) or code, self._drain, why=why)
+
+    def _is_not_connected(self) -> bool:
+        trainer, status = self._trainer, self._life.status
+        if not trainer.has_started(self._ranks):
+            return self._membership.is_rendezvous_to_blame()
+        errors = trainer.errors(self._ranks)
+        is_early = status.progress()[0] <= status.restored_step
+        return is_early and bool(errors) and not any(map(has_connected, errors))
 
     def _end_by_others(self) -> End | None:
         if self._drain is not None:  # it ends by its own guard
@@ -101,7 +115,7 @@ class Watch:
         _log.warning("the training has failed on another node: ending the trainer")
         if failed.why == STUCK:
             self._dump_stacks()
-        return End(failed.exit_code, None, is_stuck=failed.why == STUCK)
+        return End(failed.exit_code, None, why=failed.why)
 
     def _end_if_stuck(self, now: float) -> End | None:
         life, status = self._life, self._life.status
@@ -117,7 +131,7 @@ class Watch:
         # Before its end, which the others may see first: they would take it for a plain failure.
         status.failed = Failed(generation=status.generation, why=STUCK, exit_code=KILLED)
         self._dump_stacks()
-        return End(KILLED, None, is_stuck=True)
+        return End(KILLED, None, why=STUCK)
 
     def _dump_stacks(self) -> None:
         self._trainer.dump_stacks(self._ranks)
@@ -136,5 +150,4 @@ class Watch:
 def say_failed(life: Life, end: End) -> None:
     """Tell the other nodes that the training of this generation has failed here."""
     assert end.code is not None
-    why = STUCK if end.is_stuck else FAILED
-    life.status.failed = Failed(generation=life.status.generation, why=why, exit_code=end.code)
+    life.status.failed = Failed(generation=life.status.generation, why=end.why, exit_code=end.code)

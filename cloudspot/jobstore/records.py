@@ -150,8 +150,11 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: int
     why: str
-    """``trainer-failed`` or ``trainer-stuck``: why the next one starts, unless a node was lost."""
+    """``trainer-failed``, ``trainer-stuck`` or ``not-connected``: why the next one starts, unless a node was
+    lost."""
     exit_code: int
+    unreachable: tuple[int, ...] | None = None
+    """The members whose machines did not answer this one; None: it has not asked them yet."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,7 +242,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     skipped: tuple[Skipped, ...] = ()
     why: str
     """``first``, ``relaunched``, ``regrouped`` (without a node), ``drained``, ``trainer-failed``,
-    ``trainer-stuck``, ``agent-restarted``."""
+    ``trainer-stuck``, ``not-connected`` (the ranks did not come together), ``agent-restarted``."""
     at: datetime
     writer: str
 

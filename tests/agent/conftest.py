@@ -24,6 +24,7 @@ from cloudspot.spec import spec_from_json
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
+_BIND = 'import socket, sys; socket.create_server(("", int(sys.argv[1].rpartition(":")[2])))'
 
 
 class GivenNotices(PreemptionSource):
@@ -106,10 +107,15 @@ class Bench:
             '[ "$1" = -c ] && exit 0\n'
             f'[ "$1" = -u ] && shift && exec {sys.executable} -u "$@"\n'
             'while [ "$1" != --no-python ]; do\n'
-            '  case "$1" in --node-rank=*) export RANK="${1#*=}" ;; esac\n'
+            '  case "$1" in\n'
+            '    --node-rank=*) export RANK="${1#*=}" ;;\n'
+            '    --rdzv-endpoint=*) endpoint="${1#*=}" ;;\n'
+            "  esac\n"
             "  shift\n"
             "done\n"
             "shift\n"
+            '[ "$RANK" = 0 ] && ! ' + f"{sys.executable} -c '{_BIND}' " + '"$endpoint" && exit 1\n'
+            '[ -z "$BROKEN" ] || exit 1\n'
             '"$@" && exit 0\n'
             "sleep ${LINGER:-0}\n"  # as the real one does, for a second or two
             "exit 1\n"

@@ -1,6 +1,7 @@
 """A node's life without torch: a plain Python plays torchrun, and writes what a session would write."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from cloudspot.agent import lastword
+from cloudspot.agent import lastword, membership
 from cloudspot.agent import life as life_module
 from cloudspot.errors import ObjectMissing
 from cloudspot.jobstore import codec, generations, keys, launches
@@ -293,7 +294,7 @@ def two_nodes(bench, monkeypatch):
 
     def make(script, **tables):
         return [
-            bench.life(SESSION + script, machine=f"machine-{rank}", rank=rank, nodes=2, **tables)
+            bench.life(SESSION + script, machine=f"machine-{rank}", rank=rank, **{"nodes": 2, **tables})
             for rank in range(2)
         ]
 
@@ -347,6 +348,59 @@ begin(100, 100)
     end_both(two_nodes(script, run={"env": env}, limits={"stuck_after": 1.0, "max_restarts": 5}))
     assert [bench.exit_record(rank=rank).outcome for rank in range(2)] == ["succeeded", "succeeded"]
     assert whys(bench) == ["first", "trainer-stuck", "trainer-stuck"]
+
+
+def test_a_network_that_is_cut_is_the_machines_fault_and_not_the_scripts(bench, two_nodes, monkeypatch):
+    """The nodes failed again and again to connect, and the job was given up for good."""
+    monkeypatch.setattr("cloudspot.agent.membership.unreachable", frozenset)  # nobody answers anybody
+    end_both(two_nodes("begin(7)\ntime.sleep(3600)\n", limits={"stuck_after": 0.5, "max_restarts": 0}))
+    records = [bench.exit_record(rank=rank) for rank in range(2)]
+    assert not any(one.permanent for one in records)
+    # Who is later may have heard the other's last word, and knows that too few are left.
+    assert "failed" in {one.outcome for one in records} <= {"failed", "left"}
+    for rank, one in enumerate(records):
+        cut = f"node {rank} does not reach node {1 - rank}: the network between the machines is cut"
+        assert one.outcome == "left" or one.detail == cut
+    assert whys(bench) == ["first"]
+
+
+def test_a_network_that_is_cut_in_one_direction_ends_no_job_for_good_either(bench, two_nodes, monkeypatch):
+    """Node 1 reached node 0, and took the training's end for the script's error."""
+    monkeypatch.setattr(
+        "cloudspot.agent.membership.unreachable",
+        lambda endpoints: time.sleep(0.5) or frozenset({1} & set(endpoints)),
+    )
+    end_both(two_nodes("begin(7)\ntime.sleep(3600)\n", limits={"stuck_after": 0.5, "max_restarts": 0}))
+    records = [bench.exit_record(rank=rank) for rank in range(2)]
+    assert not any(one.permanent for one in records)
+    assert records[0].detail == "node 0 does not reach node 1: the network between the machines is cut"
+
+
+def test_the_side_of_the_first_node_goes_on_where_that_is_enough(bench, two_nodes, monkeypatch):
+    monkeypatch.setattr("cloudspot.agent.membership.unreachable", frozenset)
+    script = "begin(7)\nif generation == 1: time.sleep(3600)\nbegin(100, 100)\n"
+    end_both(two_nodes(script, nodes={"min": 1, "max": 2}, limits={"stuck_after": 0.5}))
+    assert bench.exit_record(rank=0).outcome == "succeeded"
+    assert bench.exit_record(rank=1).outcome in {"failed", "superseded"}
+    members = [one.members for one in generations.read_generations(bench.store, JOB)]
+    assert [[member.rank for member in each] for each in members] == [[0, 1], [0]]
+
+
+def test_a_port_that_is_taken_costs_no_restart_and_ends_no_job(bench, monkeypatch):
+    """Twice at the same step, and the job was over."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ports = iter([other.getsockname()[1]] * 3)
+        real = membership.free_port
+        monkeypatch.setattr(membership, "free_port", lambda address: next(ports, None) or real(address))
+        bench.life(SESSION + "finish(100)\n", limits={"max_restarts": 3}).run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert whys(bench) == ["first", *["not-connected"] * 3]
+
+
+def test_a_torchrun_that_cannot_be_run_fails_for_good(bench):
+    life = bench.life(SESSION, run={"env": {"BROKEN": "1"}})
+    life.run()
+    assert (bench.exit_record().outcome, bench.exit_record().permanent) == ("failed", True)
 
 
 def test_the_last_checkpoint_of_a_script_without_a_session_is_delivered(bench):
@@ -496,7 +550,7 @@ def killed_agent(bench, life, *, status, drained=None, drain=None, progress=40):
     (life.node.work / "train.py").write_text((bench.root / "code" / "train.py").read_text())
     record = Generation(
         number=1, launch=1, members=(Member(rank=0, instance_id="m-1", address="127.0.0.1"),),
-        endpoint="", restore_from=None, why="first",
+        endpoint="127.0.0.1:1", restore_from=None, why="first",
         at=datetime.now(timezone.utc), writer=new_nonce(),
     )  # fmt: skip
     generations.propose(bench.store, JOB, record)

@@ -296,6 +296,7 @@ def test_a_drain_goes_on_though_the_node_that_asked_for_it_has_gone(bench, make,
 def test_a_peers_permanent_failure_is_waited_for_and_ends_all(bench, make, wait_until):
     first, second = make(2, min=1, max=2)
     second.life.status.state = "ending"
+    wait_until(lambda: first.membership._hearing.beats()[1].state == "ending")
     outcome = []
     thread = threading.Thread(target=lambda: outcome.append(first.membership.others_are_well()))
     thread.start()
