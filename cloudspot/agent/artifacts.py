@@ -35,11 +35,21 @@ class Artifacts:
     while it is read is uploaded again by the next pass. A deleted file stays in the bucket.
     """
 
-    def __init__(self, store: ObjectStore, job_id: str, directory: Path, *, rank: int) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        job_id: str,
+        directory: Path,
+        *,
+        rank: int,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``prepare`` is called before each pass, to bring files up to date that are made from others."""
         self._store = store
         # One node's names must not overwrite another's: rank 0 owns the root.
         self._prefix = keys.artifacts_prefix(job_id) + ("" if rank == 0 else f"node-{rank}/")
         self._directory = directory
+        self._prepare = prepare
         self._uploaded: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -99,6 +109,7 @@ class Artifacts:
             self._lock.release()
 
     def _sync(self, until: Callable[[], float]) -> None:
+        self._prepare()
         failures: list[CloudspotError] = []
         for path in files_below(self._directory):
             name = path.relative_to(self._directory).as_posix()

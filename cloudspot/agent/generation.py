@@ -96,6 +96,7 @@ class GenerationRun:
         status.restored_step = 0 if record.restore_from is None else record.restore_from.step
         status.generation = record.number
         status.handoff = handoff
+        life.events.begin(record.number, status.restored_step)
         life.courier.begin(record, restored)
         log = self._log_path(record.number)
         life.logs.follow(log, "train")

@@ -21,6 +21,7 @@ from cloudspot.agent.logpump import LogPump
 from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.preparation import prepare
 from cloudspot.agent.status import Orders, Status
+from cloudspot.agent.tensorboard import EventFiles
 from cloudspot.agent.watcher import NoticeWatcher, Reclaim
 from cloudspot.errors import AuthError, CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
@@ -68,7 +69,10 @@ class Life:
             position_path=node.directory / "logpump.json",
             flush_seconds=job.spec.logs.flush_seconds,
         )
-        self.artifacts = Artifacts(store, node.job_id, node.artifacts, rank=identity.rank)
+        self.events = EventFiles(node)
+        self.artifacts = Artifacts(
+            store, node.job_id, node.artifacts, rank=identity.rank, prepare=self.events.update
+        )
         self.courier = Courier(store, node, job.spec, self.status, self.orders)
         source = provider.preemption_source()
         self.status.notice_seconds = source.notice_seconds

@@ -116,3 +116,15 @@ def test_a_sync_ends_at_its_deadline_between_files_and_within_one(store, tmp_pat
     assert list(store.list_objects("jobs/x/artifacts/")) == []
     with synced._lock, pytest.raises(TransientError, match="in time"):
         synced.sync(until=time.monotonic)  # while the background pass uploads
+
+
+def test_what_is_made_from_others_is_up_to_date_in_each_pass(store, tmp_path):
+    directory = tmp_path / "a"
+    directory.mkdir()
+    made = iter(["one", "two!"])
+    kept = Artifacts(
+        store, "x", directory, rank=0, prepare=lambda: (directory / "made").write_text(next(made))
+    )
+    for expected in (b"one", b"two!"):
+        kept.sync()
+        assert store.get("jobs/x/artifacts/made") == expected

@@ -1,0 +1,200 @@
+"""Keeps what ``run.log()`` was given as TensorBoard event files among the artifacts.
+
+The bytes are written by hand, the framing of TFRecord and five messages of protobuf: tensorboard and protobuf
+would weigh more than all of the agent's environment, which every machine installs before it trains.
+
+Each generation has a file of its own, whose name sorts by its number. It begins with a session's start at the
+step from which the generation resumed: readers then drop what an earlier one had logged from that step on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudspot.agent.node import Node
+from cloudspot.train.handoff import metrics_path
+
+_log = logging.getLogger(__name__)
+
+DIRECTORY = "tensorboard"
+"""Below the artifacts."""
+_VERSION = b"brain.Event:2"
+_NUM_HEAD_RECORDS = 2
+"""The version and the session's start; each line of the metrics is a record behind them."""
+
+
+@dataclass
+class _Position:
+    """How far a generation's metrics are in its event file."""
+
+    offset: int = 0
+    """Of the first byte in the metrics that is not in it."""
+    skip: int = 0
+    """Lines from there on that an earlier agent of this machine has put into it."""
+    has_head: bool = False
+
+
+class EventFiles:
+    """Turns the metrics of this node's generations into event files; for one thread at a time."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._starts: dict[int, int] = {}
+        self._positions: dict[int, _Position] = {}
+        self._complaint = ""
+
+    def begin(self, generation: int, step: int) -> None:
+        """Note the step from which a generation goes on."""
+        self._starts[generation] = step
+
+    def update(self) -> None:
+        """Append what has been logged since the last call; nothing that goes wrong here leaves it."""
+        for handoff in sorted(self._node.directory.glob("generations/*")):
+            if not handoff.name.isdecimal():
+                continue
+            generation = int(handoff.name)
+            try:
+                self._update(generation, metrics_path(handoff, 0))
+            except OSError as error:
+                # The file may end in the middle of a record now: the next call looks.
+                self._positions.pop(generation, None)
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    _log.warning("metrics are not kept for TensorBoard: %s", error)
+
+    def _update(self, generation: int, metrics: Path) -> None:
+        try:
+            size = metrics.stat().st_size
+        except FileNotFoundError:  # rank 0 runs elsewhere, or has no session
+            return
+        path = self._node.artifacts / DIRECTORY / f"events.out.tfevents.generation-{generation:06d}"
+        position = self._positions.get(generation)
+        if position is None:
+            position = self._positions[generation] = _resume(path)
+        if size <= position.offset:
+            return
+        with metrics.open("rb") as file:
+            file.seek(position.offset)
+            data = file.read()
+        data = data[: data.rfind(b"\n") + 1]
+        lines = [_Line.parse(each) for each in data.splitlines()[position.skip :]]
+        if not lines:
+            return
+        records = [line.record() for line in lines]
+        if not position.has_head:
+            step = self._starts.get(generation, lines[0].step)
+            records[:0] = [
+                _record(_event(lines[0].time, 0, _bytes(3, _VERSION))),
+                _record(_event(lines[0].time, step, _bytes(7, _varint(1, 1)))),  # SessionLog.START
+            ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(b"".join(records))
+        position.offset += len(data)
+        position.skip = 0
+        position.has_head = True
+
+
+def _resume(path: Path) -> _Position:
+    """Return where an earlier agent of this machine stopped, and cut off what it wrote by halves."""
+    try:
+        with path.open("r+b") as file:
+            data = file.read()
+            num_records, end = 0, 0
+            while len(data) >= end + 12:
+                (size,) = struct.unpack_from("<Q", data, end)
+                if end + 16 + size > len(data):
+                    break
+                num_records, end = num_records + 1, end + 16 + size
+            if num_records < _NUM_HEAD_RECORDS:
+                num_records, end = 0, 0
+            file.truncate(end)
+    except FileNotFoundError:
+        return _Position()
+    return _Position(skip=max(0, num_records - _NUM_HEAD_RECORDS), has_head=num_records > 0)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of the metrics; one that is malformed has no values, and still counts."""
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+    @classmethod
+    def parse(cls, text: bytes) -> _Line:
+        try:
+            value = json.loads(text)
+            values = {str(name): float(each) for name, each in value["values"].items()}
+            return cls(int(value["step"]), float(value["time"]), values)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return cls(0, 0.0, {})
+
+    def record(self) -> bytes:
+        scalars = b"".join(
+            _bytes(1, _bytes(1, name.encode(errors="replace")) + _float(2, value))
+            for name, value in self.values.items()
+        )
+        return _record(_event(self.time, self.step, _bytes(5, scalars)))
+
+
+# --- protobuf: a field is its number and wire type, and its value ---------------------------------
+# Source: tensorflow/core/util/event.proto and framework/summary.proto (checked 2026-11).
+
+
+def _event(wall_time: float, step: int, what: bytes) -> bytes:
+    return bytes([1 << 3 | 1]) + struct.pack("<d", wall_time) + _varint(2, step) + what
+
+
+def _varint(number: int, value: int) -> bytes:
+    return bytes([number << 3, *_base128(value % (1 << 64))])
+
+
+def _bytes(number: int, value: bytes) -> bytes:
+    return bytes([number << 3 | 2, *_base128(len(value))]) + value
+
+
+def _float(number: int, value: float) -> bytes:
+    try:
+        packed = struct.pack("<f", value)
+    except OverflowError:  # finite, but not in 32 bits
+        packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+    return bytes([number << 3 | 5]) + packed
+
+
+def _base128(value: int) -> Iterator[int]:
+    while value >= 128:
+        yield value & 127 | 128
+        value >>= 7
+    yield value
+
+
+# --- TFRecord: length, its checksum, the bytes, their checksum ------------------------------------
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + _masked_crc32c(length) + data + _masked_crc32c(data)
+
+
+def _masked_crc32c(data: bytes) -> bytes:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _crc32c_of(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+_CRC32C = tuple(map(_crc32c_of, range(256)))
