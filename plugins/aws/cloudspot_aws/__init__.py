@@ -1,3 +1,16 @@
 """cloudspot on Amazon Web Services. Importing this imports no SDK; the service modules do, when used."""
 
 from __future__ import annotations
+
+from cloudspot.hookspecs import hookimpl
+from cloudspot.interfaces import ObjectStore
+
+
+@hookimpl
+def cloudspot_object_store(url: str) -> ObjectStore | None:
+    """Open ``s3://bucket/prefix``."""
+    if not url.lower().startswith("s3://"):
+        return None
+    from cloudspot_aws.s3 import S3Store
+
+    return S3Store(url)

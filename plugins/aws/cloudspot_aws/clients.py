@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import urllib.request
-from http import HTTPStatus
 from typing import Any
 
 import boto3
@@ -16,7 +14,8 @@ import botocore.config
 import botocore.exceptions
 
 import cloudspot
-from cloudspot.errors import SpecError
+from cloudspot.errors import CloudspotError, SpecError
+from cloudspot_aws.imds import Imds
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
@@ -25,7 +24,6 @@ MAX_CONNECTIONS = 32
 NUM_ATTEMPTS = 3
 METADATA_SECONDS = 1.0
 """How long the metadata service may take to answer: off EC2 nobody does."""
-_METADATA_URL = "http://169.254.169.254"
 
 
 class AwsClients:
@@ -42,7 +40,7 @@ class AwsClients:
         self._lock = threading.RLock()
         self._boto_session: boto3.session.Session | None = None
         self._region: str | None = None
-        self._clients: dict[tuple[str, str, int], Any] = {}
+        self._clients: dict[tuple[str, str, int, str], Any] = {}
 
     @property
     def region(self) -> str:
@@ -80,15 +78,14 @@ class AwsClients:
         """Return the client of a service such as ``ec2``, in ``region`` or the session's.
 
         ``num_attempts`` is how often botocore makes a request in all; 1 leaves every retry to the caller.
-        ``config`` goes to botocore's Config; the first call for a service, region and number of attempts
-        decides it.
+        ``config`` goes to botocore's Config. The same arguments give the same client.
 
         Raises:
             SpecError: no region or no such profile.
         """
         region = region or self.region
         with self._lock:
-            key = (service, region, num_attempts)
+            key = (service, region, num_attempts, repr(sorted(config.items())))
             if key not in self._clients:
                 try:
                     self._clients[key] = self._session().client(
@@ -113,31 +110,11 @@ class AwsClients:
             return self._boto_session
 
 
-def region_of_this_instance(*, timeout: float = METADATA_SECONDS) -> str | None:
-    """Return the region of the EC2 instance that this runs on, from its metadata; None: it is none.
-
-    Source: EC2 user guide, instance metadata categories, placement/region (checked 2026-11).
-    """
-    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
-        return None
-    base = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", _METADATA_URL).rstrip("/")
-    # No proxy: the address is the machine's own.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def region_of_this_instance() -> str | None:
+    """Return the region of the EC2 instance that this runs on, from its metadata; None: it is none."""
     try:
-        ask = urllib.request.Request(  # noqa: S310 (the scheme is the user's)
-            f"{base}/latest/api/token",
-            method="PUT",
-            headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"},
-        )
-        with opener.open(ask, timeout=timeout) as answer:
-            token = answer.read().decode("ascii")
-        ask = urllib.request.Request(  # noqa: S310
-            f"{base}/latest/meta-data/placement/region", headers={"X-aws-ec2-metadata-token": token}
-        )
-        with opener.open(ask, timeout=timeout) as answer:
-            region = answer.read().decode("ascii").strip()
-            return region if answer.status == HTTPStatus.OK and region else None
-    except (OSError, ValueError):
+        return Imds(timeout_seconds=METADATA_SECONDS).get("meta-data/placement/region")
+    except CloudspotError:
         return None
 
 

@@ -30,7 +30,7 @@ _BAD_KEYS = frozenset(
         "UnrecognizedClientException",
     }
 )
-_DENIED = frozenset(
+DENIED = frozenset(
     {
         "403",
         "AccessDenied",
@@ -44,6 +44,7 @@ _DENIED = frozenset(
         "UnauthorizedOperation",
     }
 )
+"""The credentials are good and lack the right."""
 THROTTLED = frozenset(
     {
         "429",
@@ -139,7 +140,7 @@ def _refusal(error: boto.ClientError, what: str, codes: Codes) -> CloudspotError
         return AuthError(f"{what}: this machine's clock differs too much from AWS's; set it ({code})")
     if code in _BAD_KEYS:
         return AuthError(f"{what}: AWS does not accept the credentials: {said} ({code})")
-    if code in _DENIED:
+    if code in DENIED:
         return AuthError(f"{what}: access denied: {said} ({code})")
     if code in THROTTLED or status == HTTPStatus.TOO_MANY_REQUESTS:
         return TransientError(f"{what}: AWS throttles the requests: {said} ({code})")
@@ -174,7 +175,7 @@ def _unreached(error: boto.BotoCoreError) -> str:
     cause: object = error.kwargs.get("error") or error
     while isinstance(getattr(cause, "reason", None), BaseException):
         cause = cause.reason  # type: ignore[attr-defined]
-    reason = one_line(re.sub(r"https?://\S+", "...", str(cause))) or type(cause).__name__
+    reason = one_line(re.sub(r"https?://[^\s\"']+", "...", str(cause))) or type(cause).__name__
     return f"no answer from {host}: {reason}" if host else f"the connection broke: {reason}"
 
 

@@ -1,0 +1,104 @@
+"""Requests to S3, taken apart: which action on what, and which right it takes.
+
+Source: S3 API reference, the operations' pages, and "Actions, resources, and condition keys for Amazon
+S3" (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+RIGHTS: Mapping[str, str] = {
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "DeleteObject": "s3:DeleteObject",
+    "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
+    "GetBucketVersioning": "s3:GetBucketVersioning",
+    "GetObject": "s3:GetObject",
+    "HeadBucket": "s3:ListBucket",
+    "HeadObject": "s3:GetObject",
+    "ListObjectsV2": "s3:ListBucket",
+    "PutObject": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+}
+"""The right that an action takes."""
+
+
+@dataclass
+class S3Request:
+    """A request to S3, taken apart."""
+
+    environ: dict[str, Any]
+    bucket: str
+    key: str
+    query: dict[str, str]
+    action: str
+    body: bytes = b""
+    """What is stored: without the framing of ``aws-chunked``."""
+    region: str = ""
+
+    def header(self, name: str) -> str | None:
+        """Return a header's value, or None."""
+        value = self.environ.get("HTTP_" + name.upper().replace("-", "_"))
+        return None if value is None else str(value)
+
+
+def is_for_s3(environ: Mapping[str, Any]) -> bool:
+    """Say whether S3 answers this: by the signature's scope, or where nobody signed, by its looks."""
+    if str(environ.get("PATH_INFO", "")).startswith("/moto-api"):
+        return False
+    authorization = str(environ.get("HTTP_AUTHORIZATION", ""))
+    if authorization:
+        return "/s3/aws4_request" in authorization
+    query = str(environ.get("QUERY_STRING", ""))
+    if "X-Amz-Credential=" in query:
+        return "/s3/aws4_request" in unquote(query)
+    return environ["REQUEST_METHOD"] != "POST" and "HTTP_X_AMZ_TARGET" not in environ
+
+
+def parse_request(environ: dict[str, Any]) -> S3Request:
+    """Return what the request asks for; its body is not read yet."""
+    path = unquote(str(environ["REQUEST_URI"]).partition("?")[0])
+    bucket, _, key = path.removeprefix("/").partition("/")
+    query = dict(parse_qsl(str(environ.get("QUERY_STRING", "")), keep_blank_values=True))
+    request = S3Request(environ, bucket, key, query, action="")
+    request.action = _action(environ["REQUEST_METHOD"], request)
+    return request
+
+
+def _action(method: str, request: S3Request) -> str:
+    query = request.query
+    if not request.bucket:
+        return "ListBuckets"
+    if not request.key:
+        if method == "GET" and "versioning" in query:
+            return "GetBucketVersioning"
+        if method == "GET" and "lifecycle" in query:
+            return "GetBucketLifecycleConfiguration"
+        if method == "GET" and "list-type" in query:
+            return "ListObjectsV2"
+        if method == "PUT" and not query:
+            return "CreateBucket"
+        return {"HEAD": "HeadBucket", "DELETE": "DeleteBucket"}.get(
+            method, f"{method} bucket {min(query, default='')}".rstrip()
+        )
+    if "uploadId" in query:
+        return {
+            "PUT": "UploadPart",
+            "POST": "CompleteMultipartUpload",
+            "DELETE": "AbortMultipartUpload",
+        }.get(method, "ListParts")
+    if method == "POST" and "uploads" in query:
+        return "CreateMultipartUpload"
+    if method == "PUT" and request.header("x-amz-copy-source") is not None:
+        return "CopyObject"
+    return {
+        "GET": "GetObject",
+        "HEAD": "HeadObject",
+        "PUT": "PutObject",
+        "DELETE": "DeleteObject",
+    }.get(method, f"{method} object")

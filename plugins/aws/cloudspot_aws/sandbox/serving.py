@@ -1,0 +1,30 @@
+"""A WSGI application on a port of this machine, in threads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from werkzeug.serving import make_server
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+
+class Server:
+    """Serves from its construction until ``close``."""
+
+    def __init__(self, app: WSGIApplication, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Start; port 0 is any free one."""
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # Else it prints each request.
+        self._server = make_server(host, port, app, threaded=True)
+        self.url = f"http://{host}:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="aws-api", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop to serve."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
