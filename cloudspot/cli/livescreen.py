@@ -48,7 +48,7 @@ class LiveScreen:
     def __enter__(self) -> LiveScreen:
         with ExitStack() as undo:
             undo.enter_context(self._state)
-            self._raise_panel()
+            self._keep_to_foreground()
             undo.pop_all()
         return self
 
@@ -81,9 +81,9 @@ class LiveScreen:
         if self._state.is_suspend_asked:
             self._lower_panel()
             self._state.suspend()
-            self._raise_panel()
+        self._keep_to_foreground()
         width = self._console.width
-        if width < self._width:
+        if width < self._width and self._live is not None:
             # Terminals differ in what they make of lines that no longer fit, the panel's among them: nobody
             # knows where it stands now. So the screen is cleared, and what was on it printed again.
             self._lower_panel()
@@ -95,6 +95,14 @@ class LiveScreen:
     def leave_at_once(self) -> None:
         """Restore the terminal for an end without clean-up; may be called from a signal handler."""
         self._state.restore()
+
+    def _keep_to_foreground(self) -> None:
+        """Show the panel while the terminal is ours; in the background (``&``, ``bg``) only lines."""
+        if self._state.is_ours and self._live is None:
+            self._state.hush()
+            self._raise_panel()
+        elif not self._state.is_ours:
+            self._lower_panel()
 
     def _raise_panel(self) -> None:
         """Draw the panel where the cursor is, and again and again from now on."""

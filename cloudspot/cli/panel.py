@@ -79,7 +79,8 @@ def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) 
     blocks = _fitting(blocks, max(LEAST_LINES, height * 2 // 3))
     lines = [line for block in blocks for line in block.lines]
     for line in lines:
-        line.truncate(text_width if line is not lines[0] else width, overflow="crop" if ascii_only else "ellipsis")
+        most = width if line is lines[0] else text_width
+        line.truncate(most, overflow="crop" if ascii_only else "ellipsis")
     if is_wide and view.curve is not None:
         # Beside the lines between the title and the hint.
         num_lines = min(WIDE_CURVE_LINES, len(lines) - 1)

@@ -48,11 +48,19 @@ class TerminalState:
             signal.signal(number, handler)
         self.restore()
 
+    @property
+    def is_ours(self) -> bool:
+        """Say whether the process is in the foreground: in the background it may not touch the terminal."""
+        try:
+            return os.tcgetpgrp(sys.__stdout__.fileno()) == os.getpgrp()  # type: ignore[union-attr]
+        except (OSError, ValueError):
+            return True  # It is nobody's: there is no job control.
+
     def hush(self) -> None:
-        """Let typed keys not show, if the terminal is ours: one that is in the background may not ask."""
+        """Let typed keys not show, where the terminal is ours."""
         with suppress(OSError, ValueError):
             descriptor = sys.stdin.fileno()
-            if not os.isatty(descriptor) or os.tcgetpgrp(descriptor) != os.getpgrp():
+            if not os.isatty(descriptor) or not self.is_ours:
                 return
             attributes = termios.tcgetattr(descriptor)
             if self._attributes is None:
@@ -62,7 +70,9 @@ class TerminalState:
             termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
 
     def restore(self) -> None:
-        """Make the terminal as it was; safe to repeat, and in the middle of anything."""
+        """Make the terminal as it was, where it is ours; safe to repeat, and in the middle of anything."""
+        if not self.is_ours:
+            return  # The shell has it, and has restored it.
         with suppress(OSError, ValueError):
             os.write(sys.__stdout__.fileno(), _SHOW_CURSOR)  # type: ignore[union-attr]
         with suppress(OSError, ValueError):

@@ -1,6 +1,5 @@
 """Bars for long work."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ print("done")
 
 def terminal(wait, num_bytes=1_000_000, **environ):
     code = CODE.format(wait=wait, num_bytes=num_bytes)
-    return Terminal([sys.executable, "-c", code], environ={**os.environ, **environ})
+    return Terminal([sys.executable, "-c", code], environ=environ)
 
 
 def test_a_bar_tells_how_far_it_is_and_is_gone_afterwards():

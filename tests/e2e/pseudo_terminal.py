@@ -23,8 +23,15 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+OF_OTHERS = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "PYTHONIOENCODING")
+"""What the environment of the tests may say of another terminal."""
+
+
 class Terminal:
-    """A terminal of a given size with one program in it, which is ended with the block."""
+    """A terminal of a given size with one program in it, which is ended with the block.
+
+    ``environ`` goes on top of the environment of the tests.
+    """
 
     def __init__(
         self,
@@ -32,7 +39,7 @@ class Terminal:
         *,
         columns: int = 80,
         lines: int = 24,
-        environ: Mapping[str, str],
+        environ: Mapping[str, str] | None = None,
         encoding: str = "utf-8",
         cwd: str | None = None,
     ) -> None:
@@ -47,12 +54,13 @@ class Terminal:
         self._slave = slave
         self._set_size(columns, lines)
         self.first_attributes = termios.tcgetattr(slave)
+        inherited = {name: value for name, value in os.environ.items() if name not in OF_OTHERS}
         self.process = subprocess.Popen(
             [*command],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={"TERM": "xterm-256color", **environ},
+            env={**inherited, "TERM": "xterm-256color", **(environ or {})},
             cwd=cwd,
             # A session of its own, so that the keys of this terminal reach it as signals.
             preexec_fn=_take_terminal,  # noqa: PLW1509 - it calls nothing that another thread could hold
@@ -109,14 +117,14 @@ class Terminal:
             self.sent += data
             self._stream.feed(data)
 
-    def wait_for(self, condition: Callable[[], object] | str, *, seconds: float = 90.0) -> None:
+    def wait_for(self, condition: Callable[[], object] | str, *, seconds: float = 60.0) -> None:
         """Return when the condition is true, or the text is on the screen; fail after ``seconds``."""
         end = time.monotonic() + seconds
         while not (condition in self.text() if isinstance(condition, str) else condition()):
             assert time.monotonic() < end, f"still no {condition!r} after {seconds} s:\n{self.text()}"
             self.read(0.05)
 
-    def finish(self, *, seconds: float = 90.0) -> int:
+    def finish(self, *, seconds: float = 60.0) -> int:
         """Wait for the program's end and return its exit status."""
         end = time.monotonic() + seconds
         while self.process.poll() is None:
