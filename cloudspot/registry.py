@@ -30,6 +30,7 @@ R = TypeVar("R")
 _BUILT_IN: Final = {
     hookspecs.PROVIDER_GROUP: {"local": "cloudspot.local.plugin"},
     hookspecs.STORE_GROUP: {"file": "cloudspot.local.plugin"},
+    hookspecs.SANDBOX_GROUP: {},
 }
 
 
@@ -120,6 +121,33 @@ def provider_names() -> tuple[str, ...]:
 def store_schemes() -> tuple[str, ...]:
     """Return the schemes of the URLs that the installed plugins open, sorted; imports none of them."""
     return tuple(sorted({declared.name for declared in _all_declared(hookspecs.STORE_GROUP)}))
+
+
+def sandbox_class(name: str, base: type[R]) -> type[R]:
+    """Import the plugin and return the class that emulates its cloud, a subclass of ``base``.
+
+    Raises:
+        PluginError: no such sandbox is installed (the message says what to run), or it is broken.
+    """
+    declared = _find(hookspecs.SANDBOX_GROUP, name, _sandbox_missing)
+    hooks = _hooks(declared)
+    class_ = _called(
+        f"sandbox {declared}", lambda: hooks.cloudspot_sandbox(name=name), may_raise=CloudspotError
+    )
+    if not (isinstance(class_, type) and issubclass(class_, base)):
+        fault = f"its hook cloudspot_sandbox returned {class_!r}, not a subclass of {base.__name__}"
+    elif inspect.isabstract(class_):
+        fault = f"{class_.__name__} lacks {', '.join(sorted(getattr(class_, '__abstractmethods__', ())))}"
+    elif getattr(class_, "name", None) != name:
+        fault = f'{class_.__name__}.name is {getattr(class_, "name", None)!r}, not "{name}"'
+    else:
+        return class_
+    raise PluginError(f"sandbox {declared} is broken: {fault}")
+
+
+def sandbox_names() -> tuple[str, ...]:
+    """Return the names of the sandboxes that are installed; imports none of them."""
+    return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.SANDBOX_GROUP)))
 
 
 def list_providers() -> tuple[ProviderEntry, ...]:
@@ -274,3 +302,15 @@ def _has_extra(name: str) -> bool:
 def _store_missing(scheme: str) -> str:
     known = ", ".join(f"{known}://" for known in store_schemes())
     return f"no installed plugin opens {scheme}:// URLs (there are {known}); install the plugin of that store"
+
+
+def _sandbox_missing(name: str) -> str:
+    known = sandbox_names()
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f'no sandbox "{name}" is installed; did you mean "{near[0]}"?'
+    if name == "local":
+        return 'provider "local" needs no sandbox: run the command as it is'
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        return f'no sandbox "{name}" is installed; there are {", ".join(known) or "none"}'
+    return f'no sandbox "{name}" is installed; run: pip install "cloudspot-{name}[sandbox]"'

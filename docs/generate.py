@@ -120,6 +120,8 @@ def _usage(path: tuple[str, ...], command: click.Command) -> str:
     words += [
         f"[{_spelling(option, option.opts[-1], context)}]{'...' * option.multiple}" for option in options
     ]
+    # What begins with "--" is another program's command line: nothing of ours comes after it.
+    words.sort(key=lambda word: word.startswith("-- "))
     head = f"    {' '.join(path)}"
     # Not broken within one option's brackets.
     body = [word.replace(" ", "\0") for word in words]

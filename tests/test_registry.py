@@ -10,7 +10,14 @@ import pytest
 
 import cloudspot
 from cloudspot.errors import PluginError, SpecError
-from cloudspot.registry import ProviderEntry, list_providers, open_provider, open_store, provider_class
+from cloudspot.registry import (
+    ProviderEntry,
+    list_providers,
+    open_provider,
+    open_store,
+    provider_class,
+    sandbox_class,
+)
 from cloudspot.spec import load_job
 
 GOOD = """
@@ -307,3 +314,46 @@ def test_the_same_distribution_twice_on_the_path_is_one(site, tmp_path, monkeypa
     monkeypatch.setattr(sys, "path", [*sys.path, str(second)])
     Site(second).install("cloudspot-sky", version="1.0")
     assert others() == [ProviderEntry("sky", "cloudspot-sky", "2.0", None)]
+
+
+SANDBOX = """
+    from cloudspot.errors import PluginError
+    from cloudspot.hookspecs import hookimpl
+    from cloudspot.testing.emulation import EmulatedCloud
+
+    class Sky(EmulatedCloud):
+        name = "sky"
+        def start(self, host, *, address, directory): ...
+        def environment(self): ...
+        def machine_environment(self): ...
+        def stop(self): ...
+
+    @hookimpl
+    def cloudspot_sandbox(name):
+        {answer}
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("return Sky", None),
+        ("return Sky()", "not a subclass of EmulatedCloud"),
+        ("return None", "returned None, not a subclass"),
+        ("return EmulatedCloud", "EmulatedCloud lacks environment, machine_environment, start, stop"),
+        ("return type('Ground', (Sky,), {'name': 'ground'})", r'Ground.name is \'ground\', not "sky"'),
+        ("raise PluginError('run: pip install x')", "^run: pip install x$"),
+        ("import no_such_module", "is broken: ModuleNotFoundError"),
+    ],
+)
+def test_a_sandbox_is_judged_like_a_provider(site, answer, message):
+    from cloudspot.testing.emulation import EmulatedCloud
+
+    points = "[cloudspot.sandboxes]\nsky = cloudspot_sky\n"
+    code = SANDBOX.replace("{answer}", answer)
+    site.install("cloudspot-sky", code=code, entry_points=points)
+    if message is None:
+        assert sandbox_class("sky", EmulatedCloud).__name__ == "Sky"
+    else:
+        with pytest.raises(PluginError, match=message):
+            sandbox_class("sky", EmulatedCloud)

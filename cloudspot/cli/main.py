@@ -35,6 +35,7 @@ SHORT_HELPS = {
     "rm": "Delete the data of jobs that are over.",
     "preempt": "Reclaim a job's machine on purpose, as a drill.",
     "providers": "List the providers, and check one.",
+    "sandbox": "Run a command with an emulated cloud around it.",
     "schema": "Print the JSON Schema of the job file.",
     "completion": "Print the script that completes commands in a shell.",
 }

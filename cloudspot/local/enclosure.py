@@ -56,9 +56,9 @@ def run_enclosed(main: Callable[[], int]) -> int:
         OSError: the namespaces cannot be made; see ``why_not``.
     """
     reader, writer = os.pipe()
-    child = _fork(lambda: _outer(main, writer))
+    child = fork(lambda: _outer(main, writer))
     os.close(writer)
-    status = _stand_in_for(child)
+    status = stand_in_for(child)
     with os.fdopen(reader, encoding="utf-8") as failure:
         reason = failure.read()
     if status == _CANNOT_ENCLOSE and reason:
@@ -75,14 +75,14 @@ def _outer(main: Callable[[], int], writer: int) -> int:
         os.write(writer, str(error).encode())
         return _CANNOT_ENCLOSE
     os.close(writer)
-    return _stand_in_for(_fork(lambda: _init(main)))
+    return stand_in_for(fork(lambda: _init(main)))
 
 
 def _init(main: Callable[[], int]) -> int:
     """Be process 1: set the scene, collect the orphans; all others end with us."""
     namespaces.die_with_parent()
     _set_scene()
-    return _stand_in_for(_fork(main))
+    return stand_in_for(fork(main))
 
 
 def _unshare() -> None:
@@ -130,8 +130,11 @@ def _probe_scene(writer: int) -> int:
     return 0
 
 
-def _fork(main: Callable[[], int]) -> int:
-    """Return the id of a new process that runs ``main`` and ends; signals now wait for ``_stand_in_for``."""
+def fork(main: Callable[[], int]) -> int:
+    """Return the id of a new process that runs ``main`` and ends with its status.
+
+    From now on the signals of this process wait for ``stand_in_for``.
+    """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
     child = os.fork()
     if child == 0:
@@ -156,7 +159,7 @@ def _exit_with(main: Callable[[], int]) -> None:
         os._exit(status)
 
 
-def _stand_in_for(child: int) -> int:
+def stand_in_for(child: int) -> int:
     """Pass signals on to the child until it ends, collect all other children, and return its status."""
     try:
         while True:

@@ -8,10 +8,11 @@ is the descriptor of the machine's network namespace.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudspot.local import namespaces
@@ -22,6 +23,7 @@ PROGRAMS = Path("/run/machine")
 """Where the machine finds its init and its power switch."""
 SCRIPTS = Path("/var/lib/cloud/instance/scripts")
 """Where cloud-init keeps what it runs."""
+_OPTIONAL = Path("/opt")
 _POWER_SWITCHES = (
     "/sbin/shutdown",
     "/sbin/poweroff",
@@ -117,6 +119,9 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     namespaces.bind(machine.node_directory, libraries / "cloudspot")
     for source, target in shown:
         _keep_visible(guest.visible, hidden=target, shown=source)
+    if guest.programs and _OPTIONAL.is_dir():
+        _add_programs(system / "opt", guest.programs)
+        shown.append((system / "opt", _OPTIONAL))
     # All at once, by descriptors: what is shown may itself lie under what it hides.
     covers: list[tuple[Path, Path]] = [(Path(guest.network.hosts), Path("/etc/hosts"))]
     covers.append((resolver, Path("/etc/resolv.conf")))
@@ -126,6 +131,21 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     for descriptor, target in opened:
         if target.exists():
             namespaces.bind(Path(f"/proc/self/fd/{descriptor}"), target)
+
+
+def _add_programs(shown: Path, programs: Mapping[str, str]) -> None:
+    """Fill ``shown`` with what ``/opt`` holds, and the programs; those replace what stands in their way."""
+    shown.mkdir()
+    for name, target in programs.items():
+        program = shown / Path(name).relative_to(_OPTIONAL)
+        program.parent.mkdir(parents=True, exist_ok=True)
+        # No link: a Python that is called by a link does not find its environment.
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(target)} "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+    for entry in _OPTIONAL.iterdir():
+        if entry.is_dir() and not (shown / entry.name).exists():
+            (shown / entry.name).mkdir()
+            namespaces.bind(entry, shown / entry.name)
 
 
 def _keep_visible(visible: Sequence[str], *, hidden: Path, shown: Path) -> None:

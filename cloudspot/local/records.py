@@ -51,6 +51,8 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     """Directories that come before the system's in PATH."""
     visible: tuple[str, ...]
     """Directories of the host that its image shares, wherever they lie."""
+    programs: Mapping[str, str]
+    """Programs below ``/opt`` of its image, and what of the host each runs."""
     network: Network | None
     """None: it is not isolated, but a process tree with an address of its own."""
     owner_lock: str

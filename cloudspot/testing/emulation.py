@@ -83,6 +83,8 @@ class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     """Over what every program of the machine finds set by its image (``/etc/environment``)."""
     is_bare: bool = False
     """The image has python3 and curl, and no cloudspot; else it has the sandbox's own Python."""
+    programs: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Programs below ``/opt`` that its image has, and what of this host each runs; isolated machines only."""
     boot_delay_seconds: float = 0.0
     """How long the machine is PENDING."""
     job: JobHint | None = None
@@ -150,6 +152,11 @@ class EmulatedCloud(ABC):
 
     name: ClassVar[str]
     """The provider's name."""
+    notice_seconds: ClassVar[float] = 120.0
+    """How long before a reclaim this cloud tells the machine, where nobody says otherwise."""
+    foreign_variables: ClassVar[tuple[str, ...]] = ()
+    """What variables of the user's environment begin with that must not reach COMMAND, such as ``AWS_``:
+    it would else use the user's own account."""
     network: ClassVar[str] = "10.77.0.0/16"
     """The machines' addresses, where the host can give them any: see ``MachineHost.network``."""
     metadata_addresses: ClassVar[tuple[str, ...]] = ("169.254.169.254",)

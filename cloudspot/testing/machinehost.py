@@ -228,6 +228,7 @@ class LocalMachineHost(MachineHost):
                 environment=environment,
                 image_path=() if machine.is_bare else (str(Path(sys.executable).parent),),
                 visible=() if machine.is_bare else _installation(),
+                programs=machine.programs,
                 network=network,
                 owner_lock=str(self._directory / "owner.lock"),
             ),

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from toycloud import ToyCloud
+from cloudspot_toy import ToyCloud
 
 from cloudspot.local.records import PlannedReclaim
 from cloudspot.model import EndReason, InstanceState, Market
@@ -65,13 +65,13 @@ def lab(tmp_path, wait_until):
 def test_a_machine_boots_its_user_data_with_what_its_image_sets(lab):
     with lab() as it:
         address = it.boot(
-            'echo I am $(hostname) $$ ${HOME-without a home} at $PWD; echo $TOY_ENDPOINT "$SAID"; env; echo up',
+            'echo I am $(hostname) $$ ${HOME-without a home} at $PWD; echo "$SAID"; echo $TOY_ENDPOINT; env; echo up',
             environment={"SAID": "by the machine"},
         )
         console = it.wait_for_console("up\n")
         assert f"I am ip-{address.replace('.', '-')} " in console
         assert "without a home at /\n" in console
-        assert f"http://{it.host.address}:8080 by the machine\n" in console
+        assert "by the machine\n" in console
         assert it.host.states()["i-1"].state is InstanceState.RUNNING
 
 
@@ -211,7 +211,8 @@ def test_machines_reach_each_other_by_address_and_by_name(lab):
         address = it.boot(script)
         for name, peer in (("i-2", address), ("i-3", f"ip-{address.replace('.', '-')}")):
             it.boot(
-                f"until curl -sf http://{peer}:8000/init.sh >/dev/null; do sleep 0.1; done; echo met", name=name
+                f"until curl -sf http://{peer}:8000/init.sh >/dev/null; do sleep 0.1; done; echo met",
+                name=name,
             )
             it.wait_for_console("met\n", name=name)
 
@@ -297,7 +298,7 @@ def test_without_namespaces_the_machines_have_addresses_of_loopback(tmp_path, wa
         it = Lab(host, wait_until)
         address = it.boot("curl -s $TOY_METADATA/facts; echo; echo $TOY_ENDPOINT; echo up", metadata={"a": 1})
         assert address.startswith("127.77.")
-        assert it.wait_for_console("up\n") == f'{{"a": 1}}\nhttp://{host.address}:8080\nup\n'
+        assert it.wait_for_console("up\n").startswith(f'{{"a": 1}}\nhttp://{host.address}:')
         it.boot("shutdown -h now; sleep 1000", name="i-2")
         assert it.wait_for_end(name="i-2").end_reason is EndReason.SELF
         host.reclaim("i-1", notice_seconds=0.0)
@@ -310,7 +311,7 @@ from pathlib import Path
 from cloudspot.local.enclosure import run_enclosed
 from cloudspot.testing.emulation import EmulatedMachine
 from cloudspot.testing.machinehost import emulated
-from toycloud import ToyCloud
+from cloudspot_toy import ToyCloud
 
 def main():
     with emulated(ToyCloud(), Path(sys.argv[1]), is_isolated=True) as host:
@@ -329,7 +330,7 @@ def test_nothing_is_left_of_a_host_that_is_killed(tmp_path, wait_until):
 
     if why_not() is not None:
         pytest.skip(f"NOT TESTED, no isolated machines on this host: {why_not()}")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "plugins" / "toy")}
     namespaces = len(list(Path("/sys/class/net").iterdir()))
     process = subprocess.Popen(
         [sys.executable, "-c", INSIDE, str(tmp_path / "toy")],
