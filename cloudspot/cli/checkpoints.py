@@ -50,9 +50,9 @@ def ls(ctx: click.Context, job_id: str, store_url: str | None, as_json: bool) ->
 @debug_option
 @click.pass_context
 def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | None, as_json: bool) -> None:
-    """Read a job's checkpoints whole and compare every chunk with its checksum.
+    """Compare every chunk with its checksum.
 
-    It ends with 8 when one of them is corrupt.
+    The checkpoints are read whole. It ends with 8 when one of them is corrupt.
     """
     job = open_job(store_url, job_id)
     found = [_Described(job, each) for each in _at_step(job, step)]
@@ -92,9 +92,9 @@ def export(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Take the weights home as a file that safetensors or torch.load reads.
+    """Take the weights home as a file.
 
-    Every chunk that is read is compared with its checksum; it ends with 8 when one is corrupt.
+    Plain safetensors, or torch.load, reads it. Every chunk that is read is compared with its checksum; it ends with 8 when one is corrupt.
     """
     from cloudspot.cli.exporting import export_checkpoint
 

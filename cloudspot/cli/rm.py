@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 import click
 
-from cloudspot.cli import output
+from cloudspot.cli import exit_codes, output
 from cloudspot.cli.jobs import Job, find_job, open_named_store
 from cloudspot.cli.options import debug_option, store_option
 from cloudspot.cli.progress import transfer
@@ -56,7 +56,9 @@ def _ask(jobs: Sequence[Job]) -> None:
     if not _is_attended():
         raise SpecError("nobody is there to be asked: give --yes to delete without a question")
     what = jobs[0].id if len(jobs) == 1 else f"these {len(jobs)} jobs"
-    click.confirm(f"Delete all data of {what} for good?", abort=True, err=True)
+    if not click.confirm(f"Delete all data of {what} for good?", err=True):
+        output.echo("nothing was deleted", error=True)
+        click.get_current_context().exit(exit_codes.FAILED)
 
 
 def _is_attended() -> bool:

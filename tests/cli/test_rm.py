@@ -48,11 +48,12 @@ def test_it_asks_and_a_no_changes_nothing(jobs, monkeypatch):
     result = jobs.run("rm", job_id, status=2)
     assert result.stderr == "error: nobody is there to be asked: give --yes to delete without a question\n"
     monkeypatch.setattr("cloudspot.cli.rm._is_attended", lambda: True)
-    for answer, status in (("n\n", 130), ("y\n", 0)):
+    for answer, status, last in (("n\n", 1, "nothing was deleted"), ("", 130, ""), ("y\n", 0, "")):
         assert all_keys(jobs.store) == before
         result = CliRunner().invoke(program, ["rm", job_id, "--store", jobs.store.url], input=answer)
         assert result.exit_code == status
         assert "Delete all data of digits-7k3f for good? [y/N]: " in result.stderr
+        assert last in result.stderr
     assert all_keys(jobs.store) == set()
 
 
