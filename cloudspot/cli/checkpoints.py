@@ -94,7 +94,8 @@ def export(
 ) -> None:
     """Take the weights home as a file.
 
-    Plain safetensors, or torch.load, reads it. Every chunk that is read is compared with its checksum; it ends with 8 when one is corrupt.
+    Plain safetensors, or torch.load, reads it. Every chunk that is read is compared with its checksum; it
+    ends with 8 when one is corrupt.
     """
     from cloudspot.cli.exporting import export_checkpoint
 
