@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +12,8 @@ import click
 from cloudspot.cli import output
 from cloudspot.cli.completing import complete_jobs
 from cloudspot.cli.jobs import Job, open_job
-from cloudspot.cli.options import debug_option, json_option, store_option
+from cloudspot.cli.options import debug_option, json_option, plot_option, store_option
+from cloudspot.cli.plots import check_plot, plot_two, take_picture
 from cloudspot.cli.printable import printable
 from cloudspot.cli.story import read_commits_of
 from cloudspot.controller.comparison import (
@@ -35,14 +37,19 @@ _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
 @click.argument("first_id", metavar="A", shell_complete=complete_jobs)
 @click.argument("second_id", metavar="B", shell_complete=complete_jobs)
 @click.option("--no-diff", is_flag=True, help="Only name the files that differ.")
+@plot_option
 @store_option
 @json_option
 @debug_option
-def compare(first_id: str, second_id: str, no_diff: bool, store_url: str | None, as_json: bool) -> None:
+def compare(
+    first_id: str, second_id: str, no_diff: bool, plot: Path | None, store_url: str | None, as_json: bool
+) -> None:
     """Show where two jobs differ.
 
     Their job files, their code, and what came of them, the metrics too.
     """
+    if plot is not None:
+        check_plot(plot)
     a, b = open_job(store_url, first_id), open_job(store_url, second_id)
     now = datetime.now(timezone.utc)
     first, second = _results(a, now), _results(b, now)
@@ -58,10 +65,13 @@ def compare(first_id: str, second_id: str, no_diff: bool, store_url: str | None,
     }
     if as_json:
         output.echo_json(value)
-        return
-    _echo_results(value)
-    _echo_job_files(value)
-    _echo_code(value)
+    else:
+        _echo_results(value)
+        _echo_job_files(value)
+        _echo_code(value)
+    if plot is not None:
+        plot_two(plot, take_picture(a), take_picture(b))
+        output.echo(f"drawn: {plot}", error=True)
 
 
 def _results(job: Job, now: datetime) -> dict[str, Any]:

@@ -17,6 +17,7 @@ __all__ = [
     "json_option",
     "overrides_option",
     "plain_option",
+    "plot_option",
     "provider_option",
     "store_option",
 ]
@@ -65,6 +66,13 @@ plain_option = click.option(
     "is_plain",
     is_flag=True,
     help="Print lines on a terminal too, as in a pipe, instead of the live view.",
+)
+
+plot_option = click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw metrics and timeline into FILE, a .png, .svg or .pdf.",
 )
 
 job_argument = click.argument("job_id", metavar="ID", shell_complete=complete_jobs)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 
 import click
 
 from cloudspot.cli import output
 from cloudspot.cli.chapters import echo_chapters
 from cloudspot.cli.jobs import open_job
-from cloudspot.cli.options import debug_option, job_argument, json_option, store_option
+from cloudspot.cli.options import debug_option, job_argument, json_option, plot_option, store_option
+from cloudspot.cli.plots import check_plot, plot_job, take_picture
 from cloudspot.cli.story import echo_last_lines, echo_title, job_json, summary_fields
 
 
@@ -18,15 +20,25 @@ from cloudspot.cli.story import echo_last_lines, echo_title, job_json, summary_f
 @click.option(
     "--verify", "verify_chunks", is_flag=True, help="Read the newest checkpoint whole and check it."
 )
+@plot_option
 @store_option
 @json_option
 @debug_option
 @click.pass_context
-def show(ctx: click.Context, job_id: str, verify_chunks: bool, store_url: str | None, as_json: bool) -> None:
+def show(
+    ctx: click.Context,
+    job_id: str,
+    verify_chunks: bool,
+    plot: Path | None,
+    store_url: str | None,
+    as_json: bool,
+) -> None:
     """Tell the story of one job.
 
     With --verify it ends with 1 when the newest checkpoint is corrupt.
     """
+    if plot is not None:
+        check_plot(plot)
     job = open_job(store_url, job_id)
     value = job_json(job, job.first_history, verify_chunks=verify_chunks)
     if as_json:
@@ -44,6 +56,9 @@ def show(ctx: click.Context, job_id: str, verify_chunks: bool, store_url: str | 
         )
         echo_chapters(value)
         echo_last_lines(value)
+    if plot is not None:
+        plot_job(plot, take_picture(job))
+        output.echo(f"drawn: {plot}", error=True)
     if value["last_commit"] is not None and value["last_commit"]["verified"] is False:
         ctx.exit(1)
 
