@@ -214,7 +214,8 @@ class Courier:
         status, notice = self._status, self._status.notice_seconds
         status.upload_seconds = seconds
         if notice is not None and seconds > WARN_SHARE * notice:
-            status.warnings = (f"an upload takes {seconds:.0f} s of the {notice:.0f} s that a notice leaves",)
+            text = f"an upload takes {seconds:.0f} s of the {notice:.0f} s that a notice leaves"
+            status.warn("upload", text)
         if status.handoff is not None:
             self._write_tuning(status.handoff)
 

@@ -27,6 +27,9 @@ UPLOAD_SECONDS = 3600.0
 """How long a node without a deadline tries to deliver its last checkpoint: nobody else has it."""
 LAST_WORD_SECONDS = 600.0
 """How long it tries to deliver each of the rest: artifacts, log lines, the exit record."""
+POLL_SECONDS = 0.25
+"""How often it is asked for the others' parts of the last checkpoint."""
+_COMMITTED, _MISSING, _GIVEN_UP = "committed", "a part of another node is missing", "given up"
 KEEP_BACK_SECONDS = 1.0
 KEEP_BACK_SHARE = 0.15
 """Of a notice, at most ``KEEP_BACK_SECONDS``: what uploads leave to the last lines and the exit record."""
@@ -130,22 +133,33 @@ def _without_loss(life: Life, leaving: Leaving, *, uploaded: bool, synced: bool)
 def _is_committed(life: Life, leaving: Leaving) -> bool:
     """Say whether the state of the last step is a checkpoint, where a session has sealed one.
 
-    The store is asked, since an earlier agent of this machine may have committed it.
+    The store is asked, since an earlier agent of this machine may have committed it. With a notice the
+    others' parts are waited for: the last of them makes it one.
     """
     step, status = leaving.saved_step, life.status
     if step is None or step <= status.restored_step:
         return True
-    commits: list[CheckpointId] = []
-    _attempt(
-        lambda: commits.extend(
-            life.insist(
-                lambda: manifests.read_commits(life.store, life.node.job_id),
-                deadline=life.orders.deadline(otherwise=time.monotonic() + LAST_WORD_SECONDS),
-            )
-        ),
-        "the list of checkpoints",
-    )
-    return CheckpointId(status.generation, step) in commits
+    checkpoint = CheckpointId(status.generation, step)
+    until = _until(life, LAST_WORD_SECONDS)
+    try:
+        while True:
+            found = life.insist(lambda: _commit(life, checkpoint), deadline=until())
+            # Only before a reclaim does it matter: else the others live to deliver what is missing.
+            if found != _MISSING or life.orders.reclaim is None or time.monotonic() >= until():
+                return found == _COMMITTED
+            time.sleep(POLL_SECONDS)
+    except CloudspotError as error:
+        _log.error("checkpoint %s: %s", checkpoint, error)
+        return False
+
+
+def _commit(life: Life, checkpoint: CheckpointId) -> str:
+    store, job_id, status = life.store, life.node.job_id, life.status
+    if manifests.try_commit(store, job_id, checkpoint) is not None:
+        status.committed = max(checkpoint, status.committed or checkpoint)
+        return _COMMITTED
+    # What this node itself has given up is waited for by nobody.
+    return _MISSING if set(status.ranks) <= manifests.present_parts(store, job_id, checkpoint) else _GIVEN_UP
 
 
 def _attempt(call: Callable[[], object], what: str) -> bool:

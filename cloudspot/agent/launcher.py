@@ -8,6 +8,7 @@ machine can go on with it.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from cloudspot.processes import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
 
 _KILLED = 137
+_TORCHRUN_REPORT = re.compile(r"E\d{4} .*torch/distributed/elastic/.*\] failed \(exitcode")
+"""How torch 2.13's torchrun begins its report on a script that failed."""
 _STATUS = "torchrun.status"
 # $0 is the status file: written whole, by rename, when torchrun has ended.
 _KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
@@ -68,6 +71,14 @@ class TrainerPlan:
             self.entrypoint,
             *self.args,
         )
+
+
+def script_lines(lines: Sequence[str]) -> Sequence[str]:
+    """Leave out what torchrun adds below the script's own last words: thirty lines of its own insides."""
+    for number, line in enumerate(lines):
+        if number and _TORCHRUN_REPORT.match(line):
+            return lines[:number]
+    return lines
 
 
 class Trainer:

@@ -16,6 +16,7 @@ from cloudspot.agent.courier import Courier
 from cloudspot.agent.generation import GenerationRun
 from cloudspot.agent.heartbeat import HeartbeatWriter
 from cloudspot.agent.lastword import leave
+from cloudspot.agent.launcher import script_lines
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.logpump import LogPump
 from cloudspot.agent.node import Node, NodeMemory
@@ -40,6 +41,7 @@ _T = TypeVar("_T")
 
 MAX_BACKOFF_SECONDS = 15.0
 LOG_TAIL_LINES = 40
+LOG_TAIL_BYTES = 65536
 
 
 @dataclass(frozen=True)
@@ -254,9 +256,10 @@ class Life:
                 wait = min(2 * wait, MAX_BACKOFF_SECONDS)
 
     def tail(self, name: str) -> tuple[str, ...]:
-        """Return the last lines of a log file."""
+        """Return the last lines of a log file, without what torchrun adds to them."""
         try:
-            data = (self.node.logs / name).read_bytes()[-16384:]
+            data = (self.node.logs / name).read_bytes()[-LOG_TAIL_BYTES:]
         except FileNotFoundError:
             return ()
-        return tuple(data.decode("utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        lines = script_lines(data.decode("utf-8", errors="replace").splitlines())
+        return tuple(lines[-LOG_TAIL_LINES:])

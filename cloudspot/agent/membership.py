@@ -19,7 +19,7 @@ from cloudspot.agent.peers import Adopt, Leave, Propose, Standing, View, Wait, a
 from cloudspot.agent.reach import REACH_SECONDS, free_port, is_taken, unreachable
 from cloudspot.agent.restore import Restored, newest_candidate, restore_newest, restore_this
 from cloudspot.errors import CorruptData
-from cloudspot.jobstore import generations, keys, launches, manifests
+from cloudspot.jobstore import generations, launches, manifests
 from cloudspot.jobstore.records import CheckpointId, Failed, Generation, Member, new_nonce
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+WARN_SECONDS = 60.0
+"""Who waits so long for the others says whom it waits for."""
 COMMIT_SECONDS = 60.0
 """How long the survivors of a drain wait for parts of nodes that have no notice."""
 STILL_WELL_SECONDS = 2.0
@@ -255,13 +257,12 @@ class Membership:
     def _missing_parts(self, checkpoint: CheckpointId, current: Generation) -> set[int]:
         """Return the nodes that have yet to bring a part of the checkpoint."""
         life, procs = self._life, self._life.job.spec.procs_per_node
-        prefix = keys.parts_prefix(life.node.job_id, checkpoint.generation, checkpoint.step)
-        there = {meta.key for meta in life.insist(lambda: tuple(life.store.list_objects(prefix)))}
+        there = life.insist(lambda: manifests.present_parts(life.store, life.node.job_id, checkpoint))
         return {
             member.rank
             for index, member in enumerate(current.members)
             for rank in range(index * procs, (index + 1) * procs)
-            if keys.part(life.node.job_id, checkpoint.generation, checkpoint.step, rank) not in there
+            if rank not in there
         }
 
     def next(self, why: str) -> tuple[Generation, Restored]:
@@ -301,6 +302,8 @@ class Membership:
                 if life.status.state != "ready":
                     life.status.state = "ready"
                     ready_at = self._hearing.heard_seconds
+                if waited > WARN_SECONDS:
+                    life.status.warn("waiting", self._whom_it_waits_for())
                 self._hearing.pause()
                 continue
             record = self._propose(found, known, restored, why)
@@ -308,7 +311,19 @@ class Membership:
                 self._enter(record)
                 return record, restored
 
+    def _whom_it_waits_for(self) -> str | None:
+        busy = {
+            rank: beat.state
+            for rank, beat in sorted(self._hearing.beats().items())
+            if beat is not None and beat.state in {"setup", *peers.BUSY_STATES}
+        }
+        if not busy:
+            return None
+        whom = ", ".join(f"node {rank} ({state})" for rank, state in busy.items())
+        return f"ready, and idle until {whom} is ready too"
+
     def _enter(self, generation: Generation) -> None:
+        self._life.status.warn("waiting", None)
         self.current = generation
         self._begun_at = self._hearing.heard_seconds
         self._all_ran = False

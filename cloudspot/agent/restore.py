@@ -45,6 +45,9 @@ def restore_newest(life: Life, known: Sequence[Generation]) -> Restored:
             the beginning would throw the work away without asking.
     """
     node = life.node
+    if known:
+        for late in life.insist(lambda: manifests.complete(life.store, node.job_id, known[-1].number)):
+            _log.info("committed checkpoint %s, whose last part came from a node that was lost", late)
     commits = life.insist(lambda: manifests.read_commits(life.store, node.job_id))
     candidates = generations.lineage(known, commits)
     skipped: list[Skipped] = []

@@ -51,7 +51,8 @@ class Status:
         self.upload_seconds: float | None = None
         self.notice_seconds: float | None = None
         """How long before it takes a machine the provider says so."""
-        self.warnings: tuple[str, ...] = ()
+        self._warnings: dict[str, str] = {}
+        self._warning = threading.Lock()
         self._transfer: _Transfer | None = None
         self._failed: Failed | None = None
         self._is_regrouping = False
@@ -77,6 +78,17 @@ class Status:
             return
         self.phases = (*self.phases, phase)[-MAX_PHASES:]
         self.state_changed.set()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of this node."""
+        return tuple(self._warnings.values())
+
+    def warn(self, subject: str, text: str | None) -> None:
+        """Say something about a subject, instead of what was said before; None: there is nothing any more."""
+        with self._warning:
+            warnings = {name: said for name, said in self._warnings.items() if name != subject}
+            self._warnings = warnings if text is None else {**warnings, subject: text}
 
     @property
     def is_regrouping(self) -> bool:

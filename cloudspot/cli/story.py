@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -18,10 +17,6 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.manifests import read_commit, verify
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.records import CheckpointId, Commit
-
-_TORCHRUN_REPORT = re.compile(r"E\d{4} .*torch/distributed/elastic/.*\] failed \(exitcode")
-"""How torch 2.13's torchrun begins its report on a script that failed."""
-
 
 GOODPUT_WIDTH = 30
 """Characters of its bar."""
@@ -135,19 +130,10 @@ def echo_last_lines(value: Mapping[str, Any]) -> None:
     if value["state"] != "failed":
         return
     for node in _failed_nodes(value):
-        lines = script_lines(node["log_tail"])
         output.echo()
         output.echo(f"last lines of node {node['rank']} (exit code {node['exit_code']}):", style="bold")
-        for line in lines:
+        for line in node["log_tail"]:
             output.echo(f"  {line}")
-
-
-def script_lines(lines: Sequence[str]) -> Sequence[str]:
-    """Leave out what torchrun adds below the script's own last words: thirty lines of its own insides."""
-    for number, line in enumerate(lines):
-        if number and _TORCHRUN_REPORT.match(line):
-            return lines[:number]
-    return lines
 
 
 def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -21,11 +21,13 @@ from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import put_part, upload_directory, upload_part
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Commit, Part, new_nonce
-from cloudspot.jobstore.retention import collect, read_commits
+from cloudspot.jobstore.retention import collect, read_commits, stored_checkpoints
 
 __all__ = [
     "collect",
+    "complete",
     "fetch",
+    "present_parts",
     "put_part",
     "read_commit",
     "read_commits",
@@ -89,6 +91,36 @@ def try_commit(
     key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
     winner = create(store, key, codec.encode(commit), sleep=sleep)
     return commit if winner is None else codec.decode(winner, Commit, key=key)
+
+
+def complete(store: ObjectStore, job_id: str, generation: int) -> tuple[CheckpointId, ...]:
+    """Commit what a generation has uploaded whole after its newest commit; return what stands then.
+
+    The node that brought the last part may have been lost before it could commit. What does not make one
+    checkpoint is passed over.
+
+    Raises:
+        TransientError: the store failed; call again.
+    """
+    store = patient(store)
+    newest = max((one for one in read_commits(store, job_id) if one.generation == generation), default=None)
+    found = []
+    for checkpoint in stored_checkpoints(store, job_id):
+        if checkpoint.generation == generation and (newest is None or checkpoint > newest):
+            try:
+                commit = try_commit(store, job_id, checkpoint)
+            except CorruptData:
+                continue
+            if commit is not None:
+                found.append(checkpoint)
+    return tuple(found)
+
+
+def present_parts(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> frozenset[int]:
+    """Return the ranks whose parts of a checkpoint are there."""
+    prefix = keys.parts_prefix(job_id, checkpoint.generation, checkpoint.step)
+    names = (meta.key.removeprefix(prefix) for meta in patient(store).list_objects(prefix))
+    return frozenset(int(name) for name in names if _RANK.fullmatch(name))
 
 
 def _read_parts(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> list[Part]:

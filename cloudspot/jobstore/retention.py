@@ -69,7 +69,7 @@ def collect(
         _delete_contents(store, job_id, checkpoint)
     useless_before = commits[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
     orphans = []
-    for checkpoint in _stored_checkpoints(store, job_id):
+    for checkpoint in stored_checkpoints(store, job_id):
         if checkpoint in commits or not checkpoint < newest:
             continue
         prefix = keys.checkpoint_prefix(job_id, checkpoint.generation, checkpoint.step)
@@ -87,7 +87,7 @@ def _list_commits(store: ObjectStore, job_id: str) -> Iterator[tuple[CheckpointI
             yield CheckpointId(int(match[1]), int(match[2])), meta
 
 
-def _stored_checkpoints(store: ObjectStore, job_id: str) -> Iterator[CheckpointId]:
+def stored_checkpoints(store: ObjectStore, job_id: str) -> Iterator[CheckpointId]:
     """Yield the checkpoints that have parts or chunks, with one request for each."""
     prefix = keys.checkpoints_prefix(job_id)
     after: str | None = None

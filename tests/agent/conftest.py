@@ -181,6 +181,23 @@ class Bench:
         files.write_json(path, seal)
         return path
 
+    def put_part(self, node, rank, step, *, world_size=2, generation=1):
+        """What a rank's part of a checkpoint of several is in the bucket, without a commit."""
+        data, checkpoint = b"weights", CheckpointId(generation, step)
+        items = [
+            {"name": f"model/{one}", "dtype": "uint8", "shape": [len(data)], "offset": 0, "nbytes": len(data)}
+            for one in range(world_size)
+        ]
+        table = json.dumps([[item] for item in items], sort_keys=True, separators=(",", ":"))
+        plan = hashlib.sha256(table.encode()).hexdigest()
+        path = self.seal(node, checkpoint, data, rank=rank, world_size=world_size, plan=plan)
+        raw = path.read_bytes()
+        path.unlink()
+        manifests.upload_part(
+            self.store, JOB, checkpoint, rank=rank, num_parts=world_size, data=memoryview(data),
+            seal=raw, sealed_at=datetime.now(timezone.utc),
+        )  # fmt: skip
+
     def commit(self, checkpoint, data=b"weights"):
         """A session's checkpoint in the bucket."""
         node = self.node(machine="elsewhere")

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch, omp_threads
+from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch, omp_threads, script_lines
 from cloudspot.errors import CloudspotError
 from cloudspot.processes import marked_processes
 from cloudspot.train import handoff as files
@@ -132,6 +132,15 @@ def test_stacks_are_asked_of_sessions_only(start, tmp_path, wait_until):
     files.worker_pid_path(trainer.handoff, 1).write_text("")  # a rank that is just opening its session
     trainer.dump_stacks((0, 1, 2))
     wait_until(lambda: "dumped" in (tmp_path / "train.log").read_text())
+
+
+def test_torchruns_own_report_is_left_out_below_the_scripts_traceback():
+    report = (
+        "E1120 07:00:58.371000 15430 torch/distributed/elastic/multiprocessing/api.py:1002] "
+        "failed (exitcode: 1) local_rank: 0 (pid: 15511) of binary: /bin/sh"
+    )
+    assert script_lines(["ValueError: no data", report, "Traceback", "..."]) == ["ValueError: no data"]
+    assert script_lines([report, "Traceback"]) == [report, "Traceback"]
 
 
 def test_an_interpreter_without_torch_or_none_at_all_is_said(tmp_path):

@@ -413,6 +413,17 @@ def test_the_last_checkpoint_of_a_script_without_a_session_is_delivered(bench):
     assert (record.has_session, record.final.step) == (False, None)
 
 
+def test_the_last_lines_are_the_scripts_and_not_torchruns(bench):
+    """Of the forty, thirty were its own insides."""
+    life = bench.life()
+    report = (
+        "E1120 07:00:58.371000 9 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
+    )
+    lines = [f"line {number}" for number in range(100)]
+    (life.node.logs / "train-000001.log").write_text("\n".join([*lines, report, *["of torchrun"] * 40]))
+    assert life.tail("train-000001.log") == tuple(lines[-40:])
+
+
 # --- what cannot go on --------------------------------------------------------------------------
 
 
@@ -477,6 +488,21 @@ def test_a_final_state_that_missed_the_deadline_is_no_success(bench, wait_until,
         record.detail
         == "reclaimed after the training finished, before its last checkpoint could be delivered"
     )
+
+
+def test_a_noticed_node_that_has_finished_waits_for_the_others_last_part(bench, wait_until):
+    """It called it a drain, as its own state was in no checkpoint yet: another launch, for nothing."""
+    life = bench.life(SESSION + "begin(99)\nuntil(Path('go').exists)\nfinish(100, save=False)\n")
+    thread = run(life)
+    wait_for_step(life, 99, wait_until)
+    bench.put_part(life.node, 0, 100)
+    (life.node.work / "go").touch()
+    notice(bench, 20.0)
+    wait_until(lambda: life.status.state == "ending")
+    bench.put_part(life.node, 1, 100)
+    end(thread)
+    record = bench.exit_record()
+    assert (record.outcome, record.committed, record.final.step) == ("succeeded", bench.id(1, 100), 100)
 
 
 def test_without_a_deadline_it_is_a_failure_that_another_machine_mends(bench, monkeypatch, wait_until):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 import time
 from datetime import datetime, timedelta, timezone
@@ -14,7 +12,7 @@ from cloudspot.agent.lastword import say_last_word
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import Membership
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import codec, generations, keys, launches, manifests
+from cloudspot.jobstore import codec, generations, keys, launches
 from cloudspot.jobstore.records import Failed, Notice, new_nonce
 
 JOB = "digits-1"
@@ -150,6 +148,19 @@ def test_a_restore_that_takes_for_ever_holds_up_nobody_for_ever(bench, monkeypat
     second.life.status.state = "restoring"
     assert ranks(first.seek().found()) == (0,)
     assert second.seek().found().outcome == "superseded"
+
+
+def test_who_waits_long_for_another_says_so(bench, monkeypatch, wait_until):
+    """A setup that hangs on one node idles all the others, and nothing but max_runtime ends that."""
+    monkeypatch.setattr("cloudspot.agent.membership.WARN_SECONDS", 0.2)
+    first, second = (Agent(bench, rank, min=1, max=2).wake() for rank in range(2))
+    second.life.status.state = "setup"
+    first.seek()
+    wait_until(lambda: first.life.status.warnings)
+    assert first.life.status.warnings == ("ready, and idle until node 1 (setup) is ready too",)
+    second.seek()
+    assert ranks(first.found()) == (0, 1)
+    assert first.life.status.warnings == ()
 
 
 # --- a loss -----------------------------------------------------------------------------------------
@@ -342,26 +353,10 @@ def test_a_restarted_agent_does_not_start_a_generation_twice(bench, make):
 # --- the commit of a drain --------------------------------------------------------------------------
 
 
-def put_part(bench, agent, rank, step, *, world_size=2):
-    data = b"weights"
-    items = [
-        {"name": f"model/{one}", "dtype": "uint8", "shape": [len(data)], "offset": 0, "nbytes": len(data)}
-        for one in range(world_size)
-    ]
-    table = json.dumps([[item] for item in items], sort_keys=True, separators=(",", ":"))
-    plan = hashlib.sha256(table.encode()).hexdigest()
-    checkpoint = bench.id(1, step)
-    path = bench.seal(agent.life.node, checkpoint, data, rank=rank, world_size=world_size, plan=plan)
-    manifests.upload_part(
-        bench.store, JOB, checkpoint, rank=rank, num_parts=world_size, data=memoryview(data),
-        seal=path.read_bytes(), sealed_at=datetime.now(timezone.utc),
-    )  # fmt: skip
-
-
 def test_a_survivor_commits_where_the_last_part_came_from_a_node_that_died_before(bench, make):
     first, second = make(2, min=1, max=2)
-    put_part(bench, first, 0, 40)
-    put_part(bench, second, 1, 40)
+    bench.put_part(first.life.node, 0, 40)
+    bench.put_part(second.life.node, 1, 40)
     second.die()
     first.membership.await_commit(40)
     assert bench.commits() == (bench.id(1, 40),)
@@ -371,8 +366,8 @@ def test_a_survivor_commits_where_the_last_part_came_from_a_node_that_died_befor
 def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make):
     """It waited a minute for a commit that nobody could make, beside another that waited for the same."""
     first, second, third = make(3, min=2, max=3)
-    put_part(bench, first, 0, 40, world_size=3)
-    put_part(bench, second, 1, 40, world_size=3)
+    bench.put_part(first.life.node, 0, 40, world_size=3)
+    bench.put_part(second.life.node, 1, 40, world_size=3)
     third.die()
     began = time.monotonic()
     waiting = [threading.Thread(target=a.membership.await_commit, args=(40,)) for a in (first, second)]
@@ -388,12 +383,12 @@ def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make):
 def test_a_node_with_a_notice_is_waited_for_as_long_as_it_lives(bench, make, monkeypatch, wait_until):
     monkeypatch.setattr("cloudspot.agent.membership.COMMIT_SECONDS", 0.0)
     first, second = make(2, min=1, max=2)
-    put_part(bench, first, 0, 40)
+    bench.put_part(first.life.node, 0, 40)
     second.notice(seconds=60.0)
     thread = threading.Thread(target=first.membership.await_commit, args=(40,))
     thread.start()
     thread.join(0.5)
     assert thread.is_alive()
-    put_part(bench, second, 1, 40)
+    bench.put_part(second.life.node, 1, 40)
     thread.join(10.0)
     assert bench.commits() == (bench.id(1, 40),)

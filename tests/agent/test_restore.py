@@ -51,6 +51,18 @@ def test_the_newest_one_of_the_lineage_is_on_the_disk_afterwards(bench):
     assert not (restored.directory / "part-7.bin").exists()
 
 
+def test_one_whose_last_uploader_died_before_the_commit_is_committed_first(bench):
+    """Only drains were; the steps since the checkpoint before it were trained again."""
+    bench.commit(bench.id(1, 10))
+    life = bench.life()
+    for rank in range(2):
+        bench.put_part(life.node, rank, 20)
+    bench.put_part(life.node, 0, 30)
+    restored = restore_newest(life, (generation(1),))
+    assert restored.checkpoint == bench.id(1, 20)
+    assert bench.commits() == (bench.id(1, 10), bench.id(1, 20))
+
+
 def test_a_corrupt_one_is_passed_over_and_named(bench):
     for step in (10, 20):
         bench.commit(bench.id(1, step))

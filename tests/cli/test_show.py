@@ -4,7 +4,6 @@ from datetime import datetime
 
 import pytest
 
-from cloudspot.cli.story import script_lines
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Final
 
@@ -137,15 +136,6 @@ def test_a_failed_job_shows_the_end_of_its_log(jobs):
         "  Traceback (most recent call last):",
         "  ValueError: no data",
     ]
-
-
-def test_torchruns_own_report_is_left_out_below_the_scripts_traceback():
-    report = (
-        "E1120 07:00:58.371000 15430 torch/distributed/elastic/multiprocessing/api.py:1002] "
-        "failed (exitcode: 1) local_rank: 0 (pid: 15511) of binary: /usr/bin/python"
-    )
-    assert script_lines(["ValueError: no data", report, "Traceback", "..."]) == ["ValueError: no data"]
-    assert script_lines([report, "Traceback"]) == [report, "Traceback"]
 
 
 def test_a_job_without_a_launch_can_be_shown(jobs):
