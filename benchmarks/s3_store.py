@@ -1,0 +1,286 @@
+"""What bytes cost on their way to S3 and back: the store, raw HTTP, and boto3's defaults, to one plain sink.
+
+    python benchmarks/s3_store.py [--gib 1] [--rounds 5] [--threads 4]
+    python benchmarks/s3_store.py --stream-gib 5      # the memory of a long stream
+
+The sink speaks just enough of S3 to satisfy boto3, drops what it is sent and sends what it holds in
+memory, over plain HTTP on loopback: real S3 adds TLS, the same for all, and spares boto3's defaults the
+hash of the payload. Rates are of one run; compare the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import mmap
+import os
+import re
+import resource
+import signal
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+CHUNK_BYTES = 64 << 20
+"""Of a checkpoint, as the courier uploads it (cloudspot.jobstore.parts)."""
+BUCKET = "bench"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--gib", type=float, default=1.0, help="how much goes up and down (default 1)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often; medians are shown (default 5)")
+    parser.add_argument("--threads", type=int, default=4, help="requests at once (default 4, the courier's)")
+    parser.add_argument("--stream-gib", type=float, help="instead: the memory that such a stream takes")
+    arguments = parser.parse_args()
+    num_bytes = int(arguments.gib * (1 << 30))
+    with Sink(max(num_bytes, CHUNK_BYTES)) as sink:
+        os.environ.update(
+            AWS_ENDPOINT_URL=f"http://127.0.0.1:{sink.port}",
+            AWS_ACCESS_KEY_ID="AKIAIOSFODNN7EXAMPLE",
+            AWS_SECRET_ACCESS_KEY="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+            AWS_REGION="us-east-1",
+            AWS_EC2_METADATA_DISABLED="true",
+        )
+        if arguments.stream_gib is not None:
+            measure_stream(int(arguments.stream_gib * (1 << 30)))
+        else:
+            measure_rates(sink, num_bytes, arguments.rounds, arguments.threads)
+
+
+def measure_rates(sink: Sink, num_bytes: int, num_rounds: int, num_threads: int) -> None:
+    """Time every way in turn, so that a noisy moment meets them all."""
+    import boto3
+
+    from cloudspot_aws.s3 import S3Store
+
+    data = memoryview(bytearray(os.urandom(1 << 20)) * (num_bytes >> 20))
+    store = S3Store(f"s3://{BUCKET}")
+    plain = boto3.session.Session().client("s3")
+    starts = range(0, len(data), CHUNK_BYTES)
+    pool = ThreadPoolExecutor(num_threads)
+    raw = Raw(sink.port)
+
+    def each(call: Callable[[int, int], None]) -> None:
+        def chunk(start: int) -> None:
+            call(start, min(CHUNK_BYTES, len(data) - start))
+
+        list(pool.map(chunk, starts))
+
+    def upload_stream() -> None:
+        with store.open_upload("stream") as upload:
+            for start in starts:
+                upload.write(data[start : start + CHUNK_BYTES])
+            upload.commit()
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        file = Path(directory) / "file"
+        file.write_bytes(data)
+        ways: dict[str, Callable[[], None]] = {
+            "PUT   raw HTTP": lambda: each(lambda at, n: raw.put(at, data[at : at + n])),
+            "PUT   S3Store.put": lambda: each(lambda at, n: store.put(f"chunk/{at}", data[at : at + n])),
+            "PUT   S3Store.open_upload": upload_stream,
+            "PUT   boto3 upload_file": lambda: plain.upload_file(str(file), BUCKET, "k"),
+            "GET   raw HTTP": lambda: each(raw.get_bytes),
+            "GET   raw HTTP, one buffer kept": lambda: each(raw.get_into),
+            "GET   S3Store.get_range": lambda: each(lambda at, n: check(store.get_range("k", at, n), n)),
+            "GET   boto3 download_file": lambda: plain.download_file(BUCKET, "k", str(file)),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        cpu: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(num_rounds + 1):
+            for name, way in ways.items():
+                began, cpu_began = time.perf_counter(), cpu_seconds()
+                way()
+                if number:  # The first round only warms up.
+                    seconds[name].append(time.perf_counter() - began)
+                    cpu[name].append(cpu_seconds() - cpu_began)
+    pool.shutdown()
+    gigabytes = len(data) / 1e9
+    print(f"{gigabytes:.2f} GB in chunks of 64 MiB, {num_threads} at once, median of {num_rounds}")
+    print(f"{'':36}{'MB/s':>8}{'of raw':>9}{'CPU s/GB':>10}")
+    for name in ways:
+        rate = 1e3 * gigabytes / statistics.median(seconds[name])
+        floor = 1e3 * gigabytes / statistics.median(seconds[f"{name[:3]}   raw HTTP"])
+        print(f"{name:36}{rate:8.0f}{rate / floor:9.2f}{statistics.median(cpu[name]) / gigabytes:10.2f}")
+
+
+def measure_stream(num_bytes: int) -> None:
+    """Stream and say how much memory it took at its worst."""
+    from cloudspot_aws.s3 import S3Store
+
+    store = S3Store(f"s3://{BUCKET}")
+    store.put("warm", b"x")
+    block = bytes(1 << 20)
+    before = peak_bytes()
+    began = time.perf_counter()
+    with store.open_upload("stream") as upload:
+        for _ in range(num_bytes >> 20):
+            upload.write(block)
+        upload.commit()
+    seconds = time.perf_counter() - began
+    print(
+        f"a stream of {num_bytes / 1e9:.2f} GB: {num_bytes / 1e6 / seconds:.0f} MB/s, "
+        f"at most {peak_bytes() / 1e6:.0f} MB in memory, {(peak_bytes() - before) / 1e6:.0f} MB of them for it"
+    )
+
+
+def check(data: bytes, length: int) -> None:
+    """Fail if not all came."""
+    assert len(data) == length, (len(data), length)
+
+
+def cpu_seconds() -> float:
+    """Return the processor time of this process, the client."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Raw:
+    """The floor: HTTP by the standard library, a connection a thread, no signature and no checksum."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._local = threading.local()
+
+    def put(self, start: int, data: memoryview) -> None:
+        """Send the bytes from where they lie."""
+        connection = self._connection()
+        connection.request("PUT", f"/{BUCKET}/raw/{start}", body=data)
+        connection.getresponse().read()
+
+    def get_bytes(self, start: int, length: int) -> None:
+        """Read into new bytes, as whoever wants ``bytes`` must."""
+        check(self._answer(start, length).read(length), length)
+
+    def get_into(self, start: int, length: int) -> None:
+        """Read into a buffer that is kept: memory that is warm costs nothing."""
+        answer, filled = self._answer(start, length), 0
+        with memoryview(self._local.buffer) as view:
+            while filled < length:
+                filled += answer.readinto(view[filled:length])
+        answer.read()
+
+    def _answer(self, start: int, length: int) -> http.client.HTTPResponse:
+        connection = self._connection()
+        headers = {"Range": f"bytes={start}-{start + length - 1}"}
+        connection.request("GET", f"/{BUCKET}/k", headers=headers)
+        return connection.getresponse()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not hasattr(self._local, "connection"):
+            self._local.connection = http.client.HTTPConnection("127.0.0.1", self._port)
+            self._local.buffer = bytearray(CHUNK_BYTES)
+        connection: http.client.HTTPConnection = self._local.connection
+        return connection
+
+
+class Sink:
+    """A server that drops what it is sent and sends from memory; a process for each connection."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._size = num_bytes
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port: int = self._socket.getsockname()[1]
+        self._pid = 0
+
+    def __enter__(self) -> Sink:
+        self._pid = os.fork()
+        if self._pid == 0:
+            with suppress(KeyboardInterrupt):
+                self._serve()
+            os._exit(0)
+        self._socket.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.killpg(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+    def _serve(self) -> None:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # No zombies.
+        file = os.memfd_create("sink")
+        os.ftruncate(file, self._size)
+        with mmap.mmap(file, self._size) as content:
+            for position in range(0, self._size, 4096):
+                content[position] = 1
+        while True:
+            connection, _ = self._socket.accept()
+            if os.fork() == 0:
+                with suppress(ConnectionError):
+                    serve_connection(connection, file, self._size)
+                os._exit(0)
+            connection.close()
+
+
+def serve_connection(connection: socket.socket, file: int, size: int) -> None:
+    """Answer requests until the client leaves."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    buffer, rest = bytearray(1 << 20), b""
+    while True:
+        while b"\r\n\r\n" not in rest:
+            more = connection.recv(1 << 16)
+            if not more:
+                return
+            rest += more
+        head, _, rest = rest.partition(b"\r\n\r\n")
+        method, target = head.split(b" ", 2)[:2]
+        head = head.lower()
+        if b"expect: 100-continue" in head:
+            connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        length = int(found[1]) if (found := re.search(rb"\r\ncontent-length: *(\d+)", head)) else 0
+        left = length - len(rest)
+        rest = b""
+        while left > 0:
+            # MSG_TRUNC drops the bytes in the kernel: no copy.
+            count = connection.recv_into(buffer, min(left, len(buffer)), socket.MSG_TRUNC)
+            if count == 0:
+                return
+            left -= count
+        if method == b"GET":
+            first, last = 0, size - 1
+            if found := re.search(rb"\r\nrange: *bytes=(\d+)-(\d*)", head):
+                first, last = int(found[1]), min(int(found[2] or last), last)
+            span = b"Content-Range: bytes %d-%d/%d\r\n" % (first, last, size)
+            send(connection, b"206 Partial Content", span, last - first + 1)
+            while first <= last:
+                first += os.sendfile(connection.fileno(), file, first, last - first + 1)
+        elif method == b"HEAD":
+            send(connection, b"200 OK", b"Last-Modified: Fri, 20 Nov 2026 12:00:00 GMT\r\n", size)
+        else:
+            send_xml(connection, method, target)
+
+
+def send(connection: socket.socket, status: bytes, headers: bytes, length: int) -> None:
+    """Send the head of an answer."""
+    connection.sendall(
+        b'HTTP/1.1 %s\r\nETag: "x"\r\n%sContent-Length: %d\r\n\r\n' % (status, headers, length)
+    )
+
+
+def send_xml(connection: socket.socket, method: bytes, target: bytes) -> None:
+    """Answer what takes bytes, as S3 would."""
+    body = b""
+    if method == b"POST" and target.endswith(b"?uploads"):
+        body = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+    elif method == b"POST":
+        body = b'<CompleteMultipartUploadResult><ETag>"x"</ETag></CompleteMultipartUploadResult>'
+    send(connection, b"200 OK", b"", len(body))
+    connection.sendall(body)
+
+
+if __name__ == "__main__":
+    main()
