@@ -1,0 +1,179 @@
+"""docs/bucket-layout.md and docs/checkpoint-format.md: held to the keys, and the reader there is run."""
+
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.records import CheckpointId, Chunk, Commit, File, Part
+from cloudspot.local.filestore import FileStore
+from cloudspot.testing.sessions import put_session_checkpoint
+from cloudspot.train import tree
+
+DOCS = Path(__file__).parents[1] / "docs"
+LAYOUT = (DOCS / "bucket-layout.md").read_text()
+FORMAT = (DOCS / "checkpoint-format.md").read_text()
+SAMPLES = {
+    "job_id": "digits-7k3f",
+    "sha256": "ab" * 32,
+    "nonce": "0123456789abcdef",
+    "stream": "1-0",
+    "date": "2026-11-20",
+}
+
+FUNCTIONS = {
+    name: function
+    for name, function in vars(keys).items()
+    if inspect.isfunction(function) and not name.startswith("_")
+}
+
+
+def documented_keys(text):
+    """Return the keys of a page's tables as patterns, by what is written there."""
+    found = re.findall(r"^\| `([^`]*/[^`]*)` \|", text, re.MULTILINE)
+    return {key: re.compile(re.sub(r"<\w+>", r"[^/]+", key)) for key in found}
+
+
+def example(function):
+    names = inspect.signature(function).parameters
+    return function(**{name: SAMPLES.get(name, 7) for name in names})
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_key_is_in_the_layout(name):
+    key = example(FUNCTIONS[name])
+    patterns = documented_keys(LAYOUT)
+    if name.endswith("prefix"):
+        # Sample numbers stand for themselves here: a prefix is the beginning of some key's example.
+        examples = [example(each) for other, each in FUNCTIONS.items() if not other.endswith("prefix")]
+        artifact = example(keys.artifacts_prefix) + "x"
+        assert any(each.startswith(key) for each in [*examples, artifact])
+    else:
+        assert [written for written, pattern in patterns.items() if pattern.fullmatch(key)] != [], key
+
+
+def test_no_key_is_in_the_layout_that_nobody_writes():
+    examples = [example(each) for name, each in FUNCTIONS.items() if not name.endswith("prefix")]
+    examples.append(example(keys.artifacts_prefix) + "x")
+    patterns = documented_keys(LAYOUT)
+    assert len(patterns) == len(examples)
+    unknown = [written for written, each in patterns.items() if not any(map(each.fullmatch, examples))]
+    assert unknown == []
+
+
+def test_the_digits_are_as_the_page_says():
+    text = " ".join(LAYOUT.split())
+    assert "`<number>` of the journal to 8 digits, of a chunk to 6, of a log line to 12" in text
+    assert "`<launch>` and `<generation>` to 6, `<step>` to 12, `<rank>` to 4" in text
+    assert keys.journal("x", 7).split("/")[-1] == "7".zfill(8)
+    assert keys.log_segment("x", "1-0", "2026-11-20", 7).split("/")[-1] == "7".zfill(12)
+    assert keys.chunk("x", 7, 8, 9, 10).split("/")[3:] == [
+        f"{'7'.zfill(6)}-{'8'.zfill(12)}",
+        "chunks",
+        "9".zfill(4),
+        "10".zfill(6),
+    ]
+
+
+@pytest.mark.parametrize("record", [Commit, Part, Chunk, File])
+def test_every_field_of_a_manifest_is_in_the_format(record):
+    written = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", FORMAT))))
+    assert set(record.__struct_fields__) - written == set()
+
+
+def test_every_tag_of_a_tree_is_in_the_format():
+    used = set(re.findall(r'"(\$\w+)"', inspect.getsource(tree)))
+    assert len(used) > 12
+    assert used - set(re.findall(r'"(\$\w+)"', FORMAT)) == set()
+
+
+# --- the reader ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reader_path(tmp_path_factory):
+    (block,) = re.findall(r"```python\n(.*?)```", FORMAT, re.DOTALL)
+    assert len([line for line in block.splitlines() if line.strip()]) <= 50
+    path = tmp_path_factory.mktemp("docs") / "reader.py"
+    path.write_text(block)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reader(reader_path):
+    spec = importlib.util.spec_from_file_location("reader", reader_path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A bucket with a real checkpoint of two ranks, and the objects in it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20))
+    model.register_buffer("b_half", torch.randn(5, 3).to(torch.bfloat16))
+    model.register_buffer("b_flags", torch.tensor([True, False, True]))
+    model.register_buffer("b_wave", torch.randn(4, dtype=torch.complex64))
+    model.register_buffer("tied", model[0].weight)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.125)
+    model(torch.randn(8, 30)).sum().backward()
+    optimizer.step()
+    objects = {"model": model, "optimizer": optimizer}
+    store = FileStore(f"file://{tmp_path}/bucket")
+    for step in (40, 50):
+        put_session_checkpoint(
+            store, "digits-7k3f", CheckpointId(2, step), objects, scratch=tmp_path / "ranks"
+        )
+    return tmp_path / "bucket", objects
+
+
+def test_the_reader_of_the_page_reads_a_real_checkpoint(reader, trained):
+    bucket, objects = trained
+    state = reader.read_checkpoint(bucket, "digits-7k3f")
+    assert list(state) == ["model", "optimizer"]
+    expected = objects["model"].state_dict()
+    assert state["model"].keys() == expected.keys()
+    for name, tensor in expected.items():
+        wide = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        assert state["model"][name].dtype == wide.numpy().dtype, name
+        np.testing.assert_array_equal(state["model"][name], wide.numpy(), err_msg=name)
+    saved = objects["optimizer"].state_dict()
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.125
+    assert state["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.999)
+    assert state["optimizer"]["state"].keys() == saved["state"].keys()
+    for index, values in saved["state"].items():
+        for name, tensor in values.items():
+            np.testing.assert_array_equal(state["optimizer"]["state"][index][name], tensor.numpy())
+    assert reader.read_checkpoint(bucket, "digits-7k3f", 40).keys() == state.keys()
+
+
+def test_the_reader_finds_a_flipped_bit(reader, trained):
+    bucket, _ = trained
+    path = bucket / keys.chunk("digits-7k3f", 2, 50, 1, 0)
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"chunks/0001/000000 is corrupt"):
+        reader.read_checkpoint(bucket, "digits-7k3f")
+
+
+def test_the_reader_runs_as_a_program_without_cloudspot(reader_path, trained, tmp_path):
+    bucket, _ = trained
+    (tmp_path / "cloudspot.py").write_text("raise ImportError('not here')")
+    done = subprocess.run(
+        [sys.executable, str(reader_path), str(bucket), "digits-7k3f", "50"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("model {'b_half': (5, 3), 'b_flags': (3,), ")
