@@ -1,0 +1,40 @@
+"""The machine images of the emulated EC2: one that has cloudspot, one that is bare, one for ARM."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from moto.ec2.models.amis import Ami
+
+IMAGE_ID: Final = "ami-0c10d5b07ca5e0001"
+"""Has this very cloudspot installed, as the sandbox's own Python has it."""
+BARE_IMAGE_ID: Final = "ami-0c10d5b07ca5e0002"
+"""Has python3 and curl only."""
+ARM_IMAGE_ID: Final = "ami-0c10d5b07ca5e0003"
+"""Is of another architecture; boots as the first one does."""
+_IMAGES: Final = (
+    (IMAGE_ID, "cloudspot-sandbox", "x86_64"),
+    (BARE_IMAGE_ID, "cloudspot-sandbox-bare", "x86_64"),
+    (ARM_IMAGE_ID, "cloudspot-sandbox-arm64", "arm64"),
+)
+
+
+def install_images(backend: Any) -> None:
+    """Put the images, and no others, into moto's EC2 of one region."""
+    backend.amis.clear()
+    for image_id, name, architecture in _IMAGES:
+        backend.amis[image_id] = Ami(
+            backend,
+            image_id,
+            name=name,
+            description="An image of cloudspot's emulated AWS",
+            owner_id="137112412989",
+            owner_alias="amazon",
+            public=True,
+            virtualization_type="hvm",
+            architecture=architecture,
+            hypervisor="xen",
+            root_device_type="ebs",
+            root_device_name="/dev/sda1",
+            region_name=f"{backend.region_name}a",
+        )
