@@ -1,0 +1,195 @@
+"""``cloudspot providers check aws``: tries what a job needs, and says for each thing how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, Final
+
+import botocore.exceptions
+import msgspec
+
+from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.model import CheckResult, InstanceGroup, InstanceState, Market, Offer, Resources
+from cloudspot_aws.caller import denied_action
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.ec2 import Ec2Provisioner
+from cloudspot_aws.errors import error_code, translated, translation
+from cloudspot_aws.lookups import check_profile, check_region, named_types
+from cloudspot_aws.options import AwsOptions
+from cloudspot_aws.request import decode_request
+
+MAX_SKEW_SECONDS: Final = 240.0
+"""EC2 takes a request for expired when its time is five minutes off."""
+_POLICY: Final = "grant it: docs/aws/policy-submitter.json has all rights that a submitter needs"
+_QUOTAS: Final = (
+    (("g", "vt", "gr"), "L-DB2E81BA", "L-3819A6DF"),
+    (("p5", "p6"), "L-417A185B", "L-C4BD4855"),
+    (("p",), "L-417A185B", "L-7212CCBC"),
+    (("trn",), "L-2C3B7624", "L-6B0D517C"),
+    (("inf",), "L-1945791B", "L-B5D1601B"),
+    (("dl",), "L-6E869C2A", "L-85EED4F7"),
+    (("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
+)
+"""By how a type's name begins: the quotas of vCPUs on demand and on the spot market (EC2 user guide,
+"Amazon EC2 service quotas", and the Service Quotas console; checked 2026-11)."""
+
+
+def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:
+    """Try in order what a submission would need; what stands on something that failed is left out."""
+    found: list[CheckResult] = []
+
+    def attempt(name: str, ask: Callable[[], str], remedy: str = "") -> bool:
+        try:
+            found.append(CheckResult(name=name, ok=True, detail=ask()))
+        except CloudspotError as error:
+            is_right = isinstance(error, AuthError) and "access denied" in str(error)
+            advice = remedy or (_POLICY if is_right else "")
+            found.append(CheckResult(name=name, ok=False, detail=str(error), remedy=advice))
+            return False
+        return True
+
+    if not attempt("region", lambda: check_region(clients)):
+        return tuple(found)
+    if not attempt("credentials", lambda: _credentials(clients)):
+        return tuple(found)
+    attempt("clock", lambda: _clock(clients), "set this machine's clock, by NTP")
+    provisioner = Ec2Provisioner(options, clients)
+    attempt("listing", lambda: f"{len(provisioner.instances())} machines of cloudspot's")
+    attempt("instance profile", lambda: _profile(clients, options))
+    offers: list[Offer] = []
+
+    def look() -> str:
+        offers.extend(provisioner.offers(resources))
+        if not offers:
+            raise CloudspotError("no instance type fits; ask for less in resources, or in another region")
+        cheapest = min(offers, key=lambda one: one.price_per_hour)
+        return (
+            f"{len(offers)}, from {cheapest.price_per_hour:g} {cheapest.currency} an hour "
+            f"({cheapest.market.value} {cheapest.instance_type} in {cheapest.zone})"
+        )
+
+    if not attempt("offers", look):
+        return tuple(found)
+    for market in Market:
+        ours = sorted((one for one in offers if one.market is market), key=lambda one: one.price_per_hour)
+        if ours:
+            attempt(f"launch, {market.value}", partial(_launch, provisioner, clients, ours[0]))
+            attempt(f"quota, {market.value}", partial(_quota, clients, options, ours[0]))
+    on_a_machine = partial(_on_a_machine, provisioner, clients)
+    attempt("tagging", partial(on_a_machine, "create_tags", "ec2:CreateTags"))
+    attempt("ending", partial(on_a_machine, "terminate_instances", "ec2:TerminateInstances"))
+    if options.placement_group == "auto":
+        attempt("placement group", lambda: _placement_group(clients))
+    if options.limit_role is not None:
+        attempt("limit", lambda: _schedules(clients))
+    return tuple(found)
+
+
+def _credentials(clients: AwsClients) -> str:
+    with translated("asking AWS whose credentials these are"):
+        return str(clients.client("sts").get_caller_identity()["Arn"])
+
+
+def _clock(clients: AwsClients) -> str:
+    with translated("asking AWS for the time"):
+        answer = clients.client("sts").get_caller_identity()
+    said = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    if said is None:
+        return "unknown: AWS did not say"
+    skew = (datetime.now(timezone.utc) - parsedate_to_datetime(said)).total_seconds()
+    if abs(skew) > MAX_SKEW_SECONDS:
+        raise CloudspotError(f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} AWS's")
+    return f"within {max(2.0, abs(skew)):.0f} s of AWS's"
+
+
+def _profile(clients: AwsClients, options: AwsOptions) -> str:
+    is_seen = check_profile(clients, options)
+    doubt = "" if is_seen else " (not looked at: the right iam:GetInstanceProfile is missing)"
+    return options.instance_profile + doubt
+
+
+def _launch(provisioner: Ec2Provisioner, clients: AwsClients, offer: Offer) -> str:
+    """Send the request that a job would send, for EC2 to refuse only because it is a dry run."""
+    group = InstanceGroup(
+        job_id="check",
+        launch=1,
+        num_nodes=1,
+        min_nodes=1,
+        offer=offer,
+        resources=Resources(),
+        user_data="#!/bin/sh\nshutdown -h now\n",
+        max_seconds=60.0,
+        store_url="check",
+    )
+    body = decode_request(provisioner.render(group))
+    _dry_run(clients, "run_instances", "ec2:RunInstances", **body.run_instances)
+    return f"{offer.instance_type} in {offer.zone} may be launched"
+
+
+def _on_a_machine(provisioner: Ec2Provisioner, clients: AwsClients, call: str, right: str) -> str:
+    """Try a right that a policy may tie to cloudspot's own machines: it takes one to tell."""
+    machines = [one for one in provisioner.instances() if one.state is not InstanceState.ENDED]
+    if not machines:
+        return f"not tried: there is no machine of cloudspot's to try {right} on"
+    where = {"Resources": [machines[0].id], "Tags": [{"Key": "Name", "Value": "check"}]}
+    arguments = where if call == "create_tags" else {"InstanceIds": [machines[0].id]}
+    _dry_run(clients, call, right, **arguments)
+    return f"{right} is granted"
+
+
+def _placement_group(clients: AwsClients) -> str:
+    _dry_run(
+        clients,
+        "create_placement_group",
+        "ec2:CreatePlacementGroup",
+        GroupName="cloudspot-check",
+        Strategy="cluster",
+    )
+    return "may be made"
+
+
+def _schedules(clients: AwsClients) -> str:
+    with translated("listing schedules (providers.aws.limit_role)"):
+        clients.client("scheduler").list_schedules(NamePrefix="cloudspot-", MaxResults=1)
+    return "schedules may be listed"
+
+
+def _dry_run(clients: AwsClients, call: str, right: str, **arguments: Any) -> None:
+    client = clients.client("ec2")
+    try:
+        getattr(client, call)(**arguments, DryRun=True)
+    except botocore.exceptions.ClientError as error:
+        code = error_code(error)
+        if code == "DryRunOperation":
+            return
+        if code == "UnauthorizedOperation":
+            missing = denied_action(clients, error) or right
+            raise AuthError(f"access denied: the credentials lack {missing}") from error
+        raise translation(error, f"trying {right}") from error
+    except botocore.exceptions.BotoCoreError as error:
+        raise translation(error, f"trying {right}") from error
+    raise CloudspotError(f"{right}: a dry run was carried out")
+
+
+def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
+    name = offer.instance_type
+    found = next((codes for starts, *codes in _QUOTAS if name.startswith(starts)), None)
+    if found is None:
+        return f"unknown: no quota is known for {name}"
+    code = found[1] if offer.market is Market.SPOT else found[0]
+    (type_,) = named_types(clients, msgspec.structs.replace(options, instance_types=(name,)))
+    try:
+        with translated("reading the quota"):
+            client = clients.client("service-quotas")
+            answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
+    except AuthError:
+        return "unknown: the right servicequotas:GetServiceQuota is missing"
+    value = int(answer["Quota"]["Value"])
+    if value < type_.cpus:
+        raise CloudspotError(
+            f"{value} vCPUs, and one {name} has {type_.cpus}; ask for more of {code} in Service Quotas"
+        )
+    return f"{value} vCPUs, enough for {value // type_.cpus} {name}"

@@ -1,0 +1,290 @@
+"""Creates, lists and ends EC2 instances: one RunInstances call a launch, made safe to repeat by its token."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Final
+
+import botocore.exceptions
+
+from cloudspot.errors import (
+    AuthError,
+    CapacityError,
+    CloudspotError,
+    ProvisionError,
+    QuotaError,
+    TransientError,
+)
+from cloudspot.interfaces import Provisioner
+from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Offer, Resources
+from cloudspot_aws import limit, tags
+from cloudspot_aws.caller import caller, denied_action
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.errors import error_code, translated, translation
+from cloudspot_aws.listing import to_instance
+from cloudspot_aws.offers import OfferFinder
+from cloudspot_aws.options import AwsOptions
+from cloudspot_aws.request import Ec2Request, decode_request, render_request, user_data_of
+
+_log = logging.getLogger("cloudspot.aws.ec2")
+
+LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
+    # No capacity now. The first comes with HTTP status 500, which botocore would try again by itself.
+    "InsufficientInstanceCapacity": CapacityError,
+    "InsufficientCapacity": CapacityError,
+    "InsufficientHostCapacity": CapacityError,
+    "InsufficientCapacityOnHost": CapacityError,
+    "InsufficientReservedInstanceCapacity": CapacityError,
+    "InsufficientVolumeCapacity": CapacityError,
+    "InsufficientFreeAddressesInSubnet": CapacityError,
+    "UnfulfillableCapacity": CapacityError,
+    "SpotMaxPriceTooLow": CapacityError,
+    # The machines of this token have been and are gone: this launch will have no others.
+    "IdempotentInstanceTerminated": CapacityError,
+    "InstanceLimitExceeded": QuotaError,
+    "MaxSpotInstanceCountExceeded": QuotaError,
+    "VcpuLimitExceeded": QuotaError,
+    "VolumeLimitExceeded": QuotaError,
+    "MaxIOPSLimitExceeded": QuotaError,
+    "PendingVerification": QuotaError,
+    "IdempotentParameterMismatch": ProvisionError,
+    "Unsupported": ProvisionError,
+    "UnsupportedOperation": ProvisionError,
+}
+"""What RunInstances's errors mean (EC2 API reference, error codes; checked 2026-11)."""
+_FIELDS: Final = (
+    ("InvalidAMIID", "image"),
+    ("InvalidSubnet", "subnets"),
+    ("InvalidGroup", "security_groups"),
+    ("InvalidSecurityGroup", "security_groups"),
+    ("InvalidKeyPair", "key_name"),
+    ("InvalidPlacementGroup", "placement_group"),
+    ("InvalidInstanceType", "instance_types"),
+    ("InvalidBlockDeviceMapping", "disk"),
+    ("InvalidIamInstanceProfile", "instance_profile"),
+)
+"""By the beginning of a code: the option that is wrong."""
+_QUOTA_ADVICE: Final = "; ask for more in Service Quotas, or use another type, market or region"
+_ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
+MAX_IDS: Final = 500
+"""Of one TerminateInstances or CreateTags call; EC2 takes 1000."""
+
+
+class Ec2Provisioner(Provisioner):
+    """The machines of one account and region. Thread-safe; asks nothing before it is asked."""
+
+    # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API
+    # reference, Ensuring idempotency): counted here from the intent, which is earlier still. A token
+    # counts within the zone that the request names, and the stored request names one.
+    token_seconds: ClassVar[float] = 24 * 3600.0
+    # A terminated instance is listed for about an hour (EC2 user guide, Terminate your instance), so one
+    # that was seen and is gone ended long ago, unless the listing lags: it is eventually consistent, by
+    # seconds as a rule (EC2 API reference, Eventual consistency).
+    absence_proves_after_seconds: ClassVar[float] = 600.0
+
+    def __init__(self, options: AwsOptions, clients: AwsClients, *, provider: str = "aws") -> None:
+        """Keep the job's options; ``provider`` is the name that goes into requests."""
+        self._options = options
+        self._clients = clients
+        self._provider = provider
+        self._finder = OfferFinder(options, clients)
+        self._limits: dict[str, datetime] = {}
+        self._account: str | None = None
+
+    def render(self, group: InstanceGroup) -> LaunchRequest:
+        """Return one RunInstances call; what must be looked up came with the offer.
+
+        Raises:
+            SpecError: the boot script is too long for EC2.
+        """
+        return render_request(self._options, group, provider=self._provider)
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        """Return the types that fit, in each zone, on both markets; what is wrong with an option, too.
+
+        Raises:
+            SpecError: an option names what does not exist.
+            AuthError: a right is missing.
+            TransientError: AWS did not answer.
+        """
+        return self._finder.offers(resources)
+
+    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+        """Create all machines of the request in one call, or none; never by a second try of its own."""
+        body = decode_request(request)
+        if body.made_placement_group is not None:
+            self._make_placement_group(body, body.made_placement_group)
+        parameters = dict(body.run_instances)
+        if body.user_data_gzip is not None:
+            parameters["UserData"] = user_data_of(body)
+        # botocore would repeat a refusal for lack of capacity three times before anybody heard of it.
+        client = self._clients.client("ec2", region=body.region, num_attempts=1)
+        try:
+            answer = client.run_instances(**parameters, ClientToken=token)
+        except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
+            raise self._refusal(error, body) from error
+        found = [to_instance(described) for described in answer["Instances"]]
+        return tuple(one for one in found if one is not None)
+
+    def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
+        """Tag the machines with the facts, each with its rank and a name of its own; safe to repeat."""
+        if not instances:
+            return
+        client = self._clients.client("ec2")
+        with translated("tagging the machines", {"InvalidInstanceID.NotFound": TransientError}):
+            ids = [one.id for one in instances]
+            for start in range(0, len(ids), MAX_IDS):
+                client.create_tags(Resources=ids[start : start + MAX_IDS], Tags=tags.to_list(facts))
+            for one in instances:
+                if one.rank is not None:
+                    own = {"Name": f"{one.job_id}-{one.launch}-{one.rank}", tags.NODE: str(one.rank)}
+                    client.create_tags(Resources=[one.id], Tags=tags.to_list(own))
+        if self._options.limit_role is not None:
+            self._limit(instances, self._options.limit_role)
+
+    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+        """Return the machines with cloudspot's tags, ended ones for about an hour.
+
+        Raises:
+            TransientError: the listing failed; nothing is known.
+            AuthError: the credentials are of another account than the job's.
+        """
+        self._check_account()
+        wanted = (
+            {"Name": "tag-key", "Values": [tags.JOB]}
+            if job_id is None
+            else {"Name": f"tag:{tags.JOB}", "Values": [job_id]}
+        )
+        found = []
+        with translated("listing the machines"):
+            pages = self._clients.client("ec2").get_paginator("describe_instances")
+            for page in pages.paginate(Filters=[wanted], PaginationConfig={"PageSize": 1000}):
+                for reservation in page["Reservations"]:
+                    for described in reservation["Instances"]:
+                        instance = to_instance(described)
+                        if instance is not None:
+                            found.append(instance)
+                            self._note_limit(instance, described)
+        return tuple(found)
+
+    def terminate(self, instance_ids: Sequence[str]) -> None:
+        """Ask for the machines' end and return; ids that EC2 does not know are left out."""
+        ids = list(dict.fromkeys(instance_ids))
+        for start in range(0, len(ids), MAX_IDS):
+            self._terminate(ids[start : start + MAX_IDS])
+
+    def release(self, job_id: str) -> None:
+        """Remove the job's placement groups and limits; safe to repeat.
+
+        Raises:
+            TransientError: a machine is still in a group.
+        """
+        if self._options.placement_group == "auto":
+            client = self._clients.client("ec2")
+            codes = {"InvalidPlacementGroup.InUse": TransientError}
+            with translated("removing the job's placement groups", codes):
+                filters = [{"Name": f"tag:{tags.JOB}", "Values": [job_id]}]
+                for group in client.describe_placement_groups(Filters=filters)["PlacementGroups"]:
+                    if group["State"] in {"deleting", "deleted"}:
+                        continue
+                    try:
+                        client.delete_placement_group(GroupName=group["GroupName"])
+                    except botocore.exceptions.ClientError as error:
+                        if error_code(error) != "InvalidPlacementGroup.Unknown":  # another was faster
+                            raise
+        if self._options.limit_role is not None:
+            limit.remove(self._clients, job_id)
+
+    def _make_placement_group(self, body: Ec2Request, name: str) -> None:
+        instance_tags = body.run_instances["TagSpecifications"][0]["Tags"]
+        own = [tag for tag in instance_tags if tag["Key"] in {tags.JOB, tags.STORE}]
+        client = self._clients.client("ec2", region=body.region)
+        codes = {"PlacementGroupLimitExceeded": QuotaError}
+        with translated(f"making placement group {name}", codes):
+            try:
+                client.create_placement_group(
+                    GroupName=name,
+                    Strategy="cluster",
+                    TagSpecifications=[{"ResourceType": "placement-group", "Tags": own}],
+                )
+            except botocore.exceptions.ClientError as error:
+                if error_code(error) != "InvalidPlacementGroup.Duplicate":  # it is there already
+                    raise
+
+    def _refusal(
+        self, error: botocore.exceptions.ClientError | botocore.exceptions.BotoCoreError, body: Ec2Request
+    ) -> CloudspotError:
+        """Return what a refused RunInstances means, and whose field it is."""
+        parameters = body.run_instances
+        spot = "spot" if "InstanceMarketOptions" in parameters else "on-demand"
+        what = (
+            f"launching {parameters['MaxCount']} {spot} {parameters['InstanceType']} "
+            f"in {parameters['Placement']['AvailabilityZone']}"
+        )
+        code = error_code(error)
+        if code == "UnauthorizedOperation":
+            missing = denied_action(self._clients, error) or "ec2:RunInstances"
+            return AuthError(f"{what}: the credentials lack {missing}; docs/aws.md has the policy")
+        field = next((name for start, name in _FIELDS if code.startswith(start)), None)
+        if field is None and "iaminstanceprofile" in str(error).replace(" ", "").lower():
+            field = "instance_profile"
+        found = translation(error, what, LAUNCH_CODES)
+        if field is not None:
+            return ProvisionError(f"providers.aws.{field}: {found}")
+        if isinstance(found, QuotaError):
+            return QuotaError(f"{found}{_QUOTA_ADVICE}")
+        # A refusal that nobody has named: this very request will never do.
+        return ProvisionError(str(found)) if type(found) is CloudspotError else found
+
+    def _terminate(self, ids: list[str]) -> None:
+        client = self._clients.client("ec2")
+        # One unknown id fails the whole call, and EC2 may name only some of them.
+        while ids:
+            try:
+                client.terminate_instances(InstanceIds=ids)
+            except botocore.exceptions.ClientError as error:
+                if not error_code(error).startswith("InvalidInstanceID"):
+                    raise translation(error, "terminating machines") from error
+                named = set(_ID.findall(str(error))) & set(ids)
+                if not named and len(ids) > 1:
+                    for one in ids:
+                        self._terminate([one])
+                    return
+                ids = [one for one in ids if one not in named] if named else []
+            except botocore.exceptions.BotoCoreError as error:
+                raise translation(error, "terminating machines") from error
+            else:
+                return
+
+    def _check_account(self) -> None:
+        """Refuse another account than the submitter's: its empty listing would prove nothing."""
+        wanted = self._options.account
+        if wanted is None:
+            return
+        if self._account is None:
+            self._account = caller(self._clients).account
+        if self._account != wanted:
+            raise AuthError(
+                f"providers.aws.account: the job's machines are in account {wanted}, and these credentials "
+                f"are of {self._account}; use others"
+            )
+
+    def _note_limit(self, instance: Instance, described: Mapping[str, Any]) -> None:
+        seconds = tags.from_list(described.get("Tags")).get(tags.MAX_SECONDS, "")
+        if seconds.isdigit() and instance.launched_at is not None:
+            self._limits[instance.id] = instance.launched_at + timedelta(seconds=int(seconds))
+
+    def _limit(self, instances: Sequence[Instance], role: str) -> None:
+        alive = [one for one in instances if one.state is not InstanceState.ENDED and one.id in self._limits]
+        if alive:
+            limit.keep(
+                self._clients,
+                role=role,
+                job_id=alive[0].job_id,
+                launch=alive[0].launch,
+                instance_ids=sorted(one.id for one in alive),
+                at=max(self._limits[one.id] for one in alive),
+            )

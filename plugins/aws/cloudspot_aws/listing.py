@@ -1,0 +1,73 @@
+"""From EC2's description of an instance to ours: whose it is, how far it is, and why it ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from cloudspot.model import EndReason, Instance, InstanceState, Market
+from cloudspot_aws import tags
+
+_STATES: Final = {
+    "pending": InstanceState.PENDING,
+    "running": InstanceState.RUNNING,
+    "shutting-down": InstanceState.SHUTTING_DOWN,
+    "terminated": InstanceState.ENDED,
+}
+# Somebody stopped it by hand. It may be started again, so it is not dead.
+_STOPPED: Final = InstanceState.SHUTTING_DOWN
+_REASONS: Final = {
+    "Server.SpotInstanceTermination": EndReason.RECLAIMED,
+    "Server.SpotInstanceShutdown": EndReason.RECLAIMED,
+    "Client.UserInitiatedShutdown": EndReason.TERMINATED,
+    "Client.InstanceInitiatedShutdown": EndReason.SELF,
+    "Server.InternalError": EndReason.LOST,
+    "Server.ScheduledStop": EndReason.LOST,
+    "Server.InsufficientInstanceCapacity": EndReason.LOST,
+}
+"""By the code of StateReason (EC2 API reference, StateReason; checked 2026-11)."""
+_WHEN: Final = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+
+def to_instance(described: Mapping[str, Any]) -> Instance | None:
+    """Return the instance as EC2 describes it, or None when it carries no tag of cloudspot's.
+
+    Its rank is its index in its RunInstances call: EC2 gives it at once, for good, and the machine
+    itself reads the same.
+    """
+    found = tags.from_list(described.get("Tags"))
+    if tags.JOB not in found:
+        return None
+    launch = found.get(tags.LAUNCH, "")
+    state = _STATES.get(described["State"]["Name"], _STOPPED)
+    is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
+    code = (described.get("StateReason") or {}).get("Code", "")
+    return Instance(
+        id=described["InstanceId"],
+        state=state,
+        job_id=found[tags.JOB],
+        # Launch 0 is in nobody's journal: a machine whose tag was tampered with is ended.
+        launch=int(launch) if launch.isdigit() else 0,
+        rank=described.get("AmiLaunchIndex"),
+        end_reason=_REASONS.get(code, EndReason.UNKNOWN) if is_ending else None,
+        address=described.get("PrivateIpAddress") or None,
+        zone=(described.get("Placement") or {}).get("AvailabilityZone"),
+        instance_type=described.get("InstanceType"),
+        market=Market.SPOT if described.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND,
+        launched_at=_aware(described.get("LaunchTime")),
+        ended_at=_ended_at(described.get("StateTransitionReason")) if state is InstanceState.ENDED else None,
+    )
+
+
+def _aware(at: datetime | None) -> datetime | None:
+    return None if at is None else at.astimezone(timezone.utc)
+
+
+def _ended_at(reason: str | None) -> datetime | None:
+    """Return the time in a reason such as ``User initiated (2026-11-20 08:22:00 GMT)``."""
+    match = _WHEN.search(reason or "")
+    if match is None:
+        return None
+    return datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)

@@ -1,0 +1,287 @@
+"""Looks up what a launch needs and AWS alone knows, and says which option names what does not exist.
+
+Each function asks once; :mod:`cloudspot_aws.offers` keeps the answers. All of them raise SpecError with
+the option's name, AuthError with the right that is missing, and TransientError when AWS did not answer.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import boto3
+import botocore.exceptions
+import msgspec
+
+from cloudspot.errors import AuthError, SpecError
+from cloudspot.model import Resources
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.errors import error_code, translated
+from cloudspot_aws.options import AwsOptions, field_error
+
+MIN_CPUS = 2
+MIN_MEMORY_BYTES = 8 * 2**30
+"""What a machine has at the least where the job does not say: torch, the agent and an arena need room."""
+_ARN_NAME = "/"
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine image of a launch."""
+
+    id: str
+    architecture: str
+    root_device: str
+    size_gib: int
+
+
+class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
+    """What of an instance type matters for the choice."""
+
+    name: str
+    architectures: tuple[str, ...]
+    cpus: int
+    memory_bytes: int
+    accelerator: str | None
+    """As EC2 names it, such as ``A10G``."""
+    accelerator_count: int
+    markets: frozenset[str]
+    """``spot`` and ``on-demand``."""
+    can_cluster: bool
+    """It may be in a cluster placement group."""
+
+    def fits(self, resources: Resources) -> bool:
+        """Say whether it has what one node must have."""
+        if resources.accelerator is not None and _plain(resources.accelerator) != _plain(self.accelerator):
+            return False
+        if resources.accelerator_count and self.accelerator_count < resources.accelerator_count:
+            return False
+        return self.cpus >= resources.cpus and self.memory_bytes >= resources.memory_bytes
+
+
+def _plain(name: str | None) -> str:
+    """Return a name as people agree on it: ``RTX PRO 4500`` and ``rtx-pro-4500`` are one."""
+    return (name or "").lower().replace(" ", "-")
+
+
+@contextmanager
+def _naming(field: str, value: str, codes: Sequence[str]) -> Iterator[None]:
+    """Say of an error with one of these codes that the option names what does not exist."""
+    try:
+        yield
+    except botocore.exceptions.ClientError as error:
+        if not error_code(error).startswith(tuple(codes)):
+            raise
+        raise field_error(field, f'there is no "{value}" in this region ({error_code(error)})') from error
+
+
+def check_region(clients: AwsClients) -> str:
+    """Return the region; refuse one that AWS does not have."""
+    region = clients.region
+    known = _known_regions()
+    if region not in known:
+        near = difflib.get_close_matches(region, known, n=1)
+        advice = f'did you mean "{near[0]}"?' if near else f"it knows {', '.join(sorted(known)[:5])}, ..."
+        raise field_error("region", f'"{region}" is no region that this boto3 knows; {advice}')
+    return region
+
+
+@cache
+def _known_regions() -> tuple[str, ...]:
+    session = boto3.session.Session(region_name="us-east-1")
+    return tuple(
+        name
+        for partition in session.get_available_partitions()
+        for name in session.get_available_regions("ec2", partition)
+    )
+
+
+def find_image(clients: AwsClients, options: AwsOptions) -> Image:
+    """Return the image that the option names, by its id or by way of a parameter."""
+    named = options.image_or_default
+    image_id = named if named.startswith("ami-") else _read_parameter(clients, named)
+    with translated("looking up the image"), _naming("image", image_id, ["InvalidAMIID"]):
+        images = clients.client("ec2").describe_images(ImageIds=[image_id])["Images"]
+    if not images:
+        raise field_error("image", f'there is no "{image_id}" in {clients.region}, or none that you may use')
+    image = images[0]
+    if image.get("State", "available") != "available":
+        raise field_error("image", f'"{image_id}" is {image["State"]}, not available')
+    root = str(image["RootDeviceName"])
+    disks = {disk.get("DeviceName"): disk.get("Ebs") or {} for disk in image.get("BlockDeviceMappings", ())}
+    return Image(
+        id=image_id,
+        architecture=str(image["Architecture"]),
+        root_device=root,
+        size_gib=int(disks.get(root, {}).get("VolumeSize") or 8),
+    )
+
+
+def _read_parameter(clients: AwsClients, name: str) -> str:
+    try:
+        with (
+            translated("looking up the image's parameter", {"ValidationException": SpecError}),
+            _naming("image", name, ["ParameterNotFound"]),
+        ):
+            value = str(clients.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
+    except AuthError as error:
+        raise AuthError(f"{error}; or give an ami-... in providers.aws.image") from error
+    if not value.startswith("ami-"):
+        raise field_error("image", f'the parameter "{name}" holds no image\'s id')
+    return value
+
+
+def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, str]:
+    """Return a subnet's id for each zone in which machines may run."""
+    client = clients.client("ec2")
+    if options.subnets:
+        named = ", ".join(options.subnets)
+        with translated("looking up the subnets"), _naming("subnets", named, ["InvalidSubnet"]):
+            found = client.describe_subnets(SubnetIds=list(options.subnets))["Subnets"]
+    else:
+        with translated("looking up the default subnets"):
+            filters = [{"Name": "default-for-az", "Values": ["true"]}]
+            found = client.describe_subnets(Filters=filters)["Subnets"]
+        if not found:
+            raise field_error("subnets", f"missing; {clients.region} has no default VPC with default subnets")
+    subnets: dict[str, str] = {}
+    for subnet in sorted(found, key=lambda one: str(one["SubnetId"])):
+        zone = str(subnet["AvailabilityZone"])
+        if zone in subnets and options.subnets:
+            raise field_error("subnets", f"{subnets[zone]} and {subnet['SubnetId']} are both in {zone}")
+        subnets.setdefault(zone, str(subnet["SubnetId"]))
+    lacking = [zone for zone in options.zones if zone not in subnets]
+    if lacking:
+        raise field_error("zones", f'no subnet in "{lacking[0]}"; there are {", ".join(sorted(subnets))}')
+    return {zone: subnet for zone, subnet in subnets.items() if not options.zones or zone in options.zones}
+
+
+def check_names(clients: AwsClients, options: AwsOptions) -> None:
+    """Look for the things that the options name and a request passes on unseen."""
+    client = clients.client("ec2")
+    if options.security_groups:
+        named = ", ".join(options.security_groups)
+        codes = ["InvalidGroup", "InvalidSecurityGroup"]
+        with translated("looking up the security groups"), _naming("security_groups", named, codes):
+            client.describe_security_groups(GroupIds=list(options.security_groups))
+    if options.key_name is not None:
+        with translated("looking up the key pair"), _naming("key_name", options.key_name, ["InvalidKeyPair"]):
+            client.describe_key_pairs(KeyNames=[options.key_name])
+    if options.placement_group not in {None, "auto"}:
+        name = str(options.placement_group)
+        codes = ["InvalidPlacementGroup"]
+        with translated("looking up the placement group"), _naming("placement_group", name, codes):
+            client.describe_placement_groups(GroupNames=[name])
+    check_profile(clients, options)
+
+
+def check_profile(clients: AwsClients, options: AwsOptions) -> bool:
+    """Look for the instance profile; return False where the credentials may not look."""
+    name = options.instance_profile.rpartition(_ARN_NAME)[2]
+    try:
+        with translated("looking up the instance profile"):
+            try:
+                answer = clients.client("iam").get_instance_profile(InstanceProfileName=name)
+            except botocore.exceptions.ClientError as error:
+                if error_code(error) != "NoSuchEntity":
+                    raise
+                raise field_error(
+                    "instance_profile", f'there is no "{name}"; docs/aws.md tells how to make it'
+                ) from error
+    except AuthError:
+        return False  # RunInstances itself will tell
+    if not answer["InstanceProfile"]["Roles"]:
+        raise field_error("instance_profile", f'"{name}" has no role; add one')
+    return True
+
+
+def named_types(clients: AwsClients, options: AwsOptions) -> list[InstanceType]:
+    """Return the types that the option names."""
+    client = clients.client("ec2")
+    described: Sequence[Mapping[str, Any]] = ()
+    with translated("looking up the instance types"):
+        try:
+            answer = client.describe_instance_types(InstanceTypes=list(options.instance_types))
+            described = answer["InstanceTypes"]
+        except botocore.exceptions.ClientError as error:
+            if error_code(error) != "InvalidInstanceType":
+                raise
+            # It names the unknown ones in prose only: find them, and what they may stand for.
+            known = set(offered_types(clients))
+            if not set(options.instance_types) - known:
+                raise
+            described = [{"InstanceType": name} for name in set(options.instance_types) & known]
+    found = {str(one["InstanceType"]): one for one in described}
+    unknown = [name for name in options.instance_types if name not in found]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], offered_types(clients), n=1)
+        advice = f'; did you mean "{near[0]}"?' if near else ""
+        raise field_error("instance_types", f'{clients.region} has no "{unknown[0]}"{advice}')
+    return [_to_type(found[name]) for name in options.instance_types]
+
+
+def offered_types(clients: AwsClients) -> list[str]:
+    """Return the names of all types that the region has."""
+    with translated("listing the region's instance types"):
+        pages = clients.client("ec2").get_paginator("describe_instance_type_offerings")
+        return sorted(
+            str(offering["InstanceType"])
+            for page in pages.paginate(LocationType="region")
+            for offering in page["InstanceTypeOfferings"]
+        )
+
+
+def all_types(clients: AwsClients, architecture: str) -> list[InstanceType]:
+    """Return the region's types of that architecture, but for bare metal."""
+    filters = [
+        {"Name": "bare-metal", "Values": ["false"]},
+        {"Name": "processor-info.supported-architecture", "Values": [architecture]},
+    ]
+    with translated("looking for instance types that have the resources"):
+        pages = clients.client("ec2").get_paginator("describe_instance_types")
+        return [_to_type(one) for page in pages.paginate(Filters=filters) for one in page["InstanceTypes"]]
+
+
+def fitting_types(types: Sequence[InstanceType], resources: Resources) -> list[InstanceType]:
+    """Return the types that have what one node must have, the smallest first.
+
+    A job that asks for no accelerator gets none, and at least ``MIN_CPUS`` and ``MIN_MEMORY_BYTES``.
+    """
+    wanted = msgspec.structs.replace(
+        resources,
+        cpus=resources.cpus or MIN_CPUS,
+        memory_bytes=resources.memory_bytes or MIN_MEMORY_BYTES,
+    )
+    asks = bool(resources.accelerator or resources.accelerator_count)
+    fitting = [one for one in types if one.fits(wanted) and (asks or not one.accelerator_count)]
+    return sorted(fitting, key=lambda one: (one.accelerator_count, one.cpus, one.memory_bytes, one.name))
+
+
+def zones_of_types(clients: AwsClients, names: Sequence[str]) -> dict[str, set[str]]:
+    """Return in which zones each type can be had at all."""
+    zones: dict[str, set[str]] = {name: set() for name in names}
+    with translated("looking for the zones of the instance types"):
+        pages = clients.client("ec2").get_paginator("describe_instance_type_offerings")
+        filters = [{"Name": "instance-type", "Values": list(names)}]
+        for page in pages.paginate(LocationType="availability-zone", Filters=filters):
+            for offering in page["InstanceTypeOfferings"]:
+                zones[str(offering["InstanceType"])].add(str(offering["Location"]))
+    return zones
+
+
+def _to_type(described: Mapping[str, Any]) -> InstanceType:
+    gpus = (described.get("GpuInfo") or {}).get("Gpus") or ()
+    gpu = gpus[0] if gpus else {}
+    strategies = (described.get("PlacementGroupInfo") or {}).get("SupportedStrategies") or ()
+    return InstanceType(
+        name=str(described["InstanceType"]),
+        architectures=tuple((described.get("ProcessorInfo") or {}).get("SupportedArchitectures") or ()),
+        cpus=int(described["VCpuInfo"]["DefaultVCpus"]),
+        memory_bytes=int(described["MemoryInfo"]["SizeInMiB"]) * 2**20,
+        accelerator=gpu.get("Name"),
+        accelerator_count=int(gpu.get("Count") or 0),
+        markets=frozenset(described.get("SupportedUsageClasses") or ("on-demand", "spot")),
+        can_cluster="cluster" in strategies,
+    )

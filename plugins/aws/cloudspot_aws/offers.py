@@ -1,0 +1,178 @@
+"""What can be bought: instance types by zone and market, with today's prices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from datetime import datetime, timezone
+from typing import Any, Final, TypeVar
+
+from cloudspot.model import Market, Offer, Resources
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.errors import translated
+from cloudspot_aws.lookups import (
+    Image,
+    InstanceType,
+    all_types,
+    check_names,
+    check_region,
+    find_image,
+    find_subnets,
+    fitting_types,
+    named_types,
+    zones_of_types,
+)
+from cloudspot_aws.options import AwsOptions, field_error
+from cloudspot_aws.pricing import on_demand_price
+
+FACTS_SECONDS: Final = 3600.0
+"""How long images, networks, types and on-demand prices are kept."""
+SPOT_PRICE_SECONDS: Final = 60.0
+"""How long spot prices are kept: a controller that waits for capacity asks every few seconds."""
+MAX_CANDIDATES: Final = 60
+"""Of the types that fit, so many of the smallest are compared by price."""
+MAX_TYPES: Final = 4
+"""So many of the cheapest are offered: more of them cost more calls than they bring chances."""
+PRODUCT: Final = "Linux/UNIX"
+
+T = TypeVar("T")
+
+
+class OfferFinder:
+    """Asks AWS for offers, and keeps for a while what does not change. Thread-safe."""
+
+    def __init__(
+        self,
+        options: AwsOptions,
+        clients: AwsClients,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._clients = clients
+        self._monotonic = monotonic
+        self._lock = threading.RLock()
+        self._kept: dict[Hashable, tuple[Any, float]] = {}
+
+    def offers(self, resources: Resources) -> tuple[Offer, ...]:
+        """Return the offers; in each zone that has the type and a subnet, on each market that it has."""
+        options, clients = self._options, self._clients
+        region = self._keep("region", lambda: check_region(clients))
+        image = self._keep("image", lambda: find_image(clients, options))
+        subnets = self._keep("subnets", lambda: find_subnets(clients, options))
+        self._keep("names", lambda: check_names(clients, options))
+        types = self._types(resources, image)
+        if not types:
+            return ()
+        names = tuple(one.name for one in types)
+        zones = self._keep(("zones", names), lambda: zones_of_types(clients, names))
+        spot = self._spot_prices(names)
+        found = []
+        for one in types:
+            on_demand = self._on_demand_price(region, one.name)
+            for zone in sorted(zones[one.name] & set(subnets)):
+                details = {
+                    "region": region,
+                    "image": image.id,
+                    "image_gib": str(image.size_gib),
+                    "root_device": image.root_device,
+                    "subnet": subnets[zone],
+                }
+                prices = {Market.SPOT: spot.get((one.name, zone)), Market.ON_DEMAND: on_demand}
+                found += [
+                    Offer(
+                        instance_type=one.name,
+                        zone=zone,
+                        market=market,
+                        price_per_hour=price,
+                        on_demand_price_per_hour=on_demand,
+                        details=details,
+                    )
+                    for market, price in prices.items()
+                    if price is not None and market.value in one.markets
+                ]
+        return tuple(found)
+
+    def _types(self, resources: Resources, image: Image) -> list[InstanceType]:
+        options, clients = self._options, self._clients
+        if options.instance_types:
+            types = self._keep("types", lambda: named_types(clients, options))
+            wrong = [one for one in types if image.architecture not in one.architectures]
+            if wrong:
+                raise field_error(
+                    "instance_types",
+                    f'"{wrong[0].name}" is {"/".join(wrong[0].architectures)}, but image {image.id} is '
+                    f"{image.architecture}",
+                )
+            return self._clustering([one for one in types if one.fits(resources)])
+        known = self._keep("all types", lambda: all_types(clients, image.architecture))
+        candidates = self._clustering(fitting_types(known, resources))[:MAX_CANDIDATES]
+        prices = self._spot_prices(tuple(one.name for one in candidates))
+        cheapest = {
+            name: min(price for (other, _), price in prices.items() if other == name)
+            for name in {name for name, _ in prices}
+        }
+        bought = [one for one in candidates if one.name in cheapest] or candidates
+        return sorted(bought, key=lambda one: cheapest.get(one.name, 0.0))[:MAX_TYPES]
+
+    def _clustering(self, types: Sequence[InstanceType]) -> list[InstanceType]:
+        """Return the types that can be in the placement group, where one is wanted."""
+        if self._options.placement_group is None:
+            return list(types)
+        able = [one for one in types if one.can_cluster]
+        if types and not able and self._options.instance_types:
+            raise field_error(
+                "placement_group", f'"{types[0].name}" cannot be in a cluster placement group; leave it out'
+            )
+        return able
+
+    def _on_demand_price(self, region: str, name: str) -> float:
+        given = self._options.on_demand_prices.get(name)
+        if given is not None:
+            return given
+        return self._keep(("price", name), lambda: on_demand_price(self._clients, region, name))
+
+    def _spot_prices(self, names: tuple[str, ...]) -> dict[tuple[str, str], float]:
+        """Return the newest spot price in USD an hour by (type, zone)."""
+        if not names:
+            return {}
+        return self._keep(
+            ("spot", names), lambda: read_spot_prices(self._clients, names), seconds=SPOT_PRICE_SECONDS
+        )
+
+    def _keep(self, key: Hashable, ask: Callable[[], T], *, seconds: float = FACTS_SECONDS) -> T:
+        """Return what ``ask`` returned not long ago, or ask; a failure is not kept."""
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or self._monotonic() >= kept[1]:
+                kept = (ask(), self._monotonic() + seconds)
+                self._kept[key] = kept
+            value: T = kept[0]
+            return value
+
+
+def read_spot_prices(clients: AwsClients, names: Sequence[str]) -> dict[tuple[str, str], float]:
+    """Return the newest spot price in USD an hour by (type, zone).
+
+    A history that begins now holds the price that is in force, and no older one (EC2 API reference,
+    DescribeSpotPriceHistory, checked 2026-11).
+
+    Raises:
+        AuthError: the right ``ec2:DescribeSpotPriceHistory`` is missing.
+        TransientError: AWS did not answer.
+    """
+    newest: dict[tuple[str, str], tuple[datetime, float]] = {}
+    with translated("reading spot prices"):
+        pages = clients.client("ec2").get_paginator("describe_spot_price_history")
+        for page in pages.paginate(
+            InstanceTypes=list(names),
+            ProductDescriptions=[PRODUCT],
+            StartTime=datetime.now(timezone.utc),
+        ):
+            for row in page["SpotPriceHistory"]:
+                key = (str(row["InstanceType"]), str(row["AvailabilityZone"]))
+                at: datetime = row["Timestamp"]
+                if key not in newest or at > newest[key][0]:
+                    newest[key] = (at, float(row["SpotPrice"]))
+    return {key: price for key, (_, price) in newest.items()}

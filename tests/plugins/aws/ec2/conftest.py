@@ -1,0 +1,185 @@
+"""The strict EC2 over real HTTP, with machines that only stand in a list; real boto3 on the other side."""
+
+import itertools
+import logging
+import threading
+from datetime import datetime, timezone
+
+import boto3
+import pytest
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.iam.models import iam_backends
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+from cloudspot.model import EndReason, InstanceState, Market, Resources
+from cloudspot.testing.emulation import MachineHost, MachineStatus
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.options import AwsOptions
+from cloudspot_aws.provider import AwsProvider
+from cloudspot_aws.sandbox.strict_ec2 import StrictEc2
+
+KEY = "AKIAIOSFODNN7EXAMPLE"
+SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+
+
+class ListedHost(MachineHost):
+    """Machines that boot nothing: a test says what becomes of each."""
+
+    def __init__(self):
+        self.machines = {}
+        self.status = {}
+        self.tags = {}
+        self.terminated = []
+        self.reclaimed = []
+        self.boots_at_once = True
+        self.ends_at_once = True
+        self._addresses = itertools.count(1)
+
+    def allocate_address(self):
+        return f"10.77.1.{next(self._addresses)}"
+
+    def start(self, machine):
+        assert machine.id not in self.machines
+        self.machines[machine.id] = machine
+        self.tags[machine.id] = dict(machine.tags)
+        state = InstanceState.RUNNING if self.boots_at_once else InstanceState.PENDING
+        self.status[machine.id] = MachineStatus(state=state, address=machine.address)
+
+    def terminate(self, machine_id):
+        self.terminated.append(machine_id)
+        self.end(machine_id, EndReason.TERMINATED, shutting_down=not self.ends_at_once)
+
+    def reclaim(self, machine_id, *, notice_seconds):
+        self.reclaimed.append((machine_id, notice_seconds))
+        self.end(machine_id, EndReason.RECLAIMED)
+
+    def set_tags(self, machine_id, tags):
+        self.tags[machine_id] = dict(tags)
+
+    def states(self):
+        return dict(self.status)
+
+    def end(self, machine_id, reason, *, shutting_down=False):
+        if self.status[machine_id].state is InstanceState.ENDED:
+            return
+        self.status[machine_id] = MachineStatus(
+            state=InstanceState.SHUTTING_DOWN if shutting_down else InstanceState.ENDED,
+            address=self.machines[machine_id].address,
+            end_reason=reason,
+            ended_at=datetime.now(timezone.utc),
+        )
+
+
+class Server:
+    """One address for all tests, behind which each puts an account of its own: clients are dear to make."""
+
+    def __init__(self):
+        self.moto = DomainDispatcherApplication(create_backend_app)
+        self.app = self.moto
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self.server = make_server("127.0.0.1", 0, self.answer, threaded=True)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        self.thread.start()
+        self.clients = {}
+
+    def answer(self, environ, start_response):
+        return self.app(environ, start_response)
+
+    def client(self, service):
+        if service not in self.clients:
+            self.clients[service] = boto3.client(
+                service,
+                region_name="us-east-1",
+                endpoint_url=self.url,
+                aws_access_key_id=KEY,
+                aws_secret_access_key=SECRET,
+            )
+        return self.clients[service]
+
+    def close(self):
+        for client in self.clients.values():
+            client.close()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+class Cloud:
+    """One emulated account, and what a test asks of it."""
+
+    def __init__(self, server, clients):
+        self.now = 1_790_000_000.0
+        self.host = ListedHost()
+        self.ec2 = StrictEc2(server.moto, self.host, clock=lambda: self.now)
+        self.faults = self.ec2.faults
+        self.url = server.url
+        self._server = server
+        self._clients = clients
+        server.app = self.ec2
+        iam_backends[DEFAULT_ACCOUNT_ID]["aws"].reset()
+        self.make_profile("cloudspot-node")
+
+    def make_profile(self, name, *, has_role=True):
+        iam = self.client("iam")
+        iam.create_instance_profile(InstanceProfileName=name)
+        if has_role:
+            iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")
+            iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
+        self.faults.calls.clear()
+
+    def provider(self, **options):
+        """Return a provider whose SDK clients are all tests' own."""
+        provider = AwsProvider(AwsOptions(**{"region": "us-east-1", **options}))
+        if provider.options.region == "us-east-1":
+            provider._clients = self._clients
+        return provider
+
+    def client(self, service="ec2"):
+        return self._server.client(service)
+
+    def offer(self, provisioner, *, market="spot", zone=None, resources=None):
+        """Return the first offer of the market, in a zone if one is named."""
+        return next(
+            one
+            for one in provisioner.offers(resources or Resources())
+            if one.market is Market(market) and zone in {None, one.zone}
+        )
+
+    @property
+    def alive(self):
+        return sorted(
+            one for one, status in self.host.status.items() if status.state is not InstanceState.ENDED
+        )
+
+
+@pytest.fixture(autouse=True)
+def aws_environment(monkeypatch, tmp_path):
+    """No credentials but the test's own, no metadata service, no configuration of the user's."""
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+@pytest.fixture(scope="session")
+def ec2_server():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def ec2_clients():
+    """SDK clients that are made once, with the environment of the first test that needs them."""
+    return AwsClients(region="us-east-1")
+
+
+@pytest.fixture
+def cloud(ec2_server, ec2_clients, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", ec2_server.url)
+    return Cloud(ec2_server, ec2_clients)

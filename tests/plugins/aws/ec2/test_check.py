@@ -1,0 +1,145 @@
+import pytest
+
+from cloudspot.model import InstanceGroup, Resources
+
+
+def lines(provider, **resources):
+    found = provider.check(resources=Resources(**resources))
+    return {one.name: one for one in found}
+
+
+def failed(provider, **resources):
+    return {
+        name: (one.detail, one.remedy) for name, one in lines(provider, **resources).items() if not one.ok
+    }
+
+
+def test_an_account_that_is_ready_passes_every_line(cloud):
+    found = lines(cloud.provider(instance_types=("g5.xlarge",), placement_group="auto"))
+    assert [name for name, one in found.items() if not one.ok] == []
+    assert {name: one.detail for name, one in found.items() if name not in {"clock", "offers"}} == {
+        "region": "us-east-1",
+        "credentials": "arn:aws:sts::123456789012:user/moto",
+        "listing": "0 machines of cloudspot's",
+        "instance profile": "cloudspot-node",
+        "launch, spot": "g5.xlarge in us-east-1b may be launched",
+        "quota, spot": "256 vCPUs, enough for 64 g5.xlarge",
+        "launch, on-demand": "g5.xlarge in us-east-1a may be launched",
+        "quota, on-demand": "256 vCPUs, enough for 64 g5.xlarge",
+        "tagging": "not tried: there is no machine of cloudspot's to try ec2:CreateTags on",
+        "ending": "not tried: there is no machine of cloudspot's to try ec2:TerminateInstances on",
+        "placement group": "may be made",
+    }
+    assert found["clock"].detail.startswith("within ")
+    assert "g5.xlarge" in found["offers"].detail
+    assert cloud.alive == []
+    assert cloud.client().describe_placement_groups()["PlacementGroups"] == []
+
+
+def test_rights_on_machines_are_tried_where_there_is_one(cloud):
+    provider = cloud.provider(instance_types=("m5.large",))
+    provisioner = provider.provisioner()
+    request = provisioner.render(
+        InstanceGroup(
+            job_id="digits-1",
+            launch=1,
+            num_nodes=1,
+            min_nodes=1,
+            offer=cloud.offer(provisioner),
+            resources=Resources(),
+            user_data="",
+            max_seconds=60,
+        )
+    )
+    provisioner.create(request, token="t")
+    assert lines(provider)["ending"].detail == "ec2:TerminateInstances is granted"
+    cloud.faults.denied = {"ec2:TerminateInstances"}
+    assert failed(provider) == {
+        "ending": (
+            "access denied: the credentials lack ec2:TerminateInstances",
+            "grant it: docs/aws/policy-submitter.json has all rights that a submitter needs",
+        )
+    }
+    assert len(cloud.alive) == 1
+
+
+@pytest.mark.parametrize("right", ["ec2:RunInstances", "iam:PassRole"])
+def test_each_right_that_a_launch_needs_is_named(cloud, right):
+    cloud.faults.denied = {right}
+    found = failed(cloud.provider(instance_types=("m5.large",)))
+    assert set(found) == {"launch, spot", "launch, on-demand"}
+    assert found["launch, spot"][0] == f"access denied: the credentials lack {right}"
+
+
+@pytest.mark.parametrize(
+    ("right", "line"),
+    [
+        ("ec2:DescribeInstances", "listing"),
+        ("ec2:DescribeImages", "offers"),
+        ("ssm:GetParameter", "offers"),
+        ("pricing:GetProducts", "offers"),
+        ("ec2:DescribeSpotPriceHistory", "offers"),
+        ("ec2:DescribeInstanceTypes", "offers"),
+        ("ec2:DescribeInstanceTypeOfferings", "offers"),
+        ("ec2:DescribeSubnets", "offers"),
+        ("ec2:CreatePlacementGroup", "placement group"),
+        ("scheduler:ListSchedules", "limit"),
+    ],
+)
+def test_each_right_that_is_missing_fails_its_line_with_the_policy(cloud, right, line):
+    cloud.faults.denied = {right}
+    role = "arn:aws:iam::123456789012:role/cloudspot-limit"
+    provider = cloud.provider(instance_types=("m5.large",), placement_group="auto", limit_role=role)
+    found = failed(provider)
+    assert line in found
+    assert "access denied" in found[line][0]
+    assert "policy-submitter.json" in found[line][1]
+
+
+def test_a_profile_that_is_missing_is_one_line(cloud):
+    found = failed(cloud.provider(instance_types=("m5.large",), instance_profile="nobody"))
+    message = 'providers.aws.instance_profile: there is no "nobody"; docs/aws.md tells how to make it'
+    assert found["instance profile"] == (message, "")
+
+
+def test_a_quota_that_is_too_small_names_its_code(cloud):
+    cloud.faults.vcpu_quota["spot"] = 2
+    found = failed(cloud.provider(instance_types=("g5.xlarge",)))
+    assert found["quota, spot"][0] == (
+        "2 vCPUs, and one g5.xlarge has 4; ask for more of L-3819A6DF in Service Quotas"
+    )
+    assert "quota, on-demand" not in found
+
+
+def test_a_quota_that_may_not_be_read_is_no_fault(cloud):
+    cloud.faults.denied = {"servicequotas:GetServiceQuota"}
+    found = lines(cloud.provider(instance_types=("m5.large",)))
+    assert found["quota, spot"].detail == "unknown: the right servicequotas:GetServiceQuota is missing"
+
+
+def test_without_accepted_credentials_nothing_else_is_tried(cloud):
+    cloud.faults.rejected_keys.add("AKIAIOSFODNN7EXAMPLE")
+    found = cloud.provider().check()
+    assert [(one.name, one.ok) for one in found] == [("region", True), ("credentials", False)]
+    assert "AWS does not accept the credentials" in found[1].detail
+    assert {call.action for call in cloud.faults.calls} == {"GetCallerIdentity"}
+
+
+def test_a_clock_that_is_off_is_told(cloud, monkeypatch):
+    class Late:
+        @staticmethod
+        def now(zone):
+            return real.now(zone) + timedelta(seconds=900)
+
+    from datetime import datetime as real
+    from datetime import timedelta
+
+    monkeypatch.setattr("cloudspot_aws.check.datetime", Late)
+    found = failed(cloud.provider(instance_types=("m5.large",)))
+    assert found["clock"][0].endswith("s ahead of AWS's")
+    assert found["clock"][1] == "set this machine's clock, by NTP"
+
+
+def test_a_job_that_no_type_fits_is_told(cloud):
+    found = failed(cloud.provider(), accelerator="B9000", accelerator_count=1)
+    assert found["offers"][0] == "no instance type fits; ask for less in resources, or in another region"

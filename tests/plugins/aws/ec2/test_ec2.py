@@ -1,0 +1,603 @@
+import base64
+import concurrent.futures
+import gzip
+import json
+
+import botocore.exceptions
+import msgspec
+import pytest
+
+from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
+from cloudspot.model import EndReason, InstanceGroup, InstanceState, LaunchRequest, Market, Resources
+from cloudspot_aws.options import AwsOptions
+from cloudspot_aws.provider import AwsProvider
+
+SCRIPT = "#!/usr/bin/env bash\necho boot\n"
+ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"
+
+
+class Kit:
+    """A provisioner of an emulated account, and requests for it."""
+
+    def __init__(self, cloud, **options):
+        self.cloud = cloud
+        self.provisioner = cloud.provider(**{"instance_types": ("g5.xlarge",), **options}).provisioner()
+
+    def request(self, *, launch=1, num_nodes=1, market="spot", zone="us-east-1a", script=SCRIPT, **fields):
+        offer = self.cloud.offer(self.provisioner, market=market, zone=zone)
+        group = InstanceGroup(
+            **{
+                "job_id": "digits-1",
+                "launch": launch,
+                "num_nodes": num_nodes,
+                "min_nodes": num_nodes,
+                "offer": offer,
+                "resources": Resources(),
+                "user_data": script,
+                "max_seconds": 3600.0,
+                "store_url": "s3://bucket/prefix",
+                **fields,
+            }
+        )
+        return self.provisioner.render(group)
+
+    def launch(self, *, token="token-1", **fields):
+        return self.provisioner.create(self.request(**fields), token=token)
+
+    def listed(self, job_id="digits-1"):
+        return {one.id: one for one in self.provisioner.instances(job_id=job_id)}
+
+
+@pytest.fixture
+def kit(cloud):
+    return Kit(cloud)
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+def test_the_request_holds_all_that_ec2_is_asked_for(cloud):
+    kit = Kit(
+        cloud,
+        key_name=None,
+        max_price=0.9,
+        disk=200 * 2**30,
+        disk_throughput=500,
+        metadata_hops=2,
+        public_ip=False,
+        tags={"team": "vision"},
+    )
+    body = kit.request(num_nodes=2).body
+    assert body["region"] == "us-east-1"
+    asked = body["run_instances"]
+    assert {
+        name: value for name, value in asked.items() if name not in {"TagSpecifications", "NetworkInterfaces"}
+    } == {
+        "ImageId": "ami-0c10d5b07ca5e0001",
+        "InstanceType": "g5.xlarge",
+        "MinCount": 2,
+        "MaxCount": 2,
+        "Placement": {"AvailabilityZone": "us-east-1a"},
+        "IamInstanceProfile": {"Name": "cloudspot-node"},
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": "/dev/sda1",
+                "Ebs": {
+                    "VolumeSize": 200,
+                    "VolumeType": "gp3",
+                    "DeleteOnTermination": True,
+                    "Throughput": 500,
+                },
+            }
+        ],
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 2,
+            "InstanceMetadataTags": "enabled",
+        },
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "UserData": SCRIPT,
+        "InstanceMarketOptions": {
+            "MarketType": "spot",
+            "SpotOptions": {
+                "SpotInstanceType": "one-time",
+                "InstanceInterruptionBehavior": "terminate",
+                "MaxPrice": "0.9",
+            },
+        },
+    }
+    (interface,) = asked["NetworkInterfaces"]
+    assert interface.pop("SubnetId").startswith("subnet-")
+    assert interface == {"DeviceIndex": 0, "DeleteOnTermination": True, "AssociatePublicIpAddress": False}
+    found = {one["ResourceType"]: one["Tags"] for one in asked["TagSpecifications"]}
+    assert sorted(found) == ["instance", "spot-instances-request", "volume"]
+    assert {tag["Key"]: tag["Value"] for tag in found["instance"]} == {
+        "Name": "digits-1-1",
+        "team": "vision",
+        "cloudspot-job": "digits-1",
+        "cloudspot-launch": "1",
+        "cloudspot-num-nodes": "2",
+        "cloudspot-store": "s3://bucket/prefix",
+        "cloudspot-max-seconds": "3600",
+        "MASTER_PORT": "29500",
+    }
+
+
+def test_a_machine_on_demand_is_asked_for_without_a_word_of_spot(kit):
+    asked = kit.request(market="on-demand").body["run_instances"]
+    assert "InstanceMarketOptions" not in asked
+    assert [one["ResourceType"] for one in asked["TagSpecifications"]] == ["instance", "volume"]
+
+
+def test_rendering_asks_nobody_and_gives_the_same_bytes_each_time(kit):
+    first = kit.request(num_nodes=2)
+    num_calls = len(kit.cloud.faults.calls)
+    offer = kit.cloud.offer(kit.provisioner, zone="us-east-1a")
+    group = InstanceGroup(
+        job_id="digits-1",
+        launch=1,
+        num_nodes=2,
+        min_nodes=2,
+        offer=msgspec.json.decode(msgspec.json.encode(offer), type=type(offer)),
+        resources=Resources(),
+        user_data=SCRIPT,
+        max_seconds=3600.0,
+        store_url="s3://bucket/prefix",
+    )
+    other = kit.cloud.provider(instance_types=("g5.xlarge",)).provisioner()
+    assert msgspec.json.encode(other.render(group)) == msgspec.json.encode(first)
+    assert len(kit.cloud.faults.calls) == num_calls
+
+
+def test_the_request_is_the_same_after_it_was_stored(kit):
+    request = kit.request(num_nodes=2)
+    assert msgspec.json.decode(msgspec.json.encode(request), type=LaunchRequest) == request
+
+
+def test_the_root_disk_has_the_images_size_and_what_the_job_asks_on_top(kit):
+    def size(**resources):
+        request = kit.request(resources=Resources(**resources))
+        return request.body["run_instances"]["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"]
+
+    assert size() == 15 + 50
+    assert size(disk_bytes=100 * 2**30 + 1) == 15 + 101
+
+
+def test_a_long_boot_script_is_compressed_always_to_the_same_bytes(kit):
+    script = SCRIPT + "# so that it is long\n" * 2000
+    body = kit.request(script=script).body
+    assert body == kit.request(script=script).body
+    assert "UserData" not in body["run_instances"]
+    assert gzip.decompress(base64.b64decode(body["user_data_gzip"])).decode() == script
+    (instance,) = kit.launch(script=script)
+    assert gzip.decompress(kit.cloud.host.machines[instance.id].user_data).decode() == script
+
+
+def test_a_script_of_16_kib_goes_as_it_is(kit):
+    script = SCRIPT + "x" * (16384 - len(SCRIPT))
+    (instance,) = kit.launch(script=script)
+    assert kit.cloud.host.machines[instance.id].user_data == script.encode()
+
+
+def test_a_boot_script_that_is_too_long_even_compressed_is_refused(kit):
+    script = SCRIPT + "".join(f"{i**7 % 1000003:x}" for i in range(12000))
+    with pytest.raises(SpecError, match=r"the boot script has \d+ bytes and \d+ compressed; EC2 takes 16384"):
+        kit.request(script=script)
+
+
+# --- create ---------------------------------------------------------------------------------------
+
+
+def test_one_call_makes_all_machines_of_a_launch(kit):
+    made = kit.launch(num_nodes=3)
+    assert kit.cloud.faults.count("RunInstances") == 1
+    assert [(one.rank, one.state, one.launch, one.job_id) for one in made] == [
+        (rank, InstanceState.PENDING, 1, "digits-1") for rank in range(3)
+    ]
+    assert {one.market for one in made} == {Market.SPOT}
+    assert len({one.address for one in made}) == 3
+    assert set(kit.listed()) == {one.id for one in made}
+    assert set(kit.cloud.host.machines) == {one.id for one in made}
+
+
+def test_each_machine_boots_with_its_own_facts(kit):
+    made = kit.launch(num_nodes=2)
+    for rank, one in enumerate(made):
+        machine = kit.cloud.host.machines[one.id]
+        assert machine.user_data == SCRIPT.encode()
+        assert machine.address == one.address
+        assert (machine.job.job_id, machine.job.launch, machine.job.rank, machine.job.num_nodes) == (
+            "digits-1",
+            1,
+            rank,
+            2,
+        )
+        facts = machine.metadata
+        assert facts["ami-launch-index"] == rank
+        assert facts["instance-profile"] == "cloudspot-node"
+        assert (facts["http-tokens"], facts["instance-metadata-tags"]) == ("required", "enabled")
+        assert facts["availability-zone"] == "us-east-1a"
+
+
+def test_the_same_token_and_request_give_the_same_machines(kit):
+    first = kit.launch(num_nodes=2)
+    again = kit.launch(num_nodes=2)
+    assert [one.id for one in again] == [one.id for one in first]
+    assert len(kit.cloud.alive) == 2
+
+
+def test_many_at_once_with_one_token_make_one_set_of_machines(kit):
+    request = kit.request(num_nodes=2)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: kit.provisioner.create(request, token="t"), range(8)))
+    assert len({tuple(one.id for one in each) for each in made}) == 1
+    assert len(kit.cloud.alive) == 2
+
+
+def test_a_token_that_was_used_for_another_request_is_refused(kit):
+    kit.launch()
+    with pytest.raises(ProvisionError, match="IdempotentParameterMismatch"):
+        kit.launch(script=SCRIPT + "more\n")
+
+
+def test_a_token_whose_machines_are_gone_makes_no_others(kit):
+    (instance,) = kit.launch()
+    kit.cloud.host.end(instance.id, EndReason.RECLAIMED)
+    with pytest.raises(CapacityError, match="IdempotentInstanceTerminated"):
+        kit.launch()
+    assert kit.cloud.alive == []
+
+
+def test_a_request_of_somebody_elses_is_refused(kit):
+    with pytest.raises(ProvisionError, match="none of provider 'aws'"):
+        kit.provisioner.create(LaunchRequest(provider="local", body={"job_id": "x"}), token="t")
+
+
+def test_no_capacity_is_found_out_in_one_try_and_leaves_nothing(kit):
+    kit.cloud.faults.capacity["us-east-1a", "*", "spot"] = 1
+    with pytest.raises(CapacityError, match=r"launching 2 spot g5.xlarge in us-east-1a: .*sufficient g5"):
+        kit.launch(num_nodes=2)
+    assert kit.cloud.faults.count("RunInstances") == 1
+    assert kit.cloud.alive == []
+
+
+def test_a_token_without_capacity_works_when_there_is_some(kit):
+    kit.cloud.faults.capacity["us-east-1a", "*", "*"] = 0
+    with pytest.raises(CapacityError):
+        kit.launch()
+    kit.cloud.faults.capacity.clear()
+    assert len(kit.launch()) == 1
+
+
+def test_fewer_machines_than_wished_but_enough_are_returned(kit):
+    kit.cloud.faults.capacity["us-east-1a", "*", "*"] = 2
+    made = kit.launch(num_nodes=3, min_nodes=2)
+    assert [one.rank for one in made] == [0, 1]
+
+
+def test_a_bid_below_the_price_is_a_lack_of_capacity(cloud):
+    with pytest.raises(CapacityError, match="SpotMaxPriceTooLow"):
+        Kit(cloud, max_price=0.01).launch()
+
+
+@pytest.mark.parametrize(
+    ("market", "code"), [("spot", "MaxSpotInstanceCountExceeded"), ("on-demand", "VcpuLimitExceeded")]
+)
+def test_a_quota_says_what_to_ask_for(kit, market, code):
+    kit.cloud.faults.vcpu_quota[market] = 4
+    kit.launch(market=market)
+    with pytest.raises(QuotaError, match=rf"{code}.*; ask for more in Service Quotas"):
+        kit.launch(market=market, token="token-2", launch=2)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("InsufficientHostCapacity", CapacityError),
+        ("UnfulfillableCapacity", CapacityError),
+        ("InsufficientFreeAddressesInSubnet", CapacityError),
+        ("InstanceLimitExceeded", QuotaError),
+        ("VolumeLimitExceeded", QuotaError),
+        ("PendingVerification", QuotaError),
+        ("Unsupported", ProvisionError),
+        ("InvalidParameterCombination", ProvisionError),
+        ("RequestLimitExceeded", TransientError),
+        ("InternalError", TransientError),
+        ("Unavailable", TransientError),
+        ("OptInRequired", AuthError),
+        ("AuthFailure", AuthError),
+    ],
+)
+def test_each_refusal_says_what_to_do_next(kit, code, kind):
+    request = kit.request()
+    kit.cloud.faults.inject("RunInstances", code, status=500 if kind is TransientError else 400)
+    with pytest.raises(kind, match=code) as error:
+        kit.provisioner.create(request, token="t")
+    assert type(error.value) is kind
+    assert kit.cloud.faults.count("RunInstances") == 1
+
+
+def test_a_lost_answer_leaves_the_outcome_open_and_the_replay_finds_the_machine(kit):
+    request = kit.request()
+    kit.cloud.faults.inject("RunInstances", "InternalError", happens=True)
+    with pytest.raises(TransientError):
+        kit.provisioner.create(request, token="t")
+    (instance,) = kit.provisioner.create(request, token="t")
+    assert kit.cloud.alive == [instance.id]
+
+
+def test_an_api_that_is_not_there_leaves_the_outcome_open(cloud, monkeypatch):
+    request = Kit(cloud).request()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    provisioner = AwsProvider(AwsOptions(region="us-east-1")).provisioner()
+    with pytest.raises(TransientError, match=r"no answer from 127\.0\.0\.1:1"):
+        provisioner.create(request, token="t")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"ImageId": "ami-0123456789abcdef0"}, "image"),
+        ({"KeyName": "nobodys"}, "key_name"),
+        ({"IamInstanceProfile": {"Name": "nobodys"}}, "instance_profile"),
+        ({"Placement": {"AvailabilityZone": "us-east-1a", "GroupName": "nobodys"}}, "placement_group"),
+        ({"NetworkInterfaces": [{"DeviceIndex": 0, "SubnetId": "subnet-0123456789abcdef0"}]}, "subnets"),
+        (
+            {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 1}}]},
+            "disk",
+        ),
+    ],
+)
+def test_what_was_removed_since_the_offers_is_named_by_its_option(kit, change, field):
+    request = kit.request()
+    request.body["run_instances"].update(change)
+    with pytest.raises(ProvisionError, match=rf"^providers.aws.{field}: launching 1 spot g5.xlarge"):
+        kit.provisioner.create(request, token="t")
+
+
+def test_a_right_that_is_missing_is_named(kit):
+    request = kit.request()
+    kit.cloud.faults.denied = {"iam:PassRole"}
+    with pytest.raises(AuthError) as error:
+        kit.provisioner.create(request, token="t")
+    assert str(error.value) == (
+        "launching 1 spot g5.xlarge in us-east-1a: the credentials lack iam:PassRole; "
+        "docs/aws.md has the policy"
+    )
+
+
+def test_a_right_that_cannot_be_decoded_is_told_as_the_calls_own(kit):
+    request = kit.request()
+    kit.cloud.faults.denied = {"iam:PassRole", "sts:DecodeAuthorizationMessage"}
+    with pytest.raises(AuthError, match="the credentials lack ec2:RunInstances"):
+        kit.provisioner.create(request, token="t")
+
+
+def test_expired_credentials_stop_everything(kit, monkeypatch):
+    request = kit.request()
+    kit.cloud.faults.expired_keys.add("AKIAIOSFODNN7EXAMPLE")
+    with pytest.raises(AuthError, match="the AWS credentials have expired; log in again"):
+        kit.provisioner.create(request, token="t")
+
+
+# --- listing --------------------------------------------------------------------------------------
+
+
+def test_a_listing_has_every_page(kit):
+    for launch in range(1, 9):
+        kit.launch(launch=launch, token=f"t-{launch}")
+    pages = kit.cloud.client().get_paginator("describe_instances").paginate(PaginationConfig={"PageSize": 5})
+    assert len(list(pages)) == 2
+    assert sorted(one.launch for one in kit.listed().values()) == list(range(1, 9))
+
+
+def test_a_job_sees_its_own_machines_only(kit):
+    (one,) = kit.launch()
+    (other,) = kit.launch(job_id="digits-2", token="t-2")
+    kit.cloud.client().run_instances(
+        ImageId="ami-0c10d5b07ca5e0001", InstanceType="m5.large", MinCount=1, MaxCount=1
+    )
+    assert list(kit.listed()) == [one.id]
+    assert {found.id for found in kit.provisioner.instances()} == {one.id, other.id}
+
+
+@pytest.mark.parametrize(
+    "reason", [EndReason.RECLAIMED, EndReason.SELF, EndReason.TERMINATED, EndReason.LOST]
+)
+def test_an_ended_machine_says_why(kit, reason):
+    (instance,) = kit.launch()
+    kit.cloud.host.end(instance.id, reason)
+    found = kit.listed()[instance.id]
+    assert (found.state, found.end_reason) == (InstanceState.ENDED, reason)
+
+
+def test_a_machine_that_is_going_is_alive(kit):
+    (instance,) = kit.launch()
+    kit.cloud.host.ends_at_once = False
+    kit.provisioner.terminate([instance.id])
+    found = kit.listed()[instance.id]
+    assert (found.state, found.end_reason) == (InstanceState.SHUTTING_DOWN, EndReason.TERMINATED)
+
+
+def test_an_ended_machine_is_listed_for_an_hour_with_its_end(kit):
+    (instance,) = kit.launch()
+    kit.cloud.now += 100
+    kit.provisioner.terminate([instance.id])
+    found = kit.listed()[instance.id]
+    assert found.launched_at.timestamp() == kit.cloud.now - 100
+    assert found.ended_at.timestamp() == kit.cloud.now
+    kit.cloud.now += 3599
+    assert instance.id in kit.listed()
+    kit.cloud.now += 2
+    assert kit.listed() == {}
+
+
+def test_a_stopped_machine_is_not_dead(kit):
+    (instance,) = kit.launch()
+    kit.cloud.ec2.machines.by_id[instance.id].instance.stop()
+    kit.cloud.host.status.clear()  # nobody but EC2 has stopped it
+    assert kit.listed()[instance.id].state is InstanceState.SHUTTING_DOWN
+
+
+def test_a_machine_whose_launch_tag_was_tampered_with_belongs_to_none(kit):
+    (instance,) = kit.launch()
+    kit.cloud.client().create_tags(
+        Resources=[instance.id], Tags=[{"Key": "cloudspot-launch", "Value": "first"}]
+    )
+    assert kit.listed()[instance.id].launch == 0
+
+
+def test_a_young_machine_is_in_no_listing_and_its_token_finds_it(kit):
+    kit.cloud.faults.describe_lag_seconds = 10.0
+    (instance,) = kit.launch()
+    assert kit.listed() == {}
+    assert [one.id for one in kit.launch()] == [instance.id]
+    assert kit.listed() == {}
+    kit.cloud.now += 10
+    assert list(kit.listed()) == [instance.id]
+
+
+def test_a_listing_that_fails_tells_nothing(kit):
+    kit.cloud.faults.inject("DescribeInstances", "InternalError", times=3)
+    with pytest.raises(TransientError, match="listing the machines: AWS failed"):
+        kit.listed()
+
+
+def test_another_accounts_empty_listing_proves_nothing(cloud):
+    provisioner = cloud.provider(account="999999999999").provisioner()
+    with pytest.raises(AuthError) as error:
+        provisioner.instances()
+    assert str(error.value) == (
+        "providers.aws.account: the job's machines are in account 999999999999, and these credentials are of "
+        "123456789012; use others"
+    )
+    assert cloud.provider(account="123456789012").provisioner().instances() == ()
+
+
+# --- announce, terminate, release -----------------------------------------------------------------
+
+
+def test_announced_facts_and_names_are_tags_on_each_machine(kit):
+    made = kit.launch(num_nodes=2)
+    facts = {"MASTER_ADDR": made[0].address, "NUM_NODES": "2"}
+    for _ in range(2):
+        kit.provisioner.announce(made, facts)
+    for rank, one in enumerate(made):
+        found = kit.cloud.host.tags[one.id]
+        assert {name: found[name] for name in ("MASTER_ADDR", "NUM_NODES", "MASTER_PORT")} == {
+            **facts,
+            "MASTER_PORT": "29500",
+        }
+        assert (found["Name"], found["cloudspot-node"]) == (f"digits-1-1-{rank}", str(rank))
+
+
+def test_announcing_to_machines_that_are_not_visible_yet_is_tried_again(kit):
+    kit.cloud.faults.describe_lag_seconds = 10.0
+    made = kit.launch()
+    with pytest.raises(TransientError, match=r"InvalidInstanceID\.NotFound"):
+        kit.provisioner.announce(made, {"MASTER_ADDR": "172.31.0.4"})
+
+
+def test_tags_may_show_late(kit):
+    made = kit.launch()
+    kit.cloud.faults.tag_lag_seconds = 5.0
+    kit.provisioner.announce(made, {"MASTER_ADDR": "172.31.0.4"})
+    kit.listed()
+    assert "MASTER_ADDR" not in kit.cloud.host.tags[made[0].id]
+    kit.cloud.now += 5
+    kit.listed()
+    assert kit.cloud.host.tags[made[0].id]["MASTER_ADDR"] == "172.31.0.4"
+
+
+def test_terminating_is_safe_to_repeat_and_passes_over_unknown_ids(kit):
+    made = kit.launch(num_nodes=2)
+    strangers = ["i-0123456789abcdef0", "i-0123456789abcdef1", "machine-1"]
+    for _ in range(2):
+        kit.provisioner.terminate([strangers[0], made[0].id, *strangers[1:], made[1].id])
+    assert kit.cloud.alive == []
+    assert sorted(kit.cloud.host.terminated) == sorted(one.id for one in made)
+
+
+def test_terminating_nothing_asks_nobody(kit):
+    kit.provisioner.terminate([])
+    assert kit.cloud.faults.calls == []
+
+
+def test_a_machine_takes_its_volume_along(kit):
+    made = kit.launch(num_nodes=2)
+    volumes = kit.cloud.client().describe_volumes(
+        Filters=[{"Name": "tag:cloudspot-job", "Values": ["digits-1"]}]
+    )["Volumes"]
+    assert [one["Size"] for one in volumes] == [65, 65]
+    kit.provisioner.terminate([one.id for one in made])
+    assert kit.cloud.client().describe_volumes()["Volumes"] == []
+
+
+def test_a_placement_group_is_made_used_and_removed_with_the_job(cloud):
+    kit = Kit(cloud, placement_group="auto")
+    made = kit.launch(num_nodes=2)
+    client = cloud.client()
+    (group,) = client.describe_placement_groups()["PlacementGroups"]
+    assert (group["GroupName"], group["Strategy"]) == ("cloudspot-digits-1-us-east-1a", "cluster")
+    (reservation,) = client.describe_instances()["Reservations"]
+    assert {one["Placement"]["GroupName"] for one in reservation["Instances"]} == {group["GroupName"]}
+    with pytest.raises(TransientError, match=r"InvalidPlacementGroup\.InUse"):
+        kit.provisioner.release("digits-1")
+    kit.provisioner.terminate([one.id for one in made])
+    for _ in range(2):
+        kit.provisioner.release("digits-1")
+    assert client.describe_placement_groups()["PlacementGroups"] == []
+
+
+def test_a_placement_group_of_the_job_is_used_again(cloud):
+    kit = Kit(cloud, placement_group="auto")
+    kit.launch(num_nodes=2)
+    kit.launch(num_nodes=2, launch=2, token="token-2")
+    assert len(cloud.client().describe_placement_groups()["PlacementGroups"]) == 1
+
+
+def test_one_node_needs_no_placement_group(cloud):
+    kit = Kit(cloud, placement_group="auto")
+    kit.launch()
+    assert cloud.faults.count("CreatePlacementGroup") == 0
+
+
+def test_a_placement_group_of_ones_own_is_used_and_stays(cloud):
+    cloud.client().create_placement_group(GroupName="mine", Strategy="cluster")
+    kit = Kit(cloud, placement_group="mine")
+    made = kit.launch()
+    kit.provisioner.terminate([one.id for one in made])
+    kit.provisioner.release("digits-1")
+    groups = cloud.client().describe_placement_groups()["PlacementGroups"]
+    assert [group["GroupName"] for group in groups] == ["mine"]
+
+
+def test_without_a_placement_group_release_asks_nobody(kit):
+    kit.provisioner.release("digits-1")
+    assert kit.cloud.faults.calls == []
+
+
+def test_a_limit_outside_the_machine_is_scheduled_once_and_removed_with_the_job(cloud):
+    kit = Kit(cloud, limit_role=ROLE)
+    made = kit.launch(num_nodes=2)
+    listed = list(kit.listed().values())
+    for _ in range(2):
+        kit.provisioner.announce(listed, {"MASTER_ADDR": "172.31.0.4"})
+    scheduler = cloud.client("scheduler")
+    (name,) = [one["Name"] for one in scheduler.list_schedules()["Schedules"]]
+    schedule = scheduler.get_schedule(Name=name)
+    assert schedule["ScheduleExpression"] == "at(2026-09-21T15:23:20)"  # now, an hour and ten minutes
+    assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
+    assert schedule["Target"]["RoleArn"] == ROLE
+    assert json.loads(schedule["Target"]["Input"]) == {"InstanceIds": sorted(one.id for one in made)}
+    for _ in range(2):
+        kit.provisioner.release("digits-1")
+    assert scheduler.list_schedules()["Schedules"] == []
+
+
+def test_moto_alone_would_have_been_kinder(cloud):
+    """What the strict EC2 refuses in the tests above is not refused by a plain client's luck."""
+    client = cloud.client()
+    with pytest.raises(botocore.exceptions.ClientError, match=r"InvalidAMIID\.NotFound"):
+        client.run_instances(ImageId="ami-00000000", InstanceType="m5.large", MinCount=1, MaxCount=1)

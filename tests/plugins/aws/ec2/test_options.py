@@ -1,0 +1,102 @@
+import pytest
+
+from cloudspot.errors import SpecError
+from cloudspot.tables import convert
+from cloudspot_aws.options import DEFAULT_IMAGE, AwsOptions, check_options
+
+
+def read(**table):
+    options = convert(table, AwsOptions, at=("providers", "aws"))
+    check_options(options)
+    return options
+
+
+def test_the_table_may_be_empty():
+    options = read()
+    assert options.image_or_default == DEFAULT_IMAGE
+    assert options.train_python_or_default == "/opt/pytorch/bin/python"
+    assert options.instance_profile == "cloudspot-node"
+    assert options.log_group == "cloudspot"
+
+
+def test_an_image_of_ones_own_has_its_python_on_the_path():
+    assert read(image="ami-0123456789abcdef0").train_python_or_default == "python3"
+    assert read(image="ami-0123456789abcdef0", train_python="/venv/bin/python").train_python_or_default == (
+        "/venv/bin/python"
+    )
+
+
+def test_logs_can_stay_in_the_bucket():
+    assert read(log_group="off").log_group is None
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"region": "virginia"}, 'providers.aws.region: "virginia" is none; expected one such as us-east-1'),
+        (
+            {"zones": ["us-east-1a", "a"]},
+            'providers.aws.zones: "a" is none; expected one such as us-east-1a',
+        ),
+        (
+            {"region": "eu-west-1", "zones": ["us-east-1a"]},
+            'providers.aws.zones: "us-east-1a" is not in region eu-west-1',
+        ),
+        (
+            {"zones": ["us-east-1a", "us-east-1a"]},
+            'providers.aws.zones: names "us-east-1a" twice',
+        ),
+        (
+            {"instance_types": ["g5"]},
+            'providers.aws.instance_types: "g5" is none; expected one such as g5.xlarge',
+        ),
+        (
+            {"image": "ubuntu"},
+            (
+                'providers.aws.image: "ubuntu" is none; expected one such as ami-0123456789abcdef0 or '
+                "/aws/service/.../ami-id"
+            ),
+        ),
+        (
+            {"subnets": ["vpc-1"]},
+            'providers.aws.subnets: "vpc-1" is none; expected one such as subnet-0123456789abcdef0',
+        ),
+        (
+            {"security_groups": ["default"]},
+            'providers.aws.security_groups: "default" is none; expected one such as sg-0123456789abcdef0',
+        ),
+        (
+            {"limit_role": "admin"},
+            (
+                'providers.aws.limit_role: "admin" is none; expected one such as '
+                "arn:aws:iam::123456789012:role/cloudspot-limit"
+            ),
+        ),
+        ({"disk_type": "io2"}, 'providers.aws.disk_iops: missing; disk_type = "io2" needs it'),
+        (
+            {"disk_type": "gp2", "disk_iops": 3000},
+            'providers.aws.disk_iops: has no effect with disk_type = "gp2"',
+        ),
+        (
+            {"disk_type": "io1", "disk_iops": 500, "disk_throughput": 200},
+            'providers.aws.disk_throughput: works with disk_type = "gp3" only',
+        ),
+        ({"max_price": 0}, "providers.aws.max_price: expected a number > 0, got 0"),
+        ({"tags": {"cloudspot-job": "x"}}, 'providers.aws.tags: "cloudspot-job" is not yours to set'),
+        (
+            {"tags": {"cost center": "x"}},
+            (
+                'providers.aws.tags: "cost center" is no name of a tag that a machine can read: letters, digits, '
+                "+-=._:@ only"
+            ),
+        ),
+        (
+            {"instance_type": ["g5.xlarge"]},
+            "providers.aws.instance_type: unknown field; did you mean providers.aws.instance_types?",
+        ),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_was_found(table, message):
+    with pytest.raises(SpecError) as error:
+        read(**table)
+    assert str(error.value) == message
