@@ -261,6 +261,10 @@ class ObjectStore(ABC):
     def presign_get(self, key: str, *, seconds: float) -> str:
         """Return a URL that reads the object for ``seconds`` without other credentials."""
 
+    def check(self) -> Sequence[CheckResult]:
+        """Try whether the store can be used, and say what is missing and what it costs besides."""
+        return ()
+
     def list_objects(self, prefix: str) -> Iterator[ObjectMeta]:
         """Yield every object under ``prefix`` in ascending order of keys."""
         after: str | None = None
@@ -357,8 +361,11 @@ class Provider(ABC):
         """Return the sink for the job's logs; None keeps them in the object store."""
         return None
 
-    def check(self) -> Sequence[CheckResult]:
-        """Try what a job needs (credentials, rights, network) and say what is missing."""
+    def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
+        """Try what a job needs (credentials, rights, network) and say what is missing.
+
+        ``resources`` is what one node of the job must have; None: no job is known.
+        """
         return ()
 
     def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:

@@ -9,8 +9,9 @@ import click
 
 from cloudspot.cli import output
 from cloudspot.cli.completing import complete_providers
-from cloudspot.cli.options import debug_option, json_option
-from cloudspot.registry import list_providers, open_provider
+from cloudspot.cli.config import default_store
+from cloudspot.cli.options import debug_option, json_option, store_option
+from cloudspot.registry import list_providers, open_provider, open_store
 from cloudspot.spec import load_job
 
 
@@ -61,16 +62,22 @@ def _list(*, as_json: bool) -> None:
     type=click.Path(path_type=Path),
     help="Job file whose [providers.NAME] table holds the provider's options.",
 )
+@store_option
 @json_option
 @debug_option
 @click.pass_context
-def check(ctx: click.Context, name: str, job_file: Path | None, as_json: bool) -> None:
-    """Try what a job on provider NAME needs: credentials, rights, network.
+def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str | None, as_json: bool) -> None:
+    """Try what a job on provider NAME needs: credentials, rights, network, and the store if one is known.
 
     A line for each, with what to do where something is missing; it then ends with 1.
     """
     spec = None if job_file is None else load_job(job_file)
-    results = open_provider(name, spec).check()
+    resources = None if spec is None else spec.resources.to_model()
+    results = list(open_provider(name, spec).check(resources=resources))
+    chosen = default_store()
+    url = store_url or (spec and spec.store) or (chosen and chosen.url)
+    if url:
+        results += open_store(url).check()
     if as_json:
         lines: list[dict[str, Any]] = [
             {

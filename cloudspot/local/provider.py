@@ -17,7 +17,7 @@ from cloudspot.local.interpreter import node_python_path
 from cloudspot.local.metadata import LocalPreemptionSource, read_identity
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 
 
 class LocalProvider(Provider):
@@ -56,7 +56,7 @@ class LocalProvider(Provider):
             has_cloudspot=True,
         )
 
-    def check(self) -> Sequence[CheckResult]:
+    def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
         """Look for bash, for torch, for a place to keep machines, and for memory to save in."""
         bash, home = shutil.which("bash"), state_home()
         has_torch = importlib.util.find_spec("torch") is not None
