@@ -56,7 +56,7 @@ VERSIONS: Final = (
     "latest",
 )
 
-_PASS_HEADER = "x-aws-ec2-metadata-token"
+_PASS_HEADER = "x-aws-ec2-metadata-token"  # noqa: S105 # the name of a header
 _LIFE_HEADER = "x-aws-ec2-metadata-token-ttl-seconds"
 _TITLES = {
     400: "Bad Request",
