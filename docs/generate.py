@@ -4,27 +4,34 @@
     python docs/generate.py --check    # only name it, and end with 1
 
 In docs/cli.md the usage and the options of each command come from click; in docs/job-file.md the fields
-come from the types and their docstrings. What is generated stands between two comments; the rest is
+come from the types and their docstrings; in docs/failure-modes.md the figures from the code's constants.
+What is generated stands between two comments; the rest is
 written by hand.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import itertools
 import json
 import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import click
 import msgspec
 from msgspec import inspect
 
+from cloudspot.agent import draining, lastword, peers
+from cloudspot.agent import main as main_of_agent
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, STORE_HELP, program
 from cloudspot.cli.options import JSON_HELP
+from cloudspot.controller import act, decide, loop, plan, policy, reap, restarts
 from cloudspot.jobschema import field_docs, job_schema
 from cloudspot.local.options import LocalOptions
 from cloudspot.spec import JobSpec, Nodes
@@ -58,6 +65,9 @@ def generated() -> Mapping[str, str]:
         "docs/cli.md": _with_regions((ROOT / "docs" / "cli.md").read_text(encoding="utf-8"), cli_regions()),
         "docs/job-file.md": _with_regions(
             (ROOT / "docs" / "job-file.md").read_text(encoding="utf-8"), job_file_regions()
+        ),
+        "docs/failure-modes.md": _with_regions(
+            (ROOT / "docs" / "failure-modes.md").read_text(encoding="utf-8"), {"the figures": figures()}
         ),
         SCHEMA: json.dumps(job_schema({"local": LocalOptions}), indent=2) + "\n",
     }
@@ -149,6 +159,61 @@ def _explain(option: click.Option) -> str:
     if option.show_default and option.default is not None:
         text += f"; default `{option.default}`"
     return (text + ".").replace("|", r"\|")
+
+
+# --- how long things take at most ---------------------------------------------------------------
+
+FIGURES = (
+    (decide, "BOOT_LIMIT_SECONDS"),
+    (decide, "SILENT_LIMIT_SECONDS"),
+    (decide, "SURVIVOR_GRACE_SECONDS"),
+    (decide, "STOP_GRACE_SECONDS"),
+    (decide, "DELIVERY_GRACE_SECONDS"),
+    (plan, "MAX_LIFE_SECONDS"),
+    (reap, "GRACE_SECONDS"),
+    (reap, "EXIT_GRACE_SECONDS"),
+    (restarts, "FIRST_DELAY_SECONDS"),
+    (restarts, "MAX_DELAY_SECONDS"),
+    (act, "REPEAT_SECONDS"),
+    (loop, "MAX_BACKOFF_SECONDS"),
+    (policy, "MAX_CAPACITY_COOL_SECONDS"),
+    (policy, "MAX_QUOTA_COOL_SECONDS"),
+    (peers, "SUSPECT_SECONDS"),
+    (draining, "STOP_GUARD_SECONDS"),
+    (lastword, "UPLOAD_SECONDS"),
+    (lastword, "LAST_WORD_SECONDS"),
+    (main_of_agent, "START_SECONDS"),
+)
+"""What bounds the waiting, as docs/failure-modes.md tells it."""
+
+
+def figures() -> str:
+    """Return a table of the constants that bound how long money flows."""
+    rows = []
+    for module, name in FIGURES:
+        where = f"`{module.__name__.removeprefix('cloudspot.').replace('.', '/')}.py`"
+        rows.append(f"| {in_words(getattr(module, name))} | {_doc_of(module, name)} | {where}, `{name}` |")
+    return "\n".join(("", "| how long | what | where |", "|---|---|---|", *rows, "", ""))
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration as prose has it: ``20 minutes``."""
+    for unit, length in (("days", 86400), ("minutes", 60)):
+        if seconds >= 2 * length and seconds % length == 0:
+            return f"{seconds / length:g} {unit}"
+    return f"{seconds:g} seconds"
+
+
+def _doc_of(module: ModuleType, name: str) -> str:
+    """Return the text below a constant's assignment."""
+    body = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body
+    for statement, following in itertools.pairwise(body):
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            text = " ".join(str(following.value.value).split()) if is_text else ""  # type: ignore[attr-defined]
+            return text.replace("``", "`").replace("|", r"\|")
+    raise SystemExit(f"{module.__name__} has no {name}")
 
 
 # --- the job file -------------------------------------------------------------------------------

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from cloudspot.agent import courier
+from cloudspot.spec import JobSpec, RunSpec
 
 ROOT = Path(__file__).parents[1]
 GENERATE = ROOT / "docs" / "generate.py"
@@ -30,7 +34,13 @@ def test_what_is_generated_is_up_to_date(generate):
 def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "cloudspot").mkdir()
-    for name in ("docs/generate.py", "docs/cli.md", "docs/job-file.md", "cloudspot/job.schema.json"):
+    for name in (
+        "docs/generate.py",
+        "docs/cli.md",
+        "docs/job-file.md",
+        "docs/failure-modes.md",
+        "cloudspot/job.schema.json",
+    ):
         (tmp_path / name).write_text((ROOT / name).read_text())
     reference = tmp_path / "docs" / "job-file.md"
     reference.write_text(reference.read_text().replace("| `run.python` |", "| `run.pithon` |"))
@@ -53,3 +63,18 @@ def test_a_region_that_nothing_fills_is_refused(generate):
     assert generate._with_regions(text, {"one": "new\n"}) == text.replace("old", "new")
     with pytest.raises(SystemExit, match=r"\['one', 'two'\]"):
         generate._with_regions(text, {"two": ""})
+
+
+def test_what_is_said_of_failures_has_the_codes_own_figures(generate):
+    prose = (ROOT / "docs" / "failure-modes.md").read_text().partition("## The figures")[0]
+    said = [
+        in_words
+        for module, name in generate.FIGURES
+        if (in_words := generate.in_words(getattr(module, name)))
+    ]
+    left_out = [text for text in said if re.search(rf"\b{text.split()[0]}\b", prose) is None]
+    assert left_out == []
+    assert len(set(said)) > 5
+    spec = JobSpec(name="a", run=RunSpec(entrypoint="a.py"))
+    assert (spec.limits.stuck_after, spec.limits.max_restarts) == (1800.0, 3)
+    assert courier.WARN_SHARE == 0.7

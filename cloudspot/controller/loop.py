@@ -27,6 +27,7 @@ from cloudspot.spec import JobSpec, spec_from_json
 
 POLL_SECONDS = 3.0
 MAX_BACKOFF_SECONDS = 30.0
+"""The longest wait between two looks, where the store or the provider does not answer."""
 SUMMARY_SECONDS = 5.0
 """The summary is written at most so often; but its last version always is."""
 END_LIMIT_SECONDS = 300.0

@@ -14,9 +14,11 @@ from cloudspot.spec import JobSpec
 CAPACITY_COOL_SECONDS = 60.0
 """An offer without capacity is left alone for so long; doubled for each further refusal in a row."""
 MAX_CAPACITY_COOL_SECONDS = 900.0
+"""An offer without capacity is left alone no longer."""
 QUOTA_COOL_SECONDS = 600.0
 """A quota changes when somebody changes it."""
 MAX_QUOTA_COOL_SECONDS = 3600.0
+"""Nor one that is refused for quota."""
 DEFAULT_MAX_WAIT_SECONDS = 600.0
 """How long ``spot-then-on-demand`` waits for spot where the job names no ``spot.max_wait``."""
 MAX_REFUSALS_IN_A_ROW = 5

@@ -15,6 +15,7 @@ from cloudspot.spec import JobSpec
 FIRST_DELAY_SECONDS = 10.0
 """The wait after a first failure; doubled for each further one in a row."""
 MAX_DELAY_SECONDS = 600.0
+"""The longest wait after a failure."""
 FREE_RECLAIMS = 3
 """So many reclaims in a row without a new checkpoint are relaunched at once; then with a growing delay."""
 

@@ -57,9 +57,17 @@ class User:
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         """Start a command in the background; it is ended with the test."""
+        return self._start([*COMMAND, *args])
+
+    def start_shell(self, script: str, directory: Path) -> subprocess.Popen[str]:
+        """Start the only command of a shell script in the background; it is ended with the test."""
+        return self._start(["bash", "-c", f"exec {script}"], directory)
+
+    def _start(self, command: Sequence[str], directory: Path | None = None) -> subprocess.Popen[str]:
         with (self.home / f"cli-{len(self._started)}.out").open("w") as output:
             process = subprocess.Popen(
-                [*COMMAND, *args],
+                command,
+                cwd=directory,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
