@@ -62,6 +62,9 @@ def main() -> int:
 def generated() -> Mapping[str, str]:
     """Return the text that each file should have, by its path in the repository."""
     return {
+        "README.md": _with_regions(
+            (ROOT / "README.md").read_text(encoding="utf-8"), {"commands": _commands("docs/cli.md")}
+        ),
         "docs/cli.md": _with_regions((ROOT / "docs" / "cli.md").read_text(encoding="utf-8"), cli_regions()),
         "docs/job-file.md": _with_regions(
             (ROOT / "docs" / "job-file.md").read_text(encoding="utf-8"), job_file_regions()
@@ -98,11 +101,16 @@ def _with_regions(text: str, regions: Mapping[str, str]) -> str:
 def cli_regions() -> dict[str, str]:
     """Return the usage and the options of each command, and the list of commands."""
     regions = {" ".join(path): _usage(path, command) for path, command in commands()}
-    lines = [f"| [`{name}`](#cloudspot-{name}) | {line} |" for name, line in SHORT_HELPS.items()]
     rows = [f"| `{name}` | {text} |" for name, text in field_docs(UserConfig).items()]
     regions["the config file"] = "\n".join(("", "| field | meaning |", "|---|---|", *rows, "", ""))
-    regions["commands"] = "\n".join(("", "| command | what it does |", "|---|---|", *lines, "", ""))
+    regions["commands"] = _commands("")
     return regions
+
+
+def _commands(page: str) -> str:
+    """Return a table of the commands, with links to their sections of docs/cli.md."""
+    rows = [f"| [`{name}`]({page}#cloudspot-{name}) | {line} |" for name, line in SHORT_HELPS.items()]
+    return "\n".join(("", "| command | what it does |", "|---|---|", *rows, "", ""))
 
 
 def commands(

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from cloudspot.agent import courier
-from cloudspot.spec import JobSpec, RunSpec
+from cloudspot.cli.config import UserConfig
+from cloudspot.cli.main import program
+from cloudspot.spec import JobSpec, RunSpec, load_job
+from cloudspot.tables import convert
+from cloudspot.tomlfile import read_toml
 
 ROOT = Path(__file__).parents[1]
 GENERATE = ROOT / "docs" / "generate.py"
@@ -35,6 +41,7 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "cloudspot").mkdir()
     for name in (
+        "README.md",
         "docs/generate.py",
         "docs/cli.md",
         "docs/job-file.md",
@@ -78,3 +85,91 @@ def test_what_is_said_of_failures_has_the_codes_own_figures(generate):
     spec = JobSpec(name="a", run=RunSpec(entrypoint="a.py"))
     assert (spec.limits.stuck_after, spec.limits.max_restarts) == (1800.0, 3)
     assert courier.WARN_SHARE == 0.7
+
+
+# --- the code blocks ----------------------------------------------------------------------------
+
+PAGES = sorted(
+    path for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for path in ROOT.glob(pattern)
+)
+TOOLS = {"python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest", "torchrun", "python"}
+"""What a shell block may use beside cloudspot."""
+
+
+def blocks_of(*languages):
+    """Return (page, text) of all blocks of these languages."""
+    params = []
+    for page in PAGES:
+        found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+        for number, (language, text) in enumerate(found, start=1):
+            if language in languages:
+                params.append(pytest.param(page, text, id=f"{page.relative_to(ROOT)}-{number}"))
+    return params
+
+
+def shell_commands(text):
+    """Yield the commands of a shell script as words."""
+    for line in re.sub(r"\\\n|(?<=&&)\n", " ", text).splitlines():
+        for command in re.split(r"&&|\||;", line.partition(" #")[0]):
+            words = shlex.split(command)
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                del words[0]
+            if words:
+                yield [words[0].removeprefix(".venv/bin/"), *words[1:]]
+
+
+def check_cloudspot(arguments):
+    """Refuse a command line that the program would not understand."""
+    command, rest = program, list(arguments)
+    context = click.Context(program, info_name="cloudspot")
+    while isinstance(command, click.Group):
+        rest = command.make_parser(context).parse_args(rest)[1]
+        if not rest:
+            return
+        _, command, rest = command.resolve_command(context, rest)
+        context = click.Context(command, parent=context)
+    command.make_parser(context).parse_args(rest)
+
+
+@pytest.mark.parametrize(("page", "text"), blocks_of("sh", "bash"))
+def test_the_commands_of_shell_blocks_exist_and_their_options_parse(page, text):
+    for name, *arguments in shell_commands(text):
+        if name == "cloudspot":
+            check_cloudspot(arguments)
+        else:
+            assert name in TOOLS, f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_that_prose_names_exist_and_their_options_parse(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for span in re.findall(r"`(cloudspot [^`\[]*)`", re.sub(r"\n", " ", text)):
+        (_, *arguments), *_ = shell_commands(span.replace("\\|", "|").partition(">")[0])
+        if arguments and arguments[0].islower():
+            check_cloudspot(arguments)
+
+
+def test_a_command_that_is_not_there_is_found():
+    for arguments in (["shwo"], ["show", "--wrong"], ["providers", "chekc", "x"], ["run", "--name"]):
+        with pytest.raises(click.UsageError):
+            check_cloudspot(arguments)
+
+
+@pytest.mark.parametrize(("page", "text"), blocks_of("toml"))
+def test_toml_blocks_are_valid_files_of_their_kind(page, text, tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    raw = read_toml(path)
+    if "run" in raw:
+        assert load_job(path).name == raw["name"]
+    elif "stores" in raw:
+        assert convert(raw, UserConfig).stores == raw["stores"]
+    elif "project" not in raw:
+        # A part of a job file: each table of it belongs there.
+        path.write_text(f'name = "a"\n{text}\n[run]\nentrypoint = "a.py"\n')
+        load_job(path)
+
+
+@pytest.mark.parametrize(("page", "text"), blocks_of("python"))
+def test_python_blocks_compile(page, text):
+    compile(text, str(page), "exec")
