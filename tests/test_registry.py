@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import textwrap
+from importlib import metadata
 
 import pytest
 
@@ -55,6 +56,22 @@ GOOD = """
     def cloudspot_object_store(url):
         return Store(url) if url.startswith("sky://") else None
 """
+
+
+@pytest.fixture(autouse=True)
+def nothing_else_installed(monkeypatch):
+    """Hide the plugins that are installed beside cloudspot where the tests run: they bring their own."""
+    distributions = metadata.distributions
+    installed = {
+        one.metadata["Name"]
+        for one in distributions()
+        if any(point.group.startswith("cloudspot.") for point in one.entry_points)
+    }
+    monkeypatch.setattr(
+        metadata,
+        "distributions",
+        lambda **context: [one for one in distributions(**context) if one.metadata["Name"] not in installed],
+    )
 
 
 class Site:
