@@ -26,6 +26,8 @@ __all__ = ["MAX_BYTES", "Bundle", "extract_bundle", "make_bundle", "put_bundle"]
 MAX_BYTES = 100 << 20
 """Of a bundle's files together, unless the caller says otherwise: code is small, data is not code."""
 _NUM_NAMED = 5
+_NUM_WEIGHTY = 50
+"""A file with less than this share of the whole is not what makes it large."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,8 @@ def _check_size(entries: list[_Entry], max_bytes: int) -> None:
     total = sum(entry.size for entry in entries)
     if total <= max_bytes:
         return
-    largest = sorted(entries, key=lambda entry: (-entry.size, entry.name))[:_NUM_NAMED]
+    weighty = [entry for entry in entries if entry.size * _NUM_WEIGHTY >= total]
+    largest = sorted(weighty or entries, key=lambda entry: (-entry.size, entry.name))[:_NUM_NAMED]
     named = ", ".join(f"{entry.name} ({_mib(entry.size)})" for entry in largest)
     raise BundleError(
         f"the code has {_mib(total)}, more than {_mib(max_bytes)}; "

@@ -76,26 +76,28 @@ def test_every_exit_status_is_documented():
     assert documented == ours
 
 
-@pytest.mark.parametrize(
-    ("title", "arguments"),
-    [
-        ("cloudspot ps", ["ps"]),
-        ("cloudspot show", ["show", "digits-7k3f"]),
-        ("cloudspot show", ["show", "broken-abcd"]),
-        ("cloudspot compare", ["compare", "digits-7k3f", "broken-abcd"]),
-        ("cloudspot checkpoints ls", ["checkpoints", "ls", "digits-7k3f"]),
-        ("cloudspot checkpoints ls", ["checkpoints", "verify", "digits-7k3f"]),
-        ("cloudspot checkpoints export", ["checkpoints", "export", "digits-7k3f", "--to", "TARGET"]),
-        ("cloudspot artifacts ls", ["artifacts", "ls", "digits-7k3f"]),
-        ("cloudspot artifacts download", ["artifacts", "download", "digits-7k3f", "--to", "TARGET"]),
-        ("cloudspot providers list", ["providers"]),
-        ("cloudspot providers list", ["providers", "list"]),
-        ("cloudspot providers check", ["providers", "check", "local"]),
-        ("cloudspot plan", ["run", "JOB_FILE", "--dry-run"]),
-        ("cloudspot plan", ["plan", "JOB_FILE"]),
-        ("cloudspot run", ["run", "JOB_FILE", "--detach"]),
-    ],
-)
+READING = [
+    ("cloudspot ps", ["ps"]),
+    ("cloudspot show", ["show", "digits-7k3f"]),
+    ("cloudspot show", ["show", "broken-abcd"]),
+    ("cloudspot compare", ["compare", "digits-7k3f", "broken-abcd"]),
+    ("cloudspot checkpoints ls", ["checkpoints", "ls", "digits-7k3f"]),
+    ("cloudspot checkpoints ls", ["checkpoints", "verify", "digits-7k3f"]),
+    ("cloudspot checkpoints export", ["checkpoints", "export", "digits-7k3f", "--to", "TARGET"]),
+    ("cloudspot logs", ["logs", "digits-7k3f", "--download", "TARGET"]),
+    ("cloudspot artifacts ls", ["artifacts", "ls", "digits-7k3f"]),
+    ("cloudspot artifacts download", ["artifacts", "download", "digits-7k3f", "--to", "TARGET"]),
+    ("cloudspot providers list", ["providers"]),
+    ("cloudspot providers list", ["providers", "list"]),
+    ("cloudspot providers check", ["providers", "check", "local"]),
+    ("cloudspot plan", ["run", "JOB_FILE", "--dry-run"]),
+    ("cloudspot plan", ["plan", "JOB_FILE"]),
+    ("cloudspot run", ["run", "JOB_FILE", "--detach"]),
+]
+"""Where the keys are described, and the command that prints them."""
+
+
+@pytest.mark.parametrize(("title", "arguments"), READING)
 def test_every_json_key_is_documented(jobs, title, arguments):
     jobs.reclaimed_and_finished()
     jobs.store.put(keys.artifacts_prefix("digits-7k3f") + "confusion.json", b"[]")
@@ -103,6 +105,17 @@ def test_every_json_key_is_documented(jobs, title, arguments):
     paths = {"JOB_FILE": jobs.job_file, "TARGET": jobs.scratch / "target"}
     value = jobs.run_json(*[str(paths.get(each, each)) for each in arguments])
     assert keys_of(value) - words_in_backquotes(section(title)) == set()
+
+
+def test_the_json_of_every_command_that_prints_some_is_looked_at():
+    with_json = {path for path, command in commands(program) if "as_json" in [p.name for p in command.params]}
+    looked_at = {
+        path
+        for path in with_json
+        for _, arguments in READING
+        if arguments[: path.count(" ")] == path.split()[1:]
+    }
+    assert with_json == looked_at
 
 
 def test_every_key_of_a_log_line_is_documented(jobs):
