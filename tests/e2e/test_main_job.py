@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
 from acting_user import EXAMPLES, User, copy_example, wait_for
 
 
-def test_digits_is_reclaimed_resumed_and_finished(user: User) -> None:
+def test_digits_is_reclaimed_resumed_and_finished(user: User, tmp_path: Path) -> None:
     done = user.cloudspot(
         "run", "--provider", "local", str(EXAMPLES / "digits" / "job.toml"), "--name", "digits", timeout=240
     )
@@ -22,6 +24,21 @@ def test_digits_is_reclaimed_resumed_and_finished(user: User) -> None:
     assert len(shown["final"]["weights_sha256"]) == 64
     assert shown["final"]["metrics"]["accuracy"] > 0.8
     assert 0 < shown["cost"]["spent"] < shown["cost"]["on_demand_equivalent"]
+    # The machine had a notice of ten seconds, and all of them told what they did.
+    assert 0 < shown["notices"][0]["commit_seconds"] < 10
+    time = shown["time"]
+    assert (time["unknown"], time["lost"]) == (0, 0)
+    assert sum(time.values()) == pytest.approx(2 * time["total"], abs=0.02)
+    assert 0 < shown["goodput"] == pytest.approx(time["training"] / time["total"], abs=1e-3)
+    picture = tmp_path / "digits.svg"
+    user.cloudspot("show", "digits", "--plot", str(picture))
+    assert {"loss", "accuracy", "node 1", "lost"} & set(
+        re.findall(r">([^<>]+)</text>", picture.read_text())
+    ) == {
+        "loss",
+        "accuracy",
+        "node 1",
+    }
     assert shown["final"]["weights_sha256"][:12] in done.stdout
     assert "succeeded" in done.stdout
 
