@@ -74,7 +74,7 @@ class HeartbeatWriter:
             counter=self._counter,
             instance_id=self._identity.instance_id,
             address=self._identity.address,
-            port=free_port(self._identity.address),
+            port=free_port(),
             state=self._status.state,
             generation=self._status.generation,
             restored_step=self._status.restored_step,

@@ -373,7 +373,7 @@ class Membership:
     def _port(self, first: Member) -> int:
         """Return a port that was free on the first member: only its own heartbeat can know one."""
         if first.rank == self._rank:
-            return free_port(first.address)
+            return free_port()
         beat = self._hearing.beats().get(first.rank)
         assert beat is not None, "a member without a heartbeat is never fresh"
         return beat.port

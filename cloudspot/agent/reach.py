@@ -12,9 +12,9 @@ REACH_SECONDS = 3.0
 PAUSE_SECONDS = 0.25
 
 
-def free_port(address: str) -> int:
-    """Return a TCP port that nobody listens on at the moment."""
-    with socket.create_server((address, 0)) as server:
+def free_port() -> int:
+    """Return a TCP port that nobody listens on at the moment, at any address: torch's store takes all."""
+    with socket.create_server(("", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 

@@ -49,7 +49,9 @@ class Watch:
         self._trainer = trainer
         self._ranks = life.status.ranks
         self._drain = files.read_drain(trainer.handoff)  # of the agent before this one
-        self._moved_at, self._seen_step = time.monotonic(), -1
+        self._moved_at = time.monotonic()
+        self._seen: tuple[bool, int, int | None] | None = None
+        """Whether there is a session, the step, and the total."""
         self._is_in_loop = False
 
     def follow(self) -> End:
@@ -122,7 +124,8 @@ class Watch:
         limit = life.job.spec.limits.stuck_after
         # After the end of the loop no step comes; the last save or an evaluation may take its time.
         # In a drain the guard ends the waiting.
-        at_end = self._seen_step == status.progress()[1] or files.final_path(self._trainer.handoff).exists()
+        step, total = status.progress()
+        at_end = step == total or files.final_path(self._trainer.handoff).exists()
         if limit is None or now - self._moved_at <= limit or not status.has_session:
             return None
         if self._drain is not None or at_end:
@@ -140,8 +143,10 @@ class Watch:
     def _note_progress(self, now: float) -> None:
         status = self._life.status
         step, total = status.progress()
-        if step != self._seen_step:
-            self._seen_step, self._moved_at = step, now
+        # What comes before the session, imports and data, is no step, and takes what it takes.
+        seen = (status.has_session, step, total)
+        if seen != self._seen:
+            self._seen, self._moved_at = seen, now
         if not self._is_in_loop and (total is not None or step > status.restored_step):
             self._is_in_loop = True
             status.note_phase("training")

@@ -204,6 +204,13 @@ drain(40)
     assert (bench.exit_record().outcome, bench.exit_record().committed) == ("drained", bench.id(1, 40))
 
 
+def test_what_comes_before_the_session_is_not_taken_for_being_stuck(bench):
+    """As soon as there was one, the time since torchrun's start counted as without a step."""
+    script = "time.sleep(1.2)\n" + SESSION + "time.sleep(0.3)\nfinish(100)\n"
+    bench.life("import time\n" + script, limits={"stuck_after": 1.0, "max_restarts": 0}).run()
+    assert bench.exit_record().outcome == "succeeded"
+
+
 def test_the_end_of_the_loop_wins_against_a_drain(bench, wait_until):
     life = bench.life(SESSION + "begin(99)\nuntil(lambda: files.read_drain(handoff))\nfinish(100)\n")
     thread = run(life)
@@ -391,7 +398,7 @@ def test_a_port_that_is_taken_costs_no_restart_and_ends_no_job(bench, monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = iter([other.getsockname()[1]] * 3)
         real = membership.free_port
-        monkeypatch.setattr(membership, "free_port", lambda address: next(ports, None) or real(address))
+        monkeypatch.setattr(membership, "free_port", lambda: next(ports, None) or real())
         bench.life(SESSION + "finish(100)\n", limits={"max_restarts": 3}).run()
     assert bench.exit_record().outcome == "succeeded"
     assert whys(bench) == ["first", *["not-connected"] * 3]
