@@ -91,6 +91,8 @@ def event_time(event: Event, history: History | None) -> datetime | None:
         return event.closed.at
     if isinstance(event, JobFinished):
         return event.finished.at
+    if isinstance(event, Warned):
+        return event.at
     if isinstance(event, NodeState) and history is not None:
         return history.launches[event.launch - 1].heartbeats[event.rank].at
     if isinstance(event, StopRequested) and history is not None and history.stop is not None:

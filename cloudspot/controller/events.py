@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from cloudspot.controller.attempt import own_exit
 from cloudspot.jobstore.history import History, LaunchHistory
@@ -102,6 +103,9 @@ class Waiting(Event):
 class Warned(Event):
     """Something that the user should know."""
 
+    at: datetime | None = None
+    """When it was said; None: by this controller, now."""
+
 
 def diff(old: History | None, new: History) -> tuple[Event, ...]:
     """Return what ``new`` has beyond ``old`` (None: nothing was known), about in order of happening."""
@@ -149,7 +153,7 @@ def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Eve
             yield NodeState(f"node {rank}: {beat.state}", launch.number, rank, beat.state)
         for warning in beat.warnings:
             if last is None or warning not in last.warnings:
-                yield Warned(f"node {rank}: {warning}")
+                yield Warned(f"node {rank}: {warning}", beat.at)
     for rank, notice in sorted(launch.notices.items()):
         if before is None or rank not in before.notices:
             left = max(0.0, (notice.deadline - notice.at).total_seconds())
@@ -159,7 +163,8 @@ def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Eve
 
 def _started(generation: Generation) -> Iterator[Event]:
     for skipped in generation.skipped:
-        yield Warned(f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}")
+        text = f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
+        yield Warned(text, generation.at)
     restored = generation.restore_from
     origin = "from the start" if restored is None else f"from the checkpoint at step {restored.step}"
     yield Started(f"training starts {origin} (generation {generation.number}, {generation.why})", generation)
