@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from cloudspot.cli.printable import printable
+
 
 def is_terminal() -> bool:
     """Say whether a person reads standard output."""
@@ -63,12 +65,18 @@ def _as_json(value: Any) -> Any:
 
 def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: by rich on a terminal; elsewhere aligned columns, never cut or wrapped."""
+    headers, rows = _printable(headers), [_printable(row) for row in rows]
     if is_terminal():
         _echo_rich_table(headers, rows)
         return
     widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
     for row in (headers, *rows):
         echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _printable(cells: Sequence[str]) -> list[str]:
+    """Return the cells as they may be shown: what others have named or said moves no cursor."""
+    return [printable(cell) for cell in cells]
 
 
 def _echo_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -98,10 +106,10 @@ STATE_STYLES = {
 
 def echo_fields(fields: Sequence[tuple[str, str]]) -> None:
     """Print ``name  value`` lines with the values under each other; an empty value is left out."""
-    shown = [(name, value) for name, value in fields if value]
+    shown = [(name, [printable(line) for line in value.splitlines()]) for name, value in fields if value]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
-        first, *rest = value.splitlines()
+        first, *rest = value
         echo(f"  {styled(name.ljust(width), 'dim')}  {first}")
         for line in rest:
             echo(f"  {' ' * width}  {line}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from cloudspot.cli import output
 from cloudspot.cli.jobs import Job
+from cloudspot.cli.printable import printable
 from cloudspot.controller.progress import last_commit_id
 from cloudspot.controller.report import show_json
 from cloudspot.controller.timeline import wanted_commits
@@ -67,7 +68,7 @@ def echo_summary(job: Job, history: History) -> None:
 def echo_title(value: Mapping[str, Any]) -> None:
     """Print the job's id and state, and why it is so."""
     state = output.styled(value["state"], output.STATE_STYLES.get(value["state"]))
-    detail = f": {value['detail']}" if value["detail"] else ""
+    detail = f": {printable(value['detail'])}" if value["detail"] else ""
     output.echo(f"job {output.styled(value['id'], 'bold')} {state}{detail}")
 
 
@@ -133,7 +134,7 @@ def echo_last_lines(value: Mapping[str, Any]) -> None:
         output.echo()
         output.echo(f"last lines of node {node['rank']} (exit code {node['exit_code']}):", style="bold")
         for line in node["log_tail"]:
-            output.echo(f"  {line}")
+            output.echo(f"  {printable(line)}")
 
 
 def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

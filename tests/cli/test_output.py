@@ -71,3 +71,14 @@ def test_a_table_on_a_narrow_terminal_cuts_no_id_and_folds_the_last_column(capsy
     assert lines[0].split() == ["ID", "STATE", "DETAIL"]
     assert lines[1].split()[:2] == ["digits-7k3f", "failed"]
     assert " ".join(" ".join(lines[1:]).split()[2:]) == " ".join(["many words"] * 5)
+
+
+def test_what_others_have_named_moves_no_cursor(capsys):
+    output.echo_table(("\x1b[2Jloss",), [("a\x1b]0;title\x07b",)])
+    output.echo_fields([("detail", "red \x1b[31malert\nsecond\x08 line")])
+    assert capsys.readouterr().out.splitlines() == [
+        "loss",
+        "ab",
+        "  detail  red alert",
+        "          second line",
+    ]
