@@ -67,6 +67,8 @@ _FIELDS: Final = (
     ("InvalidIamInstanceProfile", "instance_profile"),
 )
 """By the beginning of a code: the option that is wrong."""
+_WORDS: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype", "instance_types"))
+"""By what the message of an InvalidParameterValue says, without its spaces."""
 _QUOTA_ADVICE: Final = "; ask for more in Service Quotas, or use another type, market or region"
 _ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
 MAX_IDS: Final = 500
@@ -229,8 +231,9 @@ class Ec2Provisioner(Provisioner):
             missing = denied_action(self._clients, error) or "ec2:RunInstances"
             return AuthError(f"{what}: the credentials lack {missing}; docs/aws.md has the policy")
         field = next((name for start, name in _FIELDS if code.startswith(start)), None)
-        if field is None and "iaminstanceprofile" in str(error).replace(" ", "").lower():
-            field = "instance_profile"
+        if code == "InvalidParameterValue":
+            said = str(error).replace(" ", "").lower()
+            field = next((name for word, name in _WORDS if word in said), field)
         found = translation(error, what, LAUNCH_CODES)
         if field is not None:
             return ProvisionError(f"providers.aws.{field}: {found}")

@@ -339,6 +339,7 @@ def test_an_api_that_is_not_there_leaves_the_outcome_open(cloud, monkeypatch):
     ("change", "field"),
     [
         ({"ImageId": "ami-0123456789abcdef0"}, "image"),
+        ({"InstanceType": "z9.huge"}, "instance_types"),
         ({"KeyName": "nobodys"}, "key_name"),
         ({"IamInstanceProfile": {"Name": "nobodys"}}, "instance_profile"),
         ({"Placement": {"AvailabilityZone": "us-east-1a", "GroupName": "nobodys"}}, "placement_group"),
@@ -352,7 +353,9 @@ def test_an_api_that_is_not_there_leaves_the_outcome_open(cloud, monkeypatch):
 def test_what_was_removed_since_the_offers_is_named_by_its_option(kit, change, field):
     request = kit.request()
     request.body["run_instances"].update(change)
-    with pytest.raises(ProvisionError, match=rf"^providers.aws.{field}: launching 1 spot g5.xlarge"):
+    with pytest.raises(
+        ProvisionError, match=rf"^providers\.aws\.{field}: launching 1 spot \w+\.\w+ in us-east-1a: "
+    ):
         kit.provisioner.create(request, token="t")
 
 

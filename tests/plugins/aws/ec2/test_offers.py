@@ -1,0 +1,303 @@
+import msgspec
+import pytest
+
+from cloudspot.errors import AuthError, SpecError, TransientError
+from cloudspot.model import Market, Offer, Resources
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.offers import FACTS_SECONDS, SPOT_PRICE_SECONDS, OfferFinder
+from cloudspot_aws.options import AwsOptions
+from cloudspot_aws.pricing import endpoint_region
+from cloudspot_aws.provider import AwsProvider
+
+
+def offers(cloud, resources=None, **options):
+    return cloud.provider(**options).provisioner().offers(resources or Resources())
+
+
+def test_a_type_is_offered_in_each_zone_that_has_it_on_both_markets_with_its_prices(cloud):
+    found = offers(cloud, instance_types=("g5.xlarge",))
+    assert {(one.zone, one.market) for one in found} == {
+        (f"us-east-1{zone}", market) for zone in "abcdf" for market in Market
+    }
+    assert {one.on_demand_price_per_hour for one in found} == {1.006}
+    spot = {one.zone: one.price_per_hour for one in found if one.market is Market.SPOT}
+    assert len(set(spot.values())) == 5
+    assert all(0.25 < price < 0.51 for price in spot.values())
+    assert {one.currency for one in found} == {"USD"}
+
+
+def test_what_rendering_needs_comes_with_the_offer_and_survives_the_journal(cloud):
+    offer = offers(cloud, instance_types=("m5.large",))[0]
+    assert offer.details["region"] == "us-east-1"
+    assert offer.details["image"] == "ami-0c10d5b07ca5e0001"
+    assert offer.details["root_device"] == "/dev/sda1"
+    assert offer.details["image_gib"] == "15"
+    subnets = cloud.client().describe_subnets(SubnetIds=[offer.details["subnet"]])["Subnets"]
+    assert [one["AvailabilityZone"] for one in subnets] == [offer.zone]
+    assert msgspec.json.decode(msgspec.json.encode(offer), type=Offer) == offer
+
+
+def test_only_the_zones_of_the_options_are_offered(cloud):
+    found = offers(cloud, instance_types=("m5.large",), zones=("us-east-1b", "us-east-1c"))
+    assert {one.zone for one in found} == {"us-east-1b", "us-east-1c"}
+
+
+def test_only_the_zones_of_the_subnets_are_offered(cloud):
+    subnets = cloud.client().describe_subnets()["Subnets"]
+    chosen = [one for one in subnets if one["AvailabilityZone"] in {"us-east-1a", "us-east-1d"}]
+    found = offers(cloud, instance_types=("m5.large",), subnets=tuple(one["SubnetId"] for one in chosen))
+    assert {one.zone: one.details["subnet"] for one in found} == {
+        one["AvailabilityZone"]: one["SubnetId"] for one in chosen
+    }
+
+
+def test_a_type_that_exists_on_one_market_only_is_offered_there(cloud):
+    found = offers(cloud, instance_types=("u-3tb1.56xlarge",), on_demand_prices={"u-3tb1.56xlarge": 27.3})
+    assert {one.market for one in found} == {Market.ON_DEMAND}
+
+
+def test_types_are_found_by_accelerator_cheapest_first(cloud):
+    found = offers(cloud, Resources(accelerator="a10g", accelerator_count=4))
+    assert {one.instance_type for one in found} == {"g5.12xlarge", "g5.24xlarge", "g5.48xlarge"}
+
+
+def test_an_accelerator_of_many_words_is_found_with_dashes(cloud):
+    found = offers(cloud, Resources(accelerator="rtx-pro-4500", accelerator_count=1))
+    assert {one.instance_type for one in found} <= {f"g7.{n}xlarge" for n in (2, 4, 8, 12, 24, 48)}
+    assert found
+
+
+def test_types_are_found_by_cpus_and_memory_without_an_accelerator(cloud):
+    found = offers(cloud, Resources(cpus=16, memory_bytes=60 * 2**30))
+    names = sorted({one.instance_type for one in found})
+    assert len(names) == 4
+    types = cloud.client().describe_instance_types(InstanceTypes=names)["InstanceTypes"]
+    for one in types:
+        assert one["VCpuInfo"]["DefaultVCpus"] >= 16
+        assert one["MemoryInfo"]["SizeInMiB"] >= 60 * 1024
+        assert "GpuInfo" not in one
+        assert one["ProcessorInfo"]["SupportedArchitectures"] == ["x86_64"]
+
+
+def test_a_job_that_asks_for_nothing_gets_small_machines_that_can_train(cloud):
+    names = sorted({one.instance_type for one in offers(cloud)})
+    types = cloud.client().describe_instance_types(InstanceTypes=names)["InstanceTypes"]
+    assert {one["VCpuInfo"]["DefaultVCpus"] for one in types} == {2}
+    assert min(one["MemoryInfo"]["SizeInMiB"] for one in types) >= 8192
+
+
+def test_of_the_named_types_those_that_fit_are_offered(cloud):
+    found = offers(
+        cloud, Resources(accelerator="A10G", accelerator_count=1), instance_types=("m5.large", "g5.xlarge")
+    )
+    assert {one.instance_type for one in found} == {"g5.xlarge"}
+
+
+def test_nothing_that_fits_gives_no_offer(cloud):
+    assert offers(cloud, Resources(accelerator="B9000", accelerator_count=1)) == ()
+
+
+def test_types_for_a_placement_group_can_be_in_one(cloud):
+    names = {one.instance_type for one in offers(cloud, placement_group="auto")}
+    types = cloud.client().describe_instance_types(InstanceTypes=sorted(names))["InstanceTypes"]
+    assert all("cluster" in one["PlacementGroupInfo"]["SupportedStrategies"] for one in types)
+    with pytest.raises(SpecError, match="cannot be in a cluster placement group"):
+        offers(cloud, placement_group="auto", instance_types=("t3.large",))
+
+
+def test_a_price_that_is_given_is_not_asked_for(cloud):
+    cloud.faults.denied = {"pricing:GetProducts"}
+    found = offers(cloud, instance_types=("m5.large",), on_demand_prices={"m5.large": 0.2})
+    assert {one.on_demand_price_per_hour for one in found} == {0.2}
+    with pytest.raises(AuthError, match=r"; or give the price in providers\.aws\.on_demand_prices$"):
+        offers(cloud, instance_types=("m5.large",))
+
+
+@pytest.mark.parametrize(
+    ("region", "endpoint"),
+    [
+        ("us-east-1", "us-east-1"),
+        ("us-west-2", "us-east-1"),
+        ("sa-east-1", "us-east-1"),
+        ("eu-north-1", "eu-central-1"),
+        ("me-south-1", "eu-central-1"),
+        ("ap-northeast-2", "ap-south-1"),
+    ],
+)
+def test_the_price_list_is_asked_where_it_is(region, endpoint):
+    assert endpoint_region(region) == endpoint
+
+
+def test_the_price_list_of_another_region_is_asked_elsewhere(cloud):
+    provider = AwsProvider(AwsOptions(region="eu-west-1", instance_types=("m5.large",)))
+    found = provider.provisioner().offers(Resources())
+    assert {one.zone for one in found} == {"eu-west-1a", "eu-west-1b", "eu-west-1c"}
+    assert [call.region for call in cloud.faults.calls if call.action == "GetProducts"] == ["eu-central-1"]
+
+
+def test_what_does_not_change_is_asked_for_once_an_hour_and_prices_once_a_minute(cloud, ec2_clients):
+    now = 0.0
+    finder = OfferFinder(AwsOptions(instance_types=("m5.large",)), ec2_clients, monotonic=lambda: now)
+
+    def asked():
+        before = len(cloud.faults.calls)
+        finder.offers(Resources())
+        return sorted(call.action for call in cloud.faults.calls[before:])
+
+    facts = [
+        "DescribeImages",
+        "DescribeInstanceTypeOfferings",
+        "DescribeInstanceTypes",
+        "DescribeSpotPriceHistory",
+        "DescribeSubnets",
+        "GetInstanceProfile",
+        "GetParameter",
+        "GetProducts",
+    ]
+    assert asked() == facts
+    assert asked() == []
+    now = SPOT_PRICE_SECONDS
+    assert asked() == ["DescribeSpotPriceHistory"]
+    now = FACTS_SECONDS
+    assert asked() == facts
+
+
+def test_a_failure_is_not_kept(cloud):
+    provisioner = cloud.provider(instance_types=("m5.large",)).provisioner()
+    cloud.faults.inject("DescribeSubnets", "InternalError", times=3)
+    with pytest.raises(TransientError, match="looking up the default subnets"):
+        provisioner.offers(Resources())
+    assert provisioner.offers(Resources())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"region": "us-east-9"},
+            'providers.aws.region: "us-east-9" is no region that this boto3 knows; did you mean "us-east-2"?',
+        ),
+        (
+            {"image": "ami-0123456789abcdef0"},
+            'providers.aws.image: there is no "ami-0123456789abcdef0" in this region (InvalidAMIID.NotFound)',
+        ),
+        (
+            {"image": "/aws/service/ami/none"},
+            'providers.aws.image: there is no "/aws/service/ami/none" in this region (ParameterNotFound)',
+        ),
+        (
+            {"instance_types": ("g5.xlrge",)},
+            'providers.aws.instance_types: us-east-1 has no "g5.xlrge"; did you mean "g5.xlarge"?',
+        ),
+        (
+            {"instance_types": ("m5.large", "z9.huge")},
+            'providers.aws.instance_types: us-east-1 has no "z9.huge"',
+        ),
+        (
+            {"image": "ami-0c10d5b07ca5e0003", "instance_types": ("m5.large",)},
+            'providers.aws.instance_types: "m5.large" is x86_64, but image ami-0c10d5b07ca5e0003 is arm64',
+        ),
+        (
+            {"subnets": ("subnet-0123456789abcdef0",)},
+            (
+                'providers.aws.subnets: there is no "subnet-0123456789abcdef0" in this region '
+                "(InvalidSubnetID.NotFound)"
+            ),
+        ),
+        (
+            {"zones": ("us-east-1z",)},
+            (
+                'providers.aws.zones: no subnet in "us-east-1z"; there are us-east-1a, us-east-1b, us-east-1c, '
+                "us-east-1d, us-east-1e, us-east-1f"
+            ),
+        ),
+        (
+            {"security_groups": ("sg-0123456789abcdef0",)},
+            (
+                'providers.aws.security_groups: there is no "sg-0123456789abcdef0" in this region '
+                "(InvalidGroup.NotFound)"
+            ),
+        ),
+        (
+            {"key_name": "mine"},
+            'providers.aws.key_name: there is no "mine" in this region (InvalidKeyPair.NotFound)',
+        ),
+        (
+            {"placement_group": "mine"},
+            'providers.aws.placement_group: there is no "mine" in this region (InvalidPlacementGroup.Unknown)',
+        ),
+        (
+            {"instance_profile": "nobody"},
+            'providers.aws.instance_profile: there is no "nobody"; docs/aws.md tells how to make it',
+        ),
+    ],
+)
+def test_an_option_that_names_what_does_not_exist_is_told_before_anything_is_launched(
+    cloud, options, message
+):
+    with pytest.raises(SpecError) as error:
+        offers(cloud, **options)
+    assert str(error.value) == message
+    assert cloud.faults.count("RunInstances") == 0
+
+
+def test_a_profile_without_a_role_is_told(cloud):
+    cloud.make_profile("empty", has_role=False)
+    with pytest.raises(SpecError, match='"empty" has no role; add one'):
+        offers(cloud, instance_profile="empty")
+
+
+def test_a_region_without_a_default_vpc_needs_subnets(cloud):
+    client = cloud.client()
+    for subnet in client.describe_subnets()["Subnets"]:
+        client.delete_subnet(SubnetId=subnet["SubnetId"])
+    with pytest.raises(SpecError, match=r"providers\.aws\.subnets: missing; us-east-1 has no default VPC"):
+        offers(cloud)
+
+
+def test_two_subnets_in_one_zone_are_ambiguous(cloud):
+    client = cloud.client()
+    first = client.describe_subnets()["Subnets"][0]
+    other = client.create_subnet(
+        VpcId=first["VpcId"], CidrBlock="172.31.240.0/24", AvailabilityZone=first["AvailabilityZone"]
+    )["Subnet"]
+    with pytest.raises(SpecError, match=f"are both in {first['AvailabilityZone']}"):
+        offers(cloud, subnets=(first["SubnetId"], other["SubnetId"]))
+
+
+def test_without_the_right_to_look_at_profiles_the_launch_itself_will_tell(cloud):
+    cloud.faults.denied = {"iam:GetInstanceProfile"}
+    assert offers(cloud, instance_types=("m5.large",), instance_profile="nobody")
+
+
+def test_without_credentials_one_line_says_what_to_do(cloud, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(AuthError, match="no AWS credentials found; run `aws configure`"):
+        AwsProvider(AwsOptions(region="us-east-1")).provisioner().offers(Resources())
+
+
+def test_without_a_region_one_line_says_what_to_set(cloud):
+    with pytest.raises(SpecError) as error:
+        AwsProvider().provisioner().offers(Resources())
+    assert str(error.value) == (
+        "no AWS region: set providers.aws.region, AWS_REGION or the profile's region (aws configure)"
+    )
+
+
+def test_region_and_account_are_pinned_on_submission(cloud, monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert AwsProvider().pinned_options() == {"region": "eu-west-1", "account": "123456789012"}
+    options = AwsOptions(region="us-east-1", account="999999999999")
+    assert AwsProvider(options).pinned_options() == {"region": "us-east-1", "account": "999999999999"}
+
+
+def test_the_boot_profile_tells_the_sdk_its_region(cloud):
+    profile = cloud.provider(image_has_cloudspot=True, agent_python="/opt/agent/bin/python").boot_profile()
+    assert profile.environment == {"AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
+    assert (profile.agent_python, profile.train_python) == (
+        "/opt/agent/bin/python",
+        "/opt/pytorch/bin/python",
+    )
+    assert (profile.has_cloudspot, profile.shutdown_command) == (True, "shutdown -h now")
+    assert AwsClients(region="us-east-1").region == "us-east-1"
