@@ -32,7 +32,8 @@ class RoleKeys:
     """All the credentials of roles that one seed makes."""
 
     def __init__(self, seed: str) -> None:
-        self._seed = seed.encode()
+        self.seed = seed
+        """What the metadata services are told, and nobody else."""
 
     def issue(self, instance_id: str, *, expires_at: datetime) -> Credentials:
         """Return the credentials of an instance's role, which hold until then (whole seconds)."""
@@ -66,7 +67,7 @@ class RoleKeys:
             return datetime.fromtimestamp(0, timezone.utc)
 
     def _digest(self, purpose: str, text: str) -> bytes:
-        return hmac.new(self._seed, f"{purpose}:{text}".encode(), hashlib.sha256).digest()
+        return hmac.new(self.seed.encode(), f"{purpose}:{text}".encode(), hashlib.sha256).digest()
 
 
 class Secrets(Mapping[str, str]):

@@ -57,6 +57,18 @@ def zone_of(parameters: Mapping[str, Any], region: str) -> str:
     return str(named or zones[0])
 
 
+def subnet_form(parameters: Mapping[str, Any], region: str, zone: str) -> dict[str, str]:
+    """Return the form's field that names the zone's default subnet, where the request names no subnet.
+
+    moto would put the machine into no network at all.
+    """
+    interfaces = parameters.get("NetworkInterfaces", ())
+    if "SubnetId" in parameters or any("SubnetId" in one for one in interfaces):
+        return {}
+    field = "NetworkInterface.1.SubnetId" if interfaces else "SubnetId"
+    return {field: ec2_backends[DEFAULT_ACCOUNT_ID][region].get_default_subnets()[zone].id}
+
+
 def check_request(parameters: Mapping[str, Any], region: str, zone: str) -> None:
     """Refuse what the real API refuses before it looks for capacity.
 

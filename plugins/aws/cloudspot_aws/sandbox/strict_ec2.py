@@ -204,9 +204,9 @@ class StrictEc2:
             return self._replay(environ, taken, request, region)
         launching.check_price(parameters, zone)
         granted = launching.grant(parameters, zone, self.machines, self.faults)
-        status, _, content = self._forward(
-            environ, {**form, "MinCount": str(granted), "MaxCount": str(granted)}
-        )
+        counts = {"MinCount": str(granted), "MaxCount": str(granted)}
+        placed = launching.subnet_form(parameters, region, zone)
+        status, _, content = self._forward(environ, {**form, **placed, **counts})
         if status != 200:
             raise ApiError(
                 "InternalError", f"moto refused: {content.decode(errors='replace')[:300]}", status=500

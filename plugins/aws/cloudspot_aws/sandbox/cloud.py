@@ -1,0 +1,171 @@
+"""The emulated AWS as a whole: what ``cloudspot sandbox aws`` and the tests of whole jobs bring up."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from cloudspot.testing.emulation import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
+from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
+from cloudspot_aws.sandbox.credentials import RoleKeys, Secrets
+from cloudspot_aws.sandbox.faults import Faults
+from cloudspot_aws.sandbox.rolecheck import RoleCheck
+from cloudspot_aws.sandbox.serving import Server
+
+# moto would read in 1,300 images for each region.
+os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
+
+REGION: Final = "us-east-1"
+BUCKET: Final = "cloudspot-sandbox"
+NODE_ROLE: Final = "cloudspot-node"
+_TRUST: Final = (
+    '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", '
+    '"Principal": {"Service": "ec2.amazonaws.com"}}]}'
+)
+
+
+class EmulatedAws(EmulatedCloud):
+    """One account with a bucket, an instance profile for nodes, and every service that a job uses.
+
+    S3 and EC2 are stricter than moto's; the other services are moto's own. All are served at one address.
+    """
+
+    name: ClassVar[str] = "aws"
+    notice_seconds: ClassVar[float] = 120.0
+    foreign_variables: ClassVar[tuple[str, ...]] = ("AWS_", "BOTO_")
+    network: ClassVar[str] = "172.31.0.0/16"
+    metadata_service: ClassVar[str] = "cloudspot_aws.sandbox.imds_server:Imds"
+    # As cloud-init's Ec2 data source does it.
+    fetch_user_data: ClassVar[str] = """\
+token=$(curl -sf -X PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" "$METADATA_URL/latest/api/token") &&
+exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-data"
+"""
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        """What goes wrong, and every call that came; see :class:`Faults`."""
+        self._access_key = "AKIA" + secrets.token_hex(8).upper()
+        self._secret_key = secrets.token_urlsafe(30)
+        self._server: Server | None = None
+
+    def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
+        """Serve the account; see EmulatedCloud."""
+        from moto.ec2.models.vpcs import VPCBackend
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+        from cloudspot_aws.sandbox.strict_ec2 import StrictEc2
+        from cloudspot_aws.sandbox.strict_s3 import StrictS3
+
+        make_vpc = VPCBackend.create_vpc
+
+        def make_vpc_here(backend: Any, cidr_block: str, *rest: Any, **more: Any) -> Any:
+            """Put the default VPC where this host's machines are."""
+            return make_vpc(backend, host.network if more.get("is_default") else cidr_block, *rest, **more)
+
+        VPCBackend.create_vpc = make_vpc_here
+        keys = RoleKeys(secrets.token_hex(16))
+        moto = DomainDispatcherApplication(create_backend_app)
+        known = Secrets({self._access_key: self._secret_key}, keys)
+        s3 = StrictS3(moto, faults=self.faults, secrets=known)
+        ec2 = StrictEc2(s3, _RoleHost(host, keys), faults=self.faults)
+        self._server = Server(RoleCheck(ec2, keys, now=_now), host=address)
+        self._furnish()
+
+    def environment(self) -> Mapping[str, str]:
+        """Return what leads to the account, as its owner; see EmulatedCloud."""
+        return {
+            **self.machine_environment(),
+            "AWS_ACCESS_KEY_ID": self._access_key,
+            "AWS_SECRET_ACCESS_KEY": self._secret_key,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_PAGER": "",
+            "CLOUDSPOT_STORE": f"s3://{BUCKET}",
+        }
+
+    def machine_environment(self) -> Mapping[str, str]:
+        """Return the endpoint, which stands in every image; see EmulatedCloud."""
+        assert self._server is not None
+        return {"AWS_ENDPOINT_URL": self._server.url}
+
+    def metadata_environment(self, url: str) -> Mapping[str, str]:
+        """Return the variable by which AWS's SDKs find the metadata service elsewhere."""
+        return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}
+
+    def stop(self) -> None:
+        """End the server; see EmulatedCloud."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _furnish(self) -> None:
+        """Make what an account has that follows docs/aws.md: the bucket, and the nodes' profile."""
+        import boto3
+
+        # By the front door, so that it is made as a user would make it; nothing of it counts as a job's.
+        environment = self.environment()
+        session = boto3.Session(self._access_key, self._secret_key, region_name=REGION)
+        endpoint = environment["AWS_ENDPOINT_URL"]
+        session.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
+        iam = session.client("iam", endpoint_url=endpoint)
+        iam.create_role(RoleName=NODE_ROLE, AssumeRolePolicyDocument=_TRUST)
+        iam.create_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE)
+        iam.add_role_to_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE, RoleName=NODE_ROLE)
+        self.faults.calls.clear()
+
+
+class _RoleHost(MachineHost):
+    """Gives machines what they need to know of their role, and what AWS's images have installed."""
+
+    def __init__(self, host: MachineHost, keys: RoleKeys) -> None:
+        self.network = host.network
+        self._host = host
+        self._keys = keys
+
+    def allocate_address(self) -> str:
+        return self._host.allocate_address()
+
+    def start(self, machine: EmulatedMachine) -> None:
+        facts = {**machine.metadata, "role-seed": self._keys.seed}
+        role = _role_of(str(machine.metadata.get("instance-profile", "")))
+        if role is not None:
+            facts["role"] = role
+        programs = {} if machine.is_bare else {DEFAULT_TRAIN_PYTHON: sys.executable}
+        self._host.start(msgspec.structs.replace(machine, metadata=facts, programs=programs))
+
+    def terminate(self, machine_id: str) -> None:
+        self._host.terminate(machine_id)
+
+    def reclaim(self, machine_id: str, *, notice_seconds: float) -> None:
+        self._host.reclaim(machine_id, notice_seconds=notice_seconds)
+
+    def set_tags(self, machine_id: str, tags: Mapping[str, str]) -> None:
+        self._host.set_tags(machine_id, tags)
+
+    def states(self) -> Mapping[str, MachineStatus]:
+        return self._host.states()
+
+
+def _role_of(profile: str) -> str | None:
+    """Return the name of the role in the instance profile, if there are such a profile and role."""
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.iam.models import iam_backends
+
+    for known in iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles.values():
+        if known.name == profile and known.roles:
+            return str(known.roles[0].name)
+    return None
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

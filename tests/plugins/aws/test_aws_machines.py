@@ -1,0 +1,198 @@
+"""Machines of the emulated AWS: booted by RunInstances, seen from inside by curl and boto3 as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+
+import boto3
+import pytest
+
+from cloudspot.local.records import PlannedReclaim
+from cloudspot.model import Market
+from cloudspot.testing.machinehost import emulated
+from cloudspot_aws.sandbox.cloud import BUCKET, EmulatedAws
+from cloudspot_aws.sandbox.images import BARE_IMAGE_ID, IMAGE_ID
+
+enclosed = pytest.mark.enclosed
+
+TOKEN = (
+    "T=$(curl -sf -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169.254.169.254/latest/api/token)\n"
+    'imds() { curl -sf -H "X-aws-ec2-metadata-token: $T" "http://169.254.169.254/latest/meta-data/$1" && echo; }\n'
+)
+
+
+class Account:
+    """The account as its owner sees it."""
+
+    def __init__(self, cloud, host, wait_until):
+        self.cloud, self.host, self.wait_until = cloud, host, wait_until
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            del os.environ[name]  # This process is the test's alone.
+        os.environ.update(cloud.environment())
+        self.ec2 = boto3.client("ec2")
+        self.s3 = boto3.client("s3")
+
+    def run(self, script: str, *, count: int = 1, image: str = IMAGE_ID, **arguments) -> list[str]:
+        arguments.setdefault("IamInstanceProfile", {"Name": "cloudspot-node"})
+        answer = self.ec2.run_instances(
+            ImageId=image,
+            InstanceType="g5.xlarge",
+            MinCount=count,
+            MaxCount=count,
+            UserData=f"#!/bin/bash\n{script}\n",
+            MetadataOptions={"HttpTokens": "required", "InstanceMetadataTags": "enabled"},
+            **arguments,
+        )
+        return [one["InstanceId"] for one in answer["Instances"]]
+
+    def describe(self, instance_id: str) -> dict:
+        found = self.ec2.describe_instances(InstanceIds=[instance_id])
+        return found["Reservations"][0]["Instances"][0]
+
+    def wait_for_console(self, instance_id: str, text: str) -> list[str]:
+        self.wait_until(lambda: text in self.host.console(instance_id))
+        return self.host.console(instance_id).partition("init: ")[0].splitlines()
+
+    def wait_for_end(self, instance_id: str) -> dict:
+        self.wait_until(lambda: self.describe(instance_id)["State"]["Name"] == "terminated")
+        return self.describe(instance_id)
+
+
+@pytest.fixture
+def account(tmp_path, wait_until):
+    """``with account() as it``: to be entered inside, by a test marked ``enclosed``."""
+
+    @contextlib.contextmanager
+    def make(**arguments):
+        cloud = EmulatedAws()
+        with emulated(cloud, tmp_path / "aws", is_isolated=True, **arguments) as host:
+            yield Account(cloud, host, wait_until)
+
+    return make
+
+
+@enclosed
+def test_machines_know_who_they_are_and_read_tags_that_come_later(account):
+    with account() as it:
+        script = (
+            f"{TOKEN} imds instance-id; imds ami-launch-index; imds local-ipv4; hostname; imds placement/region\n"
+            "until imds tags/instance/MASTER_ADDR; do sleep 0.05; done; echo up"
+        )
+        ids = it.run(script, count=2)
+        for instance_id in ids:
+            it.wait_until(lambda one=instance_id: "us-east-1" in it.host.console(one))
+        it.ec2.create_tags(Resources=ids, Tags=[{"Key": "MASTER_ADDR", "Value": "172.31.0.7"}])
+        for index, instance_id in enumerate(ids):
+            lines = [line for line in it.wait_for_console(instance_id, "up\n") if line]
+            address = it.describe(instance_id)["PrivateIpAddress"]
+            name = f"ip-{address.replace('.', '-')}"
+            assert lines == [instance_id, str(index), address, name, "us-east-1", "172.31.0.7", "up"]
+
+
+@enclosed
+def test_curl_without_a_token_is_refused_at_the_real_address(account):
+    with account() as it:
+        ask = "curl -s -o /dev/null -w '%{http_code}\\n' http://169.254.169.254/latest/"
+        refused = f"{ask}api/token -X PUT; {ask}meta-data/; {ask}meta-data/ -H 'X-aws-ec2-metadata-token: x'"
+        (instance_id,) = it.run(
+            f'{refused}; {TOKEN} {ask}meta-data/ -H "X-aws-ec2-metadata-token: $T"; echo up'
+        )
+        assert it.wait_for_console(instance_id, "up\n") == ["400", "401", "401", "200", "up"]
+
+
+@enclosed
+def test_boto3_takes_the_roles_credentials_from_the_metadata_and_the_api_takes_them(account):
+    code = (
+        "import boto3\n"
+        "session = boto3.Session(region_name='us-east-1')\n"
+        "print(session.get_credentials().method)\n"
+        f"session.client('s3').put_object(Bucket='{BUCKET}', Key='from-a-machine', Body=b'hello')\n"
+        "print(session.client('ec2').describe_instances()['Reservations'][0]['Instances'][0]['InstanceId'])\n"
+    )
+    with account() as it:
+        (instance_id,) = it.run(f"python - <<'END'\n{code}END\necho up")
+        assert it.wait_for_console(instance_id, "up\n") == ["iam-role", instance_id, "up"]
+        assert it.s3.get_object(Bucket=BUCKET, Key="from-a-machine")["Body"].read() == b"hello"
+        bare = it.run(
+            "python - <<'END'\nimport boto3\nprint(boto3.Session().get_credentials())\nEND\necho up",
+            IamInstanceProfile={},
+        )
+        assert it.wait_for_console(bare[0], "up\n") == ["None", "up"]
+
+
+@enclosed
+def test_credentials_that_have_expired_are_refused_by_each_service_in_its_own_words(account):
+    from datetime import datetime, timedelta, timezone
+
+    from botocore.exceptions import ClientError
+
+    with account() as it:
+        (instance_id,) = it.run("sleep 1000")
+        seed = it.host.directory(instance_id).record().guest.facts["role-seed"]
+        from cloudspot_aws.sandbox.credentials import RoleKeys
+
+        past = datetime.now(timezone.utc) - timedelta(seconds=1)
+        old = RoleKeys(seed).issue(instance_id, expires_at=past)
+        fresh = RoleKeys(seed).issue(instance_id, expires_at=past + timedelta(hours=1))
+        calls = {
+            "s3": ("list_buckets", "ExpiredToken", "InvalidToken"),
+            "ec2": ("describe_instances", "RequestExpired", "AuthFailure"),
+            "logs": ("describe_log_groups", "ExpiredTokenException", "UnrecognizedClientException"),
+            "sts": ("get_caller_identity", "ExpiredToken", "InvalidClientTokenId"),
+        }
+        for service, (call, expired, invalid) in calls.items():
+            for keys, token, code in (
+                (old, old.token, expired),
+                (fresh, None, invalid),
+                (fresh, "x", invalid),
+            ):
+                client = boto3.client(
+                    service,
+                    aws_access_key_id=keys.access_key,
+                    aws_secret_access_key=keys.secret_key,
+                    aws_session_token=token,
+                )
+                with pytest.raises(ClientError) as caught:
+                    getattr(client, call)()
+                assert caught.value.response["Error"]["Code"] == code, service
+            good = boto3.client(
+                service,
+                aws_access_key_id=fresh.access_key,
+                aws_secret_access_key=fresh.secret_key,
+                aws_session_token=fresh.token,
+            )
+            getattr(good, call)()
+
+
+@enclosed
+def test_a_spot_machine_reads_its_notice_and_the_api_tells_the_reclaim(account):
+    plan = (PlannedReclaim(after_seconds=0.0, notice_seconds=1.5),)
+    with account(plan=lambda machine: plan if machine.market is Market.SPOT else ()) as it:
+        script = f"{TOKEN} until imds spot/instance-action | grep action; do sleep 0.05; done; sleep 1000"
+        (instance_id,) = it.run(script, InstanceMarketOptions={"MarketType": "spot"})
+        notice = json.loads(next(line for line in it.wait_for_console(instance_id, "}") if line))
+        assert notice["action"] == "terminate"
+        ended = it.wait_for_end(instance_id)
+        assert ended["StateReason"]["Code"] == "Server.SpotInstanceTermination"
+
+
+@enclosed
+def test_the_api_tells_who_ended_a_machine(account):
+    with account() as it:
+        (itself,) = it.run("shutdown -h now", InstanceInitiatedShutdownBehavior="terminate")
+        (another,) = it.run("sleep 1000")
+        it.ec2.terminate_instances(InstanceIds=[another])
+        assert it.wait_for_end(itself)["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
+        assert it.wait_for_end(another)["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
+
+
+@enclosed
+def test_images_have_what_they_are_said_to_have(account):
+    ask = "for p in python3 /opt/pytorch/bin/python; do $p -c 'import cloudspot; print(1)' 2>&1 | tail -1; done; echo up"
+    with account() as it:
+        (ready,) = it.run(ask)
+        (bare,) = it.run(ask, image=BARE_IMAGE_ID)
+        assert it.wait_for_console(ready, "up\n") == ["1", "1", "up"]
+        assert "No module named 'cloudspot'" in it.wait_for_console(bare, "up\n")[0]
