@@ -64,9 +64,9 @@ def _echo_generations(value: Mapping[str, Any]) -> None:
         (
             str(one["generation"]),
             str(one["launch"]),
-            ",".join(map(str, one["ranks"])),
-            "start" if one["restored"] is None else f"step {one['restored']['step']}",
-            f"step {one['last_step']}",
+            _ranges(one["ranks"]),
+            "start" if one["restored"] is None else str(one["restored"]["step"]),
+            str(one["last_step"]),
             "unknown" if one["steps_lost"] is None else f"{one['steps_lost']}",
             _training_time(one),
             _why(one),
@@ -74,6 +74,17 @@ def _echo_generations(value: Mapping[str, Any]) -> None:
         for one in value["generations"]
     ]
     _echo(("GENERATION", "LAUNCH", "NODES", "FROM", "TO", "LOST", "TRAINED", "WHY"), rows)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ``0-7,9`` for ascending numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _training_time(one: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -105,8 +106,8 @@ def _echo_results(value: Mapping[str, Any]) -> None:
     a, b = value["a"], value["b"]
     rows = [(name, cell(a), cell(b)) for name, cell in _ROWS]
     rows += [(f"metrics.{one['name']}", _number(one["a"]), _number(one["b"])) for one in value["metrics"]]
-    shown = [(name, first, second, "" if first == second else "*") for name, first, second in rows]
-    output.echo_table(("", a["id"], b["id"], ""), shown)
+    shown = [(f"{' ' if first == second else '*'} {name}", first, second) for name, first, second in rows]
+    output.echo_table(("", a["id"], b["id"]), shown, num_folding=2)
 
 
 def _goodput(one: Mapping[str, Any]) -> str:
@@ -143,11 +144,13 @@ def _echo_job_files(value: Mapping[str, Any]) -> None:
         output.echo("the job files are the same")
         return
     rows = [(one["field"], _setting(one["a"]), _setting(one["b"])) for one in value["job_file"]]
-    output.echo_table(("JOB FILE", value["a"]["id"], value["b"]["id"]), rows)
+    output.echo_table(("JOB FILE", value["a"]["id"], value["b"]["id"]), rows, num_folding=2)
 
 
 def _setting(value: Any) -> str:
-    return "-" if value is None else str(value)
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _echo_code(value: Mapping[str, Any]) -> None:

@@ -63,11 +63,14 @@ def _as_json(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: by rich on a terminal; elsewhere aligned columns, never cut or wrapped."""
+def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, num_folding: int = 1) -> None:
+    """Print a table: by rich on a terminal; elsewhere aligned columns, never cut or wrapped.
+
+    The last ``num_folding`` columns hold the words, and give way where the terminal is narrow.
+    """
     headers, rows = _printable(headers), [_printable(row) for row in rows]
     if is_terminal():
-        _echo_rich_table(headers, rows)
+        _echo_rich_table(headers, rows, num_folding)
         return
     widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
     for row in (headers, *rows):
@@ -79,16 +82,17 @@ def _printable(cells: Sequence[str]) -> list[str]:
     return [printable(cell) for cell in cells]
 
 
-def _echo_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _echo_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], num_folding: int) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for header in headers[:-1]:
-        table.add_column(header, no_wrap=True)
-    # The last one holds the words, and gives way where the terminal is narrow.
-    table.add_column(headers[-1], overflow="fold")
+    for number, header in enumerate(headers, start=1):
+        if number <= len(headers) - num_folding:
+            table.add_column(header, no_wrap=True)
+        else:
+            table.add_column(header, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
     Console().print(table)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cloudspot.cli import output
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import keys
 from cloudspot.local.filestore import FileStore
@@ -38,11 +39,11 @@ def test_json_has_what_differs_and_what_came_of_both(two):
 def test_text_marks_the_results_that_differ_and_prints_the_diff(two):
     text = two.run("compare", "digits-a", "digits-b").stdout
     results, job_file, code, *diffs = text.split("\n\n")
-    lines = {line.split()[0]: line.split()[1:] for line in results.splitlines()[1:]}
+    lines = {line[2:].split()[0]: [line[0], *line[2:].split()[1:]] for line in results.splitlines()[1:]}
     assert results.splitlines()[0].split() == ["digits-a", "digits-b"]
-    assert lines["state"] == ["succeeded", "failed", "*"]
-    assert lines["provider"] == ["local", "local"]
-    assert lines["metrics.accuracy"] == ["0.975", "-", "*"]
+    assert lines["state"] == ["*", "succeeded", "failed"]
+    assert lines["provider"] == [" ", "local", "local"]
+    assert lines["metrics.accuracy"] == ["*", "0.975", "-"]
     assert [line.split() for line in job_file.splitlines()] == [
         ["JOB", "FILE", "digits-a", "digits-b"],
         ["run.env.LR", "-", "0.1"],
@@ -51,6 +52,17 @@ def test_text_marks_the_results_that_differ_and_prints_the_diff(two):
     assert "  + data.bin (2 B)" in code.splitlines()
     assert "  ~ train.py (15 B > 17 B)" in code.splitlines()
     assert "-print('hello')\n+print('goodbye')" in "\n\n".join(diffs)
+
+
+def test_a_narrow_terminal_folds_what_is_long_and_cuts_nothing(two, monkeypatch):
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    two.job_file.write_text(two.job_file.read_text() + f'LONG = "{"words " * 20}"\n')
+    two.submit("digits-c")
+    lines = two.run("compare", "digits-a", "digits-c", "--no-diff").stdout.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "".join(lines).count("words") == 20
+    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
 
 
 def test_without_the_diff_the_files_are_only_named(two):

@@ -4,6 +4,7 @@ from datetime import datetime
 
 import pytest
 
+from cloudspot.cli import chapters
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Final
 
@@ -65,8 +66,8 @@ def test_text_tells_where_the_time_went_and_what_each_generation_and_machine_did
     ]
     found = tables(text.splitlines())
     assert [line.split() for line in found["GENERATION"]] == [
-        ["1", "1", "0", "start", "step", "40", "0", "3m", "57s", "first"],
-        ["2", "2", "0", "step", "40", "step", "100", "0", "4m", "18s", "relaunched"],
+        ["1", "1", "0", "start", "40", "0", "3m", "57s", "first"],
+        ["2", "2", "0", "40", "100", "0", "4m", "18s", "relaunched"],
     ]
     [notice] = found["NOTICE"]
     assert notice.split()[1:] == ["1", "0", "39", "30s", "step", "40", "after", "9.0s", "metadata"]
@@ -77,6 +78,13 @@ def test_text_tells_where_the_time_went_and_what_each_generation_and_machine_did
         "on demand 12m 00s 0.2000 USD",
         "saved 0.1400 USD (70%)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([], ""), ([0], "0"), ([0, 1, 2, 3], "0-3"), ([0, 2, 3, 5], "0,2-3,5")]
+)
+def test_many_nodes_are_told_as_ranges(ranks, text):
+    assert chapters._ranges(ranks) == text
 
 
 def test_goodput_is_said_to_be_unknown_or_a_lower_bound_where_nodes_have_not_told(jobs):
