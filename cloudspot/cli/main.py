@@ -45,6 +45,12 @@ Kept here, so that ``cloudspot --help`` imports no command; a test holds it to t
 """
 
 
+_NO_ARGUMENTS: tuple[type[click.ClickException], ...] = tuple(
+    # Before click 8.2 a group prints its help by itself.
+    filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
+)
+
+
 class Program(click.Group):
     """The group of all commands; it imports a command's module only when that command is run."""
 
@@ -104,6 +110,10 @@ class Program(click.Group):
         try:
             code = super().main(*args, **extra)
             sys.stdout.flush()
+        except _NO_ARGUMENTS as error:
+            # What somebody asks who types a group alone: its help, as it is laid out.
+            click.echo(error.format_message(), file=sys.stderr)
+            code = error.exit_code
         except click.ClickException as error:
             hint = ""
             if isinstance(error, click.UsageError) and error.ctx is not None:

@@ -32,6 +32,23 @@ def cloudspot_object_store(url):
 """
 
 
+# A cloud that brings no store of its own, as all of them do but `local`.
+BARE_PROVIDER = """
+from cloudspot.hookspecs import hookimpl
+from cloudspot.local.provider import LocalProvider
+
+class Bare(LocalProvider):
+    name = "bare"
+
+    def default_store(self):
+        return None
+
+@hookimpl
+def cloudspot_provider(name):
+    return Bare
+"""
+
+
 @dataclass(frozen=True)
 class Case:
     """A command that cannot work, and what it says: ``{here}`` is the directory, ``{store}`` the store's URL."""
@@ -231,6 +248,12 @@ CASES = [
         3,
     ),
     Case(
+        "a missing store",
+        "run --provider bare",
+        "no store: provider 'bare' has no default; set store in the job file, --store or CLOUDSPOT_STORE",
+        environ={"CLOUDSPOT_STORE": None},
+    ),
+    Case(
         "a store that is none",
         "run --store nowhere",
         '--store: "nowhere" is neither a URL such as file:///data/jobs nor a store of {here}/.config/cloudspot/config.toml; there it knows none',
@@ -359,6 +382,7 @@ class Desk:
         plugins = here / "plugins"
         plugins.mkdir()
         install(plugins, "cloudspot.stores", "dying", DYING_STORE)
+        install(plugins, "cloudspot.providers", "bare", BARE_PROVIDER)
         install(plugins, "cloudspot.providers", "broken", "raise ImportError('no such library')")
         (here / ".cloudspotignore").write_text("plugins\n")
         self.environ = {

@@ -155,3 +155,10 @@ program.main(["ps"])
 def test_a_command_that_is_nearly_right_is_answered_with_the_right_one():
     result = CliRunner().invoke(program, ["shwo"], prog_name="cloudspot")
     assert result.stderr == "error: No such command 'shwo'. Did you mean 'show'? (see: cloudspot --help)\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["checkpoints"]])
+def test_a_group_alone_shows_its_help_as_it_is_laid_out(arguments):
+    alone = CliRunner().invoke(program, arguments, prog_name="cloudspot")
+    asked = CliRunner().invoke(program, [*arguments, "--help"], prog_name="cloudspot")
+    assert (alone.stderr, alone.stdout, alone.exit_code) == (asked.stdout, "", 2)
