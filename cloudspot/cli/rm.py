@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 import click
 
 from cloudspot.cli import exit_codes, output
+from cloudspot.cli.completing import complete_jobs
 from cloudspot.cli.jobs import Job, find_job, open_named_store
 from cloudspot.cli.options import debug_option, store_option
 from cloudspot.cli.progress import transfer
@@ -24,7 +25,7 @@ LONGEST_SUBMISSION = timedelta(hours=1)
 
 
 @click.command("rm")
-@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True, shell_complete=complete_jobs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @store_option
 @debug_option

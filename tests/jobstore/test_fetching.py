@@ -95,7 +95,7 @@ def test_the_trainers_own_reader_takes_what_was_fetched(store, checkpoints, tmp_
     assert (checkpoint.step, checkpoint.world_size) == (10, 4)
     assert checkpoint.shared["best"] == float("inf")
     assert checkpoint.rank_state(2) == {"rng": [2]}
-    assert bytes(checkpoint._item("model/0.1000").to(torch.uint8).tolist()) == DATAS[0][1000:2000]
+    assert bytes(checkpoint.item("model/0.1000").to(torch.uint8).tolist()) == DATAS[0][1000:2000]
 
 
 @pytest.mark.parametrize("position", [0, 749, 1499])
