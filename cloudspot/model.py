@@ -167,7 +167,7 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the lines of a stream from 0, without a gap; readers drop repeats by it."""
     time: datetime
     text: str
-    """The line without its newline."""
+    """The line without its newline; a progress bar is one line, with carriage returns between its states."""
     source: str = "train"
     """``train`` for the training script, ``setup`` for its setup, ``agent`` for ours."""
 

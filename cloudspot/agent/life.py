@@ -18,7 +18,7 @@ from cloudspot.agent.heartbeat import HeartbeatWriter
 from cloudspot.agent.lastword import leave
 from cloudspot.agent.launcher import script_lines
 from cloudspot.agent.leaving import Leaving, LeavingError
-from cloudspot.agent.logpump import LogPump
+from cloudspot.agent.logpump import LogPump, split_lines
 from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.preparation import prepare
 from cloudspot.agent.status import Orders, Status
@@ -261,5 +261,5 @@ class Life:
             data = (self.node.logs / name).read_bytes()[-LOG_TAIL_BYTES:]
         except FileNotFoundError:
             return ()
-        lines = script_lines(data.decode("utf-8", errors="replace").splitlines())
+        lines = script_lines([line.decode("utf-8", errors="replace") for line in split_lines(data)])
         return tuple(lines[-LOG_TAIL_LINES:])

@@ -135,7 +135,7 @@ class LogPump:
         end = data.rfind(b"\n") + 1
         if (final and len(data) < room) or (end == 0 and len(data) == BATCH_BYTES):
             end = len(data)  # the last line has no end, or is longer than a batch
-        for line in data[:end].splitlines():
+        for line in split_lines(data[:end]):
             text = line.decode("utf-8", errors="replace")
             record = LogRecord(
                 stream=self._stream, seq=position.next_seq, time=self._now(), text=text, source=source
@@ -151,3 +151,15 @@ class LogPump:
         with suppress(OSError):
             temporary.write_bytes(msgspec.json.encode(self._position))
             temporary.replace(self._path)
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """Return the lines; a carriage return ends none.
+
+    A progress bar draws itself over and over with it: as a line for each state it would flood the log. In one
+    line all of them are kept, and whoever shows that line shows the last.
+    """
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix(b"\r") for line in lines]

@@ -70,6 +70,13 @@ def test_the_last_line_needs_no_end(tmp_path: Path) -> None:
     assert sink.texts() == ["one", "Traceback"]
 
 
+def test_a_bar_that_draws_itself_again_and_again_is_one_line(tmp_path: Path) -> None:
+    sink = ListSink()
+    (tmp_path / "a.log").write_bytes(b"\r 10%\r 50%\r100%\nof another system\r\n\n\x85\xe2\x80\xa8end\n")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["\r 10%\r 50%\r100%", "of another system", "", "\ufffd\u2028end"]
+
+
 @pytest.mark.parametrize("fault", ["fail_before", "fail_after"])
 def test_what_an_outage_held_back_comes_later_in_order(tmp_path: Path, fault: str) -> None:
     sink = ListSink()
