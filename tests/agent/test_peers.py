@@ -22,7 +22,7 @@ from cloudspot.agent.peers import (
     left_behind,
     verdict,
 )
-from cloudspot.jobstore.records import Exit, Generation, Heartbeat, Member
+from cloudspot.jobstore.records import Exit, Failed, Generation, Heartbeat, Member
 
 NOW = datetime(2026, 11, 20, tzinfo=timezone.utc)
 
@@ -59,7 +59,7 @@ def last_word(outcome: str, *, permanent: bool = False) -> Exit:
     )
 
 
-def beat(number: int, *, state: str, counter: int = 1) -> Heartbeat:
+def beat(number: int, *, state: str, counter: int = 1, failed: int | None = None) -> Heartbeat:
     return Heartbeat(
         counter=counter,
         instance_id="i",
@@ -74,6 +74,7 @@ def beat(number: int, *, state: str, counter: int = 1) -> Heartbeat:
         committed=None,
         stall_seconds=None,
         upload_seconds=None,
+        failed=None if failed is None else Failed(generation=failed, why="trainer-failed", exit_code=1),
         at=NOW,
     )
 
@@ -288,6 +289,10 @@ class Node:
     dead_when_asked: frozenset[int] = frozenset()
     stopped_until: float = 0.0
     deadline: float | None = None
+    is_deaf: bool = False
+    """Its training does not notice by itself that another rank is gone: it waits for it."""
+    failed: int | None = None
+    """The newest generation that has failed here."""
     hangs: bool = False
     """Its training does not end when it is killed."""
     alive: bool = True
@@ -374,7 +379,7 @@ class World:
         is_news = node.written is None or (node.written.state, node.written.generation) != (state, number)
         if not is_down and (is_news or self.now >= node.beat_at):
             counter = 1 if node.written is None else node.written.counter + 1
-            node.written = beat(number, state=state, counter=counter)
+            node.written = beat(number, state=state, counter=counter, failed=node.failed)
             node.beat_at = self.now + (0.5 if node.phase in {"judging", "seeking"} else 5.0)
 
     def _hear(self, node: Node, *, is_down: bool) -> None:
@@ -427,9 +432,14 @@ class World:
             or other.last_word is not None
             or (node.current in other.started and other.phase not in {"running", "setup"})
             for other in (self.nodes[rank] for rank in node.others)
+            if not node.is_deaf
         )
+        told = [one.failed for rank in node.others if (one := node.beats.get(rank)) and one.failed]
+        if self.shortcut == "a failure of any generation is believed":
+            has_failed = has_failed or bool(told)
+        has_failed = has_failed or any(one.generation == node.current.number for one in told)
         if has_failed and not (lost or missing or is_behind):
-            node.phase = "judging"
+            node.phase, node.failed = "judging", node.current.number
             node.clock.mark(self.now)
             node.dead_when_asked = frozenset(rank for rank in node.others if not self.nodes[rank].alive)
         elif has_failed or lost or missing or is_behind:
@@ -511,7 +521,7 @@ class World:
         if node.current in node.started:
             self.wrongs.append(f"node {node.rank} started generation {node.current.number} twice")
         node.started.append(node.current)
-        node.phase = "running"
+        node.phase, node.is_deaf = "running", self.rng.random() < 0.3
 
     def _leave(self, node: Node, outcome: str) -> None:
         well = [rank for rank in (node.rank, *node.others) if self._is_well(self.nodes[rank])]
@@ -610,6 +620,7 @@ def test_random_histories_never_split_and_never_idle() -> None:
         "absence is counted in an outage too",
         "the absent are proposed again",
         "a restarted agent forgets what it has run",
+        "a failure of any generation is believed",
     ],
 )
 def test_a_shortcut_is_found_out(shortcut: str) -> None:

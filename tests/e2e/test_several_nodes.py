@@ -6,12 +6,15 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-from acting_user import User, wait_for
+from acting_user import COMMAND, User, tiny, wait_for
+from cut_network import own_network
 
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
@@ -121,6 +124,55 @@ def test_a_machine_that_stood_still_finds_that_it_is_out(user: User) -> None:
     history = user.history("cut")
     assert [[member.rank for member in g.members] for g in history.generations] == [[0, 1], [0]]
     assert {one.generation for one in set(history.commits) - before} <= {2}
+
+
+def test_a_network_that_is_cut_between_the_nodes_ends_no_job(user: User, undisturbed: str) -> None:
+    """Both nodes live and reach the store, and neither reaches the other."""
+    with own_network() as network:
+        sets = (
+            *SETS[:2],
+            'run.env.TINY_STEP_SECONDS="0.2"',
+            f'run.env.TINY_INTERFACE="{network.interface}"',
+            'limits.stuck_after="12s"',
+        )
+        with (user.home / "split.out").open("w") as output:
+            cli = subprocess.Popen(
+                [*network.prefix, *COMMAND, *tiny("split", "local", sets)],
+                env=user.environ,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            wait_for(
+                "the first checkpoint",
+                lambda: list(user.home.glob("store/jobs/split/commits/*")),
+                seconds=120,
+            )
+            machine = next(one for one in map(MachineDirectory, user.machines()) if one.record().rank == 1)
+            supervisor = machine.supervisor()
+            assert supervisor is not None
+            # Which of the two has asked the other for their connection is not known.
+            lost = (network.address(0), network.address(1), machine.record().address)
+            metadata = urlsplit(supervisor.metadata_url).port
+            for address in lost:
+                network.cut(address, but_port=metadata)
+            wait_for("their last words", lambda: len(user.history("split").launches[0].exits) == 2)
+            for address in lost:
+                network.mend(address)
+            wait_for("the end of the run", lambda: cli.poll() is not None, seconds=180)
+        finally:
+            cli.kill()
+            cli.wait()
+    assert cli.returncode == 0, (user.home / "split.out").read_text()[-6000:]
+    history = user.history("split")
+    words = history.launches[0].exits
+    assert not any(word.permanent for word in words.values())
+    assert "does not reach" in words[0].detail + words[1].detail
+    assert [(one.launch, one.why) for one in history.generations] == [(1, "first"), (2, "relaunched")]
+    chosen = history.generations[1].restore_from
+    assert chosen is not None
+    assert max(commit for commit in history.commits if commit.generation == 1) <= chosen
+    assert user.show("split")["final"]["weights_sha256"] == undisturbed
 
 
 def test_logs_speak_of_every_node(user: User) -> None:

@@ -34,6 +34,8 @@ def hang_on_purpose() -> None:
 
 def main() -> None:
     """Train, log, and print one line a step."""
+    if "TINY_INTERFACE" in os.environ:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TINY_INTERFACE"].format(rank=os.environ["RANK"])
     device = spot.init_process_group()
     torch.manual_seed(1)
     np.random.seed(2)  # noqa: NPY002 - the global generator is what must come back
