@@ -16,7 +16,7 @@ from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.processes import marked_processes
 
 # The kits' asserts then show what was compared, as those of the tests do.
-pytest.register_assert_rewrite("cloudspot.testing.storekit")
+pytest.register_assert_rewrite("cloudspot.testing.storekit", "cloudspot.testing.logkit")
 
 
 def _wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:

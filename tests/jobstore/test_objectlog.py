@@ -11,6 +11,7 @@ from cloudspot.jobstore import keys, objectlog
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.model import LogRecord
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
+from cloudspot.testing.logkit import LogSinkTests
 from cloudspot.testing.memorystore import InMemoryStore
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
@@ -24,6 +25,14 @@ def store():
 @pytest.fixture
 def sink(store):
     return ObjectStoreLogSink(store, "x", sleep=lambda seconds: None)
+
+
+class TestPromises(LogSinkTests):
+    """Log lines in the object store are kept as any sink promises to."""
+
+    @pytest.fixture
+    def make_sink(self, store):
+        return lambda: ObjectStoreLogSink(store, "x", sleep=lambda seconds: None)
 
 
 def lines(first, last, stream="1-0", start=NOON, step=1.0):

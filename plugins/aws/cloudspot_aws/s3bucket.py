@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -26,9 +26,8 @@ from cloudspot.errors import (
 from cloudspot.interfaces import check_key
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import DENIED, THROTTLED, error_code, one_line, status_of, translation
+from cloudspot_aws.persistence import Result, persist
 
-NUM_TRIES = 5
-FIRST_DELAY_SECONDS = 0.1
 FALLBACK_REGION = "us-east-1"
 """Where a bucket is asked for when no region is configured: it tells the right one."""
 CONFLICT = "ConditionalRequestConflict"
@@ -42,8 +41,6 @@ _ACTIONS = {
     "write": "s3:PutObject",
     "delete": "s3:DeleteObject",
 }
-
-Result = TypeVar("Result")
 
 
 class Passing(TransientError):
@@ -105,20 +102,9 @@ class Bucket:
         except (ClientError, BotoCoreError) as error:
             raise self._translation(error, verb, key) from error
 
-    def persist(
-        self,
-        call: Callable[[], Result],
-        *,
-        kind: type[TransientError] = TransientError,
-        num_tries: int = NUM_TRIES,
-    ) -> Result:
-        """Return what ``call`` returns; after a ``kind`` it is made again, in 0.1, 0.2, 0.4, ... seconds."""
-        for number in range(num_tries - 1):
-            try:
-                return call()
-            except kind:
-                self._sleep(FIRST_DELAY_SECONDS * 2**number)
-        return call()
+    def persist(self, call: Callable[[], Result], *, kind: type[TransientError] = TransientError) -> Result:
+        """Return what ``call`` returns; after a ``kind`` it is made again, some times."""
+        return persist(call, sleep=self._sleep, kind=kind)
 
     def _locate(self) -> Any:
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)

@@ -12,7 +12,7 @@ from typing import Any
 from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing, TransientError
 from cloudspot.interfaces import Data, Upload
 from cloudspot_aws.s3body import payload
-from cloudspot_aws.s3bucket import NUM_TRIES, Bucket, Passing, UploadGone
+from cloudspot_aws.s3bucket import Bucket, Passing, UploadGone
 
 PART_BYTES = 16 << 20
 """S3 takes parts of 5 MiB to 5 GiB, the last may be smaller."""
@@ -221,7 +221,7 @@ class S3Upload(Upload):
                     raise
                 raise self._lost(error) from error
 
-        self._bucket.persist(attempt, num_tries=NUM_TRIES)
+        self._bucket.persist(attempt)
 
     def _lost(self, error: UploadGone) -> CloudspotError:
         """Return what an upload that is gone means: S3 drops one whose condition has failed."""

@@ -9,6 +9,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 
 from cloudspot_aws.sandbox.faults import Faults
 from cloudspot_aws.sandbox.serving import Server
+from cloudspot_aws.sandbox.strict_logs import StrictLogs
 from cloudspot_aws.sandbox.strict_s3 import StrictS3
 
 ACCESS_KEY = "AKIAIOSFODNN7EXAMPLE"
@@ -21,11 +22,10 @@ class EmulatedAws:
 
     def __init__(self) -> None:
         self.faults = Faults()
-        self.s3 = StrictS3(
-            DomainDispatcherApplication(create_backend_app),
-            faults=self.faults,
-            secrets={ACCESS_KEY: SECRET_KEY},
-        )
+        secrets = {ACCESS_KEY: SECRET_KEY}
+        moto = DomainDispatcherApplication(create_backend_app)
+        self.logs = StrictLogs(moto, faults=self.faults, secrets=secrets)
+        self.s3 = StrictS3(self.logs, faults=self.faults, secrets=secrets)
         self.server = Server(self.s3)
         self.url = self.server.url
 

@@ -87,8 +87,17 @@ def read_signature(environ: Mapping[str, Any]) -> Signature | None:
     )
 
 
-def check_signature(environ: Mapping[str, Any], signature: Signature, secret: str, *, now: datetime) -> None:
+def check_signature(
+    environ: Mapping[str, Any],
+    signature: Signature,
+    secret: str,
+    *,
+    now: datetime,
+    payload_hash: str | None = None,
+) -> None:
     """Compare the signature with the one that the secret makes of this request.
+
+    ``payload_hash`` is the body's, for services that do not take the client's word for it as S3 does.
 
     Raises:
         ApiError: it is another, too old, or leaves out what must be signed.
@@ -112,7 +121,7 @@ def check_signature(environ: Mapping[str, Any], signature: Signature, secret: st
             f"There were headers present in the request which were not signed: {', '.join(sorted(unsigned))}",
             status=403,
         )
-    if not hmac.compare_digest(_sign(environ, signature, secret, headers), signature.value):
+    if not hmac.compare_digest(_sign(environ, signature, secret, headers, payload_hash), signature.value):
         raise ApiError(
             "SignatureDoesNotMatch",
             "The request signature we calculated does not match the signature you provided. "
@@ -121,16 +130,28 @@ def check_signature(environ: Mapping[str, Any], signature: Signature, secret: st
         )
 
 
-def _sign(environ: Mapping[str, Any], signature: Signature, secret: str, headers: Mapping[str, str]) -> str:
+def sha256_hex(body: bytes) -> str:
+    """Return the body's hash as a signature has it."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def _sign(
+    environ: Mapping[str, Any],
+    signature: Signature,
+    secret: str,
+    headers: Mapping[str, str],
+    payload_hash: str | None,
+) -> str:
     raw_path, _, raw_query = str(environ["REQUEST_URI"]).partition("?")
     pairs = [
         (quote(name, safe="-_.~"), quote(value, safe="-_.~"))
         for name, value in parse_qsl(raw_query.replace("+", "%20"), keep_blank_values=True)
         if name != "X-Amz-Signature"
     ]
-    payload = UNSIGNED
-    if signature.expires_seconds is None:
-        payload = headers.get("x-amz-content-sha256", "")
+    payload = payload_hash
+    if payload is None:
+        is_presigned = signature.expires_seconds is not None
+        payload = UNSIGNED if is_presigned else headers.get("x-amz-content-sha256", "")
     canonical = "\n".join(
         (
             environ["REQUEST_METHOD"],

@@ -1,0 +1,313 @@
+"""Log lines in CloudWatch Logs: a group for a job, a stream for each node of each launch.
+
+An event's message is JSON with the line's number, its time, its source and its text: by the number
+repeats are dropped and the order is kept, whatever clock the node had. Events carry the same time, but
+never one that CloudWatch would reject or sort before what was delivered earlier.
+
+Source: CloudWatch Logs API reference, PutLogEvents and GetLogEvents (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+
+from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
+from cloudspot.interfaces import LogSink
+from cloudspot.model import LogRecord
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.errors import translated
+from cloudspot_aws.logorder import Arrival, Joiner, Order
+from cloudspot_aws.persistence import persist
+
+GROUP_PREFIX = "/cloudspot/"
+RETENTION_DAYS = (
+    *(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731),
+    *(1096, 1827, 2192, 2557, 2922, 3288, 3653),
+)
+"""What PutRetentionPolicy takes."""
+MAX_BATCH_BYTES = 1_048_576
+MAX_BATCH_EVENTS = 10_000
+EVENT_OVERHEAD_BYTES = 26
+MAX_TEXT = 40_000
+"""Longer lines become several events: in JSON a character takes at most six bytes, and an event could
+long hold 256 KiB only, as in some partitions it still does."""
+MAX_AGE_MS = 12 * 3600 * 1000
+"""Of an event's own time: CloudWatch rejects what is older than 14 days, or than the group's retention,
+and a batch that spans more than a day."""
+MAX_AHEAD_MS = 3600 * 1000
+"""CloudWatch rejects what is two hours ahead."""
+OVERLAP_MS = 30_000
+"""A reader that follows goes back so far: batches need not show in the order in which they came."""
+
+_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_GROUP = re.compile(r"[.\-_/#A-Za-z0-9]{1,512}")
+
+# Below the logger whose lines an agent delivers with its job's log.
+_log = logging.getLogger("cloudspot.aws.logs")
+
+
+class _Missing(CloudspotError):
+    """There is no such group or stream."""
+
+
+class _Taken(CloudspotError):
+    """There is such a group or stream already."""
+
+
+_CODES = {"ResourceNotFoundException": _Missing, "ResourceAlreadyExistsException": _Taken}
+
+
+class CloudWatchLogSink(LogSink):
+    """A job's log in CloudWatch Logs. Thread-safe.
+
+    By default the group is ``/cloudspot/<job>`` and its streams are named as ours are; a group that is
+    named is shared by jobs, and its streams are ``<job>/<stream>``. A group that is missing is made, and
+    keeps its events for ``retention_days``; one that is there is left as it is.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        clients: AwsClients | None = None,
+        group: str | None = None,
+        retention_days: int = 30,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    ) -> None:
+        """Do no I/O.
+
+        Raises:
+            SpecError: the group has no valid name, or CloudWatch knows no such retention.
+        """
+        if group is not None and _GROUP.fullmatch(group) is None:
+            raise SpecError(f"log group must be 1 to 512 letters, digits and .-_/#: got {group!r}")
+        if retention_days not in RETENTION_DAYS:
+            days = ", ".join(map(str, RETENTION_DAYS))
+            raise SpecError(f"log retention must be one of {days} days: got {retention_days}")
+        self.group = group or f"{GROUP_PREFIX}{job_id}"
+        self._prefix = "" if group is None else f"{job_id}/"
+        self._retention_days = retention_days
+        self._clients = clients or AwsClients()
+        self._sleep = sleep
+        self._now = now
+        self._lock = threading.Lock()
+        self._newest_ms: dict[str, int] = {}
+        """Of each stream written to: the time of its last event."""
+        self._seen: dict[str, tuple[int, int]] = {}
+        """Of each stream read: number and time of the last line that was passed on."""
+
+    def write(self, records: Sequence[LogRecord]) -> None:
+        """Deliver records of one stream; see LogSink."""
+        if not records:
+            return
+        stream = records[0].stream
+        _check_stream(stream)
+        batch: list[dict[str, Any]] = []
+        size = 0
+        for event in self._events(stream, records):
+            num_bytes = len(event["message"].encode()) + EVENT_OVERHEAD_BYTES
+            if batch and (size + num_bytes > MAX_BATCH_BYTES or len(batch) == MAX_BATCH_EVENTS):
+                self._deliver(stream, batch)
+                batch, size = [], 0
+            batch.append(event)
+            size += num_bytes
+        self._deliver(stream, batch)
+
+    def streams(self) -> Sequence[str]:
+        """Return the names of the job's streams, sorted; see LogSink."""
+        options: dict[str, Any] = {"logGroupName": self.group}
+        if self._prefix:
+            options["logStreamNamePrefix"] = self._prefix
+        found: list[str] = []
+        while True:
+            try:
+                answer = self._ask("describe_log_streams", **options)
+            except _Missing:
+                return ()
+            names = (entry["logStreamName"].removeprefix(self._prefix) for entry in answer["logStreams"])
+            found += [name for name in names if _STREAM.fullmatch(name)]
+            if not answer.get("nextToken"):
+                return tuple(sorted(found))
+            options["nextToken"] = answer["nextToken"]
+
+    def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
+        """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
+
+        A line that came a moment ago is held back while one before it is missing: it may show later.
+        """
+        _check_stream(stream)
+        seen = self._seen.get(stream)
+        start = {}
+        if seen is not None and after >= seen[0]:
+            start = {"startTime": max(0, seen[1] - OVERLAP_MS)}
+        order = Order(after)
+        for page in self._pages(stream, startFromHead=True, **start):
+            for arrival in page:
+                yield from self._passed_on(stream, order.add(arrival))
+        yield from self._passed_on(stream, order.rest(now_ms=self._now_ms()))
+
+    def read_back(self, stream: str) -> Iterator[LogRecord]:
+        """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for."""
+        _check_stream(stream)
+        pages = self._pages(stream, startFromHead=False)
+        held: dict[int, LogRecord] = {}
+        top: int | None = None
+        is_over = False
+        while True:
+            while not is_over and (top is None or top not in held):
+                page = next(pages, None)
+                is_over = page is None
+                for arrival in page or ():
+                    if top is None or arrival.record.seq <= top:
+                        held[arrival.record.seq] = arrival.record
+                if top is None and held:
+                    top = max(held)
+            if not held:
+                return
+            if top not in held:
+                top = max(held)  # Nobody has the lines between.
+            assert top is not None
+            yield held.pop(top)
+            top -= 1
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def _events(self, stream: str, records: Sequence[LogRecord]) -> Iterator[dict[str, Any]]:
+        newest_ms = self._newest(stream)
+        now_ms = self._now_ms()
+        if newest_ms > now_ms + MAX_AHEAD_MS:
+            newest_ms = 0  # The clock went far back: in what order the events lie matters less than that.
+        for record in records:
+            own_ms = int(record.time.timestamp() * 1000)
+            newest_ms = max(newest_ms, min(max(own_ms, now_ms - MAX_AGE_MS), now_ms))
+            texts = [record.text[at : at + MAX_TEXT] for at in range(0, len(record.text), MAX_TEXT)] or [""]
+            for number, text in enumerate(texts):
+                line = {
+                    "seq": record.seq,
+                    "time": record.time,
+                    "source": record.source,
+                    "text": text,
+                }
+                if len(texts) > 1:
+                    line |= {"part": number, "parts": len(texts)}
+                yield {"timestamp": newest_ms, "message": msgspec.json.encode(line).decode()}
+
+    def _newest(self, stream: str) -> int:
+        """Return the time of the stream's last event, also where another process has delivered it."""
+        with self._lock:
+            known = self._newest_ms.get(stream)
+        if known is not None:
+            return known
+        try:
+            answer = self._ask(
+                "get_log_events",
+                logGroupName=self.group,
+                logStreamName=self._prefix + stream,
+                limit=1,
+                startFromHead=False,
+            )
+        except (_Missing, AuthError):
+            return 0  # A role that may only write: its node's clock is then trusted.
+        return max((event["timestamp"] for event in answer["events"]), default=0)
+
+    def _deliver(self, stream: str, events: list[dict[str, Any]]) -> None:
+        try:
+            answer = self._put(stream, events)
+        except _Missing:
+            self._make(stream)
+            answer = self._put(stream, events)
+        with self._lock:
+            self._newest_ms[stream] = events[-1]["timestamp"]
+        rejected = answer.get("rejectedLogEventsInfo")
+        if rejected:
+            # To deliver them again would help nobody, and hold up all lines to come.
+            _log.warning("CloudWatch rejects lines of %s for their time: %s; set the clock", stream, rejected)
+
+    def _put(self, stream: str, events: list[dict[str, Any]]) -> Any:
+        return self._ask(
+            "put_log_events",
+            logGroupName=self.group,
+            logStreamName=self._prefix + stream,
+            logEvents=events,
+        )
+
+    def _make(self, stream: str) -> None:
+        """Make the stream, and the group where there is none."""
+        try:
+            self._make_stream(stream)
+        except _Missing:
+            try:
+                self._ask("create_log_group", logGroupName=self.group)
+            except _Taken:
+                pass  # Another node was faster, and sets the retention.
+            else:
+                self._ask(
+                    "put_retention_policy", logGroupName=self.group, retentionInDays=self._retention_days
+                )
+            self._make_stream(stream)
+
+    def _make_stream(self, stream: str) -> None:
+        try:
+            self._ask("create_log_stream", logGroupName=self.group, logStreamName=self._prefix + stream)
+        except _Taken:
+            return
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def _pages(self, stream: str, *, startFromHead: bool, **options: Any) -> Iterator[list[Arrival]]:  # noqa: N803 - its name
+        """Yield the events of each page in the stream's own order; pages from the head, or from the end."""
+        joiner = Joiner(stream)
+        name = "nextForwardToken" if startFromHead else "nextBackwardToken"
+        token: str | None = None
+        while True:
+            more = {} if token is None else {"nextToken": token}
+            try:
+                answer = self._ask(
+                    "get_log_events",
+                    logGroupName=self.group,
+                    logStreamName=self._prefix + stream,
+                    startFromHead=startFromHead,
+                    **options,
+                    **more,
+                )
+            except _Missing:
+                return
+            yield [arrival for event in answer["events"] for arrival in joiner.add(event)]
+            # An empty page need not be the last; one with the token that led to it is.
+            if answer[name] == token:
+                return
+            token = answer[name]
+
+    def _passed_on(self, stream: str, arrivals: Iterator[Arrival]) -> Iterator[LogRecord]:
+        for arrival in arrivals:
+            self._seen[stream] = (arrival.record.seq, arrival.at_ms)
+            yield arrival.record
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _ask(self, operation: str, **options: Any) -> Any:
+        """Make a request, again where it failed in passing: each of ours may be repeated."""
+        client = self._clients.client("logs", num_attempts=1)
+
+        def call() -> Any:
+            with translated(f"log group {self.group}", _CODES):
+                return getattr(client, operation)(**options)
+
+        return persist(call, sleep=self._sleep, kind=TransientError)
+
+    def _now_ms(self) -> int:
+        return int(self._now().timestamp() * 1000)
+
+
+def _check_stream(stream: str) -> None:
+    if _STREAM.fullmatch(stream) is None:
+        raise ValueError(f"a stream is named by letters, digits and .-_: got {stream!r}")

@@ -1,0 +1,215 @@
+"""Log lines in CloudWatch, against a strict one."""
+
+import itertools
+import json
+from datetime import datetime, timedelta, timezone
+
+import boto3
+import pytest
+
+from cloudspot.errors import AuthError, SpecError, TransientError
+from cloudspot.model import LogRecord
+from cloudspot.testing.logkit import LogSinkTests
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.cloudwatch import CloudWatchLogSink
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def job(aws):
+    return f"job-{next(_numbers)}"
+
+
+@pytest.fixture
+def make_sink(job):
+    """``make_sink(**options)``: a sink of the test's own job; clients take long to make."""
+    common = {"clients": AwsClients(), "sleep": lambda seconds: None}
+    return lambda **options: CloudWatchLogSink(job, **{**common, **options})
+
+
+class TestPromises(LogSinkTests):
+    """As any sink."""
+
+
+class TestPromisesInSmallPages(LogSinkTests):
+    """As any sink, where a page of the service holds few events."""
+
+    @pytest.fixture(autouse=True)
+    def small_pages(self, aws, monkeypatch):
+        monkeypatch.setattr(aws.logs, "page_events", 7)
+
+    test_many_lines_at_once_are_no_matter = None
+
+
+class TestPromisesInASharedGroup(LogSinkTests):
+    """As any sink, in a group that jobs share."""
+
+    @pytest.fixture
+    def make_sink(self, make_sink):
+        return lambda: make_sink(group="shared/group")
+
+    test_many_lines_at_once_are_no_matter = None
+    test_a_line_may_be_very_long = None
+
+
+def logs():
+    return boto3.session.Session().client("logs", region_name="eu-central-1")
+
+
+def line(seq, text="text", at=None, stream="1-0"):
+    return LogRecord(stream=stream, seq=seq, time=at or datetime.now(timezone.utc), text=text)
+
+
+def events(group, stream="1-0"):
+    answer = logs().get_log_events(logGroupName=group, logStreamName=stream, startFromHead=True)
+    return answer["events"]
+
+
+def test_a_stranger_reads_lines_with_number_time_and_source(job, make_sink):
+    at = datetime.now(timezone.utc).replace(microsecond=250000) - timedelta(seconds=5)
+    make_sink().write([line(0, "hello", at), line(1, "again", at)])
+    found = events(f"/cloudspot/{job}")
+    assert [json.loads(event["message"]) for event in found] == [
+        {"seq": 0, "time": at.isoformat().replace("+00:00", "Z"), "source": "train", "text": "hello"},
+        {"seq": 1, "time": at.isoformat().replace("+00:00", "Z"), "source": "train", "text": "again"},
+    ]
+    assert [event["timestamp"] for event in found] == [int(at.timestamp() * 1000)] * 2
+
+
+def test_a_group_is_made_once_with_its_retention_and_one_that_is_there_is_left_alone(aws, job, make_sink):
+    make_sink(retention_days=7).write([line(0)])
+    make_sink().write([line(0, stream="1-1")])
+    (group,) = logs().describe_log_groups(logGroupNamePrefix=f"/cloudspot/{job}")["logGroups"]
+    assert group["retentionInDays"] == 7
+    logs().create_log_group(logGroupName=f"mine/{job}")
+    make_sink(group=f"mine/{job}").write([line(0)])
+    (group,) = logs().describe_log_groups(logGroupNamePrefix=f"mine/{job}")["logGroups"]
+    assert "retentionInDays" not in group
+    assert [event["message"] for event in events(f"mine/{job}", f"{job}/1-0")] != []
+    assert aws.faults.count("PutRetentionPolicy") == 1
+
+
+def test_jobs_that_share_a_group_do_not_see_each_other(job):
+    one = CloudWatchLogSink(job, group="shared/pair")
+    other = CloudWatchLogSink(f"{job}-b", group="shared/pair")
+    one.write([line(0)])
+    other.write([line(0, stream="2-0")])
+    assert (one.streams(), other.streams()) == (("1-0",), ("2-0",))
+
+
+def test_lines_go_in_batches_within_the_services_limits(aws, job, make_sink):
+    at = datetime.now(timezone.utc)
+    make_sink().write([line(seq, "x" * 30_000, at) for seq in range(100)])
+    assert aws.faults.count("PutLogEvents") == 4  # The first finds no group; 3 MB then go in three batches.
+    assert len(list(make_sink().read("1-0"))) == 100
+    make_sink().write([line(seq, "", at, "1-1") for seq in range(10_001)])
+    sizes = [
+        call.parameters["logEvents"]
+        for call in aws.faults.calls
+        if call.action == "PutLogEvents" and call.parameters["logStreamName"] == "1-1" and call.error is None
+    ]
+    assert sum(sizes) == 10_001
+    assert max(sizes) <= 10_000
+
+
+def test_lines_of_any_age_are_taken(make_sink):
+    now = datetime.now(timezone.utc)
+    ages = (timedelta(days=40), timedelta(days=13), timedelta(hours=30), timedelta(0), -timedelta(days=2))
+    written = [line(seq, at=now - age) for seq, age in enumerate(ages)]
+    make_sink().write(written)
+    assert list(make_sink().read("1-0")) == written
+
+
+def test_a_clock_that_jumps_far_back_loses_no_line(make_sink):
+    now = [datetime.now(timezone.utc)]
+    sink = make_sink(now=lambda: now[0])
+    sink.write([line(0, at=now[0])])
+    now[0] -= timedelta(hours=20)
+    sink.write([line(1, at=now[0])])
+    assert [record.seq for record in make_sink().read("1-0")] == [0, 1]
+
+
+def test_a_delivery_that_fails_in_passing_is_made_again(aws, make_sink):
+    slept = []
+    sink = make_sink(sleep=slept.append)
+    for code, status in (("ThrottlingException", 400), ("ServiceUnavailableException", 500)):
+        aws.faults.inject("PutLogEvents", code, status=status, times=2)
+        slept.clear()
+        sink.write([line(0)])
+        assert slept == [0.1, 0.2]
+    aws.faults.inject("PutLogEvents", "ServiceUnavailableException", times=5)
+    with pytest.raises(TransientError, match="AWS failed: injected"):
+        sink.write([line(1)])
+    aws.faults.inject("PutLogEvents", "ServiceUnavailableException", happens=True)
+    sink.write([line(1), line(2)])
+    assert [record.seq for record in make_sink().read("1-0")] == [0, 1, 2]
+
+
+def test_a_role_that_may_only_write_can(aws, make_sink):
+    aws.faults.denied.update({"logs:GetLogEvents", "logs:DescribeLogStreams"})
+    make_sink().write([line(0)])
+    aws.faults.denied.clear()
+    assert [record.seq for record in make_sink().read("1-0")] == [0]
+
+
+def test_a_right_that_is_missing_is_an_auth_error(aws, job, make_sink):
+    aws.faults.denied.add("logs:CreateLogGroup")
+    with pytest.raises(AuthError, match=f"log group /cloudspot/{job}: access denied: .*logs:CreateLogGroup"):
+        make_sink().write([line(0)])
+
+
+def test_a_line_that_came_late_is_waited_for_and_one_that_is_lost_is_not(make_sink):
+    writer, now = make_sink(), [datetime.now(timezone.utc)]
+    reader = make_sink(now=lambda: now[0])
+    writer.write([line(0), line(1)])
+    writer.write([line(5), line(6)])
+    assert [record.seq for record in reader.read("1-0")] == [0, 1]
+    now[0] += timedelta(minutes=2)
+    assert [record.seq for record in reader.read("1-0")] == [0, 1, 5, 6]
+    assert [record.seq for record in reader.read("1-0", after=1)] == [5, 6]
+    assert [record.seq for record in reader.read_back("1-0")] == [6, 5, 1, 0]
+    now[0] -= timedelta(minutes=2)
+    writer.write([line(2), line(3), line(4)])
+    assert [record.seq for record in make_sink().read("1-0")] == list(range(7))
+
+
+def test_one_who_follows_does_not_fetch_what_he_has_seen(aws, make_sink, monkeypatch):
+    monkeypatch.setattr(aws.logs, "page_events", 10)
+    start = datetime.now(timezone.utc) - timedelta(hours=2)
+    writer, reader = make_sink(), make_sink()
+    writer.write([line(seq, at=start + timedelta(minutes=seq)) for seq in range(100)])
+    assert len(list(reader.read("1-0"))) == 100
+    before = aws.faults.count("GetLogEvents")
+    writer.write([line(100)])
+    assert [record.seq for record in reader.read("1-0", after=99)] == [100]
+    assert aws.faults.count("GetLogEvents") - before == 2
+    before = aws.faults.count("GetLogEvents")
+    back = make_sink().read_back("1-0")
+    assert [next(back).seq for _ in range(5)] == [100, 99, 98, 97, 96]
+    assert aws.faults.count("GetLogEvents") - before == 1
+
+
+def test_what_others_write_into_the_stream_is_passed_over(job, make_sink):
+    make_sink().write([line(0)])
+    now = int(datetime.now(timezone.utc).timestamp() * 1000)
+    logs().put_log_events(
+        logGroupName=f"/cloudspot/{job}",
+        logStreamName="1-0",
+        logEvents=[{"timestamp": now, "message": text} for text in ("hello", "{}", '{"seq": "x"}')],
+    )
+    make_sink().write([line(1)])
+    assert [record.seq for record in make_sink().read("1-0")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group": "a b"}, "log group must be 1 to 512 letters"),
+        ({"group": ""}, "log group must be 1 to 512 letters"),
+        ({"retention_days": 2}, "log retention must be one of 1, 3, 5"),
+    ],
+)
+def test_options_that_cloudwatch_would_refuse_are_spec_errors(options, message):
+    with pytest.raises(SpecError, match=message):
+        CloudWatchLogSink("x", **options)
