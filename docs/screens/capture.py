@@ -15,7 +15,7 @@ import pkgutil
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
@@ -91,18 +91,22 @@ def text(screen: Screen, terminal: Terminal) -> str:
 
 
 @contextmanager
-def capture(screen: Screen, width: int) -> Iterator[Terminal]:
-    """Run the program until its screen is as it should be."""
+def capture(screen: Screen, width: int, *, environ: Mapping[str, str] | None = None) -> Iterator[Terminal]:
+    """Run the program until its screen is as it should be; ``environ`` goes on top of its environment."""
     from pseudo_terminal import Terminal
 
     with tempfile.TemporaryDirectory(prefix="cloudspot-screens-") as directory:
         (Path(directory) / "job.toml").write_text(WRONG_JOB_FILE, encoding="utf-8")
-        environ = {"CLOUDSPOT_LOCAL_HOME": directory, "TZ": "UTC", "XDG_CONFIG_HOME": directory}
-        environ["CLOUDSPOT_STORE"] = ""
+        own = {"CLOUDSPOT_LOCAL_HOME": directory, "TZ": "UTC", "XDG_CONFIG_HOME": directory}
+        own["CLOUDSPOT_STORE"] = ""
         command = [sys.executable, str(HERE / "capture.py"), "--inside", *screen.arguments]
-        with Terminal(command, columns=width, lines=screen.lines, environ=environ, cwd=directory) as terminal:
+        with Terminal(
+            command, columns=width, lines=screen.lines, environ={**own, **(environ or {})}, cwd=directory
+        ) as terminal:
             if screen.name == "live":
-                terminal.wait_for(f"── {fixed_job.JOB}")
+                terminal.wait_for(
+                    lambda: re.search(f"^(──|--) {fixed_job.JOB}", terminal.text(), re.MULTILINE)
+                )
                 terminal.wait_for("Ctrl-C detaches")
             else:
                 terminal.finish()

@@ -22,6 +22,14 @@ def test_a_screen_is_as_kept(screen, width):
     assert shown == kept, "if it is meant to be so: python docs/screens/capture.py"
 
 
+@pytest.mark.parametrize("environ", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C"}], ids=str)
+@pytest.mark.parametrize("screen", capture.SCREENS, ids=lambda screen: screen.name)
+def test_on_a_terminal_that_knows_ascii_only_nothing_else_is_sent(screen, environ):
+    with capture.capture(screen, 80, environ=environ) as terminal:
+        assert terminal.sent.isascii()
+        assert "?" not in terminal.text().replace("did you mean checkpoint.interval?", "")
+
+
 @pytest.mark.parametrize("screen", capture.SCREENS, ids=lambda screen: screen.name)
 def test_a_screen_of_80_columns_keeps_to_them_and_has_a_picture(screen):
     text = capture.path(screen, 80).read_text(encoding="utf-8")
