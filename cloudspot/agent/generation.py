@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from cloudspot.agent.draining import Draining
 from cloudspot.agent.failures import FAILED, NOT_CONNECTED, STUCK, WEIGHT, Failure, GiveUp, judge
+from cloudspot.agent.inquest import not_reached
 from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch
 from cloudspot.agent.leaving import Leaving, LeavingError
-from cloudspot.agent.membership import Membership, not_reached
+from cloudspot.agent.membership import Membership
 from cloudspot.agent.reach import goes_on
 from cloudspot.agent.watching import KILLED, End, Watch, say_failed
 from cloudspot.errors import CloudspotError
@@ -224,17 +225,17 @@ class GenerationRun:
         if not self._membership.others_are_well():
             _log.warning("the training failed with exit status %s because a node was lost", end.code)
             return "regrouped"
-        elsewhere = self._membership.failed_elsewhere()
+        elsewhere = self._membership.inquest.failed_elsewhere()
         if elsewhere is not None and WEIGHT.get(elsewhere.why, 0) > WEIGHT[end.why]:
             end = replace(end, why=elsewhere.why)  # what this node saw of it is how the other ended it
-        cut_off = self._membership.try_to_reach()
+        cut_off = self._membership.inquest.try_to_reach()
         if cut_off:
             return self._cut_off(cut_off)
         return self._failed(end, seconds=seconds)
 
     def _cut_off(self, others: frozenset[int]) -> Leaving | str:
         """Return how this node goes on where the network to other members, who live, is cut."""
-        rank, members = self._life.job.identity.rank, self._membership.ranks
+        rank, members = self._life.job.identity.rank, self._membership.inquest.ranks
         detail = not_reached(rank, others)
         _log.error("%s", detail)
         if goes_on(rank, members, others) and len(members) - len(others) >= self._spec.nodes.min:
@@ -266,7 +267,7 @@ class GenerationRun:
         )
         if isinstance(verdict, GiveUp):
             # In one direction packets may still travel: then only others know.
-            permanent = verdict.permanent and self._membership.others_reach_all()
+            permanent = verdict.permanent and self._membership.inquest.others_reach_all()
             return Leaving("failed", verdict.detail, end.code, permanent=permanent, log_tail=tail)
         wait = verdict.wait_seconds
         _log.error("the training %s at step %d; starting again in %.0f s", failure, failure.step, wait)

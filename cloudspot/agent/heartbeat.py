@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from datetime import datetime, timezone
 
 from cloudspot.agent.reach import free_port
@@ -20,6 +21,8 @@ _log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0
 REGROUP_SECONDS = 0.2
 """The same while the nodes agree on the next generation, and wait for each other's signs of life."""
+LAST_BEAT_SECONDS = 2.0
+"""How long the last beat is waited for: nothing depends on it, and the exit record is to come."""
 LOOK_SECONDS = 1.0
 """How often the requests of others are looked for: a stop should feel prompt."""
 
@@ -51,6 +54,7 @@ class HeartbeatWriter:
         self._passed = 0
         """The newest generation known that is an older launch's."""
         self._stopped = threading.Event()
+        self._tells_end = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -61,6 +65,13 @@ class HeartbeatWriter:
         """End the thread after its current beat."""
         self._stopped.set()
         self._status.state_changed.set()
+
+    def finish(self) -> None:
+        """End the thread with a last beat, which tells how the node stands now; wait for it a little."""
+        self._tells_end = True
+        self.stop()
+        if self._thread.is_alive():
+            self._thread.join(LAST_BEAT_SECONDS)
 
     def beat(self) -> None:
         """Overwrite the heartbeat once.
@@ -144,3 +155,6 @@ class HeartbeatWriter:
                 _log.warning("no heartbeat: %s", error)
                 beat_at = min(beat_at, time.monotonic() + LOOK_SECONDS)  # the others count its absence
             changed.wait(max(0.05, min(beat_at, look_at) - time.monotonic()))
+        if self._tells_end:
+            with suppress(CloudspotError):
+                self.beat()

@@ -226,7 +226,7 @@ class Life:
 
     def stop_beating(self) -> None:
         """End the heartbeat: only the last word is to come."""
-        self._heartbeat.stop()
+        self._heartbeat.finish()
 
     def _has_left(self) -> bool:
         """Say whether an earlier agent of this machine has said the last word already."""

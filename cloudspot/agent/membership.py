@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from cloudspot.agent import peers
-from cloudspot.agent.failures import WEIGHT
+from cloudspot.agent.drainedcommit import await_commit
 from cloudspot.agent.hearing import Hearing
+from cloudspot.agent.inquest import Inquest, not_reached
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.peers import Adopt, Leave, Propose, Standing, View, Wait, absent, left_behind, verdict
-from cloudspot.agent.reach import REACH_SECONDS, free_port, is_taken, unreachable
+from cloudspot.agent.reach import free_port
 from cloudspot.agent.restore import Restored, newest_candidate, restore_newest, restore_this
-from cloudspot.errors import CorruptData
-from cloudspot.jobstore import generations, launches, manifests
-from cloudspot.jobstore.records import CheckpointId, Failed, Generation, Member, new_nonce
+from cloudspot.jobstore import generations, launches
+from cloudspot.jobstore.records import Generation, Member, new_nonce
 
 if TYPE_CHECKING:
     from cloudspot.agent.life import Life
@@ -29,16 +27,8 @@ _log = logging.getLogger(__name__)
 
 WARN_SECONDS = 60.0
 """Who waits so long for the others says whom it waits for."""
-COMMIT_SECONDS = 60.0
-"""How long the survivors of a drain wait for parts of nodes that have no notice."""
 STILL_WELL_SECONDS = 2.0
 """For so long what was found of the others holds, and nobody is asked again."""
-
-
-def not_reached(rank: int, cut_off: Collection[int]) -> str:
-    """Return how a node says that it leaves for want of a network."""
-    numbers = ", ".join(map(str, sorted(cut_off)))
-    return f"node {rank} does not reach node {numbers}: the network between the machines is cut"
 
 
 class Membership:
@@ -54,8 +44,7 @@ class Membership:
         """When it began, in the seconds that this node could hear."""
         self._all_ran = False
         """All its members were seen to run it."""
-        self._cut_off: frozenset[int] = frozenset()
-        """The members of it whose machines did not answer this one."""
+        self._inquest: Inquest | None = None
         self._well_at = -math.inf
         """When all the others were last found to go on; monotonic."""
 
@@ -72,9 +61,10 @@ class Membership:
         self._enter(generation)
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        """Return the members of the generation that this node runs, or ran last."""
-        return () if self.current is None else tuple(member.rank for member in self.current.members)
+    def inquest(self) -> Inquest:
+        """What is known of the end of the generation that this node runs, or ran last."""
+        assert self._inquest is not None, "there is none before the first generation"
+        return self._inquest
 
     # --- while a generation runs ----------------------------------------------------------------
 
@@ -100,42 +90,6 @@ class Membership:
             numbers = ", ".join(map(str, sorted(missing)))
             return f"node {numbers} does not run generation {current.number}"
         return None
-
-    def failed_elsewhere(self) -> Failed | None:
-        """Return another member's word that the running generation has failed there, or None; asks no store.
-
-        Of several it is the one that weighs most.
-        """
-        return max(self._failures().values(), key=lambda failed: WEIGHT.get(failed.why, 0), default=None)
-
-    def _failures(self) -> dict[int, Failed]:
-        current = self.current
-        if current is None:
-            return {}
-        beats = self._hearing.beats()
-        return {
-            rank: beat.failed
-            for rank in self._other_members(current)
-            if (beat := beats.get(rank)) is not None
-            and beat.failed is not None
-            and beat.failed.generation == current.number
-        }
-
-    def is_rendezvous_to_blame(self) -> bool:
-        """Say so where torchrun has ended before it started a rank; else it cannot be run here.
-
-        On the first member that is where something else listens at the endpoint's port by now; the others
-        have met with nobody there.
-        """
-        current = self.current
-        if current is None or current.members[0].rank != self._rank:
-            return True
-        return is_taken(int(current.endpoint.rpartition(":")[2]))
-
-    def expect_end(self) -> None:
-        """Begin to listen closely: the training here is about to end by an error."""
-        if not self._life.status.is_regrouping:
-            self._hearing.ask()
 
     # --- between two generations ----------------------------------------------------------------
 
@@ -180,90 +134,14 @@ class Membership:
                 return lost <= self._hearing.finished(current.number)
             self._hearing.pause()
 
-    def try_to_reach(self) -> frozenset[int]:
-        """Return the members whose machines do not answer this one; ``others_are_well`` comes before.
-
-        They live, as the store says, so the network between the machines is cut. The next generation is
-        without them.
-        """
-        current, status = self.current, self._life.status
-        if current is None:
-            return frozenset()
-        beats, finished = self._hearing.beats(), self._hearing.finished(current.number)
-        endpoints = {
-            member.rank: (member.address, beat.port)
-            for member in current.members
-            if member.rank not in finished and member.address and (beat := beats.get(member.rank)) is not None
-        }
-        self._cut_off = unreachable(endpoints)
-        if status.failed is not None:
-            status.failed = msgspec.structs.replace(status.failed, unreachable=tuple(sorted(self._cut_off)))
-        return self._cut_off
-
-    def others_reach_all(self) -> bool:
-        """Wait for what the other members that live have found of each other; say whether all answer all."""
-        current = self.current
-        if current is None:
-            return True
-        until = time.monotonic() + 2 * REACH_SECONDS
-        waited_for = set(self._other_members(current)) - self._hearing.finished(current.number)
-        while True:
-            told = {rank: failed.unreachable for rank, failed in self._failures().items()}
-            gone = {rank for rank in waited_for if self._hearing.is_gone(rank)}
-            words = [self._hearing.last_word(rank) for rank in gone]
-            # Its last heartbeat may not have been read; but it has said that another machine may do better.
-            if any(told.values()) or any(w and w.outcome == "failed" and not w.permanent for w in words):
-                return False
-            waited_for -= gone | {rank for rank in waited_for if told.get(rank) is not None}
-            if not waited_for or time.monotonic() >= until:
-                return True
-            self._life.obey()
-            self._hearing.pause()
-
     def finished(self) -> frozenset[int]:
         """Return which other members have finished the training."""
         return frozenset() if self.current is None else self._hearing.finished(self.current.number)
 
     def await_commit(self, step: int) -> None:
-        """Wait until the drain's checkpoint is committed, or a part of it will never come.
-
-        Whoever sees all parts commits: the node that brought the last one may be gone since.
-        """
-        life, current = self._life, self.current
-        if current is None or not self._hearing.others:
-            return
-        checkpoint = CheckpointId(current.number, step)
-        others = self._other_members(current)
-        self._hearing.ask()
-        end = time.monotonic() + COMMIT_SECONDS
-        while not life.orders.pending and life.orders.newer_than(current) is None:
-            # In this order: who is gone now has put its parts before, or never will.
-            gone = {rank for rank in others if self._hearing.is_gone(rank)}
-            try:
-                commit = life.insist(lambda: manifests.try_commit(life.store, life.node.job_id, checkpoint))
-            except CorruptData as error:
-                _log.error("checkpoint %s is given up: %s", checkpoint, error)
-                return
-            if commit is not None:
-                life.status.committed = max(checkpoint, life.status.committed or checkpoint)
-                return
-            missing = self._missing_parts(checkpoint, current)
-            if missing <= gone:
-                return
-            if time.monotonic() >= end and not any(self._hearing.has_notice(r) for r in missing - gone):
-                return
-            self._hearing.pause()
-
-    def _missing_parts(self, checkpoint: CheckpointId, current: Generation) -> set[int]:
-        """Return the nodes that have yet to bring a part of the checkpoint."""
-        life, procs = self._life, self._life.job.spec.procs_per_node
-        there = life.insist(lambda: manifests.present_parts(life.store, life.node.job_id, checkpoint))
-        return {
-            member.rank
-            for index, member in enumerate(current.members)
-            for rank in range(index * procs, (index + 1) * procs)
-            if rank not in there
-        }
+        """Wait until the drain's checkpoint is committed, or a part of it will never come."""
+        if self.current is not None:
+            await_commit(self._life, self._hearing, self.current, step)
 
     def next(self, why: str) -> tuple[Generation, Restored]:
         """Agree on the next generation, with its checkpoint restored on this node.
@@ -327,7 +205,7 @@ class Membership:
         self.current = generation
         self._begun_at = self._hearing.heard_seconds
         self._all_ran = False
-        self._cut_off = frozenset()
+        self._inquest = Inquest(self._life, self._hearing, generation)
         self._life.status.generation = generation.number
 
     def _propose(
@@ -411,6 +289,10 @@ class Membership:
             hangs = rank in left_behind(current, self._hearing.beats())
             return Standing.LEAVING if hangs else standing
         return standing
+
+    @property
+    def _cut_off(self) -> frozenset[int]:
+        return frozenset() if self._inquest is None else self._inquest.cut_off
 
     @property
     def _had_time_to_start(self) -> bool:

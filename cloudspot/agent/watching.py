@@ -87,7 +87,7 @@ class Watch:
             _log.warning("a rank ended with exit status %d: ending the trainer", code)
             return self._failure(code)
         if trainer.is_failing(ranks):
-            self._membership.expect_end()
+            self._membership.inquest.expect_end()
         return None
 
     def _failure(self, code: int) -> End:
@@ -99,7 +99,7 @@ class Watch:
     def _is_not_connected(self) -> bool:
         trainer, status = self._trainer, self._life.status
         if not trainer.has_started(self._ranks):
-            return self._membership.is_rendezvous_to_blame()
+            return self._membership.inquest.is_rendezvous_to_blame()
         errors = trainer.errors(self._ranks)
         is_early = status.progress()[0] <= status.restored_step
         return is_early and bool(errors) and not any(map(has_connected, errors))
@@ -111,7 +111,7 @@ class Watch:
         if regroup is not None:
             _log.warning("%s: ending the trainer, to go on with those who are there", regroup)
             return End(None, None, must_regroup=True)
-        failed = self._membership.failed_elsewhere()
+        failed = self._membership.inquest.failed_elsewhere()
         if failed is None or self._trainer.has_drained(self._ranks):
             return None
         _log.warning("the training has failed on another node: ending the trainer")

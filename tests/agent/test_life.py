@@ -359,7 +359,7 @@ begin(100, 100)
 
 def test_a_network_that_is_cut_is_the_machines_fault_and_not_the_scripts(bench, two_nodes, monkeypatch):
     """The nodes failed again and again to connect, and the job was given up for good."""
-    monkeypatch.setattr("cloudspot.agent.membership.unreachable", frozenset)  # nobody answers anybody
+    monkeypatch.setattr("cloudspot.agent.inquest.unreachable", frozenset)  # nobody answers anybody
     end_both(two_nodes("begin(7)\ntime.sleep(3600)\n", limits={"stuck_after": 0.5, "max_restarts": 0}))
     records = [bench.exit_record(rank=rank) for rank in range(2)]
     assert not any(one.permanent for one in records)
@@ -374,7 +374,7 @@ def test_a_network_that_is_cut_is_the_machines_fault_and_not_the_scripts(bench, 
 def test_a_network_that_is_cut_in_one_direction_ends_no_job_for_good_either(bench, two_nodes, monkeypatch):
     """Node 1 reached node 0, and took the training's end for the script's error."""
     monkeypatch.setattr(
-        "cloudspot.agent.membership.unreachable",
+        "cloudspot.agent.inquest.unreachable",
         lambda endpoints: time.sleep(0.5) or frozenset({1} & set(endpoints)),
     )
     end_both(two_nodes("begin(7)\ntime.sleep(3600)\n", limits={"stuck_after": 0.5, "max_restarts": 0}))
@@ -384,7 +384,7 @@ def test_a_network_that_is_cut_in_one_direction_ends_no_job_for_good_either(benc
 
 
 def test_the_side_of_the_first_node_goes_on_where_that_is_enough(bench, two_nodes, monkeypatch):
-    monkeypatch.setattr("cloudspot.agent.membership.unreachable", frozenset)
+    monkeypatch.setattr("cloudspot.agent.inquest.unreachable", frozenset)
     script = "begin(7)\nif generation == 1: time.sleep(3600)\nbegin(100, 100)\n"
     end_both(two_nodes(script, nodes={"min": 1, "max": 2}, limits={"stuck_after": 0.5}))
     assert bench.exit_record(rank=0).outcome == "succeeded"

@@ -255,18 +255,18 @@ def test_a_member_that_is_still_restoring_is_waited_for_and_not_left_behind(benc
 
 def test_a_failure_elsewhere_is_heard_of_for_the_generation_that_runs_and_no_other(bench, make, wait_until):
     first, second, third = make(3, min=2, max=3)
-    assert first.membership.failed_elsewhere() is None
+    assert first.membership.inquest.failed_elsewhere() is None
     failed = Failed(generation=1, why="trainer-failed", exit_code=3)
     second.life.status.failed = failed
-    wait_until(first.membership.failed_elsewhere)
-    assert first.membership.failed_elsewhere() == failed
+    wait_until(first.membership.inquest.failed_elsewhere)
+    assert first.membership.inquest.failed_elsewhere() == failed
     stuck = Failed(generation=1, why="trainer-stuck", exit_code=137)
     third.life.status.failed = stuck
-    wait_until(lambda: first.membership.failed_elsewhere() == stuck)
+    wait_until(lambda: first.membership.inquest.failed_elsewhere() == stuck)
     for agent in (first, second, third):
         agent.seek("trainer-stuck")
     assert first.found().number == 2
-    assert first.membership.failed_elsewhere() is None
+    assert first.membership.inquest.failed_elsewhere() is None
 
 
 # --- how others leave -------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make):
 
 
 def test_a_node_with_a_notice_is_waited_for_as_long_as_it_lives(bench, make, monkeypatch, wait_until):
-    monkeypatch.setattr("cloudspot.agent.membership.COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr("cloudspot.agent.drainedcommit.COMMIT_SECONDS", 0.0)
     first, second = make(2, min=1, max=2)
     bench.put_part(first.life.node, 0, 40)
     second.notice(seconds=60.0)
