@@ -27,7 +27,8 @@ def test_a_screen_is_as_kept(screen, width):
 def test_on_a_terminal_that_knows_ascii_only_nothing_else_is_sent(screen, environ):
     with capture.capture(screen, 80, environ=environ) as terminal:
         assert terminal.sent.isascii()
-        assert "?" not in terminal.text().replace("did you mean checkpoint.interval?", "")
+        # What an encoding lacks and nobody has thought of would be a question mark.
+        assert terminal.text().count("?") == int("did you mean" in terminal.text())
 
 
 @pytest.mark.parametrize("screen", capture.SCREENS, ids=lambda screen: screen.name)
