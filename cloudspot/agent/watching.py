@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+CONNECT_SECONDS = 60.0
+"""A torchrun that has not found its peers for so long may never find them: are they within reach?"""
 DUMP_SECONDS = 3.0
 """From the order to dump stacks to the end of a stuck trainer."""
 KILLED = 137
@@ -53,13 +55,19 @@ class Watch:
         self._seen: tuple[bool, int, int | None] | None = None
         """Whether there is a session, the step, and the total."""
         self._is_in_loop = False
+        self._reach_at = time.monotonic() + CONNECT_SECONDS
 
     def follow(self) -> End:
         """Return when the trainer has ended, or has to be."""
         while True:
             now = time.monotonic()
             self._note_progress(now)
-            end = self._own_end(now) or self._end_by_others() or self._end_if_stuck(now)
+            end = (
+                self._own_end(now)
+                or self._end_by_others()
+                or self._end_if_cut_off(now)
+                or self._end_if_stuck(now)
+            )
             if end is not None:
                 return end
             time.sleep(POLL_SECONDS)
@@ -118,6 +126,16 @@ class Watch:
         if failed.why == STUCK:
             self._dump_stacks()
         return End(failed.exit_code, None, why=failed.why)
+
+    def _end_if_cut_off(self, now: float) -> End | None:
+        # It tries for ten minutes; once the ranks have started, they have found each other.
+        if now < self._reach_at or self._drain is not None or self._trainer.has_started(self._ranks):
+            return None
+        self._reach_at = now + CONNECT_SECONDS
+        if not self._membership.inquest.try_to_reach():
+            return None
+        _log.warning("torchrun does not find its peers, and they do not answer: ending it")
+        return End(KILLED, None, why=NOT_CONNECTED)
 
     def _end_if_stuck(self, now: float) -> End | None:
         life, status = self._life, self._life.status

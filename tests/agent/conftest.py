@@ -116,6 +116,7 @@ class Bench:
             "shift\n"
             '[ "$RANK" = 0 ] && ! ' + f"{sys.executable} -c '{_BIND}' " + '"$endpoint" && exit 1\n'
             '[ -z "$BROKEN" ] || exit 1\n'
+            '[ -z "$WITHOUT_PEERS" ] || sleep 3600\n'
             '"$@" && exit 0\n'
             "sleep ${LINGER:-0}\n"  # as the real one does, for a second or two
             "exit 1\n"

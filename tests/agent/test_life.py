@@ -383,6 +383,16 @@ def test_a_network_that_is_cut_in_one_direction_ends_no_job_for_good_either(benc
     assert records[0].detail == "node 0 does not reach node 1: the network between the machines is cut"
 
 
+def test_a_torchrun_that_finds_no_peers_within_reach_is_ended(bench, two_nodes, monkeypatch):
+    """It tries for ten minutes, and of a script without a session nobody would say that it is stuck."""
+    monkeypatch.setattr("cloudspot.agent.watching.CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("cloudspot.agent.inquest.unreachable", frozenset)
+    end_both(two_nodes("", run={"env": {"WITHOUT_PEERS": "1"}}))
+    records = [bench.exit_record(rank=rank) for rank in range(2)]
+    assert not any(one.permanent for one in records)
+    assert "failed" in {one.outcome for one in records} <= {"failed", "left"}
+
+
 def test_the_side_of_the_first_node_goes_on_where_that_is_enough(bench, two_nodes, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.inquest.unreachable", frozenset)
     script = "begin(7)\nif generation == 1: time.sleep(3600)\nbegin(100, 100)\n"
