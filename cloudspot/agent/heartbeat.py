@@ -154,7 +154,9 @@ class HeartbeatWriter:
             except CloudspotError as error:
                 _log.warning("no heartbeat: %s", error)
                 beat_at = min(beat_at, time.monotonic() + LOOK_SECONDS)  # the others count its absence
-            changed.wait(max(0.05, min(beat_at, look_at) - time.monotonic()))
+            # Asked again, as what ``stop`` has set may have been cleared above with an earlier change.
+            if not self._stopped.is_set():
+                changed.wait(max(0.05, min(beat_at, look_at) - time.monotonic()))
         if self._tells_end:
             with suppress(CloudspotError):
                 self.beat()

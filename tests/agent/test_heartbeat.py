@@ -1,6 +1,7 @@
 """The heartbeat: what a node says of itself, and what it hears of others."""
 
 import json
+import threading
 import time
 from datetime import datetime, timezone
 
@@ -121,3 +122,30 @@ def test_a_beat_of_an_agent_that_does_not_tell_these_is_read(bench):
         value.pop(name, None)
     bench.store.put(key, json.dumps(value).encode())
     assert (newest(bench).transfer, newest(bench).notice_seconds) == (None, None)
+
+
+class _StoppedWhileCleared(threading.Event):
+    """The heartbeat is told to end between its look at a change and its note of it."""
+
+    def __init__(self, finish):
+        super().__init__()
+        self._finish = finish
+        self.waits = []
+
+    def clear(self):
+        self._finish()
+        super().clear()
+
+    def wait(self, timeout=None):
+        self.waits.append(timeout)
+        return super().wait(0)
+
+
+def test_an_end_that_meets_another_change_is_not_slept_over(bench):
+    """The last beat would come after a whole wait, perhaps later than it is waited for."""
+    life = bench.life()
+    changed = life.status.state_changed = _StoppedWhileCleared(lambda: life._heartbeat.finish())
+    life.status.state = "ending"
+    life._heartbeat._run()
+    assert changed.waits == []
+    assert codec.decode(bench.store.get(keys.heartbeat(JOB, 1, 0)), Heartbeat).state == "ending"
