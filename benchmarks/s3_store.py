@@ -126,9 +126,10 @@ def measure_stream(num_bytes: int) -> None:
             upload.write(block)
         upload.commit()
     seconds = time.perf_counter() - began
+    peak = peak_bytes()
     print(
         f"a stream of {num_bytes / 1e9:.2f} GB: {num_bytes / 1e6 / seconds:.0f} MB/s, "
-        f"at most {peak_bytes() / 1e6:.0f} MB in memory, {(peak_bytes() - before) / 1e6:.0f} MB of them for it"
+        f"at most {peak / 1e6:.0f} MB in memory, {(peak - before) / 1e6:.0f} MB of them for it"
     )
 
 
