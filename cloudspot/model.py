@@ -185,6 +185,10 @@ class BootProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Ends the machine from the inside."""
     has_cloudspot: bool = False
     """The image carries this very version: nothing is installed."""
+    fetch_code: str = ""
+    """For images that may not: Python, of the standard library alone, that defines ``fetch(store_url, key,
+    path)``: write the object to the file, by the rights that the machine itself has. An OSError is tried
+    again."""
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,6 +113,20 @@ def open_store(url: str) -> ObjectStore:
     return store
 
 
+def plugin_distributions(provider: str, store_url: str) -> tuple[str, ...]:
+    """Return the distributions that a node of this provider with this store needs, beside cloudspot.
+
+    Raises:
+        PluginError: one of the two is not installed.
+    """
+    scheme = store_url.partition("://")[0].lower()
+    found = (
+        _find(hookspecs.PROVIDER_GROUP, provider, _provider_missing),
+        _find(hookspecs.STORE_GROUP, scheme, _store_missing),
+    )
+    return tuple(dict.fromkeys(one.distribution for one in found if one.distribution != "cloudspot"))
+
+
 def provider_names() -> tuple[str, ...]:
     """Return the names of all installed providers; imports none of them."""
     return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.PROVIDER_GROUP)))

@@ -18,6 +18,7 @@ end_machine() {
 
 mkdir -p "$CLOUDSPOT_NODE_DIR"
 
+# --- installation ---
 # The agent is started again whenever it fails: it finds on disk and in the store what it needs to go
 # on. One that cannot run at all must not keep a paid machine: ten short runs in a row end it, and so
 # do fifty of any length.

@@ -18,6 +18,23 @@ DEFAULT_NODE_DIR = "/var/lib/cloudspot"
 """Where the agent keeps its files, unless the profile or the machine says otherwise."""
 
 
+_INSTALLATION = "# --- installation ---\n"
+"""The line of boot.sh at which it stands."""
+_END = "CLOUDSPOT_INSTALL"
+
+
+class Install(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a machine finds the wheels of its agent, and when it needs them."""
+
+    key: str
+    """Of the archive in the store."""
+    sha256: str
+    """Of the archive."""
+    digest: str
+    """Of the code: what ``python -m cloudspot.boot.agentarchive`` says where it is installed already."""
+    requirements: tuple[str, ...]
+
+
 class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that the boot script of a launch says; the same for each of its nodes. Holds no secret."""
 
@@ -31,27 +48,30 @@ class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
     """After this long the machine ends itself, whatever it is doing."""
     version: str
     """Of the cloudspot that renders, so that a machine cannot silently run another."""
+    install: Install | None = None
+    """Where the image may have no cloudspot."""
 
 
 def render_boot_script(plan: BootPlan) -> str:
     """Return the bash script that a machine of this launch runs once at boot, as root or as itself.
 
-    First it starts the self-kill timer; then it runs ``python -m cloudspot.agent``, again and again
-    while that fails, and ends the machine when the agent ended with 0 or cannot run at all.
+    First it starts the self-kill timer. Where the image may have no cloudspot, it installs the staged one
+    into an environment of the agent's own, unless the image has the same. Then it runs
+    ``python -m cloudspot.agent``, again and again while that fails, and ends the machine when the agent
+    ended with 0 or cannot run at all.
 
     The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_LAUNCH``, ``CLOUDSPOT_STORE``,
     ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``, ``CLOUDSPOT_TRAIN_PYTHON``, ``CLOUDSPOT_SHUTDOWN``,
     ``CLOUDSPOT_VERSION`` and what the profile sets. The same plan gives the same bytes.
 
     Raises:
-        CloudspotError: the profile needs an installation, or names a variable that no shell can set.
+        CloudspotError: the profile needs an installation and nothing is staged, or the provider cannot fetch
+            it, or it names a variable that no shell can set.
     """
     profile = plan.profile
-    if not profile.has_cloudspot:
-        raise CloudspotError(
-            f"provider {plan.provider!r} boots a stock image: "
-            "installing on stock images comes with the first cloud plugin"
-        )
+    if not profile.has_cloudspot and (plan.install is None or not profile.fetch_code):
+        missing = "no agent is staged for it" if plan.install is None else "it cannot fetch one"
+        raise CloudspotError(f"provider {plan.provider!r} boots an image without cloudspot, and {missing}")
     exports = {
         "CLOUDSPOT_JOB": plan.job_id,
         "CLOUDSPOT_LAUNCH": str(plan.launch),
@@ -72,7 +92,28 @@ def render_boot_script(plan: BootPlan) -> str:
         f'export CLOUDSPOT_NODE_DIR="${{CLOUDSPOT_NODE_DIR:-{DEFAULT_NODE_DIR}}}"',
         "",
     ]
-    return "\n".join(lines) + "\n" + _body()
+    head, loop = _body().split(_INSTALLATION)
+    installation = "" if profile.has_cloudspot else _installation(plan)
+    return "\n".join(lines) + "\n" + head + installation + loop
+
+
+def _installation(plan: BootPlan) -> str:
+    """Return the part that brings the agent onto the image."""
+    install = plan.install
+    assert install is not None
+    parts = (plan.profile.fetch_code, _read("install.py"), "install(fetch)")
+    program = "\n\n\n".join(part.strip() for part in parts) + "\n"
+    if _END in program.splitlines():
+        raise CloudspotError(f"the code that fetches the agent holds the line {_END}")
+    values = {
+        "agent_key": install.key,
+        "agent_sha256": install.sha256,
+        "agent_digest": install.digest,
+        "agent_requirements": " ".join(install.requirements),
+    }
+    assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+    here = f"write_install_program() {{\n    cat >\"$1\" <<'{_END}'\n{program}{_END}\n}}\n"
+    return assignments + here + _read("install.sh")
 
 
 def _export(name: str, value: str) -> str:
@@ -83,6 +124,10 @@ def _export(name: str, value: str) -> str:
     return f"export {name}={shlex.quote(value)}"
 
 
-@cache
 def _body() -> str:
-    return Path(__file__).with_name("boot.sh").read_text(encoding="utf-8")
+    return _read("boot.sh")
+
+
+@cache
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

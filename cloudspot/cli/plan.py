@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgspec
 
+from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
 from cloudspot.cli import output
 from cloudspot.cli.config import ChosenStore, default_store
 from cloudspot.cli.jobs import new_job_id, note_store
@@ -29,7 +30,7 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore.bundle import make_bundle
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.submission import check_secrets, new_submission
-from cloudspot.registry import open_provider, open_store
+from cloudspot.registry import open_provider, open_store, plugin_distributions
 from cloudspot.spec import JobSpec, check_files, load_job
 
 
@@ -64,6 +65,22 @@ def plan(
     """
     order = read_order(job_file, provider_name, overrides, store_url)
     print_plan(order, new_job_id(order.spec.name), as_json=as_json)
+
+
+STAGE_DEPENDENCIES = "CLOUDSPOT_STAGE_DEPENDENCIES"
+"""Set to 1, what the agent depends on is staged too, for nodes without a way to a package index."""
+
+
+def agent_archive(order: Order) -> AgentArchive | None:
+    """Return what the job's machines install their agent from; None where their image has it.
+
+    Raises:
+        CloudspotError: cloudspot or the plugin is not installed as a distribution here.
+    """
+    if order.provider.boot_profile().has_cloudspot:
+        return None
+    plugins = plugin_distributions(order.provider.name, order.store.url)
+    return make_agent_archive(plugins, with_dependencies=os.environ.get(STAGE_DEPENDENCIES) == "1")
 
 
 def read_order(job_file: Path, provider_name: str, overrides: Sequence[str], store_url: str | None) -> Order:
@@ -114,7 +131,8 @@ def print_plan(order: Order, job_id: str, *, as_json: bool) -> None:
     spec, store = order.spec, order.store
     check_secrets(spec, os.environ)
     bundle = make_bundle(order.workdir, entrypoint=spec.run.entrypoint)
-    submission = new_submission(spec, provider=order.provider.name, bundle=bundle, job_id=job_id)
+    agent = agent_archive(order)
+    submission = new_submission(spec, provider=order.provider.name, bundle=bundle, job_id=job_id, agent=agent)
     planned = make_plan(spec, order.provider, submission, store.url)
     if as_json:
         output.echo_json(_plan_json(planned, store, submission))

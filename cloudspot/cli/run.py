@@ -20,16 +20,14 @@ from cloudspot.cli.options import (
     provider_option,
     store_option,
 )
-from cloudspot.cli.plan import print_plan, read_order
+from cloudspot.cli.plan import Order, agent_archive, print_plan, read_order
 from cloudspot.cli.progress import transfer
 from cloudspot.controller.actions import Create
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.plan import find_offers
 from cloudspot.errors import JobExists, SpecError
-from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.submission import submit
-from cloudspot.spec import JobSpec
 
 MAX_ID_TRIES = 5
 DETACH_TRIES = 5
@@ -79,7 +77,7 @@ def run(
         return
     find_offers(order.spec, order.provider)  # what is wrong with the wishes is said before there is a job
     store = order.store
-    submission = _submit(store, order.spec, provider_name, order.workdir, name)
+    submission = _submit(order, provider_name, name)
     job = Job(store, submission.job_id)
     if not as_json:
         size = output.size_text(submission.code_bytes)
@@ -87,19 +85,19 @@ def run(
     ctx.exit(_detach(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))
 
 
-def _submit(
-    store: ObjectStore, spec: JobSpec, provider_name: str, workdir: Path, name: str | None
-) -> Submission:
+def _submit(order: Order, provider_name: str, name: str | None) -> Submission:
+    agent = agent_archive(order)
     for number in range(1, MAX_ID_TRIES + 1):
-        job_id = name or new_job_id(spec.name)
+        job_id = name or new_job_id(order.spec.name)
         try:
             return submit(
-                store,
-                spec=spec,
+                order.store,
+                spec=order.spec,
                 provider=provider_name,
-                workdir=workdir,
+                workdir=order.workdir,
                 environ=os.environ,
                 job_id=job_id,
+                agent=agent,
                 watch=transfer,
             )
         except JobExists:

@@ -7,11 +7,12 @@ import uuid
 from dataclasses import dataclass
 
 from cloudspot import __version__
-from cloudspot.boot.script import BootPlan, render_boot_script
+from cloudspot.boot.script import BootPlan, Install, render_boot_script
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, DELIVERY_GRACE_SECONDS
 from cloudspot.controller.policy import in_order
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Submission
 from cloudspot.model import InstanceGroup, LaunchRequest, Offer
 from cloudspot.spec import JobSpec
@@ -98,7 +99,8 @@ def render_launch(
         provider=submission.provider,
         profile=provider.boot_profile(),
         max_seconds=max_seconds,
-        version=__version__,
+        version=__version__ if submission.agent is None else submission.version,
+        install=_install(submission),
     )
     group = InstanceGroup(
         job_id=submission.job_id,
@@ -112,6 +114,18 @@ def render_launch(
         store_url=store_url,
     )
     return provider.provisioner().render(group)
+
+
+def _install(submission: Submission) -> Install | None:
+    agent = submission.agent
+    if agent is None:
+        return None
+    return Install(
+        key=keys.agent(agent.sha256),
+        sha256=agent.sha256,
+        digest=agent.digest,
+        requirements=agent.requirements,
+    )
 
 
 def _check_currency(spec: JobSpec, provider_name: str, offer: Offer) -> None:

@@ -146,6 +146,11 @@ def artifacts_prefix(job_id: str) -> str:
     return f"jobs/{job_id}/artifacts/"
 
 
+def agent(sha256: str) -> str:
+    """Return the key of the wheels by which stock images get their agent; shared by jobs, create-only."""
+    return f"agents/{sha256}"
+
+
 def code(sha256: str) -> str:
     """Return the key of a code bundle, by the SHA-256 of its bytes in hex; create-only."""
     return f"code/{sha256}"

@@ -34,6 +34,17 @@ class CheckpointId(msgspec.Struct, frozen=True, order=True):
 # --- submission ---------------------------------------------------------------------------------
 
 
+class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """The wheels that a job's machines install where their image has no such cloudspot."""
+
+    sha256: str
+    """Of the archive, by which it is found in the store."""
+    digest: str
+    """Of the code in it; an image with the same needs no archive."""
+    requirements: tuple[str, ...]
+    """The distributions to install from it."""
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """``jobs/<id>/spec``: what was submitted, whole; the source of everything a controller needs."""
 
@@ -48,6 +59,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Of the cloudspot that submitted."""
     at: datetime
     writer: str
+    agent: StagedAgent | None = None
+    """None: the image has cloudspot."""
 
 
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from cloudspot import __version__
+from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.errors import CloudspotError, JobExists, ObjectMissing, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
@@ -18,7 +19,7 @@ from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, make_bundle, put_bundle
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.probe import probe
-from cloudspot.jobstore.records import StopRequest, Submission, new_nonce
+from cloudspot.jobstore.records import StagedAgent, StopRequest, Submission, new_nonce
 from cloudspot.jobstore.watching import Watch, unwatched
 from cloudspot.spec import JobSpec, spec_to_json
 
@@ -40,6 +41,7 @@ def submit(
     workdir: Path,
     environ: Mapping[str, str],
     job_id: str,
+    agent: AgentArchive | None = None,
     max_bundle_bytes: int = MAX_BYTES,
     watch: Watch = unwatched,
     sleep: Callable[[float], None] = time.sleep,
@@ -48,7 +50,8 @@ def submit(
 
     What can be wrong on this side is found before anything is stored. The job exists when the record
     does, which is put last; what a submission that is cut short leaves behind is the reserved id and,
-    at worst, code and secrets that nothing reads. ``watch`` is told how far bundle and upload are.
+    at worst, code and secrets that nothing reads. ``agent`` is staged for machines whose image has no
+    cloudspot. ``watch`` is told how far bundle and upload are.
 
     Raises:
         SpecError: the id is no DNS label, or a secret is not set in ``environ``.
@@ -62,7 +65,7 @@ def submit(
         raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
     secrets = _collect_secrets(spec, environ)
     bundle = make_bundle(workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, watch=watch)
-    submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id)
+    submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent)
     store = patient(store, sleep=sleep)
     probe(store, sleep=sleep)
     # Its content tells this reservation from another's where the answer to the put was lost.
@@ -70,6 +73,8 @@ def submit(
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
     try:
         put_bundle(store, bundle, watch=watch, sleep=sleep)
+        if agent is not None:
+            _put_agent(store, agent, watch=watch, sleep=sleep)
         if secrets.values:
             store.put(keys.secrets(job_id), codec.encode(secrets))
     except BaseException:  # Ctrl-C too.
@@ -84,7 +89,9 @@ def submit(
     return codec.decode(data, Submission)  # As every reader sees it: JSON has lists and no tuples.
 
 
-def new_submission(spec: JobSpec, *, provider: str, bundle: Bundle, job_id: str) -> Submission:
+def new_submission(
+    spec: JobSpec, *, provider: str, bundle: Bundle, job_id: str, agent: AgentArchive | None = None
+) -> Submission:
     """Return the record that ``submit`` would put for this code; pure but for the time and the nonce."""
     return Submission(
         job_id=job_id,
@@ -96,7 +103,24 @@ def new_submission(spec: JobSpec, *, provider: str, bundle: Bundle, job_id: str)
         version=__version__,
         at=datetime.now(timezone.utc),
         writer=new_nonce(),
+        agent=None
+        if agent is None
+        else StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements),
     )
+
+
+def _put_agent(
+    store: ObjectStore, agent: AgentArchive, *, watch: Watch, sleep: Callable[[float], None]
+) -> None:
+    """Put the archive under its hash, once for all jobs; a node checks its bytes."""
+    key = keys.agent(agent.sha256)
+    try:
+        is_there = store.head(key).size == len(agent.data)
+    except ObjectMissing:
+        is_there = False
+    if not is_there:
+        with watch("uploading the agent", None):  # one request: there is nothing to count
+            create(store, key, agent.data, sleep=sleep)
 
 
 def read_secrets(store: ObjectStore, job_id: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import shutil
 import site
 import sys
 import threading
@@ -13,11 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import cloudspot
 from cloudspot.errors import CloudspotError
 from cloudspot.local.forms import num_cores
 from cloudspot.local.home import lock
-from cloudspot.local.interpreter import node_python_path
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.network import BRIDGE, make_bridge
 from cloudspot.local.processes import MARK
@@ -69,6 +68,11 @@ class LocalMachineHost(MachineHost):
         self._owner = ExitStack()
         (directory / "machines").mkdir(parents=True)
         self._owner.enter_context(lock(directory / "owner.lock"))
+        self._sources = directory / "image"
+        for package in _editable_packages():
+            # As an image is: what is edited meanwhile does not change it.
+            ignored = shutil.ignore_patterns("__pycache__", "*.tmp")
+            shutil.copytree(package, self._sources / package.name, ignore=ignored)
         self._hosts = directory / "hosts"
         names = [("localhost", "127.0.0.1"), *cloud.host_names.items()]
         self._hosts.write_text("".join(f"{address} {name}\n" for name, address in names), encoding="ascii")
@@ -98,7 +102,9 @@ class LocalMachineHost(MachineHost):
             host_name = machine.host_name or f"ip-{address.replace('.', '-')}"
             with self._hosts.open("a", encoding="ascii") as hosts:
                 # In one write: the machines read it meanwhile.
-                hosts.write(f"{address} {host_name} {host_name.partition('.')[0]}\n")
+                names = f"{host_name} {host_name.partition('.')[0]}"
+                # Mapped too: who listens on IPv6 looks up its callers that way.
+                hosts.write(f"{address} {names}\n::ffff:{address} {names}\n")
             made = MachineDirectory.create(
                 self._directory / "machines" / machine.id,
                 self._record(machine, address, host_name),
@@ -198,9 +204,8 @@ class LocalMachineHost(MachineHost):
             environment |= cloud.metadata_environment(f"http://{address}:{port}")
         environment[MARK] = machine.id
         environment["CLOUDSPOT_CORES"] = num_cores(1 if job is None else job.num_nodes)
-        path = None if machine.is_bare else node_python_path()
-        if path is not None:
-            environment["PYTHONPATH"] = path
+        if self._sources.is_dir() and not machine.is_bare:
+            environment["PYTHONPATH"] = str(self._sources)
         environment.update(machine.environment)
         return MachineRecord(
             id=machine.id,
@@ -227,7 +232,7 @@ class LocalMachineHost(MachineHost):
                 host_name=host_name,
                 environment=environment,
                 image_path=() if machine.is_bare else (str(Path(sys.executable).parent),),
-                visible=() if machine.is_bare else _installation(),
+                visible=() if machine.is_bare else (*_installation(), str(self._sources)),
                 programs=machine.programs,
                 network=network,
                 owner_lock=str(self._directory / "owner.lock"),
@@ -253,11 +258,20 @@ def emulated(
 
 def _installation() -> tuple[str, ...]:
     """Return the directories of this Python and of what is installed for it, wherever they lie."""
-    found = [sys.prefix, sys.base_prefix, str(Path(cloudspot.__file__).parent)]
+    found = [sys.prefix, sys.base_prefix]
     if site.ENABLE_USER_SITE:
         found.append(site.getusersitepackages())
-    # Editable installs put the directories of their sources on the path.
-    paths = [Path(name) for name in sys.path]
-    packages = [package for path in paths if path.is_absolute() for package in path.glob("cloudspot*")]
-    found += [str(package) for package in packages if (package / "__init__.py").exists()]
     return tuple(dict.fromkeys(found))
+
+
+def _editable_packages() -> tuple[Path, ...]:
+    """Return the directories of cloudspot's packages that lie where their sources are developed."""
+    paths = [Path(name) for name in dict.fromkeys(sys.path)]
+    found = [package for path in paths if path.is_absolute() for package in sorted(path.glob("cloudspot*"))]
+    installed = [Path(name).resolve() for name in _installation()]
+    first: dict[str, Path] = {}
+    for package in found:
+        is_installed = any(where in package.resolve().parents for where in installed)
+        if (package / "__init__.py").exists() and not is_installed:
+            first.setdefault(package.name, package)
+    return tuple(first.values())

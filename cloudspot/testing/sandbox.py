@@ -35,6 +35,8 @@ from cloudspot.testing.machinehost import Plan, emulated
 
 _log = logging.getLogger(__name__)
 
+DEFAULT_NOTICE_SECONDS = 60.0
+"""Of the reclaim that nobody asked for, at most."""
 NOT_EXECUTABLE = 126
 """The exit status of a command that cannot be run, as shells have it."""
 
@@ -61,7 +63,9 @@ def parse_reclaims(texts: Sequence[str], *, notice_seconds: float) -> Plan:
     reclaims: list[Reclaim] = []
     chance: RandomReclaims | None = None
     if not texts:
-        reclaims.append(Reclaim(launch=1, rank=0, after_share=0.5, notice=notice_seconds))
+        # No longer notice than the agent needs: with two minutes small examples have ended before.
+        notice = min(notice_seconds, DEFAULT_NOTICE_SECONDS)
+        reclaims.append(Reclaim(launch=1, rank=0, after_share=0.5, notice=notice))
     for text in texts:
         if text == "none":
             if len(texts) > 1:

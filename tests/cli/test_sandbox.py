@@ -201,7 +201,7 @@ def test_reclaims_are_told_in_the_words_of_the_local_provider():
         job = JobHint(job_id="j", launch=launch, rank=rank)
         return parse_reclaims(texts, notice_seconds=120.0)(EmulatedMachine(id="i", market=market, job=job))
 
-    assert planned() == (PlannedReclaim(after_share=0.5, notice_seconds=120.0),)
+    assert planned() == (PlannedReclaim(after_share=0.5, notice_seconds=60.0),)
     assert planned(rank=1) == planned(launch=2) == planned("none") == ()
     assert planned(market=Market.ON_DEMAND) == ()
     two = ("launch=1,rank=0,after_steps=300,notice=2m", "launch=2,rank=1,after_seconds=30s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
@@ -62,6 +63,7 @@ class AwsProvider(Provider):
             environment={"AWS_REGION": region, "AWS_DEFAULT_REGION": region},
             shutdown_command="shutdown -h now",
             has_cloudspot=self._options.image_has_cloudspot,
+            fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
         )
 
     def pinned_options(self) -> Mapping[str, Any]:

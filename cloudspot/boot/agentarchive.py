@@ -1,0 +1,214 @@
+"""The archive from which a stock image gets its agent: wheels, made of what is installed here.
+
+The node runs the very code that submitted, from an editable install too: the wheels are put together
+from the installed files, without building anything. Equal code gives equal bytes, so that the archive
+has a name by its content and lies in the store once.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.util
+import io
+import re
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from email.parser import HeaderParser
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+from cloudspot.errors import CloudspotError
+
+CORE = "cloudspot"
+INSTALLER = "pip"
+_METADATA = ("METADATA", "entry_points.txt")
+_TIME = (2020, 1, 1, 0, 0, 0)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class AgentArchive:
+    """What is staged in the store for the nodes."""
+
+    data: bytes = field(repr=False)
+    """A tar archive of wheels; no times, no owners."""
+    sha256: str
+    """Of ``data``, in hex."""
+    digest: str
+    """Of the code of cloudspot and the plugin alone: an image that has the same needs nothing of this."""
+    requirements: tuple[str, ...]
+    """What is to be installed from the wheels; the rest comes as their dependencies."""
+
+
+def make_agent_archive(plugins: Sequence[str], *, with_dependencies: bool = False) -> AgentArchive:
+    """Return the archive with cloudspot, the plugins' distributions, and pip to install them with.
+
+    ``with_dependencies`` adds all that they depend on, as it is installed here, for nodes without a way to
+    a package index; their image must then have this Python's version and platform.
+
+    Raises:
+        CloudspotError: a distribution is not installed, or its files are not to be found.
+    """
+    wanted = (CORE, *(name for name in plugins if _canonical(name) != CORE))
+    names = _closure(wanted) if with_dependencies else wanted
+    wheels = dict(_wheel(name) for name in names)
+    if INSTALLER not in names and _is_installed(INSTALLER):
+        # Debian's Python has no ensurepip: the node installs with this one.
+        wheels.update([_wheel(INSTALLER)])
+    data = _tar(wheels)
+    return AgentArchive(data, hashlib.sha256(data).hexdigest(), code_digest(wanted), wanted)
+
+
+def code_digest(names: Iterable[str]) -> str:
+    """Return the hash of the distributions' code as it is installed; what bytecode there is does not count.
+
+    Raises:
+        CloudspotError: a distribution is not installed.
+    """
+    hashed = hashlib.sha256()
+    for name in sorted(names, key=_canonical):
+        for path, data in sorted(_files(_distribution(name)).items()):
+            hashed.update(f"{len(path)} {path} {len(data)} ".encode() + data)
+    return hashed.hexdigest()
+
+
+def _wheel(name: str) -> tuple[str, bytes]:
+    """Return the file name and the bytes of a wheel of the installed distribution."""
+    distribution = _distribution(name)
+    tags = _tags(distribution)
+    files = _files(distribution)
+    project = re.sub(r"[-_.]+", "_", str(distribution.metadata["Name"]))
+    stem = f"{project}-{distribution.version}"
+    for file in _METADATA:
+        text = distribution.read_text(file)
+        if text is not None:
+            files[f"{stem}.dist-info/{file}"] = text.encode()
+    is_pure = all(tag.endswith("-any") for tag in tags)
+    lines = ["Wheel-Version: 1.0", "Generator: cloudspot", f"Root-Is-Purelib: {str(is_pure).lower()}"]
+    files[f"{stem}.dist-info/WHEEL"] = "\n".join([*lines, *(f"Tag: {tag}" for tag in tags), ""]).encode()
+    record = f"{stem}.dist-info/RECORD"
+    files[record] = _record(files, record)
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, data in sorted(files.items()):
+            info = zipfile.ZipInfo(path, _TIME)
+            info.external_attr = 0o644 << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, data)
+    return f"{stem}-{_compressed(tags)}.whl", target.getvalue()
+
+
+def _files(distribution: metadata.Distribution) -> dict[str, bytes]:
+    """Return the distribution's own files by their path in a wheel, without what installers added."""
+    found: dict[str, bytes] = {}
+    for listed in distribution.files or ():
+        path = PurePosixPath(str(listed))
+        is_ours = ".." not in path.parts and not path.is_absolute() and "__pycache__" not in path.parts
+        if not is_ours or path.parts[0].endswith((".dist-info", ".egg-info")) or path.suffix == ".pth":
+            continue
+        place = Path(str(distribution.locate_file(listed)))
+        if place.is_file():
+            found[str(path)] = place.read_bytes()
+    # An editable install lists only how it is found.
+    return found or _package_files(distribution)
+
+
+def _package_files(distribution: metadata.Distribution) -> dict[str, bytes]:
+    name = str(distribution.metadata["Name"])
+    package = re.sub(r"[-_.]+", "_", name)
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise CloudspotError(f"the files of {name} are not to be found, so that no node can get them")
+    root = Path(next(iter(spec.submodule_search_locations)))
+    found = {}
+    for path in sorted(root.rglob("*")):
+        relative = path.relative_to(root)
+        if path.is_file() and "__pycache__" not in relative.parts and path.suffix not in {".pyc", ".tmp"}:
+            found[f"{package}/{relative.as_posix()}"] = path.read_bytes()
+    return found
+
+
+def _closure(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the distributions and all that they need here, by their canonical names, sorted."""
+    waiting, found = [*names], {}
+    while waiting:
+        name = waiting.pop()
+        if _canonical(name) in found:
+            continue
+        distribution = _distribution(name)
+        found[_canonical(name)] = name
+        waiting += [needed for needed in _needed(distribution) if _is_installed(needed)]
+    return tuple(found[name] for name in sorted(found))
+
+
+def _needed(distribution: metadata.Distribution) -> Iterator[str]:
+    """Yield the names of what it requires without any extra; what does not apply here is not installed."""
+    for line in distribution.requires or ():
+        requirement, _, marker = line.partition(";")
+        match = _NAME.match(requirement.strip())
+        if match is not None and "extra" not in marker:
+            yield match[0]
+
+
+def _tags(distribution: metadata.Distribution) -> tuple[str, ...]:
+    text = distribution.read_text("WHEEL")
+    tags = HeaderParser().parsestr(text).get_all("Tag", []) if text else []
+    return tuple(tags) or ("py3-none-any",)
+
+
+def _compressed(tags: Sequence[str]) -> str:
+    """Return a wheel's tags as its file name has them: ``py2.py3-none-any``."""
+    columns = zip(*(tag.split("-") for tag in tags), strict=True)
+    return "-".join(".".join(dict.fromkeys(column)) for column in columns)
+
+
+def _record(files: dict[str, bytes], record: str) -> bytes:
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\n")
+    for path, data in sorted(files.items()):
+        hashed = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+        writer.writerow((path, f"sha256={hashed}", len(data)))
+    writer.writerow((record, "", ""))
+    return target.getvalue().encode()
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in sorted(files.items()):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return target.getvalue()
+
+
+def _distribution(name: str) -> metadata.Distribution:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        raise CloudspotError(
+            f"{name} is not installed as a distribution, so that no node can get it; "
+            "install it with pip, or use an image that has it"
+        ) from None
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+if __name__ == "__main__":
+    # On a node: is what its image has the same?
+    print(code_digest(sys.argv[1:]))  # noqa: T201 # its answer
