@@ -13,9 +13,9 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.options import debug_option, job_argument, json_option, store_option
 from cloudspot.cli.output import echo, echo_json, echo_table, moment_text, size_text
 from cloudspot.cli.progress import transfer
-from cloudspot.errors import CorruptData, ObjectMissing, SpecError
+from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
 from cloudspot.jobstore.generations import lineage
-from cloudspot.jobstore.manifests import read_commit, verify
+from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
 from cloudspot.jobstore.records import CheckpointId, Commit
 
 STEPS_NAMED = 20
@@ -105,8 +105,16 @@ def export(
     candidates = _at_step(job, step)
     if not candidates:
         raise SpecError(f"job {job.id} has no checkpoint to export")
-    commit = read_commit(job.store, job.id, candidates[0])
-    written = export_checkpoint(job, commit, target, only=only, whole=whole)
+    checkpoint = candidates[0]
+    try:
+        with while_it_stands(job.store, job.id, checkpoint):
+            commit = read_commit(job.store, job.id, checkpoint)
+            written = export_checkpoint(job, commit, target, only=only, whole=whole)
+    except ObjectMissing as error:
+        raise TransientError(
+            f"checkpoint {checkpoint} was deleted while it was read: job {job.id} goes on, and keeps its "
+            "newest ones; try again"
+        ) from error
     if as_json:
         echo_json(written)
         return
@@ -173,14 +181,14 @@ class _Described:
         """Read it whole."""
         if self._commit is None:
             return
+        job = self._job
         try:
-            verify(self._job.store, self._job.id, self._commit, progress=progress)
+            with while_it_stands(job.store, job.id, self._commit.id):
+                verify(job.store, job.id, self._commit, progress=progress)
             self.value["verified"] = True
+        except ObjectMissing:
+            self.is_gone = True
         except CorruptData as error:
-            try:
-                read_commit(self._job.store, self._job.id, self._commit.id)
-            except ObjectMissing:
-                self.is_gone = True
             self.value |= {"verified": False, "error": str(error)}
 
 

@@ -13,6 +13,7 @@ from cloudspot.cli.jobs import open_job
 from cloudspot.cli.options import debug_option, job_argument, json_option, plot_option, store_option
 from cloudspot.cli.plots import check_plot, plot_job, take_picture
 from cloudspot.cli.story import echo_last_lines, echo_title, job_json, summary_fields
+from cloudspot.errors import CorruptData
 
 
 @click.command("show")
@@ -35,7 +36,7 @@ def show(
 ) -> None:
     """Tell the story of one job.
 
-    With --verify it ends with 1 when the newest checkpoint is corrupt.
+    With --verify it ends with 8 when the newest checkpoint is corrupt.
     """
     if plot is not None:
         check_plot(plot)
@@ -60,7 +61,7 @@ def show(
         plot_job(plot, take_picture(job))
         output.echo(f"drawn: {plot}", error=True)
     if value["last_commit"] is not None and value["last_commit"]["verified"] is False:
-        ctx.exit(1)
+        ctx.exit(CorruptData.exit_code)
 
 
 def _moment(text: str) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 from cloudspot.cli import output
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.printable import printable
+from cloudspot.cli.progress import transfer
 from cloudspot.controller.progress import last_commit_id
 from cloudspot.controller.report import show_json
 from cloudspot.controller.timeline import wanted_commits
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.manifests import read_commit, verify
+from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.records import CheckpointId, Commit
 
@@ -30,16 +31,24 @@ def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict
     """
     newest = last_commit_id(history)
     commits = read_commits_of(job, history)
-    verified: bool | None = None
-    if newest is not None and newest not in commits:
-        verified = False
-    elif newest is not None and verify_chunks:
-        try:
-            verify(job.store, job.id, commits[newest])
-            verified = True
-        except (CorruptData, ObjectMissing):
-            verified = False
+    verified = None
+    if newest is not None and (verify_chunks or newest not in commits):
+        verified = _is_whole(job, newest)
     return show_json(history, datetime.now(timezone.utc), commits=commits, verified=verified)
+
+
+def _is_whole(job: Job, checkpoint: CheckpointId) -> bool | None:
+    """Read the checkpoint and say whether it is whole; None: it has been deleted meanwhile."""
+    try:
+        with while_it_stands(job.store, job.id, checkpoint):
+            commit = read_commit(job.store, job.id, checkpoint)
+            with transfer("verifying", commit.size) as advance:
+                verify(job.store, job.id, commit, progress=advance)
+    except ObjectMissing:
+        return None
+    except CorruptData:
+        return False
+    return True
 
 
 def read_commits_of(job: Job, history: History) -> dict[CheckpointId, Commit]:
@@ -120,10 +129,9 @@ def _goodput_text(value: Mapping[str, Any]) -> str:
 
 
 def _artifacts_text(job: Job) -> str:
-    prefix = keys.artifacts_prefix(job.id)
-    if not job.store.list_page(prefix, limit=1).objects:
+    if not job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects:
         return ""
-    return f"{job.store.url.rstrip('/')}/{prefix}"
+    return job.command("artifacts download")
 
 
 def echo_last_lines(value: Mapping[str, Any]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 
 from cloudspot.errors import CorruptData, ObjectMissing
@@ -35,6 +36,7 @@ __all__ = [
     "upload_directory",
     "upload_part",
     "verify",
+    "while_it_stands",
 ]
 
 _RANK = re.compile(r"\d{4}")
@@ -53,6 +55,20 @@ def read_commit(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Co
         raise CorruptData(f"{key} holds the manifest of checkpoint {commit.id}")
     check_commit(commit)
     return commit
+
+
+@contextmanager
+def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Iterator[None]:
+    """Tell damage from deletion: a running job deletes old checkpoints, also one that is just being read.
+
+    Raises:
+        ObjectMissing: the block found something of the checkpoint missing or corrupt, and it was deleted.
+    """
+    try:
+        yield
+    except CorruptData:
+        patient(store).head(keys.commit(job_id, checkpoint.generation, checkpoint.step))
+        raise
 
 
 def try_commit(

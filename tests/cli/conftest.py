@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import json
 from datetime import datetime, timedelta, timezone
@@ -243,6 +244,13 @@ class Jobs:
         assert try_commit(self.store, job_id, checkpoint) is not None
         return checkpoint
 
+    def delete_checkpoint(self, job_id: str, checkpoint: CheckpointId) -> None:
+        """Delete it as a job does that has newer ones: the manifest first."""
+        self.store.delete(keys.commit(job_id, checkpoint.generation, checkpoint.step))
+        prefix = keys.checkpoint_prefix(job_id, checkpoint.generation, checkpoint.step)
+        for meta in list(self.store.list_objects(prefix)):
+            self.store.delete(meta.key)
+
     def add_log(self, job_id: str, stream: str, lines, *, minutes: float, source: str = "train") -> None:
         """Write log lines, a second apart."""
         sink = ObjectStoreLogSink(self.store, job_id)
@@ -332,6 +340,27 @@ class Jobs:
 def jobs(tmp_path: Path, job_file: Path, local_home: Path) -> Jobs:
     """A store of its own, and a local provider without machines."""
     return Jobs(FileStore(f"file://{tmp_path}/bucket"), job_file, tmp_path)
+
+
+@pytest.fixture
+def before_reading(monkeypatch):
+    """``before_reading(keys, act)``: ``act`` once, before the first such object is read."""
+
+    def arrange(pattern, act):
+        pending = [act]
+
+        def acting(method):
+            def call(self, key, *arguments):
+                if pending and fnmatch.fnmatchcase(key, pattern):
+                    pending.pop()()
+                return method(self, key, *arguments)
+
+            return call
+
+        for name in ("get", "get_range"):
+            monkeypatch.setattr(FileStore, name, acting(getattr(FileStore, name)))
+
+    return arrange
 
 
 @pytest.fixture

@@ -51,6 +51,13 @@ def test_a_malformed_manifest_is_shown_even_without_verify(jobs):
     assert jobs.run("checkpoints", "ls", "digits-7k3f", status=8).stdout.splitlines()[1].startswith("2-100")
 
 
+def test_a_checkpoint_that_the_job_deletes_while_it_is_read_is_left_out(jobs, before_reading):
+    jobs.reclaimed_and_finished()
+    before_reading("*/chunks/*", lambda: jobs.delete_checkpoint("digits-7k3f", CheckpointId(2, 100)))
+    found = jobs.run_json("checkpoints", "verify", "digits-7k3f")
+    assert [(each["id"], each["verified"]) for each in found] == [("1-40", True)]
+
+
 def test_text_is_a_table(jobs):
     lines = jobs.run("checkpoints", "verify", jobs.reclaimed_and_finished()).stdout.splitlines()
     assert lines[0].split() == ["CHECKPOINT", "STEP", "SIZE", "PARTS", "KIND", "COMMITTED", "STATUS"]
@@ -234,6 +241,20 @@ def test_a_corrupt_chunk_is_named_with_status_8(jobs, trained, tmp_path, suffix)
     assert result.stderr == f"error: chunk {key} does not match its checksum\n"
     assert not path.exists()
     assert sorted(each.name for each in tmp_path.glob(".*")) == []
+
+
+@pytest.mark.parametrize("keys", ["*/chunks/*", "*/commits/*"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_checkpoint_that_the_job_deletes_while_it_is_exported_is_not_called_corrupt(
+    jobs, trained, before_reading, tmp_path, keys, suffix
+):
+    before_reading(keys, lambda: jobs.delete_checkpoint("new-1", CheckpointId(1, 20)))
+    result = export(jobs, tmp_path / f"model{suffix}", status=7)
+    assert result.stderr == (
+        "error: checkpoint 1-20 was deleted while it was read: job new-1 goes on, and keeps its newest "
+        "ones; try again\n"
+    )
+    assert list(tmp_path.glob("*model*")) == []
 
 
 @pytest.mark.parametrize(

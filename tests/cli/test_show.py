@@ -154,20 +154,29 @@ def test_a_job_without_a_launch_can_be_shown(jobs):
     assert jobs.run_json("show", "new-1")["last_commit"] is None
 
 
-def test_verify_ends_with_1_when_the_newest_checkpoint_is_corrupt(jobs):
+def test_verify_ends_with_8_when_the_newest_checkpoint_is_corrupt(jobs):
     jobs.reclaimed_and_finished()
     key = keys.chunk("digits-7k3f", 2, 100, 0, 0)
     jobs.store.put(key, jobs.store.get(key)[:-1])
     assert jobs.run_json("show", "digits-7k3f")["last_commit"]["verified"] is None
-    assert jobs.run_json("show", "digits-7k3f", "--verify", status=1)["last_commit"]["verified"] is False
-    assert "step 100, 1000 B, CORRUPT" in jobs.run("show", "digits-7k3f", "--verify", status=1).stdout
+    assert jobs.run_json("show", "digits-7k3f", "--verify", status=8)["last_commit"]["verified"] is False
+    assert "step 100, 1000 B, CORRUPT" in jobs.run("show", "digits-7k3f", "--verify", status=8).stdout
+
+
+def test_a_checkpoint_that_the_job_deletes_while_it_is_read_is_not_corrupt(jobs, before_reading):
+    jobs.running()
+    checkpoint = jobs.add_checkpoint("going-abcd", 1, 40)
+    before_reading("*/chunks/*", lambda: jobs.delete_checkpoint("going-abcd", checkpoint))
+    found = jobs.run_json("show", "going-abcd", "--verify")["last_commit"]
+    assert (found["step"], found["verified"]) == (40, None)
 
 
 def test_artifacts_are_named_where_there_are_some(jobs):
     jobs.submit("new-1")
     assert "  artifacts" not in jobs.run("show", "new-1").stdout
     jobs.store.put(keys.artifacts_prefix("new-1") + "plot.png", b"")
-    assert f"artifacts    {jobs.store.url}/jobs/new-1/artifacts/" in jobs.run("show", "new-1").stdout
+    line = f"  artifacts    cloudspot artifacts download new-1 --store {jobs.store.url}\n"
+    assert line in jobs.run("show", "new-1").stdout
 
 
 @pytest.mark.parametrize("text", ["digits-7", "digits-7k3f"])
