@@ -6,11 +6,10 @@ import json
 import re
 from typing import Any, Final
 
-import botocore.exceptions
 import msgspec
 
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import translated
+from cloudspot_aws.errors import SDK_ERRORS, translated
 
 _ENCODED: Final = re.compile(r"Encoded authorization failure message: (\S+)")
 _NOT_AUTHORIZED: Final = re.compile(r"not authorized to perform: ([a-z0-9-]+:[A-Za-z]+)")
@@ -52,11 +51,5 @@ def denied_action(clients: AwsClients, error: BaseException) -> str | None:
         answer = clients.client("sts").decode_authorization_message(EncodedMessage=encoded[1])
         decoded: Any = json.loads(answer["DecodedMessage"])
         return str(decoded["context"]["action"])
-    except (
-        botocore.exceptions.ClientError,
-        botocore.exceptions.BotoCoreError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ):
+    except (*SDK_ERRORS, KeyError, TypeError, ValueError):
         return None  # the refusal itself is told all the same

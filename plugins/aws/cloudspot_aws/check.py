@@ -16,7 +16,7 @@ from cloudspot.model import CheckResult, InstanceGroup, InstanceState, Market, O
 from cloudspot_aws.caller import denied_action
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.ec2 import Ec2Provisioner
-from cloudspot_aws.errors import error_code, translated, translation
+from cloudspot_aws.errors import SDK_ERRORS, error_code, translated, translation
 from cloudspot_aws.lookups import check_profile, check_region, named_types
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.request import decode_request
@@ -169,7 +169,7 @@ def _dry_run(clients: AwsClients, call: str, right: str, **arguments: Any) -> No
             missing = denied_action(clients, error) or right
             raise AuthError(f"access denied: the credentials lack {missing}") from error
         raise translation(error, f"trying {right}") from error
-    except botocore.exceptions.BotoCoreError as error:
+    except SDK_ERRORS as error:
         raise translation(error, f"trying {right}") from error
     raise CloudspotError(f"{right}: a dry run was carried out")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final
 
@@ -23,7 +24,7 @@ from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchReques
 from cloudspot_aws import limit, tags
 from cloudspot_aws.caller import caller, denied_action
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import error_code, translated, translation
+from cloudspot_aws.errors import SDK_ERRORS, THROTTLED, error_code, translated, translation
 from cloudspot_aws.listing import to_instance
 from cloudspot_aws.offers import OfferFinder
 from cloudspot_aws.options import AwsOptions
@@ -71,6 +72,8 @@ _WORDS: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype",
 """By what the message of an InvalidParameterValue says, without its spaces."""
 _QUOTA_ADVICE: Final = "; ask for more in Service Quotas, or use another type, market or region"
 _ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
+THROTTLE_WAITS: Final = (1.0, 2.0)
+"""Seconds before the second and third try of a launch that EC2 had no time for."""
 MAX_IDS: Final = 500
 """Of one TerminateInstances or CreateTags call; EC2 takes 1000."""
 
@@ -125,8 +128,8 @@ class Ec2Provisioner(Provisioner):
         # botocore would repeat a refusal for lack of capacity three times before anybody heard of it.
         client = self._clients.client("ec2", region=body.region, num_attempts=1)
         try:
-            answer = client.run_instances(**parameters, ClientToken=token)
-        except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
+            answer = _unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
+        except SDK_ERRORS as error:
             raise self._refusal(error, body) from error
         found = [to_instance(described) for described in answer["Instances"]]
         return tuple(one for one in found if one is not None)
@@ -216,9 +219,7 @@ class Ec2Provisioner(Provisioner):
                 if error_code(error) != "InvalidPlacementGroup.Duplicate":  # it is there already
                     raise
 
-    def _refusal(
-        self, error: botocore.exceptions.ClientError | botocore.exceptions.BotoCoreError, body: Ec2Request
-    ) -> CloudspotError:
+    def _refusal(self, error: Exception, body: Ec2Request) -> CloudspotError:
         """Return what a refused RunInstances means, and whose field it is."""
         parameters = body.run_instances
         spot = "spot" if "InstanceMarketOptions" in parameters else "on-demand"
@@ -257,7 +258,7 @@ class Ec2Provisioner(Provisioner):
                         self._terminate([one])
                     return
                 ids = [one for one in ids if one not in named] if named else []
-            except botocore.exceptions.BotoCoreError as error:
+            except SDK_ERRORS as error:
                 raise translation(error, "terminating machines") from error
             else:
                 return
@@ -291,3 +292,15 @@ class Ec2Provisioner(Provisioner):
                 instance_ids=sorted(one.id for one in alive),
                 at=max(self._limits[one.id] for one in alive),
             )
+
+
+def _unless_throttled(call: Callable[[], Any]) -> Any:
+    """Return what the call returns; where EC2 throttles it, nothing was done, and it is made again."""
+    for seconds in THROTTLE_WAITS:
+        try:
+            return call()
+        except botocore.exceptions.ClientError as error:
+            if error_code(error) not in THROTTLED:
+                raise
+            time.sleep(seconds)
+    return call()

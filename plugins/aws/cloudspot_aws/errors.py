@@ -11,11 +11,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import botocore.exceptions as boto
+from botocore.parsers import ResponseParserError
 
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 
 Codes = Mapping[str, type[CloudspotError]]
 
+SDK_ERRORS = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
+"""All that a request of botocore's may raise for what is not a bug of ours."""
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
 _SKEWED = frozenset({"RequestTimeTooSkewed", "RequestInTheFuture"})
 _BAD_KEYS = frozenset(
@@ -96,14 +99,14 @@ def translated(what: str, codes: Codes = MappingProxyType({})) -> Iterator[None]
     """
     try:
         yield
-    except (boto.ClientError, boto.BotoCoreError) as error:
+    except SDK_ERRORS as error:
         raise translation(error, what, codes) from error
 
 
-def translation(
-    error: boto.ClientError | boto.BotoCoreError, what: str, codes: Codes = MappingProxyType({})
-) -> CloudspotError:
+def translation(error: Exception, what: str, codes: Codes = MappingProxyType({})) -> CloudspotError:
     """Return the error that ``translated`` raises for botocore's."""
+    if isinstance(error, ResponseParserError):  # such as a proxy's page in place of the answer
+        return TransientError(f"{what}: the answer cannot be read")
     if isinstance(error, boto.ClientError):
         return _refusal(error, what, codes)
     return _failure(error, what)

@@ -21,6 +21,11 @@ DEFAULT_TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
 DEFAULT_INSTANCE_PROFILE: Final = "cloudspot-node"
 OWN_TAG_PREFIX: Final = "cloudspot-"
 
+RETENTION_DAYS: Final = (
+    *(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731),
+    *(1096, 1827, 2192, 2557, 2922, 3288, 3653),
+)
+"""What CloudWatch Logs knows (API reference, PutRetentionPolicy; checked 2026-11)."""
 Price = Annotated[float, msgspec.Meta(gt=0)]
 
 _NAMES: Final = {
@@ -31,6 +36,7 @@ _NAMES: Final = {
     "image": re.compile(r"ami-[0-9a-f]{8,17}|/[A-Za-z0-9_.\-/]+"),
     "subnets": re.compile(r"subnet-[0-9a-f]{8,17}"),
     "security_groups": re.compile(r"sg-[0-9a-f]{8,17}"),
+    "log_group": re.compile(r"[.\-_/#A-Za-z0-9]{1,512}"),
     "instance_profile": re.compile(
         r"[A-Za-z0-9+=,.@_-]{1,128}|arn:aws[a-z-]*:iam::\d{12}:instance-profile/\S+"
     ),
@@ -44,6 +50,7 @@ _EXAMPLES: Final = {
     "image": "ami-0123456789abcdef0 or /aws/service/.../ami-id",
     "subnets": "subnet-0123456789abcdef0",
     "security_groups": "sg-0123456789abcdef0",
+    "log_group": "/teams/vision",
     "instance_profile": "cloudspot-node",
     "limit_role": "arn:aws:iam::123456789012:role/cloudspot-limit",
 }
@@ -95,17 +102,19 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """MiB a second, gp3 only; left out: 125."""
     max_price: Price | None = None
     """USD an hour that a spot machine may cost at most; left out: the on-demand price, as EC2 does it."""
-    on_demand_prices: dict[str, Price] = msgspec.field(default_factory=dict)
+    on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
     """USD an hour by instance type, such as ``{"g5.xlarge" = 1.006}``, for accounts that may not read AWS's
     price list; what stands here is not asked for there."""
     placement_group: str | None = None
     """``"auto"`` puts the nodes of a launch into a cluster placement group, which is made for the job and
     removed with it; another name is one of yours. For several nodes that talk much: they then compete for
     capacity in one rack."""
-    log_group: Annotated[str | None, msgspec.Meta(extra={"words": {"off": None}})] = "cloudspot"
-    """The CloudWatch log group for the nodes' logs; ``"off"`` keeps them in the bucket."""
-    log_retention_days: Annotated[int, msgspec.Meta(ge=1)] = 30
-    """How long CloudWatch keeps them, where the group is made by cloudspot."""
+    logs: Literal["cloudwatch", "bucket"] = "cloudwatch"
+    """Where the nodes' logs go: to CloudWatch Logs, or beside the checkpoints."""
+    log_group: str | None = None
+    """The CloudWatch log group, which jobs then share; left out: one for each job, ``/cloudspot/JOB``."""
+    log_retention_days: int = 30
+    """How long CloudWatch keeps the lines of a group that cloudspot has made."""
     metadata_hops: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """How far answers of the metadata service travel: 2 lets containers on the machine ask it."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
@@ -145,6 +154,12 @@ def check_options(options: AwsOptions) -> None:
         wrong = [zone for zone in options.zones if not zone.startswith(options.region)]
         if wrong:
             raise field_error("zones", f'"{wrong[0]}" is not in region {options.region}')
+    for name, price in options.on_demand_prices.items():
+        if price <= 0:
+            raise field_error("on_demand_prices", f'the price of "{name}" must be > 0, got {price:g}')
+    if options.log_retention_days not in RETENTION_DAYS:
+        days = ", ".join(map(str, RETENTION_DAYS))
+        raise field_error("log_retention_days", f"expected one of {days}; got {options.log_retention_days}")
     _check_once("zones", options.zones)
     _check_once("subnets", options.subnets)
     if options.disk_type in {"io1", "io2"} and options.disk_iops is None:

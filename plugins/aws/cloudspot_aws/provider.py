@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
+from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provider, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot_aws.imds import SpotNoticeSource, node_identity
 from cloudspot_aws.options import AwsOptions, check_options
@@ -64,6 +64,19 @@ class AwsProvider(Provider):
             shutdown_command="shutdown -h now",
             has_cloudspot=self._options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
+        )
+
+    def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
+        """Return CloudWatch Logs, unless the options keep the logs in the bucket."""
+        if self._options.logs == "bucket":
+            return None
+        from cloudspot_aws.cloudwatch import CloudWatchLogSink
+
+        return CloudWatchLogSink(
+            job_id,
+            clients=self._aws(),
+            group=self._options.log_group,
+            retention_days=self._options.log_retention_days,
         )
 
     def pinned_options(self) -> Mapping[str, Any]:

@@ -218,6 +218,7 @@ class Machines:
         machine.state = status.state
         if status.state is InstanceState.ENDED:
             machine.ended_at = self._clock()
+            self.show([machine.id])  # moto looks it up by its id
             machine.instance.terminate()  # volumes and network interfaces go with it
         self._show(machine)
         if status.state in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}:

@@ -105,6 +105,8 @@ def decode_denial(message: str) -> str:
         ApiError: it is none.
     """
     try:
-        return base64.urlsafe_b64decode(message).decode()
+        text = base64.urlsafe_b64decode(message).decode()
+        json.loads(text)
+        return text
     except ValueError:
         raise ApiError("InvalidAuthorizationMessageException", "Message is not valid") from None

@@ -83,9 +83,14 @@ class Server:
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
         self.thread.start()
         self.clients = {}
+        self.errors = []
 
     def answer(self, environ, start_response):
-        return self.app(environ, start_response)
+        try:
+            return self.app(environ, start_response)
+        except BaseException as error:
+            self.errors.append(error)  # a fault of the emulation, which the fixture tells
+            raise
 
     def client(self, service):
         if service not in self.clients:
@@ -164,6 +169,8 @@ def aws_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    # botocore and the plugin wait between their tries.
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
 
 
 @pytest.fixture(scope="session")
@@ -182,4 +189,7 @@ def ec2_clients():
 @pytest.fixture
 def cloud(ec2_server, ec2_clients, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", ec2_server.url)
-    return Cloud(ec2_server, ec2_clients)
+    ec2_server.errors.clear()
+    yield Cloud(ec2_server, ec2_clients)
+    for error in ec2_server.errors:
+        raise error

@@ -302,7 +302,6 @@ def test_a_quota_says_what_to_ask_for(kit, market, code):
         ("PendingVerification", QuotaError),
         ("Unsupported", ProvisionError),
         ("InvalidParameterCombination", ProvisionError),
-        ("RequestLimitExceeded", TransientError),
         ("InternalError", TransientError),
         ("Unavailable", TransientError),
         ("OptInRequired", AuthError),
@@ -316,6 +315,16 @@ def test_each_refusal_says_what_to_do_next(kit, code, kind):
         kit.provisioner.create(request, token="t")
     assert type(error.value) is kind
     assert kit.cloud.faults.count("RunInstances") == 1
+
+
+def test_a_throttled_launch_is_tried_three_times(kit):
+    request = kit.request()
+    kit.cloud.faults.inject("RunInstances", "RequestLimitExceeded", status=503, times=5)
+    with pytest.raises(TransientError, match="AWS throttles the requests"):
+        kit.provisioner.create(request, token="t")
+    assert kit.cloud.faults.count("RunInstances") == 3
+    assert len(kit.provisioner.create(request, token="t")) == 1
+    assert kit.cloud.faults.count("RunInstances") == 6
 
 
 def test_a_lost_answer_leaves_the_outcome_open_and_the_replay_finds_the_machine(kit):
@@ -604,3 +613,16 @@ def test_moto_alone_would_have_been_kinder(cloud):
     client = cloud.client()
     with pytest.raises(botocore.exceptions.ClientError, match=r"InvalidAMIID\.NotFound"):
         client.run_instances(ImageId="ami-00000000", InstanceType="m5.large", MinCount=1, MaxCount=1)
+
+
+def test_an_answer_that_is_none_of_ec2s_leaves_the_outcome_open(kit, ec2_server):
+    def proxy(environ, start_response):
+        start_response("200 OK", [("Content-Type", "text/html"), ("Content-Length", "6")])
+        return [b"<html>"]
+
+    request = kit.request()
+    ec2_server.app = proxy
+    with pytest.raises(TransientError, match="the answer cannot be read"):
+        kit.provisioner.create(request, token="t")
+    with pytest.raises(TransientError, match="listing the machines: the answer cannot be read"):
+        kit.listed()

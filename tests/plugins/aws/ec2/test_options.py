@@ -1,8 +1,11 @@
 import pytest
 
 from cloudspot.errors import SpecError
+from cloudspot.local.filestore import FileStore
 from cloudspot.tables import convert
-from cloudspot_aws.options import DEFAULT_IMAGE, AwsOptions, check_options
+from cloudspot_aws import cloudwatch
+from cloudspot_aws.options import DEFAULT_IMAGE, RETENTION_DAYS, AwsOptions, check_options
+from cloudspot_aws.provider import AwsProvider
 
 
 def read(**table):
@@ -16,7 +19,7 @@ def test_the_table_may_be_empty():
     assert options.image_or_default == DEFAULT_IMAGE
     assert options.train_python_or_default == "/opt/pytorch/bin/python"
     assert options.instance_profile == "cloudspot-node"
-    assert options.log_group == "cloudspot"
+    assert (options.logs, options.log_group, options.log_retention_days) == ("cloudwatch", None, 30)
 
 
 def test_an_image_of_ones_own_has_its_python_on_the_path():
@@ -26,8 +29,16 @@ def test_an_image_of_ones_own_has_its_python_on_the_path():
     )
 
 
-def test_logs_can_stay_in_the_bucket():
-    assert read(log_group="off").log_group is None
+def test_logs_go_to_cloudwatch_or_stay_in_the_bucket(tmp_path):
+    store = FileStore(f"file://{tmp_path}")
+    sink = AwsProvider(read(log_retention_days=7)).log_sink(store, "digits-1")
+    assert sink.group == "/cloudspot/digits-1"
+    assert AwsProvider(read(log_group="/teams/vision")).log_sink(store, "digits-1").group == "/teams/vision"
+    assert AwsProvider(read(logs="bucket")).log_sink(store, "digits-1") is None
+
+
+def test_logs_can_be_kept_as_long_as_cloudwatch_can_keep_them():
+    assert tuple(sorted(cloudwatch.RETENTION_DAYS)) == RETENTION_DAYS
 
 
 @pytest.mark.parametrize(
@@ -80,6 +91,10 @@ def test_logs_can_stay_in_the_bucket():
         (
             {"disk_type": "io1", "disk_iops": 500, "disk_throughput": 200},
             'providers.aws.disk_throughput: works with disk_type = "gp3" only',
+        ),
+        (
+            {"on_demand_prices": {"g5.xlarge": 0}},
+            'providers.aws.on_demand_prices: the price of "g5.xlarge" must be > 0, got 0',
         ),
         ({"max_price": 0}, "providers.aws.max_price: expected a number > 0, got 0"),
         ({"tags": {"cloudspot-job": "x"}}, 'providers.aws.tags: "cloudspot-job" is not yours to set'),

@@ -1,0 +1,123 @@
+"""The policies in docs/aws grant what the plugin asks for, and nothing else."""
+
+import fnmatch
+import json
+from pathlib import Path
+
+import pytest
+
+from cloudspot.model import InstanceGroup, Resources
+
+POLICIES = Path(__file__).parents[4] / "docs" / "aws"
+ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"
+FREE = {"sts:GetCallerIdentity"}
+"""What everybody may do."""
+ELSEWHERE = ("s3:*", "logs:*")
+"""Compared where the store and the log sink are tested."""
+
+
+def granted(name):
+    policy = json.loads((POLICIES / name).read_text())
+    assert policy["Version"] == "2012-10-17"
+    actions = set()
+    for statement in policy["Statement"]:
+        assert statement["Effect"] == "Allow"
+        action = statement["Action"]
+        actions |= {action} if isinstance(action, str) else set(action)
+    return actions
+
+
+def needed(calls):
+    """Return the rights that the recorded calls took."""
+    rights = set()
+    for call in calls:
+        rights.add(f"{call.service}:{call.action}")
+        parameters = call.parameters
+        if "TagSpecifications" in parameters:
+            rights.add("ec2:CreateTags")
+        if "IamInstanceProfile" in parameters or call.action == "CreateSchedule":
+            rights.add("iam:PassRole")
+    return rights - FREE
+
+
+def session(cloud):
+    """Use everything that the provider can do."""
+    client = cloud.client()
+    client.create_key_pair(KeyName="mine")
+    client.create_placement_group(GroupName="mine", Strategy="cluster")
+    group = client.describe_security_groups()["SecurityGroups"][0]["GroupId"]
+    cloud.faults.calls.clear()
+    options = {
+        "instance_types": ("g5.xlarge",),
+        "security_groups": (group,),
+        "key_name": "mine",
+        "limit_role": ROLE,
+    }
+    cloud.provider(**options, placement_group="mine").provisioner().offers(Resources())
+    cloud.provider().provisioner().offers(Resources(cpus=4))
+    provider = cloud.provider(**options, placement_group="auto", account="123456789012")
+    provisioner = provider.provisioner()
+    for market in ("spot", "on-demand"):
+        request = provisioner.render(
+            InstanceGroup(
+                job_id="digits-1",
+                launch=1,
+                num_nodes=2,
+                min_nodes=2,
+                offer=cloud.offer(provisioner, market=market, zone="us-east-1a"),
+                resources=Resources(),
+                user_data="#!/bin/sh\n",
+                max_seconds=60.0,
+            )
+        )
+        provisioner.create(request, token=market)
+    cloud.faults.inject(
+        "RunInstances",
+        "UnauthorizedOperation",
+        status=403,
+        message="Encoded authorization failure message: AAAA",
+    )
+    with pytest.raises(Exception, match="ec2:RunInstances"):
+        provisioner.create(request, token="denied")
+    machines = provisioner.instances(job_id="digits-1")
+    provisioner.announce(machines, {"MASTER_ADDR": "172.31.0.4"})
+    assert [one.name for one in provider.check(resources=Resources()) if not one.ok] == []
+    provisioner.terminate([one.id for one in machines])
+    provisioner.release("digits-1")
+    return cloud.faults.calls
+
+
+def test_a_submitter_needs_no_right_that_the_policy_lacks_and_the_policy_has_none_to_spare(cloud):
+    allowed = granted("policy-submitter.json")
+    rights = needed(session(cloud))
+    assert sorted(rights - allowed) == []
+    others = {one for one in allowed for pattern in ELSEWHERE if fnmatch.fnmatchcase(one, pattern)}
+    # EC2 makes the account's first spot request with a role that it makes in the caller's name.
+    assert sorted(allowed - rights - others) == ["iam:CreateServiceLinkedRole"]
+
+
+def test_the_session_would_be_refused_without_any_one_of_the_rights(cloud):
+    """The comparison can fail: a right that is taken away is missed by it."""
+    rights = needed(session(cloud))
+    assert {"ec2:RunInstances", "ec2:CreateTags", "iam:PassRole", "scheduler:CreateSchedule"} <= rights
+
+
+def test_a_node_has_no_right_of_ec2s():
+    actions = granted("policy-node.json")
+    assert {action.partition(":")[0] for action in actions} == {"s3", "logs"}
+    assert "*" not in "".join(actions)
+
+
+def test_the_limits_role_can_end_cloudspots_machines_only():
+    (statement,) = json.loads((POLICIES / "policy-limit.json").read_text())["Statement"]
+    assert statement["Action"] == "ec2:TerminateInstances"
+    assert statement["Condition"] == {"Null": {"ec2:ResourceTag/cloudspot-job": "false"}}
+
+
+def test_a_submitter_ends_and_tags_cloudspots_machines_only():
+    for statement in json.loads((POLICIES / "policy-submitter.json").read_text())["Statement"]:
+        if "ec2:TerminateInstances" in statement["Action"]:
+            assert statement["Condition"] == {"Null": {"ec2:ResourceTag/cloudspot-job": "false"}}
+        if statement["Action"] == "iam:PassRole":
+            assert "iam:PassedToService" in statement["Condition"]["StringEquals"]
+            assert statement["Resource"].startswith("arn:aws:iam::*:role/cloudspot-")
