@@ -19,6 +19,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -73,7 +74,18 @@ def generated() -> Mapping[str, str]:
             (ROOT / "docs" / "failure-modes.md").read_text(encoding="utf-8"), {"the figures": figures()}
         ),
         SCHEMA: json.dumps(job_schema({"local": LocalOptions}), indent=2) + "\n",
+        **_plugin_pages(),
     }
+
+
+def _plugin_pages() -> dict[str, str]:
+    """Return the pages of the plugins of this repository that are installed."""
+    if find_spec("cloudspot_aws") is None:
+        return {}
+    from cloudspot_aws.options import AwsOptions
+
+    page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
+    return {"docs/aws.md": _with_regions(page, _provider_regions("providers.aws", AwsOptions))}
 
 
 def _read(path: Path) -> str | None:
@@ -315,7 +327,8 @@ def _kind(node: inspect.Type, path: str) -> str:
         inner = "tables" if isinstance(_bare(bare.item_type), inspect.StructType) else "strings"
         return f"list of {inner}"
     if isinstance(bare, inspect.DictType):
-        return "table of strings" if isinstance(bare.value_type, inspect.StrType) else "table of tables"
+        kinds = {inspect.StrType: "strings", inspect.FloatType: "numbers"}
+        return f"table of {kinds.get(type(bare.value_type), 'tables')}"
     names = {
         inspect.StrType: "string",
         inspect.IntType: "integer",

@@ -43,6 +43,7 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
     for name in (
         "README.md",
         "docs/generate.py",
+        "docs/aws.md",
         "docs/cli.md",
         "docs/job-file.md",
         "docs/failure-modes.md",
@@ -92,7 +93,7 @@ def test_what_is_said_of_failures_has_the_codes_own_figures(generate):
 PAGES = sorted(
     path for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for path in ROOT.glob(pattern)
 )
-TOOLS = {"python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest", "torchrun", "python"}
+TOOLS = {"aws", "python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest", "torchrun", "python"}
 """What a shell block may use beside cloudspot."""
 
 
@@ -110,7 +111,7 @@ def blocks_of(*languages):
 def shell_commands(text):
     """Yield the commands of a shell script as words."""
     for line in re.sub(r"\\\n|(?<=&&)\n", " ", text).splitlines():
-        for command in re.split(r"&&|\||;", line.partition(" #")[0]):
+        for command in re.split(r"&&|\||;", f" {line}".partition(" #")[0]):
             words = shlex.split(command)
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 del words[0]
