@@ -85,7 +85,7 @@ class Form(ABC):
 
 
 class PlainForm(Form):
-    """A machine of the provider ``local``: a process tree, with nothing of the submitter's environment."""
+    """A machine of the provider ``local``: a process tree, with no variable that it was not given."""
 
     def prepare(self) -> None:
         """Make the disk and the power switch, and serve the metadata on the machine's address."""
@@ -132,8 +132,9 @@ class PlainForm(Form):
         )
 
     def _environment(self) -> dict[str, str]:
-        """Return what a machine starts with: nothing of ours, so no credentials of the submitter."""
+        """Return what a machine starts with: nothing of ours but what it was given."""
         environment = {
+            **self.machine.environment(),
             "PATH": f"{self.machine.programs}:{_SYSTEM_PATH}",
             "HOME": str(self.machine.home),
             "TMPDIR": str(self.machine.temporary),

@@ -9,6 +9,7 @@
     requests/        what was asked of the supervisor, a file each: terminate, shutdown, reclaim-*
     tags.json        facts announced by the controller
     user-data        the boot script
+    environment.json variables that it was given, credentials perhaps; deleted when it ends
     console.log      its output        supervisor.log  the supervisor's
     home/ node/ bin/ system/  the machine's disk, deleted when it ends
 
@@ -27,6 +28,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -56,7 +58,14 @@ class MachineDirectory:
         self.id = path.name
 
     @classmethod
-    def create(cls, path: Path, record: MachineRecord, *, user_data: bytes) -> MachineDirectory:
+    def create(
+        cls,
+        path: Path,
+        record: MachineRecord,
+        *,
+        user_data: bytes,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> MachineDirectory:
         """Make the directory, whole or not at all; one that is there is left as it is."""
         machine = cls(path)
         if path.exists():
@@ -65,6 +74,9 @@ class MachineDirectory:
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         (temporary / "requests").mkdir()
         (temporary / "user-data").write_bytes(user_data)
+        if environment:
+            # mkdtemp's directory is closed to others, and so is what it becomes.
+            (temporary / "environment.json").write_bytes(msgspec.json.encode(environment))
         (temporary / "machine.json").write_bytes(msgspec.json.encode(record))
         temporary.rename(path)
         return machine
@@ -135,6 +147,10 @@ class MachineDirectory:
     def write_state(self, state: MachineState) -> None:
         """Say how far the machine is; only for who holds the lock."""
         self._write("state.json", state)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that this machine was given."""
+        return self._read("environment.json", dict[str, str]) or {}
 
     def supervisor(self) -> SupervisorRecord | None:
         """Return what the supervisor said of itself; None before it was ready."""
@@ -230,6 +246,7 @@ class MachineDirectory:
             end_processes()
         ended_at = now_utc()
         self.erase_disk()
+        (self.path / "environment.json").unlink(missing_ok=True)
         self.write_state(msgspec.structs.replace(ending, state=InstanceState.ENDED, ended_at=ended_at))
 
     def make_disk(self, *, is_isolated: bool = False) -> None:

@@ -70,6 +70,8 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Zones whose spot offers have none left, to see what happens then."""
     boot_delay: Duration = 0.0
     """From the creation of a machine to the start of its boot script."""
+    pass_environment: tuple[str, ...] = ()
+    """Names of environment variables that machines are given, such as credentials: they have no role."""
 
     @property
     def longest_notice_seconds(self) -> float:

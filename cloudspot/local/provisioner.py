@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import msgspec
 
-from cloudspot.errors import CapacityError, CloudspotError, ProvisionError, TransientError
+from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.local.home import account, lock, state_home, try_lock
 from cloudspot.local.machines import MachineDirectory, erase, now_utc
@@ -41,7 +41,7 @@ KEPT = timedelta(hours=24)
 _START_TIMEOUT_SECONDS = 60.0
 
 
-class LocalRequest(msgspec.Struct, frozen=True, kw_only=True):
+class LocalRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a launch request."""
 
     job_id: str
@@ -56,6 +56,8 @@ class LocalRequest(msgspec.Struct, frozen=True, kw_only=True):
     notice_seconds: float
     reclaims: tuple[tuple[PlannedReclaim, ...], ...]
     """By rank."""
+    pass_environment: tuple[str, ...] = ()
+    """Names alone: the request is stored, the values are those where the machine is created."""
 
 
 class LocalProvisioner(Provisioner):
@@ -88,6 +90,7 @@ class LocalProvisioner(Provisioner):
                 options.planned_reclaims(launch=group.launch, rank=rank) if is_spot else ()
                 for rank in range(group.num_nodes)
             ),
+            pass_environment=options.pass_environment,
         )
         # By way of JSON, so that the request equals itself after it was stored: lists, no tuples.
         return LaunchRequest(provider=self._provider, body=msgspec.json.decode(msgspec.json.encode(body)))
@@ -98,6 +101,7 @@ class LocalProvisioner(Provisioner):
         Raises:
             CapacityError: the job's options say that the zone has none.
             ProvisionError: the request is not ours, or the token was used for another one.
+            AuthError: a variable that machines are to be given is not set here.
             TransientError: a supervisor did not start.
         """
         try:
@@ -106,6 +110,7 @@ class LocalProvisioner(Provisioner):
             raise ProvisionError(f"the request is none of provider 'local': {error}") from error
         encoded = msgspec.json.encode(body)
         digest = hashlib.sha256(encoded).hexdigest()
+        environment = _passed_on(body.pass_environment)
         machines = self._machines_home()
         machines.mkdir(mode=0o700, parents=True, exist_ok=True)
         with lock(self._lock_path()):
@@ -120,7 +125,10 @@ class LocalProvisioner(Provisioner):
                 raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")
             created = [
                 MachineDirectory.create(
-                    path, _record(body, rank, path.name, digest), user_data=body.user_data.encode()
+                    path,
+                    _record(body, rank, path.name, digest),
+                    user_data=body.user_data.encode(),
+                    environment=environment,
                 )
                 for rank, path in enumerate(paths)
             ]
@@ -234,6 +242,15 @@ def _record(body: LocalRequest, rank: int, machine_id: str, digest: str) -> Mach
         notice_seconds=body.notice_seconds,
         launched_at=now_utc(),
     )
+
+
+def _passed_on(names: Sequence[str]) -> dict[str, str]:
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise AuthError(
+            f"providers.local.pass_environment: {', '.join(missing)} is not set in the environment; export it"
+        )
+    return {name: os.environ[name] for name in names}
 
 
 def _address(machine_id: str) -> str:

@@ -11,7 +11,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from cloudspot.errors import CapacityError, CloudspotError, ProvisionError
+from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError
 from cloudspot.local.home import HOME, try_lock
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
@@ -290,3 +290,25 @@ def test_the_supervisor_holds_the_machines_lock(host):
     machine = host.launch(BOOT_ONCE)[0]
     with try_lock(machine.lock) as is_free:
         assert not is_free
+
+
+def test_machines_are_given_the_variables_that_are_named_and_no_other(host, monkeypatch):
+    monkeypatch.setenv("LAB_KEY", "a key 'of mine'\nin two lines")
+    monkeypatch.setenv("LAB_OTHER", "x")
+    options = LocalOptions(pass_environment=("LAB_KEY",))
+    request = host.render("", options=options)
+    assert "of mine" not in msgspec.json.encode(request).decode()
+    (machine,) = host.launch('echo "<$LAB_KEY><$LAB_OTHER>"; sleep 1000', options=options)
+    host.wait_for_console(machine, "<a key 'of mine'\nin two lines><>")
+    given = machine.path / "environment.json"
+    assert given.exists()
+    assert machine.path.stat().st_mode & 0o077 == 0
+    LocalProvider().provisioner().terminate([machine.id])
+    host.wait_for_end(machine)
+    assert not given.exists()
+
+
+def test_a_variable_that_is_not_set_is_named_and_no_machine_comes(host):
+    with pytest.raises(AuthError, match="pass_environment: LAB_NOWHERE is not set in the environment"):
+        host.launch(BOOT_ONCE, options=LocalOptions(pass_environment=("LAB_NOWHERE",)))
+    assert LocalProvider().provisioner().instances() == ()
