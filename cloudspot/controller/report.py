@@ -10,7 +10,7 @@ from cloudspot.controller.answers import Answer
 from cloudspot.controller.attempt import own_exit
 from cloudspot.controller.ledger import Ledger, LedgerLine, bill
 from cloudspot.controller.progress import last_commit_id, newest_step, own_exits, steps_lost, steps_total
-from cloudspot.controller.states import is_over, job_state
+from cloudspot.controller.states import ended_at, job_state
 from cloudspot.controller.stretches import Stretch
 from cloudspot.controller.timeline import timeline
 from cloudspot.jobstore.history import History, LaunchHistory
@@ -47,7 +47,7 @@ def show_json(
         "detail": detail(history),
         "exit_code": exit_code(history),
         "created": _time(history.submission.at),
-        "finished": None if history.finished is None else _time(history.finished.at),
+        "finished": None if (end := ended_at(history)) is None else _time(end),
         "stop_requested": None if history.stop is None else history.stop.reason,
         "attempts": [_attempt(history, launch, ledger) for launch in history.attempts],
         "launches": [_launch(launch) for launch in history.launches],
@@ -97,7 +97,7 @@ def show_json(
 def summarise(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Summary:
     """Return the small record that ``ps`` reads; a listing makes the open launch's bill more exact."""
     ledger = bill(history, now, instances=instances)
-    submission, finished = history.submission, history.finished
+    submission = history.submission
     return Summary(
         job_id=history.submission.job_id,
         provider=history.submission.provider,
@@ -114,14 +114,8 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
         name=submission.spec.get("name"),
         code_sha256=submission.code_sha256,
         started_at=history.launches[0].intent.at if history.launches else None,
-        finished_at=_end(history) if finished is None else finished.at,
+        finished_at=ended_at(history),
     )
-
-
-def _end(history: History) -> datetime | None:
-    """Return when a job ended whose end no controller has written down yet; None while it goes on."""
-    exits = [one.at for launch in history.launches for one in own_exits(launch)]
-    return max(exits, default=None) if is_over(history) else None
 
 
 def detail(history: History) -> str:

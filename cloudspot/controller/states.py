@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
+
 from cloudspot.controller.attempt import last_generation, own_exit, permanent_failure, succeeded
 from cloudspot.jobstore.history import History, LaunchHistory
 
@@ -40,6 +43,24 @@ def job_state(history: History) -> str:
 def is_over(history: History) -> bool:
     """Say whether the job has ended, by the same rule."""
     return job_state(history) in TERMINAL_STATES
+
+
+def ended_at(history: History) -> datetime | None:
+    """Return when the job ended; None while it goes on.
+
+    That is when its nodes had ended it, by the same rule: a controller may come by and write it down
+    days later. Where it was a controller that ended it (too many failures, say), it is its record's time.
+    """
+    finished = None if history.finished is None else history.finished.at
+    if not is_over(replace(history, finished=None)):
+        return finished
+    said = [] if history.stop is None else [history.stop.at]
+    for launch in history.launches[-1:]:
+        exits = [one.at for rank in launch.slots if (one := own_exit(launch, rank)) is not None]
+        said += exits or ([] if launch.closed is None else [launch.closed.at])
+        said.append(launch.intent.at)
+    assert said, "a job that is over was stopped or launched"
+    return max(said) if finished is None else min(max(said), finished)
 
 
 def _all_exited(launch: LaunchHistory) -> bool:

@@ -13,7 +13,7 @@ from datetime import datetime
 from cloudspot.controller.answers import Answer, answers
 from cloudspot.controller.nodelines import NodeLine, node_lines
 from cloudspot.controller.spans import STATES, Span, between, trained
-from cloudspot.controller.states import is_over
+from cloudspot.controller.states import ended_at
 from cloudspot.controller.stretches import (
     Stretch,
     after_trainer,
@@ -75,10 +75,7 @@ def timeline(
     start = history.submission.at
     parts = stretches(history, now, commits=commits)
     marks = [Span("queued", start, start), *_marks(history, parts, now)]
-    if history.finished is not None:
-        end = history.finished.at
-    else:
-        end = max(mark.start for mark in marks) if is_over(history) else now
+    end = ended_at(history) or now
     return Timeline(
         start=start,
         end=max(start, end),

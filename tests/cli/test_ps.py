@@ -46,17 +46,17 @@ def test_unfinished_jobs_come_first_with_their_progress_and_cost(jobs):
     assert lines[0].split() == headers.split()
     done = next(line for line in lines if line.startswith("done-1"))
     *cells, started = done.split()
-    assert cells[1:10] == ["succeeded", "100/100", "0.975", "-", "0.0600", "USD", "12m", "30s", "2"]
+    assert cells[1:10] == ["succeeded", "100/100", "0.975", "-", "0.0600", "USD", "12m", "00s", "2"]
     assert started == output.utc_text(at(0))
     assert cells[10] == shown["done-1"]["code_sha256"][:12]
     failed = next(line for line in lines if line.startswith("broken-1"))
     assert failed.endswith("train.py ended with 3")
     assert shown["done-1"]["name"] == "digits"
-    assert shown["done-1"]["duration"] == 750.0
+    assert shown["done-1"]["duration"] == 720.0
     assert shown["new-1"]["started"] is None
     assert (shown["done-1"]["started"], shown["done-1"]["finished"]) == (
         at(0).isoformat(),
-        at(12.5).isoformat(),
+        at(12).isoformat(),
     )
 
 

@@ -62,7 +62,7 @@ def test_text_tells_where_the_time_went_and_what_each_generation_and_machine_did
         ("starting", ["24s"]),
         ("training", ["8m", "12s"]),
         ("saving", ["36s"]),
-        ("waiting", ["1m", "18s"]),
+        ("waiting", ["48s"]),
     ]
     found = tables(text.splitlines())
     assert [line.split() for line in found["GENERATION"]] == [
