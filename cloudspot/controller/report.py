@@ -10,7 +10,8 @@ from cloudspot.controller.answers import Answer
 from cloudspot.controller.attempt import own_exit
 from cloudspot.controller.ledger import Ledger, LedgerLine, bill
 from cloudspot.controller.progress import last_commit_id, newest_step, own_exits, steps_lost, steps_total
-from cloudspot.controller.states import ended_at, job_state
+from cloudspot.controller.restarts import end_by_nodes
+from cloudspot.controller.states import ended_at, is_over, job_state
 from cloudspot.controller.stretches import Stretch
 from cloudspot.controller.timeline import timeline
 from cloudspot.jobstore.history import History, LaunchHistory
@@ -122,6 +123,9 @@ def detail(history: History) -> str:
     """Return why the job is where it is, in a line; empty when there is nothing to say."""
     if history.finished is not None:
         return history.finished.detail
+    end = end_by_nodes(history) if is_over(history) else None
+    if end is not None:
+        return end.detail
     last = history.launches[-1] if history.launches else None
     if last is None:
         return ""
@@ -137,7 +141,8 @@ def exit_code(history: History) -> int | None:
     """Return the job's exit status, or None while it goes on."""
     if history.finished is not None:
         return history.finished.exit_code
-    return 0 if job_state(history) == "succeeded" else None
+    end = end_by_nodes(history) if is_over(history) else None
+    return None if end is None else end.exit_code
 
 
 def metrics(history: History) -> dict[str, float]:

@@ -19,6 +19,13 @@ MAX_DELAY_SECONDS = 600.0
 FREE_RECLAIMS = 3
 """So many reclaims in a row without a new checkpoint are relaunched at once; then with a growing delay."""
 
+_STOP_DETAILS = {
+    "user": "asked for with cloudspot stop",
+    "max_cost": "limits.max_cost was reached",
+    "max_runtime": "limits.max_runtime was reached",
+}
+"""What a person is told, by the reason in the request."""
+
 
 @dataclass(frozen=True)
 class Go:
@@ -45,17 +52,13 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
     than ``limits.max_restarts`` of them with no new checkpoint in between. A refusal for lack of
     capacity or quota counts as neither: the policy turns to other offers.
     """
-    if not history.launches:
-        return _stopped(history) if history.stop is not None else Go("first")
-    last = history.launches[-1]
-    assert last.closed is not None
-    if last.closed.outcome == "succeeded" or succeeded(history, last):
-        return End("succeeded", "", 0)
-    if history.stop is not None:
-        return _stopped(history)
-    permanent = permanent_failure(last)
-    if permanent is not None:
-        return End("failed", permanent.detail, permanent.exit_code or 1)
+    last = history.launches[-1] if history.launches else None
+    assert last is None or last.closed is not None
+    end = end_by_nodes(history)
+    if end is not None:
+        return end
+    if last is None or last.closed is None:
+        return Go("first")
     failures = failures_in_a_row(history)
     if len(failures) > spec.limits.max_restarts:
         newest = failures[0]
@@ -71,9 +74,18 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
     return Go(last.closed.outcome)
 
 
-def _stopped(history: History) -> End:
-    assert history.stop is not None
-    return End("stopped", history.stop.reason, 0 if history.stop.reason == "user" else 1)
+def end_by_nodes(history: History) -> End | None:
+    """Return the end that needs nobody's judgement, once nothing of the last launch runs; None: there is none."""
+    last = history.launches[-1] if history.launches else None
+    if last is not None and (
+        succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded")
+    ):
+        return End("succeeded", "", 0)
+    if history.stop is not None:
+        reason = history.stop.reason
+        return End("stopped", _STOP_DETAILS.get(reason, reason), 0 if reason == "user" else 1)
+    permanent = None if last is None else permanent_failure(last)
+    return None if permanent is None else End("failed", permanent.detail, permanent.exit_code or 1)
 
 
 def _delay(history: History, failures: list[LaunchHistory]) -> tuple[float, LaunchHistory | None]:

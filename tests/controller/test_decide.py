@@ -50,7 +50,7 @@ def test_nothing_is_launched_while_the_provider_cannot_list(records):
 
 def test_a_stop_before_the_first_launch_finishes_the_job(records):
     history = records.history(stop=records.stop())
-    assert act(records, history) == (Finish(1, "stopped", "user", 0),)
+    assert act(records, history) == (Finish(1, "stopped", "asked for with cloudspot stop", 0),)
 
 
 # --- an open launch whose machines are not there yet ----------------------------------------------
@@ -345,7 +345,7 @@ def test_success_outranks_a_stop(records):
 
 def test_a_stop_by_a_limit_finishes_with_status_1(records):
     history = records.history(records.launch(outcome="stopped"), stop=records.stop("max_cost"))
-    assert act(records, history) == (Finish(3, "stopped", "max_cost", 1),)
+    assert act(records, history) == (Finish(3, "stopped", "limits.max_cost was reached", 1),)
 
 
 def test_a_finished_job_ends_what_still_runs_and_is_cleaned_up(records):

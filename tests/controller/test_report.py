@@ -230,3 +230,16 @@ def test_the_detail_says_where_an_open_launch_is_and_why_a_closed_one_ended(reco
     assert summarise(records.history(records.launch()), records.at(1)).detail == "launch 1: big in a (spot)"
     closed = records.history(records.launch(outcome="failed", detail="exit status 3"))
     assert summarise(closed, records.at(1)).detail == "launch 1 failed: exit status 3"
+
+
+def test_what_ended_a_job_is_told_before_any_driver_has_written_it_down(records):
+    last_word = records.exit("failed", permanent=True, detail="train.py ended with 3", exit_code=3)
+    failed = show_json(records.history(records.launch(exits={0: last_word})), records.at(200))
+    assert [failed[key] for key in ("state", "detail", "exit_code")] == ["failed", "train.py ended with 3", 3]
+    stopped = records.history(records.launch(exits={0: records.exit("stopped")}), stop=records.stop("max_cost"))
+    told = show_json(stopped, records.at(200))
+    assert [told[key] for key in ("state", "detail", "exit_code")] == [
+        "stopped",
+        "limits.max_cost was reached",
+        1,
+    ]
