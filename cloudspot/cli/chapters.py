@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -54,9 +55,17 @@ def _echo_launches(value: Mapping[str, Any]) -> None:
 
 def _outcome(launch: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
     if launch["outcome"] is None:
-        return ", ".join(node["state"] for node in nodes) or "launching"
+        return _states(node["state"] for node in nodes) or "launching"
     detail = f": {launch['detail']}" if launch["detail"] else ""
     return f"{launch['outcome']}{detail}"
+
+
+def _states(states: Iterable[str]) -> str:
+    """Return ``running`` where all nodes are, else ``62 running, 2 uploading``."""
+    counts = Counter(states)
+    if len(counts) < 2:
+        return next(iter(counts), "")
+    return ", ".join(f"{count} {state}" for state, count in counts.most_common())
 
 
 def _echo_generations(value: Mapping[str, Any]) -> None:

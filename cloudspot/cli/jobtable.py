@@ -36,9 +36,13 @@ def echo_jobs(jobs: Sequence[Summary], *, metrics_first: Sequence[str] = ()) -> 
     """
     columns = _columns(metric_names(jobs, first=metrics_first))
     width = output.terminal_width()
+    id_width = None
     if width is not None:
-        columns = _that_fit(columns, jobs, width)
-    output.echo_table([one.header for one in columns], [[one.cell(job) for one in columns] for job in jobs])
+        # Ids of up to 63 letters must not push the rest off a narrow screen.
+        id_width = min(max(len(job.job_id) for job in jobs), width // 2)
+        columns = _that_fit(columns, jobs, width, id_width)
+    rows = [[one.cell(job) for one in columns] for job in jobs]
+    output.echo_table([one.header for one in columns], rows, first_width=id_width)
 
 
 def _columns(metrics: Sequence[str]) -> list[_Column]:
@@ -78,14 +82,19 @@ def _detail_cell(job: Summary) -> str:
     return "" if job.metrics and job.state in _STATES_WITH_METRICS else job.detail
 
 
-def _that_fit(columns: Sequence[_Column], jobs: Sequence[Summary], width: int) -> list[_Column]:
+def _that_fit(
+    columns: Sequence[_Column], jobs: Sequence[Summary], width: int, id_width: int
+) -> list[_Column]:
     """Return the columns for which there is room, where those of lower rank choose first."""
     kept, left = set(), width + GAP
     for column in sorted(columns, key=lambda one: one.rank):
         cells = [len(column.cell(job)) for job in jobs]
-        if column.header == "DETAIL":
+        needed: float
+        if column.header == "ID":
+            needed = id_width
+        elif column.header == "DETAIL":
             # It folds, so it needs no more than some words' room; and none where nobody has one.
-            needed: float = min(max(cells, default=0), MIN_DETAIL_WIDTH) or math.inf
+            needed = min(max(cells, default=0), MIN_DETAIL_WIDTH) or math.inf
         else:
             needed = max([len(column.header), *cells])
         if column.rank == 0 or needed + GAP <= left:

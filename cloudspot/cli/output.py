@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -53,24 +54,38 @@ def warn(text: str) -> None:
 
 
 def echo_json(value: Any) -> None:
-    """Print one JSON value, indented, with times as RFC 3339."""
-    echo(json.dumps(value, indent=2, default=_as_json))
-
-
-def _as_json(value: Any) -> Any:
+    """Print one JSON value, indented, with times as RFC 3339; a number that is not finite becomes null."""
     import msgspec
 
-    return msgspec.to_builtins(value)
+    # JSON has no NaN: what Python writes for it few others read.
+    echo(json.dumps(_finite(msgspec.to_builtins(value)), indent=2, allow_nan=False))
 
 
-def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, num_folding: int = 1) -> None:
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def echo_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    num_folding: int = 1,
+    first_width: int | None = None,
+) -> None:
     """Print a table: by rich on a terminal; elsewhere aligned columns, never cut or wrapped.
 
-    The last ``num_folding`` columns hold the words, and give way where the terminal is narrow.
+    The last ``num_folding`` columns hold the words, and give way where the terminal is narrow. The first
+    one folds there at ``first_width`` characters, where that is given.
     """
     headers, rows = _printable(headers), [_printable(row) for row in rows]
     if is_terminal():
-        _echo_rich_table(headers, rows, num_folding)
+        _echo_rich_table(headers, rows, num_folding, first_width)
         return
     widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
     for row in (headers, *rows):
@@ -82,14 +97,18 @@ def _printable(cells: Sequence[str]) -> list[str]:
     return [printable(cell) for cell in cells]
 
 
-def _echo_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], num_folding: int) -> None:
+def _echo_rich_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], num_folding: int, first_width: int | None
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, header in enumerate(headers, start=1):
-        if number <= len(headers) - num_folding:
+        if number == 1 and first_width is not None:
+            table.add_column(header, overflow="fold", max_width=first_width)
+        elif number <= len(headers) - num_folding:
             table.add_column(header, no_wrap=True)
         else:
             table.add_column(header, overflow="fold")

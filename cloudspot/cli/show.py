@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from cloudspot.cli.options import debug_option, job_argument, json_option, plot_
 from cloudspot.cli.plots import check_plot, plot_job, take_picture
 from cloudspot.cli.story import echo_last_lines, echo_title, job_json, summary_fields
 from cloudspot.errors import CorruptData
+
+MAX_WARNINGS = 8
+"""Many nodes may say the same, each with figures of its own."""
 
 
 @click.command("show")
@@ -52,16 +56,22 @@ def show(
                 ("submitted", _moment(value["created"])),
                 ("stop", f"requested ({value['stop_requested']})" if value["stop_requested"] else ""),
                 *summary_fields(job, value),
-                ("warnings", "\n".join(value["warnings"])),
+                ("warnings", _warnings(value["warnings"])),
             ]
         )
         echo_chapters(value)
-        echo_last_lines(value)
+        echo_last_lines(job, value)
     if plot is not None:
         plot_job(plot, take_picture(job))
         output.echo(f"drawn: {plot}", error=True)
     if value["last_commit"] is not None and value["last_commit"]["verified"] is False:
         ctx.exit(CorruptData.exit_code)
+
+
+def _warnings(warnings: Sequence[str]) -> str:
+    left = len(warnings) - MAX_WARNINGS
+    more = [f"and {left} more; all with --json"] if left > 0 else []
+    return "\n".join([*warnings[:MAX_WARNINGS], *more])
 
 
 def _moment(text: str) -> str:

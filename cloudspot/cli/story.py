@@ -22,6 +22,8 @@ from cloudspot.jobstore.records import CheckpointId, Commit
 
 GOODPUT_WIDTH = 30
 """Characters of its bar."""
+MAX_TAILS = 4
+"""Of so many nodes the last lines are shown: where one fails, all do."""
 
 
 def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def echo_summary(job: Job, history: History) -> None:
     output.echo()
     echo_title(value)
     output.echo_fields(summary_fields(job, value))
-    echo_last_lines(value)
+    echo_last_lines(job, value)
 
 
 def echo_title(value: Mapping[str, Any]) -> None:
@@ -134,15 +136,20 @@ def _artifacts_text(job: Job) -> str:
     return job.command("artifacts download")
 
 
-def echo_last_lines(value: Mapping[str, Any]) -> None:
+def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
     """Print the end of the log, traceback included, of each node that failed last."""
     if value["state"] != "failed":
         return
-    for node in _failed_nodes(value):
+    failed = list(_failed_nodes(value))
+    for node in failed[:MAX_TAILS]:
         output.echo()
         output.echo(f"last lines of node {node['rank']} (exit code {node['exit_code']}):", style="bold")
         for line in node["log_tail"]:
             output.echo(f"  {printable(line)}")
+    if len(failed) > MAX_TAILS:
+        output.echo()
+        command = f"{job.command('logs')} --node RANK"
+        output.echo(f"{len(failed) - MAX_TAILS} more nodes failed; see their lines with: {command}")
 
 
 def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -184,7 +184,7 @@ def _final(history: History) -> dict[str, Any] | None:
 
 
 def _attempt(history: History, launch: LaunchHistory, ledger: Ledger) -> dict[str, Any]:
-    lines = {line.rank: line for line in ledger.lines if line.launch == launch.number}
+    lines = {line.instance_id: line for line in ledger.lines if line.launch == launch.number}
     return {
         **_launch(launch),
         "generations": [one.number for one in history.generations if one.launch == launch.number],
@@ -200,7 +200,7 @@ def _attempt(history: History, launch: LaunchHistory, ledger: Ledger) -> dict[st
                 "exit_code": None if last is None else last.exit_code,
                 "detail": "" if last is None else last.detail,
                 "log_tail": [] if last is None else list(last.log_tail),
-                "seconds": round(lines[rank].seconds, 3) if rank in lines else None,
+                "seconds": round(lines[slot.instance_id].seconds, 3) if slot.instance_id in lines else None,
             }
             for rank, slot in sorted(launch.slots.items())
         ],

@@ -75,7 +75,7 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
 
 
 def end_by_nodes(history: History) -> End | None:
-    """Return the end that needs nobody's judgement, once nothing of the last launch runs; None: there is none."""
+    """Return the end that needs nobody's judgement, once nothing of the last launch runs; None: none yet."""
     last = history.launches[-1] if history.launches else None
     if last is not None and (
         succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded")

@@ -109,14 +109,16 @@ class Jobs:
         """Put a record of a node."""
         self.store.put(key, codec.encode(record))
 
-    def add_intent(self, job_id: str, launch: int, *, number: int, minutes: float) -> None:
+    def add_intent(
+        self, job_id: str, launch: int, *, number: int, minutes: float, num_nodes: int = 1
+    ) -> None:
         """Begin a launch."""
         intent = Intent(
             launch=launch,
             offer=OFFER,
             token=f"token-{launch}",
             request=LaunchRequest(provider="local", body={}),
-            num_nodes=1,
+            num_nodes=num_nodes,
             why="first" if launch == 1 else "reclaimed",
             at=at(minutes),
             writer=new_nonce(),
@@ -176,7 +178,9 @@ class Jobs:
         )
         assert propose(self.store, job_id, generation) == generation
 
-    def add_heartbeat(self, job_id: str, launch: int, *, step: int, minutes: float, **fields) -> None:
+    def add_heartbeat(
+        self, job_id: str, launch: int, *, step: int, minutes: float, rank: int = 0, **fields
+    ) -> None:
         """Let the launch's node speak."""
         values = {
             "counter": 1,
@@ -194,7 +198,7 @@ class Jobs:
             "upload_seconds": None,
             "at": at(minutes),
         }
-        self.put(keys.heartbeat(job_id, launch, 0), Heartbeat(**{**values, **fields}))
+        self.put(keys.heartbeat(job_id, launch, rank), Heartbeat(**{**values, **fields}))
 
     @staticmethod
     def phases(generation: int, **minutes: float) -> tuple[Phase, ...]:
@@ -205,12 +209,12 @@ class Jobs:
         )
 
     def add_exit(
-        self, job_id: str, launch: int, outcome: str, *, step: int, minutes: float, **fields
+        self, job_id: str, launch: int, outcome: str, *, step: int, minutes: float, rank: int = 0, **fields
     ) -> None:
         """Let the launch's node say its last word."""
         values = {
             "launch": launch,
-            "rank": 0,
+            "rank": rank,
             "instance_id": f"m-{launch}",
             "outcome": outcome,
             "detail": "",
@@ -222,7 +226,7 @@ class Jobs:
             "at": at(minutes),
             "writer": new_nonce(),
         }
-        self.put(keys.exit_record(job_id, launch, 0), Exit(**{**values, **fields}))
+        self.put(keys.exit_record(job_id, launch, rank), Exit(**{**values, **fields}))
 
     def add_checkpoint(self, job_id: str, generation: int, step: int) -> CheckpointId:
         """Upload and commit a checkpoint of a script's own directory."""

@@ -1,6 +1,7 @@
 """``cloudspot ps``."""
 
 from datetime import datetime, timezone
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -312,3 +313,21 @@ def test_one_small_object_is_read_of_each_ended_job(several, monkeypatch):
         keys.summary(f"{name}") for name in ("digits-a", "digits-b", "tinygpt-c", "tinygpt-d")
     ]
     assert all(len(codec.encode(codec.decode(real(several.store, key), Summary))) < 1000 for key in count)
+
+
+def test_the_longest_id_folds_and_leaves_room_for_what_is_told_of_it(jobs, monkeypatch):
+    job_id = "a" * 58 + "-7k3f"
+    put_summary(jobs, job_id, step=6000, steps_total=10_000, metrics={"loss": 0.25})
+    put_summary(jobs, "digits-a", metrics={"loss": 0.5})
+    lines = table(jobs, monkeypatch, 80)
+    assert lines[0].split() == ["ID", "STATE", "STEP", "COST"]
+    first, second = next((line, after) for line, after in pairwise(lines) if line.startswith("aaa"))
+    assert first.split()[1:] == ["succeeded", "6000/10000", "1.0000", "USD"]
+    assert first.split()[0] + second.strip() == job_id
+
+
+def test_a_number_that_is_not_finite_is_null_in_json_which_knows_none(jobs):
+    put_summary(jobs, "odd-1", metrics={"loss": float("nan"), "grad": float("-inf"), "lr": 0.5})
+    assert "NaN" not in jobs.run("ps", "--json").stdout
+    assert jobs.run_json("ps")[0]["metrics"] == {"loss": None, "grad": None, "lr": 0.5}
+    assert " nan " in jobs.run("ps").stdout

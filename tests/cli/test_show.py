@@ -6,7 +6,9 @@ import pytest
 
 from cloudspot.cli import chapters
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import Final
+from cloudspot.jobstore.records import Final, Slot
+
+from .conftest import at
 
 
 def test_json_has_the_whole_story(jobs):
@@ -203,3 +205,42 @@ def test_an_ambiguous_id_lists_the_jobs(jobs):
 def test_an_unknown_id_is_an_error_of_its_own(jobs, text):
     jobs.submit("digits-1")
     assert jobs.run("show", text, status=5).stderr.startswith("error: ")
+
+
+def submit_nodes(jobs, job_id, num_nodes, **exit_fields):
+    """A job whose nodes have all come up, and trained."""
+    jobs.submit(job_id, minutes=0)
+    jobs.add_intent(job_id, 1, number=1, minutes=0, num_nodes=num_nodes)
+    for rank in range(num_nodes):
+        slot = Slot(instance_id=f"m-1-{rank}", address="127.0.0.1", at=at(1), writer="w")
+        jobs.put(keys.slot(job_id, 1, rank), slot)
+        state = "uploading" if rank in {3, 4} else "running"
+        warnings = (f"node {rank} is short of memory",)
+        fields = {"instance_id": f"m-1-{rank}", "state": state, "warnings": warnings}
+        jobs.add_heartbeat(job_id, 1, step=5, minutes=2, rank=rank, **fields)
+        if exit_fields:
+            jobs.add_exit(
+                job_id, 1, "failed", step=5, minutes=3, rank=rank, instance_id=f"m-1-{rank}", **exit_fields
+            )
+
+
+def test_many_nodes_are_counted_and_their_warnings_bounded(jobs):
+    submit_nodes(jobs, "wide-1", 64)
+    lines = jobs.run("show", "wide-1").stdout.splitlines()
+    assert tables(lines)["LAUNCH"][0].endswith("62 running, 2 uploading")
+    warned = [line.removeprefix("  warnings").strip() for line in lines if "short of memory" in line]
+    assert warned == [f"node {rank} is short of memory" for rank in range(8)]
+    assert "and 56 more; all with --json" in "\n".join(lines)
+    assert len(jobs.run_json("show", "wide-1")["warnings"]) == 64
+
+
+def test_of_many_nodes_that_failed_the_last_lines_of_some_will_do(jobs):
+    submit_nodes(jobs, "wide-1", 64, permanent=True, exit_code=1, log_tail=("ValueError: no data",))
+    lines = jobs.run("show", "wide-1").stdout.splitlines()
+    assert [line for line in lines if line.startswith("last lines of node")] == [
+        f"last lines of node {rank} (exit code 1):" for rank in range(4)
+    ]
+    assert lines[-1] == (
+        "60 more nodes failed; see their lines with: "
+        f"cloudspot logs wide-1 --store {jobs.store.url} --node RANK"
+    )

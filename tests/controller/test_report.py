@@ -83,7 +83,9 @@ def test_the_callers_look_at_the_last_checkpoint_is_shown(records, reclaimed_onc
     commit = Commit(
         generation=2, step=100, kind="session", size=4096, parts=(), at=records.at(3600), writer="w"
     )
-    report = show_json(reclaimed_once, records.at(9999.0), commits={CheckpointId(2, 100): commit}, verified=True)
+    report = show_json(
+        reclaimed_once, records.at(9999.0), commits={CheckpointId(2, 100): commit}, verified=True
+    )
     assert report["last_commit"] == {"generation": 2, "step": 100, "verified": True, "bytes": 4096}
 
 
@@ -236,10 +238,24 @@ def test_what_ended_a_job_is_told_before_any_driver_has_written_it_down(records)
     last_word = records.exit("failed", permanent=True, detail="train.py ended with 3", exit_code=3)
     failed = show_json(records.history(records.launch(exits={0: last_word})), records.at(200))
     assert [failed[key] for key in ("state", "detail", "exit_code")] == ["failed", "train.py ended with 3", 3]
-    stopped = records.history(records.launch(exits={0: records.exit("stopped")}), stop=records.stop("max_cost"))
+    stopped = records.history(
+        records.launch(exits={0: records.exit("stopped")}), stop=records.stop("max_cost")
+    )
     told = show_json(stopped, records.at(200))
     assert [told[key] for key in ("state", "detail", "exit_code")] == [
         "stopped",
         "limits.max_cost was reached",
         1,
     ]
+
+
+def test_an_attempts_money_is_that_of_all_its_machines_also_of_one_too_many(records):
+    machines = (
+        records.machine("i-1-0", started=0.0, ended=3600.0),
+        records.machine("i-stray", started=0.0, ended=1800.0),
+    )
+    [attempt] = show_json(
+        records.history(records.launch(outcome="lost", machines=machines)), records.at(9999)
+    )["attempts"]
+    assert attempt["spent"] == 1.5
+    assert attempt["nodes"][0]["seconds"] == 3600.0

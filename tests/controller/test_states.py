@@ -60,7 +60,9 @@ def test_a_job_ended_when_its_nodes_did_however_late_a_driver_writes_it_down(rec
     assert ended_at(records.history(stopped, stop=records.stop(at=50))) == records.at(100)
     # Nothing ran any more when the stop was asked for.
     assert ended_at(records.history(stopped, stop=records.stop(at=150))) == records.at(150)
-    assert ended_at(records.history(stop=records.stop(at=5), finished=records.finished(at=9))) == records.at(5)
+    assert ended_at(records.history(stop=records.stop(at=5), finished=records.finished(at=9))) == records.at(
+        5
+    )
 
 
 def test_a_job_that_a_driver_has_given_up_ended_when_it_did(records):
