@@ -57,3 +57,20 @@ def test_the_command_line_starts_with_click_alone():
 
 def test_listing_the_providers_brings_neither_torch_nor_an_sdk():
     assert modules_after("from cloudspot.registry import list_providers; list_providers()").isdisjoint(HEAVY)
+
+
+def test_a_listing_of_a_built_in_store_searches_no_installed_distributions(tmp_path):
+    listing = """
+from cloudspot.cli.main import program
+try:
+    program.main(["ps", "--json"], prog_name="cloudspot")
+except SystemExit as end:
+    assert end.code == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys{listing}assert 'importlib.metadata' not in sys.modules"],
+        env={"PATH": "/usr/bin:/bin", "CLOUDSPOT_LOCAL_HOME": str(tmp_path), "CLOUDSPOT_CONFIG": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import site
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import cloudspot
@@ -15,13 +14,15 @@ def node_python_path() -> str | None:
 
     None where it is installed for the interpreter, as usual.
     """
+    from importlib import metadata  # Dear, and only a machine's boot needs it.
+
     home = str(Path(cloudspot.__file__).resolve().parent.parent)
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if home in {str(Path(entry).resolve()) for entry in named if entry}:
         return home
     try:
-        where = str(distribution("cloudspot").locate_file(""))
-    except PackageNotFoundError:
+        where = str(metadata.distribution("cloudspot").locate_file(""))
+    except metadata.PackageNotFoundError:
         return home
     if site.ENABLE_USER_SITE and Path(where).resolve() == Path(site.getusersitepackages()).resolve():
         # A machine has a HOME of its own, and so no user site: torch lies there too.
