@@ -34,7 +34,8 @@ _TRUST: Final = (
 class EmulatedAws(EmulatedCloud):
     """One account with a bucket, an instance profile for nodes, and every service that a job uses.
 
-    S3 and EC2 are stricter than moto's; the other services are moto's own. All are served at one address.
+    S3, EC2 and CloudWatch Logs are stricter than moto's; the other services are moto's own. All are served
+    at one address.
     """
 
     name: ClassVar[str] = "aws"
@@ -61,6 +62,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
         from cloudspot_aws.sandbox.strict_ec2 import StrictEc2
+        from cloudspot_aws.sandbox.strict_logs import StrictLogs
         from cloudspot_aws.sandbox.strict_s3 import StrictS3
 
         make_vpc = VPCBackend.create_vpc
@@ -73,7 +75,8 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         keys = RoleKeys(secrets.token_hex(16))
         moto = DomainDispatcherApplication(create_backend_app)
         known = Secrets({self._access_key: self._secret_key}, keys)
-        s3 = StrictS3(moto, faults=self.faults, secrets=known)
+        logs = StrictLogs(moto, faults=self.faults, secrets=known)
+        s3 = StrictS3(logs, faults=self.faults, secrets=known)
         ec2 = StrictEc2(s3, _RoleHost(host, keys), faults=self.faults)
         self._server = Server(RoleCheck(ec2, keys, now=_now), host=address)
         self._furnish()
