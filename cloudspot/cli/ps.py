@@ -18,6 +18,7 @@ from cloudspot.controller.states import TERMINAL_STATES
 from cloudspot.errors import CorruptData, JobNotFound
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, list_jobs, read_summary
 from cloudspot.jobstore.records import Summary
 
@@ -53,7 +54,8 @@ def ps(
     tests = [parse_filter(text, now=now) for text in filters]
     sort_jobs((), sort or "submitted")  # What is wrong with it is said before anything is read.
     store = open_named_store(store_url)
-    found = each(lambda job_id: _look_at(store, job_id), list_jobs(store), num_threads=NUM_THREADS)
+    job_ids = list_jobs(store)
+    found = each(lambda job_id: _look_at(store, job_id), job_ids, num_threads=NUM_THREADS)
     jobs = [job for job in found if job is not None and all(passes(job) for passes in tests)]
     jobs.sort(key=lambda job: job.submitted_at, reverse=True)
     if sort is None:
@@ -61,11 +63,15 @@ def ps(
     else:
         jobs = sort_jobs(jobs, sort)
     shown = jobs if show_all else _without_most_ended(jobs)
+    if store_url is not None and not job_ids and not patient(store).list_page("", limit=1).objects:
+        # A slip in its name looks the same as a store that is new.
+        output.warn(f"nothing is stored in {store.url}; is that the store that you mean?")
     if as_json:
         output.echo_json([_as_json(job) for job in shown])
         return
     if not shown:
-        output.echo(f"no job of {store.url} passes the filter" if filters else f"no jobs in {store.url}")
+        filtered_out = bool(filters and found)
+        output.echo(f"no job of {store.url} passes the filter" if filtered_out else f"no jobs in {store.url}")
         return
     asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
     echo_jobs(shown, metrics_first=asked)

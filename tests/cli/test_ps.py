@@ -5,9 +5,11 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from cloudspot.cli import output
 from cloudspot.cli.jobfields import FIELD_NAMES
+from cloudspot.cli.main import program
 from cloudspot.controller.report import summarise
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys
@@ -19,8 +21,30 @@ from .conftest import at
 
 
 def test_an_empty_store_has_no_jobs(jobs):
-    assert jobs.run("ps").stdout == f"no jobs in {jobs.store.url}\n"
-    assert jobs.run_json("ps") == []
+    for arguments, printed in (
+        (["ps"], f"no jobs in {jobs.store.url}\n"),
+        (["ps", "--filter", "state=failed"], f"no jobs in {jobs.store.url}\n"),
+        (["ps", "--json"], "[]\n"),
+    ):
+        result = jobs.run(*arguments)
+        assert result.stdout == printed
+        # It may be a slip.
+        assert (
+            result.stderr
+            == f"warning: nothing is stored in {jobs.store.url}; is that the store that you mean?\n"
+        )
+    assert not jobs.store.root.exists()
+
+
+def test_a_new_users_own_store_is_empty_without_a_warning(local_home):
+    result = CliRunner().invoke(program, ["ps"])
+    assert (result.stdout, result.stderr) == (f"no jobs in file://{local_home}/store\n", "")
+
+
+def test_a_store_from_which_all_jobs_were_removed_is_not_taken_for_a_slip(jobs):
+    jobs.store.put("code/abc", b"")
+    result = jobs.run("ps")
+    assert (result.stdout, result.stderr) == (f"no jobs in {jobs.store.url}\n", "")
 
 
 def test_unfinished_jobs_come_first_with_their_progress_and_cost(jobs):
