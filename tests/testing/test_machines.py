@@ -255,7 +255,7 @@ def test_a_machines_private_directories_are_its_own(lab):
     with lab() as it:
         write = "touch /tmp/mine /dev/shm/mine /run/mine /var/lib/cloudspot/mine; ls /tmp /dev/shm; cat /etc/resolv.conf; echo up"
         for name in ("i-1", "i-2"):
-            it.boot(write, name=name)
+            it.boot(write, name=name, is_bare=True)
             console = it.wait_for_console("up\n", name=name)
             assert console == "/dev/shm:\nmine\n\n/tmp:\nmine\nup\n"
         assert (it.host.directory("i-1").node_directory / "mine").exists()
