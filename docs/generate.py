@@ -163,7 +163,7 @@ def _usage(path: tuple[str, ...], command: click.Command) -> str:
         if option.help in _SHARED:
             continue
         names = ", ".join(f"`{_spelling(option, name, context)}`" for name in option.opts)
-        rows.append(f"| {names} | {_explain(option)} |")
+        rows.append(f"| {_cell(names)} | {_cell(_explain(option))} |")
     table = ("| option | |", "|---|---|", *rows, "") if rows else ()
     return "\n".join(("", usage, "", *table, ""))
 
@@ -178,7 +178,12 @@ def _explain(option: click.Option) -> str:
         text += f"; or the variable `{option.envvar}`"
     if option.show_default and option.default is not None:
         text += f"; default `{option.default}`"
-    return (text + ".").replace("|", r"\|")
+    return f"{text}."
+
+
+def _cell(text: str) -> str:
+    """Return the text for a cell of a table, of which a bar would end it, in backquotes too."""
+    return text.replace("|", r"\|")
 
 
 # --- how long things take at most ---------------------------------------------------------------
@@ -232,7 +237,7 @@ def _doc_of(module: ModuleType, name: str) -> str:
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
             text = " ".join(str(following.value.value).split()) if is_text else ""  # type: ignore[attr-defined]
-            return text.replace("``", "`").replace("|", r"\|")
+            return _cell(text.replace("``", "`"))
     raise SystemExit(f"{module.__name__} has no {name}")
 
 
@@ -283,9 +288,7 @@ def _field_table(type_: type[msgspec.Struct], prefix: str, fields: tuple[inspect
     rows = []
     for field in fields:
         cells = (_kind(field.type, f"{prefix}{field.encode_name}"), _default(field), docs[field.encode_name])
-        rows.append(
-            f"| `{prefix}{field.encode_name}` | " + " | ".join(c.replace("|", r"\|") for c in cells) + " |"
-        )
+        rows.append(f"| `{prefix}{field.encode_name}` | " + " | ".join(map(_cell, cells)) + " |")
     return "\n".join(("", "| field | type | default | meaning |", "|---|---|---|---|", *rows, "", ""))
 
 

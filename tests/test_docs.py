@@ -21,6 +21,9 @@ from cloudspot.tomlfile import read_toml
 
 ROOT = Path(__file__).parents[1]
 GENERATE = ROOT / "docs" / "generate.py"
+PAGES = sorted(
+    path for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for path in ROOT.glob(pattern)
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +77,13 @@ def test_a_region_that_nothing_fills_is_refused(generate):
 
 
 def test_what_is_said_of_failures_has_the_codes_own_figures(generate):
-    prose = (ROOT / "docs" / "failure-modes.md").read_text().partition("## The figures")[0]
+    prose = " ".join((ROOT / "docs" / "failure-modes.md").read_text().partition("## The figures")[0].split())
     said = [
         in_words
         for module, name in generate.FIGURES
         if (in_words := generate.in_words(getattr(module, name)))
     ]
-    left_out = [text for text in said if re.search(rf"\b{text.split()[0]}\b", prose) is None]
+    left_out = [text for text in said if re.search(rf"\b{text}\b", prose) is None]
     assert left_out == []
     assert len(set(said)) > 5
     spec = JobSpec(name="a", run=RunSpec(entrypoint="a.py"))
@@ -88,11 +91,37 @@ def test_what_is_said_of_failures_has_the_codes_own_figures(generate):
     assert courier.WARN_SHARE == 0.7
 
 
+def test_every_page_is_found_from_the_readme():
+    linked = set(re.findall(r"\]\((docs/[^)#]*)", (ROOT / "README.md").read_text()))
+    assert {str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md")} - linked == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+            assert anchor in slugs, f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_row_of_a_table_has_the_cells_of_its_head(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        counts = {row: len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        odd = [row for row, count in counts.items() if count != next(iter(counts.values()))]
+        assert odd == [], page.name
+
+
 # --- the code blocks ----------------------------------------------------------------------------
 
-PAGES = sorted(
-    path for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for path in ROOT.glob(pattern)
-)
 TOOLS = {"aws", "python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest", "torchrun", "python"}
 """What a shell block may use beside cloudspot."""
 
