@@ -52,6 +52,7 @@ class Proxy:
         """Say of a request whether its answer is lost on the way, after it had its effect."""
         self.change_request = lambda body: body
         self.cut_answer = False
+        """Break off in the middle of what is read."""
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -80,8 +81,9 @@ class Proxy:
                 length = answer.headers.get("Content-Length", str(len(data)))
                 self.send_header("Content-Length", length)
                 self.end_headers()
-                self.wfile.write(data[: len(data) // 2] if proxy.cut_answer else data)
-                self.close_connection = proxy.cut_answer
+                is_cut = proxy.cut_answer and self.command == "GET"
+                self.wfile.write(data[: len(data) // 2] if is_cut else data)
+                self.close_connection = is_cut
 
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any  # noqa: N815 - its names
 
