@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cloudspot.agent.draining import Draining
 from cloudspot.agent.failures import FAILED, NOT_CONNECTED, STUCK, WEIGHT, Failure, GiveUp, judge
 from cloudspot.agent.inquest import not_reached
+from cloudspot.agent.interface import gloo_environment
 from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import Membership
@@ -104,6 +105,7 @@ class GenerationRun:
         self._follow_metrics(handoff, record.number)
         environment = {
             **self._environment,
+            **gloo_environment(life.job.identity.address, self._environment),
             files.JOB_ID: node.job_id,
             files.GENERATION: str(record.number),
             files.ARENA: str(node.arena),
