@@ -150,7 +150,17 @@ def _records() -> Mapping[str, object]:
         keys.commit(JOB, 2, 3580): _commit(newest, 31.1),
         **_ended("tinygpt-a9xw", "succeeded", 4000, 4000, 3.2, {"loss": 1.734}, 26.0, 190.0),
         **_ended("digits-m2qt", "failed", 120, 600, 0.021, {}, 5.0, 4.2, "train.py ended with 1"),
-        **_ended("digits-8hde", "stopped", 410, 600, 0.043, {"loss": 0.31}, 2.5, 8.7, "asked for with cloudspot stop"),
+        **_ended(
+            "digits-8hde",
+            "stopped",
+            410,
+            600,
+            0.043,
+            {"loss": 0.31},
+            2.5,
+            8.7,
+            "asked for with cloudspot stop",
+        ),
     }
 
 
