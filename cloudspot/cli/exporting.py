@@ -16,6 +16,7 @@ from cloudspot.cli.progress import transfer
 from cloudspot.errors import CloudspotError, CorruptData, SpecError
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.manifests import fetch
+from cloudspot.jobstore.partial import partial_path
 from cloudspot.jobstore.records import Commit
 from cloudspot.jobstore.safetensors import num_bytes_read, write_safetensors
 from cloudspot.jobstore.tensors import Selection, choose, shared_state
@@ -127,9 +128,8 @@ def _beside(target: Path) -> Iterator[Path]:
     Raises:
         CloudspotError: the disk refuses.
     """
-    scratch = target.absolute().with_name(f".{target.name}.partial")
+    scratch = partial_path(target)
     try:
-        shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         yield scratch
     except OSError as error:

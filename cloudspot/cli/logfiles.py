@@ -9,6 +9,7 @@ from cloudspot.cli import output
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.progress import transfer
 from cloudspot.errors import CloudspotError
+from cloudspot.jobstore.partial import partial_path
 from cloudspot.jobstore.streams import parse_stream
 from cloudspot.model import LogRecord
 
@@ -69,7 +70,7 @@ def _write(
     advance: Callable[[int], None],
 ) -> int:
     """Write one node's lines; return how many. Without any there is no file."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_path(path)
     num_lines = 0
     try:
         with partial.open("w", encoding="utf-8", errors="replace", newline="\n") as file:

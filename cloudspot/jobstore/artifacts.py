@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -17,6 +15,7 @@ from cloudspot.errors import CloudspotError, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.partial import partial_path
 from cloudspot.jobstore.patience import patient
 
 NUM_THREADS = 4
@@ -108,10 +107,13 @@ def download(
             return "its name leads out of the directory"
         try:
             path = _make_parents(directory, artifact.name)
-            with _partial(directory) as partial:
+            partial = partial_path(path)
+            try:
                 current = _fetch(store, artifact, partial, progress)
                 os.utime(partial, ns=(_nanoseconds(current), _nanoseconds(current)))
                 partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
         except ObjectMissing:
             return "it has been deleted meanwhile"
         except _SymlinkError as error:
@@ -136,16 +138,6 @@ def _make_parents(directory: Path, name: str) -> Path:
             raise _SymlinkError(path)
         path.mkdir(exist_ok=True)
     return path / last
-
-
-@contextmanager
-def _partial(directory: Path) -> Iterator[Path]:
-    """Lend a file name of this thread, and remove what is left of it."""
-    partial = directory / f".cloudspot-{os.getpid()}-{threading.get_ident()}.partial"
-    try:
-        yield partial
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _fetch(store: ObjectStore, artifact: Artifact, path: Path, progress: Callable[[int], None]) -> Artifact:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import xxhash
 
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.parts import xxh3_128
 from cloudspot.jobstore.records import Chunk, Commit, Part
+
+
+BLOCK_BYTES = 8 << 20
+"""Large enough for a request to be worth its latency."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,37 @@ def read_chunk(store: ObjectStore, stored: StoredChunk) -> bytes:
         raise CorruptData(f"chunk {stored.key} is missing") from error
     _check_size(stored, len(data))
     if xxh3_128(data) != stored.chunk.xxh3_128:
-        raise CorruptData(f"chunk {stored.key} does not match its checksum")
+        raise _changed(stored)
     return data
+
+
+def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, bytes]]:
+    """Yield the bytes of a chunk block by block, each with its offset; they are verified when it ends.
+
+    For a reader that can take back what it has made of them: with ``BLOCK_BYTES`` at a time it needs a
+    fraction of the memory, and memory that is used again is several times as fast as fresh one.
+
+    Raises:
+        CorruptData: the chunk is missing, cut short or changed.
+    """
+    checksum = xxhash.xxh3_128()
+    for start in range(0, stored.chunk.size, BLOCK_BYTES):
+        length = min(BLOCK_BYTES, stored.chunk.size - start)
+        is_last = start + length == stored.chunk.size
+        try:
+            block = store.get_range(stored.key, start, length + is_last)  # as above
+        except ObjectMissing as error:
+            raise CorruptData(f"chunk {stored.key} is missing") from error
+        if len(block) != length:
+            _check_size(stored, start + len(block))
+        checksum.update(block)
+        yield start, block
+    if checksum.hexdigest() != stored.chunk.xxh3_128:
+        raise _changed(stored)
+
+
+def _changed(stored: StoredChunk) -> CorruptData:
+    return CorruptData(f"chunk {stored.key} does not match its checksum")
 
 
 def _check_size(stored: StoredChunk, size: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_chunk, stored_chunks
+from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, read_chunk, stored_chunks
 from cloudspot.jobstore.integrity import check_commit, read_seal
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS, extents
@@ -46,7 +46,8 @@ def verify(
     check_sizes(store, job_id, commit, chunks)
 
     def check(stored: StoredChunk) -> None:
-        progress(len(read_chunk(store, stored)))
+        for _, block in read_blocks(store, stored):
+            progress(len(block))
 
     each(check, chunks, num_threads=num_threads)
 

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_chunk, stored_chunks
+from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS
+from cloudspot.jobstore.partial import partial_path
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Commit
 from cloudspot.jobstore.tensors import StoredTensor, num_elements
@@ -66,7 +67,7 @@ def write_safetensors(
     """Write the tensors to ``path``, which appears whole or not at all; return the file's size.
 
     Only chunks that hold some of these tensors are read, each is compared with its checksum, and no more
-    than ``num_threads`` of them are in memory at once. ``progress`` is told the bytes read, which are
+    than a block of ``num_threads`` of them is in memory at once. ``progress`` is told the bytes read, which are
     ``num_bytes_read`` in all. Of tied weights every name gets bytes of its own, since the format knows no
     ties.
 
@@ -87,12 +88,12 @@ def write_safetensors(
         os.ftruncate(descriptor, size)
 
         def carry(stored: StoredChunk) -> None:
-            data = read_chunk(store, stored)
-            with memoryview(data) as view:
-                for start, length, target in index.places(stored):
-                    with view[start : start + length] as run:
-                        _write_at(descriptor, run, target)
-            progress(len(data))
+            for offset, block in read_blocks(store, stored):
+                with memoryview(block) as view:
+                    for start, length, target in index.places(stored, offset, len(block)):
+                        with view[start : start + length] as run:
+                            _write_at(descriptor, run, target)
+                progress(len(block))
 
         each(carry, chunks, num_threads=num_threads)
     return size
@@ -144,7 +145,11 @@ def _itemsize(tensor: StoredTensor) -> int:
 
 def _needed(job_id: str, commit: Commit, tensors: Sequence[StoredTensor]) -> list[StoredChunk]:
     index = _Index(tensors, {tensor.name: 0 for tensor in tensors})
-    return [stored for stored in stored_chunks(job_id, commit) if any(True for _ in index.places(stored))]
+    return [
+        stored
+        for stored in stored_chunks(job_id, commit)
+        if any(True for _ in index.places(stored, 0, stored.chunk.size))
+    ]
 
 
 class _Index:
@@ -160,17 +165,18 @@ class _Index:
         for runs in self._runs.values():
             runs.sort()
 
-    def places(self, stored: StoredChunk) -> Iterator[tuple[int, int, int]]:
-        """Yield runs of a chunk's bytes: offset in the chunk, length, offset in the file."""
+    def places(self, stored: StoredChunk, offset: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """Yield runs of a block of a chunk: offset in the block, length, offset in the file."""
         runs = self._runs.get(stored.part.rank, [])
-        low, high = stored.start, stored.start + stored.chunk.size
+        low = stored.start + offset
+        high = low + length
         # Items of a part do not overlap, so that their ends are in order too.
         first = bisect.bisect_right(runs, low, key=lambda run: run[0] + run[1])
-        for offset, nbytes, target in runs[first:]:
-            if offset >= high:
+        for begin, nbytes, target in runs[first:]:
+            if begin >= high:
                 return
-            start, end = max(offset, low), min(offset + nbytes, high)
-            yield start - low, end - start, target + start - offset
+            start, end = max(begin, low), min(begin + nbytes, high)
+            yield start - low, end - start, target + start - begin
 
 
 def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
@@ -182,10 +188,9 @@ def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 @contextmanager
 def _whole_file(path: Path) -> Iterator[int]:
     """Lend a descriptor; the file appears under its name when all went well."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_path(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        partial.unlink(missing_ok=True)
         descriptor = os.open(partial, flags, 0o666)
     except OSError as error:
         raise CloudspotError(f"cannot write {path}: {error.strerror}") from error

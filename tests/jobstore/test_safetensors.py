@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
-from cloudspot.jobstore import keys
+from cloudspot.jobstore import chunks, keys
 from cloudspot.jobstore import safetensors as writing
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.jobstore.safetensors import num_bytes_read, write_safetensors
@@ -98,6 +98,51 @@ def test_plain_safetensors_loads_the_weights_into_the_model(
     assert other.large.weight.equal(model.large.weight)
     with safetensors.safe_open(path, "pt") as file:
         assert file.metadata() == METADATA
+    assert sorted(tmp_path.glob(".*")) == []
+
+
+def test_a_block_is_asked_for_at_a_time_and_the_file_is_the_same(
+    store, tmp_path, put_session_checkpoint, monkeypatch
+):
+    model = Model()
+    commit = put_session_checkpoint(store, "x", AT, {"model": model}, chunk_bytes=10_000_000)
+    export(store, commit, tmp_path / "at-once.safetensors")
+    monkeypatch.setattr(chunks, "BLOCK_BYTES", 777)
+    lengths = []
+
+    class Noting(type(store)):
+        def get_range(self, key, start, length):
+            lengths.append(length)
+            return super().get_range(key, start, length)
+
+    export(Noting(store.url), commit, tmp_path / "by-blocks.safetensors")
+    assert (tmp_path / "by-blocks.safetensors").read_bytes() == (
+        tmp_path / "at-once.safetensors"
+    ).read_bytes()
+    # Of each part's one chunk the last request asks for a byte too many.
+    expected = [[777] * (part.size // 777) + [part.size % 777 + 1] for part in commit.parts]
+    assert sorted(lengths) == sorted(sum(expected, []))
+
+
+def test_of_two_that_write_one_file_neither_takes_the_half_of_the_other(
+    store, tmp_path, put_session_checkpoint
+):
+    commit = put_session_checkpoint(store, "x", AT, {"model": Model()}, chunk_bytes=1000)
+    path = tmp_path / "model.safetensors"
+    first_is_done = []
+
+    def begin_again(_count):
+        # The second runs while the first is in the middle.
+        if not first_is_done:
+            first_is_done.append(True)
+            export(store, commit, path)
+            first_is_done.append(path.read_bytes())
+
+    chosen = choose(commit)
+    write_safetensors(
+        store, "x", commit, chosen.tensors, path, metadata=METADATA, progress=begin_again, num_threads=1
+    )
+    assert first_is_done == [True, path.read_bytes()]
     assert sorted(tmp_path.glob(".*")) == []
 
 
