@@ -8,6 +8,7 @@ from datetime import datetime
 
 from cloudspot.cli.pace import Point, seconds_left, steps_per_second
 from cloudspot.controller import report
+from cloudspot.controller.advice import warnings
 from cloudspot.controller.attempt import own_exit
 from cloudspot.controller.ledger import bill
 from cloudspot.controller.progress import has_no_session, last_commit_id, newest_step, steps_total
@@ -163,7 +164,7 @@ def look(
         commit_age_seconds=None if committed is None else max(0.0, (now - committed).total_seconds()),
         upload_seconds=max(uploads, default=None),
         notice_seconds=min(notices, default=None),
-        warnings=(*_notices(launch, now), *report.warnings(history)),
+        warnings=(*_notices(launch, now), *warnings(history)),
     )
 
 

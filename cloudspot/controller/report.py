@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from cloudspot.controller.advice import silence, warnings
 from cloudspot.controller.answers import Answer
 from cloudspot.controller.attempt import own_exit
 from cloudspot.controller.ledger import Ledger, LedgerLine, bill
@@ -91,7 +92,7 @@ def show_json(
         },
         "ledger": [_ledger_line(line) for line in ledger.lines],
         "final": _final(history),
-        "warnings": list(warnings(history)),
+        "warnings": [*silence(history, now), *warnings(history)],
     }
 
 
@@ -155,19 +156,6 @@ def metrics(history: History) -> dict[str, float]:
             if beat.metrics:
                 return dict(beat.metrics)
     return {}
-
-
-def warnings(history: History) -> tuple[str, ...]:
-    """Return what the user should know, each once: skipped checkpoints, then what the nodes say."""
-    found = [
-        f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
-        for generation in history.generations
-        for skipped in generation.skipped
-    ]
-    for launch in history.launches[-1:]:
-        for _, beat in sorted(launch.heartbeats.items()):
-            found += beat.warnings
-    return tuple(dict.fromkeys(found))
 
 
 def _final(history: History) -> dict[str, Any] | None:

@@ -229,9 +229,9 @@ def test_many_nodes_are_counted_and_their_warnings_bounded(jobs):
     lines = jobs.run("show", "wide-1").stdout.splitlines()
     assert tables(lines)["LAUNCH"][0].endswith("62 running, 2 uploading")
     warned = [line.removeprefix("  warnings").strip() for line in lines if "short of memory" in line]
-    assert warned == [f"node {rank} is short of memory" for rank in range(8)]
-    assert "and 56 more; all with --json" in "\n".join(lines)
-    assert len(jobs.run_json("show", "wide-1")["warnings"]) == 64
+    assert warned == [f"node {rank} is short of memory" for rank in range(7)]
+    assert "and 57 more; all with --json" in "\n".join(lines)
+    assert len(jobs.run_json("show", "wide-1")["warnings"]) == 65
 
 
 def test_of_many_nodes_that_failed_the_last_lines_of_some_will_do(jobs):
