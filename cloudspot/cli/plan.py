@@ -141,15 +141,17 @@ def print_plan(order: Order, job_id: str, *, as_json: bool) -> None:
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
     output.echo()
     output.echo("offers, in the order of trying:", style="bold")
+    # What is offered is one machine; what is paid is all of them.
+    counts = sorted({1, spec.nodes.max})
     output.echo_table(
-        ("", "TYPE", "ZONE", "MARKET", "PRICE AN HOUR"),
+        ("", "TYPE", "ZONE", "MARKET", *("AN HOUR" if n == 1 else f"{n} NODES AN HOUR" for n in counts)),
         [
             (
                 str(number),
                 launch.offer.instance_type,
                 launch.offer.zone,
                 launch.offer.market.value,
-                output.money_text(launch.offer.price_per_hour, launch.offer.currency),
+                *(output.money_text(n * launch.offer.price_per_hour, launch.offer.currency) for n in counts),
             )
             for number, launch in enumerate(planned.launches, start=1)
         ],

@@ -13,7 +13,7 @@ from cloudspot.controller.attempt import own_exit
 from cloudspot.controller.ledger import bill
 from cloudspot.controller.progress import has_no_session, last_commit_id, newest_step, steps_total
 from cloudspot.controller.series import Curve
-from cloudspot.controller.states import job_state
+from cloudspot.controller.states import ended_at, job_state
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Transfer
 from cloudspot.model import Instance, Offer
@@ -139,7 +139,7 @@ def look(
     beats = [] if launch is None else list(launch.heartbeats.values())
     notices = [beat.notice_seconds for beat in beats if beat.notice_seconds is not None]
     uploads = [beat.upload_seconds for beat in beats if beat.upload_seconds is not None]
-    end = now if history.finished is None else history.finished.at
+    end = ended_at(history) or now
     return View(
         job_id=history.submission.job_id,
         state=job_state(history),

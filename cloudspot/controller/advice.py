@@ -47,6 +47,5 @@ def silence(history: History, now: datetime) -> Iterator[str]:
         named = f"node{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
         yield (
             f"nothing was heard of {named if len(silent) <= MAX_NAMED else f'{len(silent)} nodes'} for "
-            f"{how_long}; each is billed until a driver finds out that it has ended: "
-            f"cloudspot attach {history.submission.job_id}"
+            f"{how_long}; each is billed until a driver (attach, reconcile) finds out that it has ended"
         )

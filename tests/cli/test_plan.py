@@ -60,3 +60,16 @@ def test_a_job_that_no_offer_fits_is_not_submitted(jobs, tmp_path, monkeypatch):
     result = jobs.run("run", str(jobs.job_file), status=2)
     assert "has no offer that fits" in result.stderr
     assert not (tmp_path / "bucket").exists()
+
+
+def test_prices_are_told_of_one_machine_and_of_all(jobs):
+    def offers(*arguments):
+        lines = jobs.run("plan", str(jobs.job_file), *arguments).stdout.splitlines()
+        begin = next(number for number, line in enumerate(lines) if line.startswith("offers"))
+        return [" ".join(line.split()) for line in lines[begin + 1 : begin + 3]]
+
+    assert offers() == ["TYPE ZONE MARKET AN HOUR", "1 local local-a spot 0.3000 USD"]
+    assert offers("--set", "nodes=4") == [
+        "TYPE ZONE MARKET AN HOUR 4 NODES AN HOUR",
+        "1 local local-a spot 0.3000 USD 1.2000 USD",
+    ]

@@ -15,8 +15,8 @@ def test_nodes_of_which_nothing_was_heard_for_long_are_warned_of(records):
     assert warned(history, 300) == []
     [told] = warned(history, 380)
     assert told == (
-        "nothing was heard of nodes 0, 2 for 5 minutes; each is billed until a driver finds out that it has "
-        "ended: cloudspot attach digits-1"
+        "nothing was heard of nodes 0, 2 for 5 minutes; each is billed until a driver (attach, reconcile) "
+        "finds out that it has ended"
     )
     assert warned(history, 90 + 9 * 3600)[0].startswith("nothing was heard of nodes 0, 1, 2 for 9 hours;")
     # One that is gone is not waited for: the others go on without it.
