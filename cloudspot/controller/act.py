@@ -24,8 +24,9 @@ from cloudspot.controller.ledger import bill
 from cloudspot.controller.memory import Memory
 from cloudspot.controller.observed import CreateFailure
 from cloudspot.controller.plan import launch_token, render_launch
-from cloudspot.errors import CapacityError, ProvisionError, QuotaError
+from cloudspot.errors import CapacityError, JobNotFound, ObjectMissing, ProvisionError, QuotaError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
@@ -70,12 +71,15 @@ class Actor:
         has decided, and the next tick reads what.
 
         Raises:
+            JobNotFound: the job has been removed since its records were read.
             TransientError: the outcome is unknown; the next tick finds out.
         """
         if isinstance(action, Wait):
             self._wait(action, events)
             return False
         self._waiting_for = None
+        if not isinstance(action, Terminate | CleanUp | Release):
+            self._check_existence()
         if isinstance(action, OpenLaunch):
             self._journal.append(self._intent(action, spec, history), action.number)
         elif isinstance(action, CloseLaunch):
@@ -99,6 +103,16 @@ class Actor:
             self._release()
             return False
         return True
+
+    def _check_existence(self) -> None:
+        """Refuse to write for, or launch, a job that was removed: nobody's records would meet ours.
+
+        A controller may have read all of them long ago, on a laptop that was closed meanwhile.
+        """
+        try:
+            self._store.head(keys.spec(self._job_id))
+        except ObjectMissing:
+            raise JobNotFound(f"no job {self._job_id!r} in {self._store.url} any more") from None
 
     def _intent(self, action: OpenLaunch, spec: JobSpec, history: History) -> Intent:
         now = self._clock.now()

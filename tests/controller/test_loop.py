@@ -13,6 +13,7 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import Closed, Finished, Intent
+from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import EndReason, InstanceState
 from cloudspot.testing.simcloud import SimCloud, SimProvider
@@ -215,6 +216,36 @@ def test_a_controller_that_was_paused_before_its_create_does_no_harm(house):
     assert house.controller().run_pass().actions[0].instance_ids == (late[0].id,)
     house.run(120)
     assert house.controller().run_pass().is_settled
+
+
+def test_a_controller_that_slept_while_its_job_was_finished_and_removed_writes_and_launches_nothing(house):
+    """A laptop that was closed: what it has read of the job tells it to go on with a lost machine."""
+    sleeper = house.controller()
+    while not house.history.open_launch or not house.history.open_launch.is_attempt:
+        sleeper.tick()
+        house.run(5)
+    sleeper.tick()
+    assert house.controller().run_until_finished().finished.outcome == "succeeded"
+    house.cloud.tokens.clear()
+    remove_job(house.store, JOB)
+    with pytest.raises(JobNotFound, match="no job 'digits-1'"):
+        sleeper.run_until_finished()
+    assert house.cloud.tokens == []
+    assert list(house.store.list_objects("jobs/")) == []
+
+
+@pytest.mark.parametrize("act_name", ["OpenLaunch", "Create"])
+def test_a_job_that_is_removed_before_an_act_is_not_acted_for(house, act_name):
+    steps = house.controller().steps()
+    if act_name == "Create":
+        house.controller().tick()
+    while next(steps) != act_name:
+        pass
+    remove_job(house.store, JOB)
+    with pytest.raises(JobNotFound):
+        list(steps)
+    assert house.cloud.tokens == []
+    assert list(house.store.list_objects("jobs/")) == []
 
 
 def test_a_listing_that_fails_is_told_once_and_decides_nothing(house):
