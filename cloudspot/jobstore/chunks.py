@@ -13,7 +13,6 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.parts import xxh3_128
 from cloudspot.jobstore.records import Chunk, Commit, Part
 
-
 BLOCK_BYTES = 8 << 20
 """Large enough for a request to be worth its latency."""
 

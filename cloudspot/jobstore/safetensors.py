@@ -20,8 +20,8 @@ from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.partial import partial_path
+from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Commit
 from cloudspot.jobstore.tensors import StoredTensor, num_elements
@@ -67,9 +67,9 @@ def write_safetensors(
     """Write the tensors to ``path``, which appears whole or not at all; return the file's size.
 
     Only chunks that hold some of these tensors are read, each is compared with its checksum, and no more
-    than a block of ``num_threads`` of them is in memory at once. ``progress`` is told the bytes read, which are
-    ``num_bytes_read`` in all. Of tied weights every name gets bytes of its own, since the format knows no
-    ties.
+    than a block of ``num_threads`` of them is in memory at once. ``progress`` is told the bytes read, which
+    are ``num_bytes_read`` in all. Of tied weights every name gets bytes of its own, since the format knows
+    no ties.
 
     Raises:
         CloudspotError: the format cannot hold one of the tensors, or the disk refuses.

@@ -120,8 +120,8 @@ def test_a_block_is_asked_for_at_a_time_and_the_file_is_the_same(
         tmp_path / "at-once.safetensors"
     ).read_bytes()
     # Of each part's one chunk the last request asks for a byte too many.
-    expected = [[777] * (part.size // 777) + [part.size % 777 + 1] for part in commit.parts]
-    assert sorted(lengths) == sorted(sum(expected, []))
+    expected = [777 for part in commit.parts for _ in range(part.size // 777)]
+    assert sorted(lengths) == sorted([*expected, *(part.size % 777 + 1 for part in commit.parts)])
 
 
 def test_of_two_that_write_one_file_neither_takes_the_half_of_the_other(
