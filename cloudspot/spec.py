@@ -309,7 +309,8 @@ def _check(spec: JobSpec) -> None:
     if spec.nodes.min > spec.nodes.max:
         raise FieldError((), f"nodes.min must be <= nodes.max: got {spec.nodes.min} > {spec.nodes.max}")
     if spec.nodes.max * spec.procs_per_node > MAX_WORLD_SIZE:
-        raise FieldError((), f"nodes.max * procs_per_node must be <= {MAX_WORLD_SIZE}")
+        found = f"{spec.nodes.max} * {spec.procs_per_node}"
+        raise FieldError((), f"nodes.max * procs_per_node must be <= {MAX_WORLD_SIZE}: got {found}")
     if spec.store is not None:
         check_store_url(spec.store, ("store",))
     _check_inside(("run", "entrypoint"), spec.run.entrypoint)

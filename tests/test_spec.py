@@ -216,7 +216,7 @@ def with_run(line):
         ),
         (
             "nodes = 5000\nprocs_per_node = 2\n" + SMALL,
-            "job.toml: nodes.max * procs_per_node must be <= 9999",
+            "job.toml: nodes.max * procs_per_node must be <= 9999: got 5000 * 2",
         ),
         ("procs_per_node = 1.5\n" + SMALL, "job.toml: procs_per_node: expected an integer, got 1.5"),
         (SMALL + 'args = ["--epochs", 3]', "job.toml: run.args[1]: expected a string, got 3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,12 +45,15 @@ class _Kind:
 
 
 def _parse_number(text: str, _now: datetime) -> float:
-    return float(text)
+    number = float(text)
+    if math.isnan(number):
+        raise ValueError("NaN is like no number, so no job would pass")
+    return number
 
 
-def _parse_duration(text: str, _now: datetime) -> float:
+def _parse_duration(text: str, now: datetime) -> float:
     try:
-        return float(text)
+        return _parse_number(text, now)
     except ValueError:
         return parse_duration(text)
 

@@ -52,7 +52,8 @@ def ps(
     """
     now = datetime.now().astimezone()
     tests = [parse_filter(text, now=now) for text in filters]
-    sort_jobs((), sort or "submitted")  # What is wrong with it is said before anything is read.
+    if sort is not None:
+        sort_jobs((), sort)  # What is wrong with it is said before anything is read.
     store = open_named_store(store_url)
     job_ids = list_jobs(store)
     found = each(lambda job_id: _look_at(store, job_id), job_ids, num_threads=NUM_THREADS)
