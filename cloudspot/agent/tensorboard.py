@@ -3,8 +3,10 @@
 The bytes are written by hand, the framing of TFRecord and five messages of protobuf: tensorboard and protobuf
 would weigh more than all of the agent's environment, which every machine installs before it trains.
 
-Each generation has a file of its own, whose name sorts by its number. It begins with a session's start at the
-step from which the generation resumed: readers then drop what an earlier one had logged from that step on.
+Each generation has files of its own, whose names sort by its number. The first begins with a session's start at
+the step from which the generation resumed: readers then drop what an earlier one had logged from that step on.
+A file is whole at a few MiB and another begun: an artifact that has changed is uploaded whole, every half minute,
+and what a week of steps makes would hold up the checkpoints.
 """
 
 from __future__ import annotations
@@ -24,19 +26,22 @@ _log = logging.getLogger(__name__)
 DIRECTORY = "tensorboard"
 """Below the artifacts."""
 _VERSION = b"brain.Event:2"
-_NUM_HEAD_RECORDS = 2
-"""The version and the session's start; each line of the metrics is a record behind them."""
+MAX_FILE_BYTES = 4 << 20
+"""A file that has reached it gets no more records."""
 
 
 @dataclass
 class _Position:
-    """How far a generation's metrics are in its event file."""
+    """How far a generation's metrics are in its event files."""
 
     offset: int = 0
     """Of the first byte in the metrics that is not in it."""
     skip: int = 0
     """Lines from there on that an earlier agent of this machine has put into it."""
-    has_head: bool = False
+    part: int = 0
+    """The file that is written to, counted from 0."""
+    size: int = 0
+    """Its bytes."""
 
 
 class EventFiles:
@@ -72,10 +77,10 @@ class EventFiles:
             size = metrics.stat().st_size
         except FileNotFoundError:  # rank 0 runs elsewhere, or has no session
             return
-        path = self._node.artifacts / DIRECTORY / f"events.out.tfevents.generation-{generation:06d}"
+        directory = self._node.artifacts / DIRECTORY
         position = self._positions.get(generation)
         if position is None:
-            position = self._positions[generation] = _resume(path)
+            position = self._positions[generation] = _resume(directory, generation)
         if size <= position.offset:
             return
         with metrics.open("rb") as file:
@@ -86,37 +91,61 @@ class EventFiles:
         if not lines:
             return
         records = [line.record() for line in lines]
-        if not position.has_head:
-            step = self._starts.get(generation, lines[0].step)
-            records[:0] = [
-                _record(_event(lines[0].time, 0, _bytes(3, _VERSION))),
-                _record(_event(lines[0].time, step, _bytes(7, _varint(1, 1)))),  # SessionLog.START
-            ]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.write(b"".join(records))
+        if position.size >= MAX_FILE_BYTES:
+            position.part, position.size = position.part + 1, 0
+        if position.size == 0:
+            head = [_record(_event(lines[0].time, 0, _bytes(3, _VERSION)))]
+            if position.part == 0:
+                step = self._starts.get(generation, lines[0].step)
+                head.append(
+                    _record(_event(lines[0].time, step, _bytes(7, _varint(1, 1))))
+                )  # SessionLog.START
+            records[:0] = head
+        directory.mkdir(parents=True, exist_ok=True)
+        with _path(directory, generation, position.part).open("ab") as file:
+            position.size += file.write(b"".join(records))
         position.offset += len(data)
         position.skip = 0
-        position.has_head = True
 
 
-def _resume(path: Path) -> _Position:
+def _path(directory: Path, generation: int, part: int) -> Path:
+    """Return a file's path; in the order of names the parts follow each other."""
+    suffix = f"-{part:06d}" if part else ""
+    return directory / f"events.out.tfevents.generation-{generation:06d}{suffix}"
+
+
+def _num_head_records(part: int) -> int:
+    """Return how many records come before those of the metrics' lines: the version, the session's start."""
+    return 1 if part else 2
+
+
+def _resume(directory: Path, generation: int) -> _Position:
     """Return where an earlier agent of this machine stopped, and cut off what it wrote by halves."""
-    try:
-        with path.open("r+b") as file:
-            data = file.read()
-            num_records, end = 0, 0
-            while len(data) >= end + 12:
-                (size,) = struct.unpack_from("<Q", data, end)
-                if end + 16 + size > len(data):
-                    break
-                num_records, end = num_records + 1, end + 16 + size
-            if num_records < _NUM_HEAD_RECORDS:
-                num_records, end = 0, 0
-            file.truncate(end)
-    except FileNotFoundError:
-        return _Position()
-    return _Position(skip=max(0, num_records - _NUM_HEAD_RECORDS), has_head=num_records > 0)
+    position = _Position()
+    part = 0
+    while True:
+        try:
+            with _path(directory, generation, part).open("r+b") as file:
+                num_records, size = _measure(file.read())
+                if num_records < _num_head_records(part):
+                    num_records, size = 0, 0
+                file.truncate(size)
+        except FileNotFoundError:
+            return position
+        position.part, position.size = part, size
+        position.skip += max(0, num_records - _num_head_records(part))
+        part += 1
+
+
+def _measure(data: bytes) -> tuple[int, int]:
+    """Return how many whole records there are, and their bytes."""
+    num_records, end = 0, 0
+    while len(data) >= end + 12:
+        (size,) = struct.unpack_from("<Q", data, end)
+        if end + 16 + size > len(data):
+            break
+        num_records, end = num_records + 1, end + 16 + size
+    return num_records, end
 
 
 @dataclass(frozen=True)

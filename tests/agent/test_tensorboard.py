@@ -101,6 +101,35 @@ def test_an_agent_started_again_goes_on_where_the_last_whole_record_ends(node, t
     assert path.read_bytes().startswith(whole)
 
 
+@pytest.mark.parametrize("torn", [0, 11, 58, 73])
+def test_a_file_that_is_large_is_left_alone_and_another_begun(node, monkeypatch, torn):
+    """What has changed is uploaded whole, every half minute: the bytes of a week would never be through."""
+    monkeypatch.setattr(tensorboard, "MAX_FILE_BYTES", 300)
+    log(node, 1, *range(3), loss=float)
+    for step in range(3, 30):
+        files = EventFiles(node) if step % 4 == 0 else files if step > 3 else EventFiles(node)
+        files.update()
+        log(node, 1, step, loss=float)
+        if step == 17:
+            files.update()
+            path = max((node.artifacts / "tensorboard").iterdir())
+            path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - torn)])
+            files = EventFiles(node)
+    files.update()
+    assert curves(node)["loss"] == [(step, float(step)) for step in range(30)]
+    assert names(node)[:2] == [
+        "events.out.tfevents.generation-000001",
+        "events.out.tfevents.generation-000001-000001",
+    ]
+    sizes = [path.stat().st_size for path in (node.artifacts / "tensorboard").iterdir()]
+    assert len(sizes) > 4
+    assert max(sizes) < 300 + 100
+    files.begin(2, 12)
+    log(node, 2, *range(12, 20), loss=lambda step: -1.0)
+    files.update()
+    assert curves(node)["loss"] == [(step, float(step) if step < 12 else -1.0) for step in range(20)]
+
+
 @pytest.mark.parametrize("left", [0, 5, 30])
 def test_a_head_that_was_cut_short_is_written_again(node, left):
     log(node, 3, 40, loss=float)
