@@ -18,6 +18,7 @@ from cloudspot_aws.sandbox.credentials import RoleKeys, Secrets
 from cloudspot_aws.sandbox.faults import Faults
 from cloudspot_aws.sandbox.rolecheck import RoleCheck
 from cloudspot_aws.sandbox.serving import Server
+from cloudspot_aws.sandbox.trail import Trail
 
 # moto would read in 1,300 images for each region.
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
@@ -55,9 +56,11 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._access_key = "AKIA" + secrets.token_hex(8).upper()
         self._secret_key = secrets.token_urlsafe(30)
         self._server: Server | None = None
+        self._trail: Trail | None = None
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
-        """Serve the account; see EmulatedCloud."""
+        """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
+        from moto.core import DEFAULT_ACCOUNT_ID
         from moto.ec2.models.vpcs import VPCBackend
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
@@ -80,6 +83,8 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         ec2 = StrictEc2(s3, _RoleHost(host, keys), faults=self.faults)
         self._server = Server(RoleCheck(ec2, keys, now=_now), host=address)
         self._furnish()
+        self._trail = Trail(directory / "requests.jsonl", keys, account=DEFAULT_ACCOUNT_ID, now=_now)
+        self.faults.on_call = self._trail
 
     def environment(self) -> Mapping[str, str]:
         """Return what leads to the account, as its owner; see EmulatedCloud."""
@@ -110,6 +115,8 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self._trail is not None:
+            self._trail.close()
 
     def _furnish(self) -> None:
         """Make what an account has that follows docs/aws.md: the bucket, and the nodes' profile."""

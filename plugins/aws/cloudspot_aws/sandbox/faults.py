@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ class Call:
     region: str
     error: str | None
     """The code of the error that was answered; None: it succeeded."""
+    access_key: str = ""
+    """Whose signature it carries; empty: none that could be read."""
 
 
 @dataclass
@@ -57,6 +59,8 @@ class Faults:
     expired_keys: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
     """All that came, in order."""
+    on_call: Callable[[Call], None] | None = None
+    """Hears of each call as well."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,6 +119,8 @@ class Faults:
         """Keep a call."""
         with self._lock:
             self.calls.append(call)
+        if self.on_call is not None:
+            self.on_call(call)
 
     def actions(self) -> list[str]:
         """Return the names of the actions that came, in order."""

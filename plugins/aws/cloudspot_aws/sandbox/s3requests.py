@@ -40,6 +40,7 @@ class S3Request:
     body: bytes = b""
     """What is stored: without the framing of ``aws-chunked``."""
     region: str = ""
+    access_key: str = ""
 
     def header(self, name: str) -> str | None:
         """Return a header's value, or None."""

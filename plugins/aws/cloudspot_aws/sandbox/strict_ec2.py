@@ -100,7 +100,8 @@ class StrictEc2:
         except ApiError as refused:
             error = refused
             status, kind, content = _error_answer(service, refused)
-        self.faults.record(Call(service, action, parameters, region, None if error is None else error.code))
+        code = None if error is None else error.code
+        self.faults.record(Call(service, action, parameters, region, code, access_key=key))
         start_response(
             f"{status} {'OK' if status < 400 else 'Error'}",
             [("Content-Type", kind), ("Content-Length", str(len(content)))],

@@ -56,9 +56,9 @@ class StrictLogs:
         action = target.removeprefix(_TARGET)
         body = read_body(environ)
         parameters: dict[str, Any] = {}
-        region = ""
+        region = access_key = ""
         try:
-            region = self._authenticate(environ, body)
+            region, access_key = self._authenticate(environ, body)
             parameters = json.loads(body)
             injected = self._faults.take(action)
             if injected is not None and not injected.happens:
@@ -84,11 +84,12 @@ class StrictLogs:
                 ("Content-Type", "application/x-amz-json-1.1"),
                 ("Content-Length", str(len(content))),
             ]
-        self._faults.record(Call("logs", action, _without_events(parameters), region, code))
+        self._faults.record(Call("logs", action, _without_events(parameters), region, code, access_key))
         start_response(status, headers)
         return [content]
 
-    def _authenticate(self, environ: dict[str, Any], body: bytes) -> str:
+    def _authenticate(self, environ: dict[str, Any], body: bytes) -> tuple[str, str]:
+        """Return the region and the key of the signature."""
         signature = read_signature(environ)
         if signature is None:
             raise ApiError("MissingAuthenticationTokenException", "Missing Authentication Token", status=403)
@@ -100,7 +101,7 @@ class StrictLogs:
                 "UnrecognizedClientException", "The security token included in the request is invalid."
             )
         check_signature(environ, signature, secret, now=self._now(), payload_hash=sha256_hex(body))
-        return signature.region
+        return signature.region, signature.access_key
 
     def _forward(self, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
         """Let moto answer."""

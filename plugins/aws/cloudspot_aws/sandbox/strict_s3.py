@@ -115,7 +115,7 @@ class StrictS3:
         signature = read_signature(request.environ)
         if signature is None:
             raise ApiError("AccessDenied", "Access Denied", status=403)
-        request.region = signature.region
+        request.region, request.access_key = signature.region, signature.access_key
         if signature.access_key in self._faults.expired_keys:
             raise ApiError("ExpiredToken", "The provided token has expired.", status=400)
         secret = self._secrets.get(signature.access_key)
@@ -286,7 +286,7 @@ class StrictS3:
             value = request.header(name)
             if value is not None:
                 parameters[name] = value
-        self._faults.record(Call("s3", request.action, parameters, request.region, code))
+        self._faults.record(Call("s3", request.action, parameters, request.region, code, request.access_key))
 
     # --- what moto holds --------------------------------------------------------------------------
 

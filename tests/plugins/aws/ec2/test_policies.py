@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from cloudspot.model import InstanceGroup, Resources
+from cloudspot_aws.sandbox.rights import rights_of
 
 POLICIES = Path(__file__).parents[4] / "docs" / "aws"
 ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"
-FREE = {"sts:GetCallerIdentity"}
-"""What everybody may do."""
 ELSEWHERE = ("s3:*", "logs:*")
-"""Compared where the store and the log sink are tested."""
+"""Compared where whole jobs run: tests/e2e/test_sandbox_aws.py."""
 
 
 def granted(name):
@@ -29,15 +28,7 @@ def granted(name):
 
 def needed(calls):
     """Return the rights that the recorded calls took."""
-    rights = set()
-    for call in calls:
-        rights.add(f"{call.service}:{call.action}")
-        parameters = call.parameters
-        if "TagSpecifications" in parameters:
-            rights.add("ec2:CreateTags")
-        if "IamInstanceProfile" in parameters or call.action == "CreateSchedule":
-            rights.add("iam:PassRole")
-    return rights - FREE
+    return set().union(*map(rights_of, calls))
 
 
 def session(cloud):
