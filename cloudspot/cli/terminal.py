@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _SHOW_CURSOR = b"\x1b[?25h\x1b[0m"
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def can_hold_a_panel() -> bool:
@@ -22,8 +22,8 @@ def can_hold_a_panel() -> bool:
 class TerminalState:
     """Within the block keys that are typed do not show, where they would tear the panel.
 
-    The terminal is as before also after an exception, and after a SIGTERM or a hang-up, which end the process
-    as they would without us. Ctrl-Z only asks for a pause: ``suspend`` carries it out at a good moment.
+    The terminal is as before also after an exception, and after a SIGTERM, a hang-up or a Ctrl-\\, which end the
+    process as they would without us, and are ignored where whoever started it wants that (``nohup``). Ctrl-Z only asks for a pause: ``suspend`` carries it out at a good moment.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,8 @@ class TerminalState:
     def __enter__(self) -> TerminalState:
         self.hush()
         for number in _ENDING:
-            self._previous[number] = signal.signal(number, self._on_end)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._on_end)
         self._previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._on_suspend)
         return self
 

@@ -58,6 +58,8 @@ with interrupts, screen:
             print(value, file=sys.stderr)
         elif what == "busy":
             time.sleep(value)
+        elif what == "signal":
+            os.kill(os.getpid(), value)
         elif what == "quit":
             break
 print("after")
@@ -255,11 +257,21 @@ def test_an_error_leaves_the_terminal_as_it_was(driven):
     screen.assert_sane()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_that_ends_the_process_leaves_the_terminal_as_it_was(driven, number):
     screen = driven()
     screen.signal(number)
     assert screen.finish() == -number
+    screen.assert_sane()
+
+
+def test_a_hang_up_that_is_to_be_ignored_is_ignored(driven):
+    screen = driven(columns=200, lines=10, in_shell=True, shell="trap '' HUP; {}")
+    screen.tell("signal", signal.SIGHUP)
+    screen.tell("print", ["still here"])
+    screen.wait_for("still here")
+    screen.tell("quit")
+    assert screen.finish() == 0
     screen.assert_sane()
 
 
