@@ -3,10 +3,10 @@
 The bytes are written by hand, the framing of TFRecord and five messages of protobuf: tensorboard and protobuf
 would weigh more than all of the agent's environment, which every machine installs before it trains.
 
-Each generation has files of its own, whose names sort by its number. The first begins with a session's start at
-the step from which the generation resumed: readers then drop what an earlier one had logged from that step on.
-A file is whole at a few MiB and another begun: an artifact that has changed is uploaded whole, every half minute,
-and what a week of steps makes would hold up the checkpoints.
+Each generation has files of its own, whose names sort by its number. The first begins with a session's start
+at the step from which the generation resumed: readers then drop what an earlier one had logged from that step
+on. A file is left alone from a few MiB on, and another begun: an artifact that has changed is uploaded whole,
+every half minute, and what a week of steps makes would hold up the checkpoints.
 """
 
 from __future__ import annotations

@@ -106,8 +106,10 @@ def test_a_file_that_is_large_is_left_alone_and_another_begun(node, monkeypatch,
     """What has changed is uploaded whole, every half minute: the bytes of a week would never be through."""
     monkeypatch.setattr(tensorboard, "MAX_FILE_BYTES", 300)
     log(node, 1, *range(3), loss=float)
+    files = EventFiles(node)
     for step in range(3, 30):
-        files = EventFiles(node) if step % 4 == 0 else files if step > 3 else EventFiles(node)
+        if step % 4 == 0:
+            files = EventFiles(node)
         files.update()
         log(node, 1, step, loss=float)
         if step == 17:
