@@ -77,6 +77,8 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 
     code_sha256: str | None
     """None: the job never had a submission."""
+    agent_sha256: str | None = None
+    """Of the staged agent; None: the job had none."""
 
 
 # --- journal ------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 The order makes that so. First the job's entry in the index is replaced by a note of the removal; it keeps
 the id taken to the end. Then the submission goes: from there on every reader says that there is no such job,
-and no controller takes what is left of the journal for one that has not begun. Then the rest, the code if
-no other job has it, the journal, and last the entry itself.
+and no controller takes what is left of the journal for one that has not begun. Then the rest, the code
+and the staged agent if no other job has them, the journal, and last the entry itself.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def remove_job(
 ) -> None:
     """Delete all that belongs to the job; to finish what was interrupted, call it again.
 
-    For a job that is finished and whose machines are gone: the caller has looked. The code stays while
-    another job has it, or may have it: one whose submission is under way. ``progress`` is told the bytes of
-    what was deleted, as ``measure`` counts them.
+    For a job that is finished and whose machines are gone: the caller has looked. The code and the staged
+    agent stay while another job has them, or may have them: one whose submission is under way. ``progress``
+    is told the bytes of what was deleted, as ``measure`` counts them.
 
     Raises:
         JobNotFound: there is no such job.
@@ -91,8 +91,8 @@ def remove_job(
 
     for page in _pages(store, keys.job_prefix(job_id)):
         delete_all(meta for meta in page if not meta.key.startswith(journal))
-    if removal.code_sha256 is not None and not _is_shared(store, removal.code_sha256, job_id):
-        store.delete(keys.code(removal.code_sha256))
+    for key in sorted(_not_shared(store, _shareable(removal.code_sha256, removal.agent_sha256), job_id)):
+        store.delete(key)
     # Again, for what a controller wrote that was in the middle of its pass: a summary.
     for page in _pages(store, keys.job_prefix(job_id)):
         delete_all(page)
@@ -105,7 +105,11 @@ def _begin(store: ObjectStore, job_id: str) -> Removal:
     if entry.removal is not None:
         return entry.removal
     submission = _read_submission(store, job_id)
-    removal = Removal(code_sha256=None if submission is None else submission.code_sha256)
+    agent = None if submission is None else submission.agent
+    removal = Removal(
+        code_sha256=None if submission is None else submission.code_sha256,
+        agent_sha256=None if agent is None else agent.sha256,
+    )
     store.put(keys.index(job_id), codec.encode(removal))
     return removal
 
@@ -132,25 +136,33 @@ def _pages(store: ObjectStore, prefix: str) -> Iterable[tuple[ObjectMeta, ...]]:
             return
 
 
-def _is_shared(store: ObjectStore, sha256: str, job_id: str) -> bool:
-    """Say whether another job has this code, or may have it."""
-    seen: set[str] = {job_id}
-    # Looked at again before the code goes: a job may have been submitted meanwhile.
-    while new := sorted(set(list_jobs(store)) - seen):
-        if any(each(lambda other: _may_have(store, other, sha256), new, num_threads=NUM_THREADS)):
-            return True
+def _shareable(code_sha256: str | None, agent_sha256: str | None) -> frozenset[str]:
+    """Return the keys of what a job may share with others."""
+    code = set() if code_sha256 is None else {keys.code(code_sha256)}
+    return frozenset(code if agent_sha256 is None else {*code, keys.agent(agent_sha256)})
+
+
+def _not_shared(store: ObjectStore, shareable: frozenset[str], job_id: str) -> frozenset[str]:
+    """Return those of the keys that no other job needs, or may need."""
+    left, seen = shareable, {job_id}
+    # Looked at again before anything goes: a job may have been submitted meanwhile.
+    while left and (new := sorted(set(list_jobs(store)) - seen)):
+        needed = each(lambda other: _may_need(store, other, shareable), new, num_threads=NUM_THREADS)
+        left = left.difference(*needed)
         seen.update(new)
-    return False
+    return left
 
 
-def _may_have(store: ObjectStore, job_id: str, sha256: str) -> bool:
+def _may_need(store: ObjectStore, job_id: str, shareable: frozenset[str]) -> frozenset[str]:
+    """Return what a job needs of the keys, or may need."""
     try:
         submission = _read_submission(store, job_id)
         if submission is not None:
-            return submission.code_sha256 == sha256
-        # Without a submission: under way, cut short, or half removed; the last has no use for code.
-        return read_entry(store, job_id).removal is None
+            agent = submission.agent
+            return _shareable(submission.code_sha256, None if agent is None else agent.sha256)
+        # Without a submission: under way, cut short, or half removed; the last has no use for them.
+        return shareable if read_entry(store, job_id).removal is None else frozenset()
     except JobNotFound:
-        return False
+        return frozenset()
     except CorruptData:
-        return True
+        return shareable

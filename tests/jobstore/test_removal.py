@@ -7,7 +7,7 @@ import pytest
 from cloudspot.errors import JobNotFound, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import CheckpointId, Removal, Submission, new_nonce
+from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission, new_nonce
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 from cloudspot.testing.memorystore import InMemoryStore
@@ -24,7 +24,7 @@ def store():
     return InMemoryStore()
 
 
-def submit(store, job_id, sha256="ab" * 32):
+def submit(store, job_id, sha256="ab" * 32, agent=None):
     submission = Submission(
         job_id=job_id,
         provider="local",
@@ -35,9 +35,12 @@ def submit(store, job_id, sha256="ab" * 32):
         version="1",
         at=AT,
         writer=new_nonce(),
+        agent=None if agent is None else StagedAgent(sha256=agent, digest="d", requirements=("cloudspot",)),
     )
     store.put(keys.index(job_id), submission.writer.encode())
     store.put(keys.code(sha256), b"code")
+    if agent is not None:
+        store.put(keys.agent(agent), b"wheels")
     store.put(keys.spec(job_id), codec.encode(submission))
 
 
@@ -134,6 +137,32 @@ def test_code_stays_while_another_job_has_it_and_goes_with_the_last(store, check
     remove_job(store, "a")
     assert store.get(keys.code("ab" * 32)) == b"code"
     remove_job(store, "c")
+    assert all_keys(store) == set()
+
+
+def test_a_staged_agent_stays_while_another_job_has_it_and_goes_with_the_last(store):
+    submit(store, "a", "aa" * 32, agent="11" * 32)
+    submit(store, "b", "aa" * 32, agent="22" * 32)
+    submit(store, "c", "cc" * 32, agent="11" * 32)
+    remove_job(store, "a")
+    assert {keys.code("aa" * 32), keys.agent("11" * 32), keys.agent("22" * 32)} < all_keys(store)
+    remove_job(store, "b")
+    assert not {keys.code("aa" * 32), keys.agent("22" * 32)} & all_keys(store)
+    assert keys.agent("11" * 32) in all_keys(store)
+    remove_job(store, "c")
+    assert all_keys(store) == set()
+
+
+def test_a_staged_agent_goes_though_the_removal_was_cut_short_when_the_submission_had_gone(store, tmp_path):
+    submit(store, "a", agent="11" * 32)
+
+    def kill(hook, key):
+        raise Killed
+
+    plan = FaultPlan(hooks=(Hook(keys="jobs/a/spec", when="after", method="delete"),))
+    with pytest.raises(Killed):
+        remove_job(FaultyStore(store, plan, tmp_path, on_hook=kill), "a")
+    remove_job(store, "a")
     assert all_keys(store) == set()
 
 
