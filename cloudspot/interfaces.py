@@ -82,7 +82,15 @@ class Provisioner(ABC):
         """
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Make facts such as MASTER_ADDR known to the machines (tags, metadata); safe to repeat."""
+        """Make facts such as MASTER_ADDR known to the machines (tags, metadata); safe to repeat.
+
+        The names are of ``model.ANNOUNCED``; a machine reads them by ``Provider.announced``. A provider that
+        names its machines names each by ``Instance.node_name``. Any controller may announce at any time, also
+        what has been announced before; nothing depends on it.
+
+        Raises:
+            TransientError: not all machines have the facts; call again.
+        """
         return None
 
     @abstractmethod
@@ -314,6 +322,9 @@ class Provider(ABC):
     """The entry point's name and the table ``[providers.NAME]`` of the job file."""
     options_type: ClassVar[type[msgspec.Struct]]
     """The type of that table; a field without a default is required."""
+    announce_seconds: ClassVar[float] = 0.0
+    """How long, in seconds, a node that is ready waits at most for what is announced to it. It can go on
+    without; 0: it looks once."""
 
     def __init__(self, options: msgspec.Struct) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""
@@ -334,6 +345,16 @@ class Provider(ABC):
         Raises:
             TransientError: the metadata service is not up yet.
         """
+
+    def announced(self) -> Mapping[str, str]:
+        """Return what the provisioner has announced to this machine, as far as it shows; called on a node.
+
+        Of ``model.ANNOUNCED``. Empty before it has come, and where a provider has no such thing.
+
+        Raises:
+            TransientError: the metadata service did not answer; nothing is known.
+        """
+        return {}
 
     @abstractmethod
     def boot_profile(self) -> BootProfile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -72,6 +72,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.market.value}/{self.zone}/{self.instance_type}"
 
 
+ANNOUNCED: Final = ("MASTER_ADDR", "MASTER_PORT", "NUM_NODES")
+"""What machines are told of their launch: the first node's address, a port for setup scripts (each start of
+torchrun agrees on a free one of its own), and how many nodes there are."""
+
+
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as its provider reports it."""
 
@@ -89,6 +94,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     market: Market | None = None
     launched_at: datetime | None = None
     ended_at: datetime | None = None
+
+    @property
+    def node_name(self) -> str:
+        """Return what people find the machine by: ``<job>-<launch>-<rank>``."""
+        return f"{self.job_id}-{self.launch}" + ("" if self.rank is None else f"-{self.rank}")
 
 
 class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,8 +59,11 @@ class Life:
     def __init__(self, node: Node, store: ObjectStore, provider: Provider, job: Job) -> None:
         self.node = node
         self.store = store
+        self.provider = provider
         self.job = job
         self.memory = NodeMemory.load(node)
+        self.gathered_at = time.monotonic()
+        """When all nodes of the launch were there (monotonic)."""
         self.status = Status()
         self.orders = Orders()
         identity = job.identity
@@ -161,6 +164,7 @@ class Life:
             if any(slot.instance_id is None for slot in slots.values()):
                 raise LeavingError(Leaving("superseded", "the launch was given up before all nodes came"))
             if len(slots) >= num_nodes:
+                self.gathered_at = time.monotonic()
                 return
             self.obey()
             self.orders.wait(1.0)

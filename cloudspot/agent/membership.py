@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from cloudspot.agent import peers
+from cloudspot.agent.announcement import first_address
 from cloudspot.agent.drainedcommit import await_commit
 from cloudspot.agent.hearing import Hearing
 from cloudspot.agent.inquest import Inquest, not_reached
@@ -227,11 +228,12 @@ class Membership:
             why = "relaunched" if known else "first"
         elif not same:
             why = "regrouped"
+        address = first_address(life, members[0]) if self.current is None else members[0].address
         record = Generation(
             number=found.number,
             launch=node.launch,
             members=members,
-            endpoint=f"{members[0].address}:{self._port(members[0])}",
+            endpoint=f"{address}:{self._port(members[0])}",
             restore_from=restored.checkpoint,
             sealed_at=restored.sealed_at,
             committed_at=restored.committed_at,

@@ -25,7 +25,7 @@ import msgspec
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.local.metadataservice import Answer, MetadataService, Request, StandingNotice
-from cloudspot.model import NodeIdentity, PreemptionNotice
+from cloudspot.model import ANNOUNCED, NodeIdentity, PreemptionNotice
 
 METADATA = "CLOUDSPOT_LOCAL_METADATA"
 """The environment variable with the service's URL, on a machine."""
@@ -93,6 +93,17 @@ def read_identity() -> NodeIdentity:
     if identity is None:
         raise TransientError("the metadata service knows no identity yet")
     return identity
+
+
+def read_announced() -> dict[str, str]:
+    """Return what was announced to this machine, as far as it has come.
+
+    Raises:
+        TransientError: the service does not answer.
+        CloudspotError: this process does not run on a local machine.
+    """
+    found = {name: fetch(f"/tags/{name}") for name in ANNOUNCED}
+    return {name: value.decode() for name, value in found.items() if value is not None}
 
 
 def _fetch_json(path: str, kind: type[_T]) -> _T | None:

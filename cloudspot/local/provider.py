@@ -7,14 +7,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.local.home import HOME, state_home
 from cloudspot.local.interpreter import node_python_path
-from cloudspot.local.metadata import LocalPreemptionSource, read_identity
+from cloudspot.local.metadata import LocalPreemptionSource, read_announced, read_identity
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
@@ -45,6 +45,10 @@ class LocalProvider(Provider):
     def node_identity(self) -> NodeIdentity:
         """Say who this machine is, by its metadata service."""
         return read_identity()
+
+    def announced(self) -> Mapping[str, str]:
+        """Return this machine's tags that were announced."""
+        return read_announced()
 
     def boot_profile(self) -> BootProfile:
         """Return the submitter's own interpreter, for the agent and the training alike."""

@@ -67,10 +67,13 @@ def test_a_second_sooner_notice_replaces_the_first(machine, host):
 def test_announced_facts_are_tags(machine):
     provisioner = LocalProvider().provisioner()
     assert fetch("/tags/MASTER_ADDR") is None
+    assert LocalProvider().announced() == {}
     provisioner.announce(provisioner.instances(), {"MASTER_ADDR": "10.0.0.1", "a b": "ü"})
     provisioner.announce(provisioner.instances(), {"MASTER_ADDR": "10.0.0.2"})
     assert fetch("/tags/MASTER_ADDR") == b"10.0.0.2"
     assert fetch("/tags/a%20b") == "ü".encode()
+    provisioner.announce(provisioner.instances(), {"NUM_NODES": "2"})
+    assert LocalProvider().announced() == {"MASTER_ADDR": "10.0.0.2", "NUM_NODES": "2"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from typing import ClassVar, Final
 
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import PreemptionSource
-from cloudspot.model import Market, NodeIdentity, PreemptionNotice
+from cloudspot.model import ANNOUNCED, Market, NodeIdentity, PreemptionNotice
 
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """The environment variable by which every AWS SDK finds another address of the service."""
@@ -187,6 +187,19 @@ def node_identity(imds: Imds | None = None) -> NodeIdentity:
         instance_type=imds.get("meta-data/instance-type"),
         market=None if life_cycle is None else Market.SPOT if life_cycle == "spot" else Market.ON_DEMAND,
     )
+
+
+def announced(imds: Imds | None = None) -> dict[str, str]:
+    """Return the tags that the controller has put on this machine since it was launched.
+
+    Empty while they lag, and where ``InstanceMetadataTags`` is not enabled.
+
+    Raises:
+        TransientError: the metadata service does not answer.
+    """
+    imds = imds or Imds()
+    found = {name: imds.tag(name) for name in ANNOUNCED}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _parse_time(text: str) -> datetime:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provider, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
-from cloudspot_aws.imds import SpotNoticeSource, node_identity
+from cloudspot_aws.imds import SpotNoticeSource, announced, node_identity
 from cloudspot_aws.options import AwsOptions, check_options
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ class AwsProvider(Provider):
 
     name: ClassVar[str] = "aws"
     options_type = AwsOptions
+    # Tags show in the metadata within seconds; a machine that boots takes longer.
+    announce_seconds: ClassVar[float] = 5.0
 
     def __init__(self, options: AwsOptions | None = None) -> None:
         """Keep the job's options.
@@ -53,6 +55,10 @@ class AwsProvider(Provider):
     def node_identity(self) -> NodeIdentity:
         """Say who this machine is, by its metadata service."""
         return node_identity()
+
+    def announced(self) -> Mapping[str, str]:
+        """Return the machine's tags that were announced; none where its metadata does not show tags."""
+        return announced()
 
     def boot_profile(self) -> BootProfile:
         """Return how the image starts the agent; the region, which the SDK does not find by itself."""

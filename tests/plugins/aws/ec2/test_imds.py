@@ -8,6 +8,7 @@ import pytest
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.model import Market, NodeIdentity
 from cloudspot_aws.imds import DISABLED, ENDPOINT, TOKEN_SECONDS, Imds, SpotNoticeSource, node_identity
+from cloudspot_aws.provider import AwsProvider
 
 NODE = {
     "meta-data/instance-id": "i-0123456789abcdef0",
@@ -191,6 +192,13 @@ def test_tags_are_read_one_by_one(service):
     service.values["meta-data/tags/instance/MASTER_ADDR"] = "172.31.5.5"
     assert Imds().tag("MASTER_ADDR") == "172.31.5.5"
     assert Imds().tag("Other") is None
+
+
+def test_what_was_announced_is_what_the_tags_show_and_nothing_where_they_do_not(service):
+    assert AwsProvider().announced() == {}
+    service.values["meta-data/tags/instance/MASTER_ADDR"] = "172.31.5.5"
+    service.values["meta-data/tags/instance/cloudspot-job"] = "digits-1"
+    assert AwsProvider().announced() == {"MASTER_ADDR": "172.31.5.5"}
 
 
 def test_an_error_of_the_service_tells_nothing(service):
