@@ -22,8 +22,9 @@ def can_hold_a_panel() -> bool:
 class TerminalState:
     """Within the block keys that are typed do not show, where they would tear the panel.
 
-    The terminal is as before also after an exception, and after a SIGTERM, a hang-up or a Ctrl-\\, which end the
-    process as they would without us, and are ignored where whoever started it wants that (``nohup``). Ctrl-Z only asks for a pause: ``suspend`` carries it out at a good moment.
+    The terminal is as before also after an exception, and after a SIGTERM, a hang-up or a SIGQUIT, which end
+    the process as they would without us, and are ignored where whoever started it wants that (``nohup``).
+    Ctrl-Z only asks for a pause: ``suspend`` carries it out at a good moment.
     """
 
     def __init__(self) -> None:
