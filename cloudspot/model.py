@@ -72,6 +72,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.market.value}/{self.zone}/{self.instance_type}"
 
 
+DEFAULT_MASTER_PORT: Final = 29500
+"""torchrun's own."""
 ANNOUNCED: Final = ("MASTER_ADDR", "MASTER_PORT", "NUM_NODES")
 """What machines are told of their launch: the first node's address, a port for setup scripts (each start of
 torchrun agrees on a free one of its own), and how many nodes there are."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cloudspot.controller.actions import (
     Action,
+    Announce,
     CleanUp,
     CloseLaunch,
     Create,
@@ -60,6 +61,7 @@ class Actor:
         self._sleep = sleep
         self._journal = Journal(store, job_id, sleep=sleep)
         self._told: dict[str, float] = {}
+        self._announced: tuple[int, list[str], Mapping[str, str]] | None = None
         self._waiting_for: str | None = None
         self._is_clean = False
         self._is_released = False
@@ -93,6 +95,9 @@ class Actor:
             request_stop(self._store, self._job_id, action.reason, sleep=self._sleep)
         elif isinstance(action, Create):
             return self._create(history.launches[action.launch - 1], events)
+        elif isinstance(action, Announce):
+            self._announce(action)
+            return False
         elif isinstance(action, Terminate):
             self._terminate(action, events)
             return False
@@ -171,6 +176,12 @@ class Actor:
             return True
         self._memory.note_created(launch.number, instances, self._clock.monotonic())
         return False
+
+    def _announce(self, action: Announce) -> None:
+        told = (action.launch, [one.id for one in action.instances], action.facts)
+        if told != self._announced:
+            self._provisioner.announce(action.instances, action.facts)
+            self._announced = told
 
     def _terminate(self, action: Terminate, events: list[Event]) -> None:
         monotonic = self._clock.monotonic()

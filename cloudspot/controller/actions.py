@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cloudspot.jobstore.records import Machine
-from cloudspot.model import Offer
+from cloudspot.model import Instance, Offer
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,17 @@ class Create:
     """Send the open intent's own bytes to the provider, with its token."""
 
     launch: int
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Tell the machines of the open launch of each other; nothing depends on it."""
+
+    launch: int
+    instances: tuple[Instance, ...]
+    """By rank."""
+    facts: Mapping[str, str]
+    """The same for all of them; names of ``model.ANNOUNCED``."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,7 @@ Action = (
     FetchOffers
     | OpenLaunch
     | Create
+    | Announce
     | VoidSlot
     | CloseLaunch
     | Finish

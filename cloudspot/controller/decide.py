@@ -24,6 +24,7 @@ from cloudspot.controller.actions import (
     VoidSlot,
     Wait,
 )
+from cloudspot.controller.announcing import announcement
 from cloudspot.controller.attempt import (
     attempt_outcome,
     bill_lines,
@@ -71,7 +72,9 @@ def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -
     )
     if any(isinstance(action, CloseLaunch | Finish) for action in step):
         return (*reap, *step)
-    return (*reap, *_enforce_limits(spec, history, observed, now), *step)
+    is_given_up = any(isinstance(action, VoidSlot) for action in step)
+    told = () if launch is None or is_given_up else announcement(launch, observed)
+    return (*reap, *_enforce_limits(spec, history, observed, now), *step, *told)
 
 
 def _release(observed: Observed) -> tuple[Action, ...]:

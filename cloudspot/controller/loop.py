@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import msgspec
@@ -93,7 +93,6 @@ class Controller:
         self._spec: JobSpec | None = None
         self._last: History | None = None
         self._summary: tuple[Summary, float] | None = None
-        self._announced: tuple[int, Mapping[str, str]] | None = None
         self._warned: frozenset[str] = frozenset()
 
     def tick(self) -> Tick:
@@ -256,16 +255,7 @@ class Controller:
     def _tell(
         self, history: History, instances: tuple[Instance, ...] | None, problems: list[str]
     ) -> Generator[str, None, None]:
-        """Tell the machines of each other, and ``ps`` of the job; neither is needed for the protocol."""
-        facts = _facts(history, instances or ())
-        if facts is not None and facts != self._announced:
-            number, values = facts
-            yield "announce"
-            try:
-                self._provisioner.announce([one for one in instances or () if one.launch == number], values)
-                self._announced = facts
-            except TransientError as error:
-                problems.append(str(error))
+        """Tell ``ps`` of the job; the protocol does not need it."""
         summary = summarise(history, self._clock.now(), instances=instances or ())
         if self._is_due(summary, is_last=history.finished is not None):
             yield "write summary"
@@ -284,19 +274,3 @@ class Controller:
         return (
             is_last or summary.state != last.state or self._clock.monotonic() - written_at >= SUMMARY_SECONDS
         )
-
-
-def _facts(history: History, instances: tuple[Instance, ...]) -> tuple[int, Mapping[str, str]] | None:
-    """Return (launch, facts) to announce once every machine of the open launch is visible."""
-    launch = history.open_launch
-    if launch is None:
-        return None
-    nodes = {
-        one.rank: one
-        for one in instances
-        if one.launch == launch.number and one.state in {InstanceState.PENDING, InstanceState.RUNNING}
-    }
-    first = nodes.get(0)
-    if first is None or first.address is None or len(nodes) < launch.intent.num_nodes:
-        return None
-    return launch.number, {"MASTER_ADDR": first.address, "NUM_NODES": str(launch.intent.num_nodes)}

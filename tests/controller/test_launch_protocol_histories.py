@@ -256,6 +256,7 @@ def test_decide_is_pure_in_whatever_histories_bring(change_decisions):
         "FetchOffers",
         "OpenLaunch",
         "Create",
+        "Announce",
         "VoidSlot",
         "CloseLaunch",
         "Finish",

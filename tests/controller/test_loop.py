@@ -64,6 +64,7 @@ class Cloud(SimCloud):
 
     def announce(self, instances, facts):
         self.announced.append((tuple(one.id for one in instances), dict(facts)))
+        self._meet("announce")
 
 
 class House:
@@ -331,14 +332,22 @@ def test_a_machine_that_does_not_end_is_left_to_the_next_controller(house, monke
     assert len(house.cloud.terminated) >= END_LIMIT_SECONDS / act.REPEAT_SECONDS - 3
 
 
-def test_all_machines_of_a_launch_are_told_of_the_first_once(records):
+def test_all_machines_of_a_launch_are_told_of_the_first_once_by_each_controller_and_again_where_that_failed(
+    records,
+):
     house = House(records, nodes={"min": 2, "max": 2}, training=Training(min_nodes=2))
     controller = house.controller()
     controller.run_pass()
     for _ in range(3):
         controller.tick()
     ids = tuple(house.cloud.machines)
-    assert house.cloud.announced == [(ids, {"MASTER_ADDR": "10.0.0.1", "NUM_NODES": "2"})]
+    facts = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "NUM_NODES": "2"}
+    assert house.cloud.announced == [(ids, facts)]
+    house.cloud.errors["announce"] = [TransientError("throttled")]
+    other = house.controller()
+    assert other.tick().problems == ("throttled",)
+    assert [other.tick().problems for _ in range(2)] == [(), ()]
+    assert house.cloud.announced == [(ids, facts)] * 3
 
 
 def test_two_nodes_train_as_one_attempt(records):

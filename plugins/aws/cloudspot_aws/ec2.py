@@ -145,7 +145,7 @@ class Ec2Provisioner(Provisioner):
                 client.create_tags(Resources=ids[start : start + MAX_IDS], Tags=tags.to_list(facts))
             for one in instances:
                 if one.rank is not None:
-                    own = {"Name": f"{one.job_id}-{one.launch}-{one.rank}", tags.NODE: str(one.rank)}
+                    own = {"Name": one.node_name, tags.NODE: str(one.rank)}
                     client.create_tags(Resources=[one.id], Tags=tags.to_list(own))
         if self._options.limit_role is not None:
             self._limit(instances, self._options.limit_role)

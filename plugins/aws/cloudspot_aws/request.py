@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from cloudspot.errors import ProvisionError, SpecError
-from cloudspot.model import InstanceGroup, LaunchRequest, Market
+from cloudspot.model import DEFAULT_MASTER_PORT, InstanceGroup, LaunchRequest, Market
 from cloudspot_aws import tags
 from cloudspot_aws.options import AwsOptions
 
@@ -181,7 +181,7 @@ def _tag_specifications(options: AwsOptions, group: InstanceGroup) -> list[dict[
         tags.NUM_NODES: str(group.num_nodes),
         tags.STORE: group.store_url,
         tags.MAX_SECONDS: f"{group.max_seconds:.0f}",
-        tags.MASTER_PORT: str(tags.DEFAULT_MASTER_PORT),
+        tags.MASTER_PORT: str(DEFAULT_MASTER_PORT),
     }
     kinds = ["instance", "volume"]
     if group.offer.market is Market.SPOT:

@@ -19,8 +19,7 @@ STORE: Final = "cloudspot-store"
 MAX_SECONDS: Final = "cloudspot-max-seconds"
 """How long the machine may live."""
 MASTER_PORT: Final = "MASTER_PORT"
-DEFAULT_MASTER_PORT: Final = 29500
-"""torchrun's own. For setup scripts; each generation agrees on a free port of its own."""
+"""For setup scripts; each generation agrees on a free port of its own."""
 MAX_VALUE: Final = 256
 
 
