@@ -83,7 +83,7 @@ def test_the_timeline_has_a_row_for_the_job_and_each_node_with_notices_and_commi
     below = figures[0].axes[-1]
     assert [label.get_text() for label in below.get_yticklabels()] == ["job", "node 0"]
     assert below.get_xlabel() == "minutes since the submission"
-    assert below.get_xlim() == (0.0, 12.5)
+    assert below.get_xlim() == (0.0, 12.0)
     words = [text.get_text() for text in below.get_legend().get_texts()]
     assert words == [
         "launching", "setup", "restoring", "starting", "training", "saving", "waiting",
