@@ -27,7 +27,7 @@ import click
 import msgspec
 from msgspec import inspect
 
-from cloudspot.agent import draining, lastword, peers
+from cloudspot.agent import draining, lastword, orderedstop, peers
 from cloudspot.agent import main as main_of_agent
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, STORE_HELP, program
@@ -205,6 +205,7 @@ FIGURES = (
     (policy, "MAX_QUOTA_COOL_SECONDS"),
     (peers, "SUSPECT_SECONDS"),
     (draining, "STOP_GUARD_SECONDS"),
+    (orderedstop, "STOP_SECONDS"),
     (lastword, "UPLOAD_SECONDS"),
     (lastword, "LAST_WORD_SECONDS"),
     (main_of_agent, "START_SECONDS"),

@@ -20,6 +20,7 @@ from cloudspot.agent.launcher import script_lines
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.logpump import LogPump, split_lines
 from cloudspot.agent.node import Node, NodeMemory
+from cloudspot.agent.orderedstop import OrderedStop, as_notice
 from cloudspot.agent.preparation import prepare
 from cloudspot.agent.status import Orders, Status
 from cloudspot.agent.tensorboard import EventFiles
@@ -56,7 +57,9 @@ class Job:
 class Life:
     """One node from its slot to its exit record."""
 
-    def __init__(self, node: Node, store: ObjectStore, provider: Provider, job: Job) -> None:
+    def __init__(
+        self, node: Node, store: ObjectStore, provider: Provider, job: Job, stop: OrderedStop | None = None
+    ) -> None:
         self.node = node
         self.store = store
         self.provider = provider
@@ -82,6 +85,7 @@ class Life:
         source = provider.preemption_source()
         self.status.notice_seconds = source.notice_seconds
         self._watcher = NoticeWatcher(source, self._notice)
+        self._stop = stop
         self._heartbeat = HeartbeatWriter(
             store,
             job_id=node.job_id,
@@ -108,6 +112,8 @@ class Life:
         self._remember()
         self.logs.start()
         self._watcher.start()
+        if self._stop is not None:
+            self._stop.tell(self._stop_in_order)
         self._heartbeat.start()
         try:
             leaving = self._train()
@@ -190,6 +196,10 @@ class Life:
         if self.orders.stop is not None:
             return Leaving("stopped", f"stop requested: {self.orders.stop.reason}")
         return None
+
+    def _stop_in_order(self) -> None:
+        _log.warning("SIGTERM: this machine is being shut down, or its agent is to stop")
+        self._notice(as_notice(now=time.monotonic(), wall=datetime.now(timezone.utc)))
 
     def _notice(self, reclaim: Reclaim) -> None:
         memory = self.memory

@@ -15,6 +15,7 @@ from cloudspot.agent.lastword import say_last_word
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.life import Job, Life
 from cloudspot.agent.node import Node
+from cloudspot.agent.orderedstop import OrderedStop
 from cloudspot.errors import PluginError, SpecError, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys, launches
@@ -32,16 +33,18 @@ START_SECONDS = 300.0
 def main() -> int:
     """Run the agent of this machine to its end; 0 means that the machine may be ended.
 
-    Any other end is an accident: the boot script starts the agent again, and it goes on where the
-    one before stood.
+    SIGTERM is a notice: see ``orderedstop``. Any other end is an accident: the boot script starts the agent
+    again, and it goes on where the one before stood.
     """
+    stop = OrderedStop()
+    stop.listen()
     node = Node.from_environment(os.environ)
     node.create_directories()
     lock = _lock(node)
     try:
         _log_to(node)
         threading.excepthook = end_process
-        _live(node)
+        _live(node, stop)
     except PluginError as error:
         # No later agent of this machine would find it mended, and without a provider it does not even know
         # who it is: the console is all that can tell.
@@ -66,7 +69,7 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def _live(node: Node) -> None:
+def _live(node: Node, stop: OrderedStop) -> None:
     store = open_store(node.store_url)
     submission = codec.decode(_await(lambda: store.get(keys.spec(node.job_id))), Submission)
     try:
@@ -76,7 +79,7 @@ def _live(node: Node) -> None:
         refuse(node, store, error)
         return
     identity = _await(provider.node_identity)
-    Life(node, store, provider, Job(submission, spec, identity)).run()
+    Life(node, store, provider, Job(submission, spec, identity), stop).run()
 
 
 def refuse(node: Node, store: ObjectStore, error: SpecError) -> None:

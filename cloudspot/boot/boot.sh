@@ -21,34 +21,79 @@ mkdir -p "$CLOUDSPOT_NODE_DIR"
 # --- installation ---
 # The agent is started again whenever it fails: it finds on disk and in the store what it needs to go
 # on. One that cannot run at all must not keep a paid machine: ten short runs in a row end it, and so
-# do fifty of any length.
-delay=1
-num_runs=0
-num_short_runs=0
-while :; do
-    num_runs=$((num_runs + 1))
-    started=$SECONDS
-    "$CLOUDSPOT_AGENT_PYTHON" -m cloudspot.agent
-    status=$?
-    if [ "$status" -eq 0 ]; then
-        break
-    fi
-    if [ $((SECONDS - started)) -lt 30 ]; then
-        num_short_runs=$((num_short_runs + 1))
-    else
-        num_short_runs=0
-        delay=1
-    fi
-    if [ "$num_short_runs" -ge 10 ]; then
-        echo "cloudspot: the agent ended with status $status, ten short runs in a row: giving up"
-        break
-    fi
-    if [ "$num_runs" -ge 50 ]; then
-        echo "cloudspot: the agent ended with status $status, after 50 runs: giving up"
-        break
-    fi
-    echo "cloudspot: the agent ended with status $status: starting it again in $delay s"
-    sleep "$delay"
-    delay=$((delay < 15 ? delay * 2 : 30))
-done
+# do fifty of any length. Whoever stops this loop stops the agent, which then saves and leaves.
+run_agent() {
+    local agent=0 delay=1 num_runs=0 num_short_runs=0 started status stopped=no
+    trap 'stopped=yes; kill -TERM "$agent" 2>/dev/null' TERM
+    while [ "$stopped" = no ]; do
+        num_runs=$((num_runs + 1))
+        started=$SECONDS
+        "$CLOUDSPOT_AGENT_PYTHON" -m cloudspot.agent &
+        agent=$!
+        # A signal ends the waiting, not the agent.
+        while wait "$agent"; status=$?; [ "$status" -gt 128 ] && kill -0 "$agent" 2>/dev/null; do :; done
+        if [ "$status" -eq 0 ]; then
+            break
+        fi
+        if [ $((SECONDS - started)) -lt 30 ]; then
+            num_short_runs=$((num_short_runs + 1))
+        else
+            num_short_runs=0
+            delay=1
+        fi
+        if [ "$num_short_runs" -ge 10 ]; then
+            echo "cloudspot: the agent ended with status $status, ten short runs in a row: giving up"
+            break
+        fi
+        if [ "$num_runs" -ge 50 ]; then
+            echo "cloudspot: the agent ended with status $status, after 50 runs: giving up"
+            break
+        fi
+        echo "cloudspot: the agent ended with status $status: starting it again in $delay s"
+        sleep "$delay"
+        delay=$((delay < 15 ? delay * 2 : 30))
+    done
+    trap - TERM
+}
+
+# Where systemd runs, that loop is a unit: it does not end with the boot script's own unit, and when the
+# machine is shut down it is told first, while there is a network, and waited for. The training runs in it
+# too, so the unit must outlive a rank that is killed for want of memory, and set no limits of its own.
+units=/run/systemd/system
+
+start_unit() {
+    [ -d "$units" ] && systemctl show --property=Version >/dev/null 2>&1 || return
+    {
+        echo "set -u"
+        export -p
+        declare -f end_machine run_agent
+        printf 'run_agent\nend_machine\n'
+    } >"$units/cloudspot-agent.sh" || return
+    cat >"$units/cloudspot-agent.service" <<CLOUDSPOT_UNIT || return
+[Unit]
+Description=The agent of a cloudspot job
+Wants=network-online.target
+After=network-online.target nss-lookup.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+ExecStart=$BASH $units/cloudspot-agent.sh
+Restart=always
+RestartSec=1
+KillMode=mixed
+TimeoutStopSec=90
+OOMPolicy=continue
+TasksMax=infinity
+LimitMEMLOCK=infinity
+StandardOutput=journal+console
+CLOUDSPOT_UNIT
+    systemctl daemon-reload && systemctl start cloudspot-agent.service
+}
+
+if start_unit; then
+    echo "cloudspot: the agent runs as cloudspot-agent.service"
+    exit 0
+fi
+run_agent
 end_machine

@@ -35,6 +35,12 @@ _SHUTDOWN_SHIM = """\
     exec env PYTHONPATH={python_path} {python} -m cloudspot.local.abandoned {directory}
 ) </dev/null >/dev/null 2>&1 &
 """
+# Whatever the host runs: no unit of a machine's may come to be on it.
+_NO_SYSTEMD = """\
+#!/bin/sh
+echo "systemctl: System has not been booted with systemd as init system." >&2
+exit 1
+"""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -154,9 +160,9 @@ class PlainForm(Form):
             python=shlex.quote(sys.executable),
             directory=shlex.quote(str(self.machine.path)),
         )
-        for name in ("shutdown", "poweroff"):
+        for name, program in (("shutdown", text), ("poweroff", text), ("systemctl", _NO_SYSTEMD)):
             shim = self.machine.programs / name
-            shim.write_text(text, encoding="utf-8")
+            shim.write_text(program, encoding="utf-8")
             shim.chmod(0o755)
 
 

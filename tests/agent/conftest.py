@@ -130,7 +130,7 @@ class Bench:
             raw[name] = {**raw[name], **table} if isinstance(raw.get(name), dict) else table
         return spec_from_json(raw)
 
-    def life(self, script="", *, store=None, launch=1, machine="machine", rank=0, **tables):
+    def life(self, script="", *, store=None, launch=1, machine="machine", rank=0, stop=None, **tables):
         code = self.root / "code"
         code.mkdir(exist_ok=True)
         (code / "train.py").write_text(script)
@@ -144,6 +144,7 @@ class Bench:
             store or self.store,
             self.provider,
             Job(submission, spec, identity),
+            stop,
         )
         self.lives.append(life)
         return life

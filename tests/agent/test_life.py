@@ -1,6 +1,7 @@
 """A node's life without torch: a plain Python plays torchrun, and writes what a session would write."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import pytest
 
 from cloudspot.agent import lastword, membership
 from cloudspot.agent import life as life_module
+from cloudspot.agent.orderedstop import OrderedStop
 from cloudspot.errors import ObjectMissing
 from cloudspot.jobstore import codec, generations, keys, launches
-from cloudspot.jobstore.records import Generation, Heartbeat, Member, new_nonce
+from cloudspot.jobstore.records import Generation, Heartbeat, Member, Notice, new_nonce
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice
 from cloudspot.processes import marked_processes
@@ -162,6 +164,19 @@ def test_a_notice_however_short_drains_commits_and_is_reported(bench, wait_until
     record = bench.exit_record()
     assert (record.outcome, record.step, record.committed) == ("drained", 40, bench.id(1, 40))
     assert bench.store.get(keys.notice(JOB, 1, 0))
+
+
+def test_an_ordered_stop_of_the_agent_drains_commits_and_is_reported(bench, wait_until):
+    stop = OrderedStop()
+    life = bench.life(WAIT_FOR_DRAIN, stop=stop)
+    thread = run(life)
+    wait_for_step(life, 40, wait_until)
+    os.write(stop._writer, bytes([signal.SIGTERM]))
+    end(thread)
+    record = bench.exit_record()
+    assert (record.outcome, record.step, record.committed) == ("drained", 40, bench.id(1, 40))
+    told = codec.decode(bench.store.get(keys.notice(JOB, 1, 0)), Notice)
+    assert (told.source, told.step) == ("SIGTERM", 40)
 
 
 def test_a_requested_stop_drains_and_the_next_machine_would_resume(bench, wait_until):
