@@ -12,6 +12,7 @@ import shlex
 import shutil
 import socket
 import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -34,6 +35,7 @@ _POWER_SWITCHES = (
     "/usr/bin/systemctl",
     "/bin/systemctl",
 )
+_NO_PACKAGE = "raise ModuleNotFoundError(f'No module named {__name__!r}', name=__name__)\n"
 _POWER_SWITCH = """\
 #!/bin/sh
 # The machine's power switch.
@@ -66,6 +68,8 @@ def main(directory: Path, network: int) -> int:
         try:
             namespaces.die_with_parent()
             _become_init(MachineDirectory(directory))
+        except Exception:  # noqa: BLE001 # on the console, which is all that is left of the machine
+            traceback.print_exc()
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
@@ -122,6 +126,10 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     if guest.programs and _OPTIONAL.is_dir():
         _add_programs(system / "opt", guest.programs)
         shown.append((system / "opt", _OPTIONAL))
+    # An empty directory would be a package to Python, without a module in it.
+    (system / "hidden").mkdir()
+    (system / "hidden" / "__init__.py").write_text(_NO_PACKAGE, encoding="utf-8")
+    no_package = os.open(system / "hidden", os.O_PATH | os.O_CLOEXEC)
     # All at once, by descriptors: what is shown may itself lie under what it hides.
     covers: list[tuple[Path, Path]] = [(Path(guest.network.hosts), Path("/etc/hosts"))]
     covers.append((resolver, Path("/etc/resolv.conf")))
@@ -131,6 +139,9 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     for descriptor, target in opened:
         if target.exists():
             namespaces.bind(Path(f"/proc/self/fd/{descriptor}"), target)
+    for package in map(Path, guest.hidden):
+        if package.is_dir():
+            namespaces.bind(Path(f"/proc/self/fd/{no_package}"), package)
 
 
 def _add_programs(shown: Path, programs: Mapping[str, str]) -> None:

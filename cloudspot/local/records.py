@@ -51,6 +51,8 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     """Directories that come before the system's in PATH."""
     visible: tuple[str, ...]
     """Directories of the host that its image shares, wherever they lie."""
+    hidden: tuple[str, ...]
+    """Python packages of the host, by their directories, that its image does not have."""
     programs: Mapping[str, str]
     """Programs below ``/opt`` of its image, and what of the host each runs."""
     network: Network | None
@@ -80,6 +82,8 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     notice_seconds: float
     """Of a reclaim that names none."""
     launched_at: datetime
+    store_url: str = ""
+    """Of its job; empty: of a machine that was created before machines said so."""
     guest: Guest | None = None
     """None: a machine of the provider ``local`` itself."""
 

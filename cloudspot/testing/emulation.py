@@ -82,7 +82,8 @@ class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Over what every program of the machine finds set by its image (``/etc/environment``)."""
     is_bare: bool = False
-    """The image has python3 and curl, and no cloudspot; else it has the sandbox's own Python."""
+    """The image has python3 and curl, and no cloudspot, nor has what ``programs`` runs; else it has the
+    sandbox's own Python, with all that is installed there."""
     programs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Programs below ``/opt`` that its image has, and what of this host each runs; isolated machines only."""
     boot_delay_seconds: float = 0.0

@@ -232,7 +232,8 @@ class LocalMachineHost(MachineHost):
                 host_name=host_name,
                 environment=environment,
                 image_path=() if machine.is_bare else (str(Path(sys.executable).parent),),
-                visible=() if machine.is_bare else (*_installation(), str(self._sources)),
+                visible=(*_installation(), *(() if machine.is_bare else (str(self._sources),))),
+                hidden=tuple(map(str, _packages())) if machine.is_bare else (),
                 programs=machine.programs,
                 network=network,
                 owner_lock=str(self._directory / "owner.lock"),
@@ -266,12 +267,16 @@ def _installation() -> tuple[str, ...]:
 
 def _editable_packages() -> tuple[Path, ...]:
     """Return the directories of cloudspot's packages that lie where their sources are developed."""
-    paths = [Path(name) for name in dict.fromkeys(sys.path)]
-    found = [package for path in paths if path.is_absolute() for package in sorted(path.glob("cloudspot*"))]
     installed = [Path(name).resolve() for name in _installation()]
     first: dict[str, Path] = {}
-    for package in found:
-        is_installed = any(where in package.resolve().parents for where in installed)
-        if (package / "__init__.py").exists() and not is_installed:
+    for package in _packages():
+        if not any(where in package.resolve().parents for where in installed):
             first.setdefault(package.name, package)
     return tuple(first.values())
+
+
+def _packages() -> tuple[Path, ...]:
+    """Return the directories of all of cloudspot's packages that this Python finds."""
+    paths = [Path(name) for name in dict.fromkeys(sys.path)]
+    found = [package for path in paths if path.is_absolute() for package in sorted(path.glob("cloudspot*"))]
+    return tuple(package for package in found if (package / "__init__.py").exists())

@@ -147,6 +147,19 @@ def test_a_bare_image_has_python_and_curl_and_no_cloudspot(lab):
 
 
 @enclosed
+def test_a_bare_images_other_python_has_what_ours_has_but_cloudspot(lab):
+    with lab() as it:
+        it.boot(
+            "/opt/torch/python -c 'import msgspec; print(msgspec.__name__)';"
+            "/opt/torch/python -c 'import cloudspot.train' 2>&1 | tail -n 1; echo up",
+            is_bare=True,
+            programs={"/opt/torch/python": sys.executable},
+        )
+        found = it.wait_for_console("up\n")
+        assert found == "msgspec\nModuleNotFoundError: No module named 'cloudspot'\nup\n"
+
+
+@enclosed
 @pytest.mark.parametrize(
     "command", ["shutdown -h now", "poweroff", "systemctl poweroff", "/sbin/shutdown -h now"]
 )

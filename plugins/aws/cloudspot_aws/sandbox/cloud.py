@@ -150,7 +150,7 @@ class _RoleHost(MachineHost):
         role = _role_of(str(machine.metadata.get("instance-profile", "")))
         if role is not None:
             facts["role"] = role
-        programs = {} if machine.is_bare else {DEFAULT_TRAIN_PYTHON: sys.executable}
+        programs = {DEFAULT_TRAIN_PYTHON: sys.executable}
         self._host.start(msgspec.structs.replace(machine, metadata=facts, programs=programs))
 
     def terminate(self, machine_id: str) -> None:

@@ -9,7 +9,7 @@ from moto.ec2.models.amis import Ami
 IMAGE_ID: Final = "ami-0c10d5b07ca5e0001"
 """Has this very cloudspot installed, as the sandbox's own Python has it."""
 BARE_IMAGE_ID: Final = "ami-0c10d5b07ca5e0002"
-"""Has python3 and curl only."""
+"""Is as AWS's Deep Learning AMI: it has the system's python3, curl, and a Python with torch; no cloudspot."""
 ARM_IMAGE_ID: Final = "ami-0c10d5b07ca5e0003"
 """Is of another architecture; boots as the first one does."""
 _IMAGES: Final = (
