@@ -111,10 +111,11 @@ class Provisioner(ABC):
         Unknown or already ended ids are no error, so it is safe to repeat.
         """
 
-    def release(self, job_id: str) -> None:
+    def release(self, job_id: str, *, store_url: str = "") -> None:
         """Remove what was made for the job beside its machines, such as a placement group; safe to repeat.
 
-        Called when the job is finished and all its machines have ended, by any controller.
+        Called when the job is finished and all its machines have ended, by any controller. ``store_url`` is
+        what its InstanceGroups had: another store may have a job of the same id.
 
         Raises:
             TransientError: it cannot be removed yet; call again.
@@ -209,6 +210,15 @@ class ObjectStore(ABC):
 
     url: str
     """What the user wrote, without credentials."""
+
+    @property
+    def canonical_url(self) -> str:
+        """Return the URL in a form that all spellings of it share, as far as that can be told without a request.
+
+        Machines carry it, to be told from those of another store's job of the same id.
+        """
+        scheme, separator, rest = self.url.partition("://")
+        return scheme.lower() + separator + rest.rstrip("/")
 
     @abstractmethod
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:

@@ -96,6 +96,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     market: Market | None = None
     launched_at: datetime | None = None
     ended_at: datetime | None = None
+    store_url: str = ""
+    """What its InstanceGroup said; empty where the provider cannot tell."""
 
     @property
     def node_name(self) -> str:
@@ -131,7 +133,8 @@ class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True):
     max_seconds: float
     """The cloud's own limit on a machine's life, where it has one."""
     store_url: str = ""
-    """Where the job's records lie, without credentials: for a tag by which people find the job."""
+    """Where the job's records lie, without credentials, for a tag: people find the job by it, and controllers
+    tell the machine from those of another store's job of the same id."""
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -140,9 +140,10 @@ class _Rounds:
     def warn_of_orphans(self) -> None:
         """Name live machines that no job of this store owns."""
         for machine in self._reconciler.orphans():
+            owner = f"{printable(machine.store_url)} has" if machine.store_url else "another store may have"
             output.warn(
                 f"machine {machine.id} runs for job {machine.job_id}, which is not in {self._store.url}; "
-                "another store may have it"
+                f"{owner} it"
             )
 
 

@@ -13,9 +13,11 @@ from cloudspot.cli.completing import complete_jobs
 from cloudspot.cli.jobs import Job, find_job, open_named_store
 from cloudspot.cli.options import debug_option, store_option
 from cloudspot.cli.progress import transfer
+from cloudspot.controller.ownership import is_ours, store_label
 from cloudspot.controller.states import is_over
 from cloudspot.errors import CloudspotError, JobNotFound, PluginError, SpecError, TransientError
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
 from cloudspot.model import InstanceState
@@ -97,11 +99,11 @@ def _checked(store: ObjectStore, text: str) -> Job:
                 f"{job.command('reconcile --job')}"
             )
         raise CloudspotError(f"job {job.id} is not over; stop it first: {job.command('stop --wait')}")
-    _check_provider(job)
+    _check_provider(job, history)
     return job
 
 
-def _check_provider(job: Job) -> None:
+def _check_provider(job: Job, history: History) -> None:
     """Refuse while a machine lives, which reads and writes what would be deleted; say what stays."""
     try:
         if not isinstance(job.log_sink, ObjectStoreLogSink):
@@ -111,7 +113,12 @@ def _check_provider(job: Job) -> None:
         # Its journal was closed on proof of death already; this is the second look.
         output.warn(f"whether machines of job {job.id} are still there is not known: {error}")
         return
-    alive = [machine.id for machine in machines if machine.state is not InstanceState.ENDED]
+    label = store_label(job.store)
+    alive = [
+        machine.id
+        for machine in machines
+        if machine.state is not InstanceState.ENDED and is_ours(machine, label, history)
+    ]
     if alive:
         raise CloudspotError(
             f"job {job.id} still has machines: {', '.join(alive)}; end them with: "

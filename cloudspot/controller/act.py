@@ -24,6 +24,7 @@ from cloudspot.controller.events import Event, Waiting, Warned
 from cloudspot.controller.ledger import bill
 from cloudspot.controller.memory import Memory
 from cloudspot.controller.observed import CreateFailure
+from cloudspot.controller.ownership import store_label
 from cloudspot.controller.plan import launch_token, render_launch
 from cloudspot.errors import CapacityError, JobNotFound, ObjectMissing, ProvisionError, QuotaError
 from cloudspot.interfaces import ObjectStore, Provider
@@ -54,6 +55,7 @@ class Actor:
     ) -> None:
         self._store = store
         self._job_id = job_id
+        self._label = store_label(store)
         self._provider = provider
         self._provisioner = provider.provisioner()
         self._memory = memory
@@ -128,6 +130,7 @@ class Actor:
             self._store.url,
             launch=action.launch,
             offer=action.offer,
+            label=self._label,
             run_seconds=bill(history, now).run_seconds,
         )
         return Intent(
@@ -207,7 +210,7 @@ class Actor:
 
     def _release(self) -> None:
         if not self._is_released:
-            self._provisioner.release(self._job_id)
+            self._provisioner.release(self._job_id, store_url=self._label)
             self._is_released = True
 
     def _wait(self, action: Wait, events: list[Event]) -> None:

@@ -15,6 +15,7 @@ from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.decide import decide
 from cloudspot.controller.events import Event, Warned, diff
 from cloudspot.controller.memory import Memory
+from cloudspot.controller.ownership import is_ours, store_label
 from cloudspot.controller.report import summarise
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import ObjectStore, Provider
@@ -64,6 +65,14 @@ class Tick:
         )
 
 
+@dataclass(frozen=True)
+class _Listing:
+    """What a provider has listed, and when it was asked (monotonic)."""
+
+    asked: float
+    instances: tuple[Instance, ...] | None
+
+
 class Controller:
     """One controller of one job; any number of them may run at once, anywhere.
 
@@ -83,6 +92,7 @@ class Controller:
     ) -> None:
         self._store = patient(store, sleep=sleep)
         self._job_id = job_id
+        self._label = store_label(store)
         self._provisioner = provider.provisioner()
         self._clock = clock
         self._sleep = sleep
@@ -158,10 +168,10 @@ class Controller:
         actions: tuple[Action, ...] = ()
         acted = False
         yield "list instances"
-        instances = self._list_instances(problems)
+        listing = self._list_instances(problems)
         # After the listing: the intent of a machine that is listed is then always among the records.
         yield "read history"
-        history = self._read_history(problems)
+        history, instances = self._read_history(listing, problems)
         if history is not None:
             events += diff(self._last, history)
             self._last = history
@@ -185,28 +195,33 @@ class Controller:
             acted=acted,
         )
 
-    def _list_instances(self, problems: list[str]) -> tuple[Instance, ...] | None:
+    def _list_instances(self, problems: list[str]) -> _Listing:
         asked = self._clock.monotonic()
         try:
-            listed = self._provisioner.instances(job_id=self._job_id)
+            return _Listing(asked, tuple(self._provisioner.instances(job_id=self._job_id)))
         except TransientError as error:
             problems.append(str(error))
-            self._memory.note_listing(None, asked)
-            return None
-        instances = tuple(one for one in listed if one.job_id == self._job_id)
-        self._memory.note_listing(instances, asked)
-        return instances
+            return _Listing(asked, None)
 
-    def _read_history(self, problems: list[str]) -> History | None:
+    def _read_history(
+        self, listing: _Listing, problems: list[str]
+    ) -> tuple[History | None, tuple[Instance, ...] | None]:
+        """Return the records, and which of the listed machines are this job's: the records tell."""
         asked = self._clock.monotonic()
+        history: History | None = None
         try:
             history = self._reader.read()
         except TransientError as error:
             problems.append(str(error))
-            self._memory.note_history(None, asked)
-            return None
+        known = history or self._last
+        instances = listing.instances
+        if instances is not None:
+            instances = tuple(
+                one for one in instances if one.job_id == self._job_id and is_ours(one, self._label, known)
+            )
+        self._memory.note_listing(instances, listing.asked)
         self._memory.note_history(history, asked)
-        return history
+        return history, instances
 
     def _fetch_offers(self, spec: JobSpec, problems: list[str]) -> tuple[Offer, ...] | None:
         try:

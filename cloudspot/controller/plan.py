@@ -80,12 +80,14 @@ def render_launch(
     *,
     launch: int,
     offer: Offer,
+    label: str | None = None,
     run_seconds: float = 0.0,
 ) -> LaunchRequest:
     """Return the request that the launch's intent stores and everyone replays.
 
     A launch is all or none: all ``nodes.max`` machines come, or it is closed for lack of capacity.
-    ``run_seconds`` is what of ``limits.max_runtime`` is used up.
+    ``label`` is what the machines carry of the store (None: the URL). ``run_seconds`` is what of
+    ``limits.max_runtime`` is used up.
 
     Raises:
         SpecError: the offer is in another currency than ``limits.max_cost``.
@@ -111,7 +113,7 @@ def render_launch(
         resources=spec.resources.to_model(),
         user_data=render_boot_script(boot),
         max_seconds=max_seconds,
-        store_url=store_url,
+        store_url=store_url if label is None else label,
     )
     return provider.provisioner().render(group)
 

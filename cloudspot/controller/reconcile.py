@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.loop import Controller, Tick
+from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore.patience import patient
@@ -78,14 +79,16 @@ class Reconciler:
     def orphans(self) -> tuple[Instance, ...]:
         """Return live machines with cloudspot's tags whose job is not in this store.
 
-        They are for the user to look at and never ended from here: another store may own them.
+        They are for the user to look at and never ended from here: another store may own them, as some say.
         Only the providers of the jobs that this reconciler has driven are asked.
 
         Raises:
             TransientError: a listing failed.
         """
-        known = set(list_jobs(self._store))
-        return tuple(one for one in self._live_machines() if one.job_id not in known)
+        known, label = set(list_jobs(self._store)), store_label(self._store)
+        return tuple(
+            one for one in self._live_machines() if one.job_id not in known or is_of_another_store(one, label)
+        )
 
     def _live_machines(self) -> list[Instance]:
         return [

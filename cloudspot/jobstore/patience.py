@@ -34,6 +34,11 @@ class PatientStore(ObjectStore):
         self._inner = inner
         self._sleep = sleep
 
+    @property
+    def canonical_url(self) -> str:
+        """Return the store's own; see ObjectStore."""
+        return self._inner.canonical_url
+
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
         """Put, again after a failure unless ``if_absent``; see ObjectStore."""
         if if_absent:

@@ -65,6 +65,11 @@ class FileStore(ObjectStore):
         self._durable: dict[Path, int] = {}  # directory -> its inode when its entry was synced
         self._is_swept = False
 
+    @property
+    def canonical_url(self) -> str:
+        """Return the URL of the directory that it leads to, by whatever links."""
+        return self.root.resolve().as_uri()
+
     def __repr__(self) -> str:
         return f"FileStore({self.url!r})"
 

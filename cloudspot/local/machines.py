@@ -208,6 +208,7 @@ class MachineDirectory:
             market=record.market,
             launched_at=record.launched_at,
             ended_at=state.ended_at,
+            store_url=record.store_url,
         )
 
     def settle(self, *, reason: EndReason = EndReason.LOST, unborn_seconds: float = UNBORN_SECONDS) -> None:

@@ -56,6 +56,7 @@ class LocalRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     notice_seconds: float
     reclaims: tuple[tuple[PlannedReclaim, ...], ...]
     """By rank."""
+    store_url: str = ""
     pass_environment: tuple[str, ...] = ()
     """Names alone: the request is stored, the values are those where the machine is created."""
 
@@ -90,6 +91,7 @@ class LocalProvisioner(Provisioner):
                 options.planned_reclaims(launch=group.launch, rank=rank) if is_spot else ()
                 for rank in range(group.num_nodes)
             ),
+            store_url=group.store_url,
             pass_environment=options.pass_environment,
         )
         # By way of JSON, so that the request equals itself after it was stored: lists, no tuples.
@@ -241,6 +243,7 @@ def _record(body: LocalRequest, rank: int, machine_id: str, digest: str) -> Mach
         reclaims=body.reclaims[rank],
         notice_seconds=body.notice_seconds,
         launched_at=now_utc(),
+        store_url=body.store_url,
     )
 
 

@@ -106,6 +106,11 @@ class FaultyStore(ObjectStore):
         self._num_puts = 0
         self._num_met = [0] * len(plan.hooks)
 
+    @property
+    def canonical_url(self) -> str:
+        """Return the store's own; see ObjectStore."""
+        return self.inner.canonical_url
+
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
         """Put, or fail by the plan; see ObjectStore."""
         self._enter("put", key)

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from cloudspot.controller import act
@@ -12,10 +13,10 @@ from cloudspot.errors import AuthError, CapacityError, JobNotFound, ProvisionErr
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader, read_summary
-from cloudspot.jobstore.records import Closed, Finished, Intent
+from cloudspot.jobstore.records import Closed, Finished, Intent, Submission
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.submission import request_stop
-from cloudspot.model import EndReason, InstanceState
+from cloudspot.model import EndReason, InstanceState, LaunchRequest
 from cloudspot.testing.simcloud import SimCloud, SimProvider
 from cloudspot.testing.simnodes import SimNode, Training
 from cloudspot.testing.simulation import SimStore, World
@@ -33,6 +34,8 @@ class Cloud(SimCloud):
         self.announced = []
         self.tokens = []
         self.released = []
+        self.has_store_tags = True
+        self.store_urls = {}
 
     def _meet(self, call):
         error = self.errors.get(call)
@@ -41,14 +44,24 @@ class Cloud(SimCloud):
         if error is not None:
             raise error
 
+    def render(self, group):
+        request = super().render(group)
+        return LaunchRequest(provider="sim", body={**request.body, "store_url": group.store_url})
+
     def create(self, request, *, token):
         self.tokens.append((request, token))
         self._meet("create")
-        return super().create(request, token=token)
+        created = super().create(request, token=token)
+        self.store_urls.update({one.id: request.body["store_url"] for one in created})
+        return self._tagged(created)
 
     def instances(self, *, job_id=None):
         self._meet("instances")
-        return super().instances(job_id=job_id)
+        return self._tagged(super().instances(job_id=job_id))
+
+    def _tagged(self, instances):
+        urls = self.store_urls if self.has_store_tags else {}
+        return [msgspec.structs.replace(one, store_url=urls.get(one.id, "")) for one in instances]
 
     def offers(self, resources):
         self._meet("offers")
@@ -58,7 +71,8 @@ class Cloud(SimCloud):
         self.terminated.append(tuple(instance_ids))
         super().terminate(instance_ids)
 
-    def release(self, job_id):
+    def release(self, job_id, *, store_url):
+        assert store_url.startswith("memory://")
         self.released.append(job_id)
         self._meet("release")
 
@@ -82,18 +96,36 @@ class House:
         self.cloud = Cloud(
             self.world,
             min_nodes=1,
-            node=lambda machine: SimNode(self.world, self.cloud, self.store, machine, training).live(),
+            node=lambda machine: SimNode(self.world, self.cloud, self.newest_store, machine, training).live(),
             is_rightful=lambda machine: False,
         )
         self.slept = []
+        self.stores = {self.store.url: self.store}
+
+    @property
+    def newest_store(self):
+        """Of the launch that is being created."""
+        url = self.cloud.tokens[-1][0].body["store_url"]
+        return next(store for store in self.stores.values() if store.canonical_url == url)
+
+    def add_store(self, url):
+        """Return another store of the same account, with a job of the same id."""
+        store = SimStore(self.world)
+        store.url = store.inner.url = url
+        submission = codec.decode(self.store.get(keys.spec(JOB)), Submission)
+        store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(submission, writer="another")))
+        store.put(keys.index(JOB), b"")
+        store.put(keys.secrets(JOB), b"{}")
+        self.stores[url] = store
+        return store
 
     def sleep(self, seconds):
         self.slept.append(seconds)
         self.world.sleep(seconds)
 
-    def controller(self):
+    def controller(self, store=None):
         return Controller(
-            self.store, JOB, SimProvider(self.cloud), clock=self.world.clock(), sleep=self.sleep
+            store or self.store, JOB, SimProvider(self.cloud), clock=self.world.clock(), sleep=self.sleep
         )
 
     def run(self, seconds):
@@ -358,6 +390,30 @@ def test_two_nodes_train_as_one_attempt(records):
     assert [line.rank for line in history.launches[0].closed.machines] == [0, 1]
 
 
+@pytest.mark.parametrize("has_store_tags", [True, False])
+def test_a_job_of_the_same_id_in_another_store_keeps_its_machines(house, has_store_tags):
+    """Without the tags, which say whose a machine is, each reaper ends the other's."""
+    house.cloud.has_store_tags = has_store_tags
+    house.cloud.enter_user_code = lambda machine: None  # it knows of one store alone
+    stores = (house.store, house.add_store("memory://annex/"))
+    controllers = [house.controller(store) for store in stores]
+    for _ in range(400):
+        finished = [one.tick().history.finished for one in controllers]
+        if all(finished):
+            break
+        house.run(3)
+    outcomes = [[one.closed.outcome for one in HistoryReader(store, JOB).read().launches] for store in stores]
+    if not has_store_tags:
+        assert house.cloud.terminated != []
+        return
+    assert outcomes == [["succeeded"], ["succeeded"]]
+    assert house.cloud.terminated == []
+    assert sorted(house.cloud.store_urls.values()) == ["memory://annex", "memory://sim"]
+    billed = [HistoryReader(store, JOB).read().launches[0].closed.machines for store in stores]
+    assert [len(lines) for lines in billed] == [1, 1]
+    assert billed[0][0].instance_id != billed[1][0].instance_id
+
+
 def test_waiting_for_capacity_is_told_once(house):
     house.cloud.errors["create"] = CapacityError("none")
     controller = house.controller()
@@ -411,9 +467,9 @@ def test_what_was_made_for_the_job_is_released_once_and_not_before_its_machines_
     controller = house.controller()
     release = house.cloud.release
 
-    def watched(job_id):
+    def watched(job_id, **where):
         alive.append([one.id for one in house.cloud.machines.values() if not one.has_ended])
-        release(job_id)
+        release(job_id, **where)
 
     house.cloud.release = watched
     controller.run_until_finished()

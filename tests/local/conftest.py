@@ -23,6 +23,7 @@ class Host:
         user_data: str,
         *,
         launch: int = 1,
+        store_url: str = "",
         num_nodes: int = 1,
         market: Market = Market.SPOT,
         max_seconds: float = 600.0,
@@ -40,6 +41,7 @@ class Host:
                 resources=Resources(),
                 user_data=user_data,
                 max_seconds=max_seconds,
+                store_url=store_url,
             )
         )
 

@@ -246,6 +246,12 @@ def test_machines_are_listed_by_job(host):
     assert provisioner.instances(job_id="another") == ()
 
 
+def test_a_machine_says_which_store_its_job_is_in(host):
+    (machine,) = host.launch(BOOT_ONCE, store_url="file:///stores/a")
+    (listed,) = LocalProvider().provisioner().instances(job_id="job")
+    assert (listed.id, listed.store_url) == (machine.id, "file:///stores/a")
+
+
 def test_listing_and_terminating_nothing_is_no_error(local_home):
     provisioner = LocalProvider().provisioner()
     assert provisioner.instances() == ()

@@ -181,7 +181,7 @@ class Ec2Provisioner(Provisioner):
         for start in range(0, len(ids), MAX_IDS):
             self._terminate(ids[start : start + MAX_IDS])
 
-    def release(self, job_id: str) -> None:
+    def release(self, job_id: str, *, store_url: str = "") -> None:
         """Remove the job's placement groups and limits; safe to repeat.
 
         Raises:
@@ -191,7 +191,8 @@ class Ec2Provisioner(Provisioner):
             client = self._clients.client("ec2")
             codes = {"InvalidPlacementGroup.InUse": TransientError}
             with translated("removing the job's placement groups", codes):
-                filters = [{"Name": f"tag:{tags.JOB}", "Values": [job_id]}]
+                own = {tags.JOB: job_id, tags.STORE: store_url}
+                filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in own.items() if value]
                 for group in client.describe_placement_groups(Filters=filters)["PlacementGroups"]:
                     if group["State"] in {"deleting", "deleted"}:
                         continue
@@ -201,7 +202,7 @@ class Ec2Provisioner(Provisioner):
                         if error_code(error) != "InvalidPlacementGroup.Unknown":  # another was faster
                             raise
         if self._options.limit_role is not None:
-            limit.remove(self._clients, job_id)
+            limit.remove(self._clients, job_id, store_url=store_url)
 
     def _make_placement_group(self, body: Ec2Request, name: str) -> None:
         instance_tags = body.run_instances["TagSpecifications"][0]["Tags"]
@@ -288,6 +289,7 @@ class Ec2Provisioner(Provisioner):
                 self._clients,
                 role=role,
                 job_id=alive[0].job_id,
+                store_url=alive[0].store_url,
                 launch=alive[0].launch,
                 instance_ids=sorted(one.id for one in alive),
                 at=max(self._limits[one.id] for one in alive),

@@ -25,7 +25,14 @@ TARGET: Final = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
 
 
 def keep(
-    clients: AwsClients, *, role: str, job_id: str, launch: int, instance_ids: Sequence[str], at: datetime
+    clients: AwsClients,
+    *,
+    role: str,
+    job_id: str,
+    store_url: str,
+    launch: int,
+    instance_ids: Sequence[str],
+    at: datetime,
 ) -> None:
     """Schedule the end of a launch's machines; the schedule that stands already stays as it is.
 
@@ -38,7 +45,7 @@ def keep(
     with translated("scheduling the machines' end (providers.aws.limit_role)"):
         try:
             clients.client("scheduler").create_schedule(
-                Name=f"{_prefix(job_id)}{launch}",
+                Name=f"{_prefix(job_id, store_url)}{launch}",
                 ScheduleExpression=f"at({when:%Y-%m-%dT%H:%M:%S})",
                 ScheduleExpressionTimezone="UTC",
                 FlexibleTimeWindow={"Mode": "OFF"},
@@ -55,7 +62,7 @@ def keep(
                 raise
 
 
-def remove(clients: AwsClients, job_id: str) -> None:
+def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:
     """Remove the job's schedules; safe to repeat.
 
     Raises:
@@ -64,7 +71,7 @@ def remove(clients: AwsClients, job_id: str) -> None:
     """
     client = clients.client("scheduler")
     with translated("removing the job's schedules"):
-        for page in client.get_paginator("list_schedules").paginate(NamePrefix=_prefix(job_id)):
+        for page in client.get_paginator("list_schedules").paginate(NamePrefix=_prefix(job_id, store_url)):
             for schedule in page["Schedules"]:
                 try:
                     client.delete_schedule(Name=schedule["Name"])
@@ -73,6 +80,6 @@ def remove(clients: AwsClients, job_id: str) -> None:
                         raise
 
 
-def _prefix(job_id: str) -> str:
+def _prefix(job_id: str, store_url: str) -> str:
     # A schedule's name has 64 characters at the most, and a job's id may have 63.
-    return f"cloudspot-{hashlib.sha256(job_id.encode()).hexdigest()[:20]}-"
+    return f"cloudspot-{hashlib.sha256(f'{job_id} {store_url}'.encode()).hexdigest()[:20]}-"

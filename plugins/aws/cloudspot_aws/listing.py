@@ -56,6 +56,7 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
         zone=(described.get("Placement") or {}).get("AvailabilityZone"),
         instance_type=described.get("InstanceType"),
         market=Market.SPOT if described.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND,
+        store_url=found.get(tags.STORE, ""),
         launched_at=_aware(described.get("LaunchTime")),
         ended_at=_ended_at(described.get("StateTransitionReason")) if state is InstanceState.ENDED else None,
     )

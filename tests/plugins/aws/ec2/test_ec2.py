@@ -14,6 +14,7 @@ from cloudspot_aws.provider import AwsProvider
 
 SCRIPT = "#!/usr/bin/env bash\necho boot\n"
 ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"
+STORE = "s3://bucket/prefix"
 
 
 class Kit:
@@ -35,7 +36,7 @@ class Kit:
                 "resources": Resources(),
                 "user_data": script,
                 "max_seconds": 3600.0,
-                "store_url": "s3://bucket/prefix",
+                "store_url": STORE,
                 **fields,
             }
         )
@@ -143,7 +144,7 @@ def test_rendering_asks_nobody_and_gives_the_same_bytes_each_time(kit):
         resources=Resources(),
         user_data=SCRIPT,
         max_seconds=3600.0,
-        store_url="s3://bucket/prefix",
+        store_url=STORE,
     )
     other = kit.cloud.provider(instance_types=("g5.xlarge",)).provisioner()
     assert msgspec.json.encode(other.render(group)) == msgspec.json.encode(first)
@@ -551,15 +552,33 @@ def test_a_placement_group_is_made_used_and_removed_with_the_job(cloud):
     made = kit.launch(num_nodes=2)
     client = cloud.client()
     (group,) = client.describe_placement_groups()["PlacementGroups"]
-    assert (group["GroupName"], group["Strategy"]) == ("cloudspot-digits-1-us-east-1a", "cluster")
+    assert (group["GroupName"], group["Strategy"]) == (
+        "cloudspot-digits-1-9737a7d8-us-east-1a",
+        "cluster",
+    )
     (reservation,) = client.describe_instances()["Reservations"]
     assert {one["Placement"]["GroupName"] for one in reservation["Instances"]} == {group["GroupName"]}
     with pytest.raises(TransientError, match=r"InvalidPlacementGroup\.InUse"):
-        kit.provisioner.release("digits-1")
+        kit.provisioner.release("digits-1", store_url=STORE)
     kit.provisioner.terminate([one.id for one in made])
+    kit.provisioner.release("digits-1", store_url="s3://bucket/another")
+    assert client.describe_placement_groups()["PlacementGroups"] == [group]
     for _ in range(2):
-        kit.provisioner.release("digits-1")
+        kit.provisioner.release("digits-1", store_url=STORE)
     assert client.describe_placement_groups()["PlacementGroups"] == []
+
+
+def test_another_stores_job_of_the_same_id_has_a_placement_group_of_its_own_and_its_machines_say_whose_they_are(
+    cloud,
+):
+    kit = Kit(cloud, placement_group="auto")
+    kit.launch(num_nodes=2)
+    kit.launch(num_nodes=2, token="token-2", store_url="s3://bucket/another")
+    assert len(cloud.client().describe_placement_groups()["PlacementGroups"]) == 2
+    assert sorted(one.store_url for one in kit.provisioner.instances(job_id="digits-1")) == [
+        *["s3://bucket/another"] * 2,
+        *[STORE] * 2,
+    ]
 
 
 def test_a_placement_group_of_the_job_is_used_again(cloud):
@@ -603,8 +622,10 @@ def test_a_limit_outside_the_machine_is_scheduled_once_and_removed_with_the_job(
     assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
     assert schedule["Target"]["RoleArn"] == ROLE
     assert json.loads(schedule["Target"]["Input"]) == {"InstanceIds": sorted(one.id for one in made)}
+    kit.provisioner.release("digits-1", store_url="s3://bucket/another")
+    assert len(scheduler.list_schedules()["Schedules"]) == 1
     for _ in range(2):
-        kit.provisioner.release("digits-1")
+        kit.provisioner.release("digits-1", store_url=STORE)
     assert scheduler.list_schedules()["Schedules"] == []
 
 

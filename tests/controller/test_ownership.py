@@ -1,0 +1,34 @@
+"""Machines of another store's job of the same id are told from ours by what they carry."""
+
+import pytest
+
+from cloudspot.controller.ownership import MAX_LABEL, is_ours, store_label
+from cloudspot.jobstore.patience import patient
+from cloudspot.local.filestore import FileStore
+from cloudspot.testing.memorystore import InMemoryStore
+
+
+def test_a_store_has_one_label_however_its_url_is_spelled(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    urls = [f"file://{tmp_path}/store", f"file://{tmp_path}/x/../store/", f"file://{tmp_path}/link"]
+    assert {store_label(FileStore(url)) for url in urls} == {f"file://{tmp_path}/store"}
+    assert store_label(patient(FileStore(urls[2]))) == f"file://{tmp_path}/store"
+    assert store_label(InMemoryStore("MEM://Bucket/p//")) == "mem://Bucket/p"
+
+
+def test_a_long_url_is_cut_and_still_another_than_its_neighbours():
+    first, second = (store_label(InMemoryStore("memory://" + "x" * 300 + end)) for end in "ab")
+    assert len(first) == len(second) == MAX_LABEL
+    assert first != second
+
+
+@pytest.mark.parametrize(("url", "ours"), [("", True), ("memory://a", True), ("memory://b", False)])
+def test_a_machine_is_ours_unless_it_carries_another_stores_label(records, url, ours):
+    machine = records.change(records.instance("i-9"), store_url=url)
+    assert is_ours(machine, "memory://a", records.history(records.launch())) is ours
+    assert is_ours(machine, "memory://a", None) is ours
+
+
+def test_a_machine_that_has_claimed_a_rank_here_is_ours_whatever_it_carries(records):
+    machine = records.change(records.instance("i-1-0"), store_url="memory://alias")
+    assert is_ours(machine, "memory://a", records.history(records.launch()))
