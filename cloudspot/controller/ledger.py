@@ -50,8 +50,9 @@ class Ledger:
 def bill(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Ledger:
     """Return the bill at ``now``.
 
-    A closed launch is billed by what its closing record says. The open one is billed by its slots,
-    and more exactly where ``instances`` (a listing) tells when its machines really started.
+    A closed launch is billed by what its closing record says, and by what ``instances`` (a listing) shows
+    besides: a machine that came too late for the record costs money too. The open one is billed by its
+    slots, and more exactly where the listing tells when its machines really started.
     """
     lines = [line for launch in history.launches for line in _lines(launch, now, instances)]
     longest: dict[int, float] = {}
@@ -69,12 +70,17 @@ def bill(history: History, now: datetime, *, instances: Sequence[Instance] = ())
 
 
 def _lines(launch: LaunchHistory, now: datetime, instances: Sequence[Instance]) -> Iterator[LedgerLine]:
+    listed = {one.id: one for one in instances if one.launch == launch.number}
     if launch.closed is not None:
         for machine in launch.closed.machines:
             yield _line(launch, machine.rank, machine.instance_id, machine.started_at, machine.ended_at, now)
+            listed.pop(machine.instance_id, None)
+        for instance_id, late in sorted(listed.items()):
+            started = late.launched_at or launch.closed.at
+            ended = (late.ended_at or now) if late.state is InstanceState.ENDED else None
+            yield _line(launch, None, instance_id, started, ended, now)
         return
     ranks = {slot.instance_id: rank for rank, slot in launch.slots.items() if slot.instance_id}
-    listed = {one.id: one for one in instances if one.launch == launch.number}
     for instance_id in sorted({*ranks, *listed}):
         instance, rank = listed.get(instance_id), ranks.get(instance_id)
         started = launch.intent.at if rank is None else launch.slots[rank].at
