@@ -1,0 +1,95 @@
+"""The boot script under the real cloud-init, with its Ec2 data source: what runs user data on AWS's images."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from typing import ClassVar
+
+import boto3
+import pytest
+
+from cloudspot.boot.script import BootPlan, render_boot_script
+from cloudspot.model import BootProfile
+from cloudspot.testing.machinehost import emulated
+from cloudspot_aws.sandbox.cloud import EmulatedAws
+from cloudspot_aws.sandbox.images import BARE_IMAGE_ID
+
+# The image's: what cloud-init would else change on a machine is no matter of ours.
+CONFIG = """\
+datasource_list: [Ec2]
+datasource: {Ec2: {timeout: 10, max_wait: 30}}
+network: {config: disabled}
+def_log_file: /run/cloud-init.log
+syslog_fix_perms: root:root
+cloud_init_modules: []
+cloud_config_modules: []
+cloud_final_modules: [scripts-user]
+system_info: {distro: debian, paths: {cloud_dir: /var/lib/cloud, run_dir: /run/cloud-init}}
+"""
+
+BOOT = f"""\
+#!/bin/bash
+# Of /etc the machine has a copy: nothing of the host's may be written to.
+mkdir /run/etc && cp -a /etc/. /run/etc && rm -rf /run/etc/cloud && mkdir -p /run/etc/cloud/templates &&
+mount --bind /run/etc /etc && cat >/etc/cloud/cloud.cfg <<'END' || exit
+{CONFIG}END
+# By its hypervisor cloud-init knows that it is on EC2, and then asks for a token.
+mkdir /run/sys && mount --rbind /sys /run/sys && mount -t tmpfs none /sys &&
+mkdir /sys/hypervisor /sys/class /sys/devices && echo ec2e1916-9099-7caf-fd21-012345abcdef >/sys/hypervisor/uuid &&
+mount --rbind /run/sys/class /sys/class && mount --rbind /run/sys/devices /sys/devices || exit
+# This machine's own init has run us as a script of an instance; cloud-init begins with nothing.
+rm -rf /var/lib/cloud/instance /var/lib/cloud/instances
+unset PYTHONPATH
+cloud-init init && cloud-init modules --mode=final
+echo "cloud-init ended with status $?"
+"""
+
+
+class CloudInitAws(EmulatedAws):
+    """The emulated AWS, whose images boot with cloud-init instead of the sandbox's few lines of shell."""
+
+    fetch_user_data: ClassVar[str] = f"cat <<'BOOT'\n{BOOT}BOOT\n"
+
+
+@pytest.mark.enclosed
+@pytest.mark.parametrize("packed", [False, True])
+def test_cloud_init_runs_the_boot_script_and_the_machine_ends_itself(tmp_path, wait_until, packed):
+    if shutil.which("cloud-init") is None:
+        pytest.skip("NOT TESTED, cloud-init is missing (Debian's package cloud-init)")
+    plan = BootPlan(
+        job_id="digits",
+        launch=1,
+        store_url="s3://bucket/it's here",
+        provider="aws",
+        # An agent that says what it was given, and ends well.
+        profile=BootProfile(agent_python="/bin/echo", has_cloudspot=True),
+        max_seconds=3600.0,
+        version="1",
+    )
+    script = render_boot_script(plan).encode()
+    cloud = CloudInitAws()
+    with emulated(cloud, tmp_path / "aws", is_isolated=True) as host:
+        os.environ.update(cloud.environment())  # this process is the test's alone
+        ec2 = boto3.client("ec2")
+        answer = ec2.run_instances(
+            ImageId=BARE_IMAGE_ID,
+            InstanceType="g5.xlarge",
+            MinCount=1,
+            MaxCount=1,
+            InstanceInitiatedShutdownBehavior="terminate",
+            UserData=gzip.compress(script) if packed else script,
+            MetadataOptions={"HttpTokens": "required"},
+        )
+        name = answer["Instances"][0]["InstanceId"]
+
+        def ended():
+            (found,) = ec2.describe_instances(InstanceIds=[name])["Reservations"][0]["Instances"]
+            return found["State"]["Name"] == "terminated" and found["StateReason"]["Code"]
+
+        wait_until(lambda: ended() or "ended with status" in host.console(name))
+        console = host.console(name)
+        assert "-m cloudspot.agent\n" in console, console
+        wait_until(ended)
+        assert ended() == "Client.InstanceInitiatedShutdown"
