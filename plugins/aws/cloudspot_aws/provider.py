@@ -106,6 +106,12 @@ class AwsProvider(Provider):
 
         return check(self._options, self._aws(), resources or Resources())
 
+    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
+        """Take a spot machine for a drill, by AWS's Fault Injection Service; see Provider."""
+        from cloudspot_aws.drill import interrupt
+
+        interrupt(self._aws(), instance_id, notice_seconds=notice_seconds)
+
     def _aws(self) -> AwsClients:
         from cloudspot_aws.clients import AwsClients
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from cloudspot.testing.emulation import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
+from cloudspot_aws.drill import ROLE as DRILL_ROLE
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
 from cloudspot_aws.sandbox.credentials import RoleKeys, Secrets
 from cloudspot_aws.sandbox.faults import Faults
@@ -28,7 +29,7 @@ BUCKET: Final = "cloudspot-sandbox"
 NODE_ROLE: Final = "cloudspot-node"
 _TRUST: Final = (
     '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", '
-    '"Principal": {"Service": "ec2.amazonaws.com"}}]}'
+    '"Principal": {"Service": "SERVICE.amazonaws.com"}}]}'
 )
 
 
@@ -128,7 +129,8 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         endpoint = environment["AWS_ENDPOINT_URL"]
         session.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
         iam = session.client("iam", endpoint_url=endpoint)
-        iam.create_role(RoleName=NODE_ROLE, AssumeRolePolicyDocument=_TRUST)
+        iam.create_role(RoleName=NODE_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "ec2"))
+        iam.create_role(RoleName=DRILL_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "fis"))
         iam.create_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE)
         iam.add_role_to_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE, RoleName=NODE_ROLE)
         self.faults.calls.clear()

@@ -149,6 +149,10 @@ class Machines:
         """Ask for its end."""
         self._host.terminate(machine.id)
 
+    def reclaim(self, machine: Machine, *, notice_seconds: float) -> None:
+        """Take it back."""
+        self._host.reclaim(machine.id, notice_seconds=notice_seconds)
+
     def tag(self, region: str, resource_ids: Sequence[str], values: Mapping[str, str]) -> None:
         """Set tags, at once or when they are to show."""
         due = self._clock() + self._faults.tag_lag_seconds

@@ -14,6 +14,8 @@ from cloudspot_aws.sandbox.s3requests import RIGHTS
 FREE: Final = frozenset({"sts:GetCallerIdentity"})
 """What everybody may do."""
 
+_PASSES_A_ROLE: Final = frozenset({"CreateExperimentTemplate", "CreateSchedule"})
+
 
 def rights_of(call: Call) -> frozenset[str]:
     """Return the rights that the call took, such as ``ec2:RunInstances``."""
@@ -22,7 +24,7 @@ def rights_of(call: Call) -> frozenset[str]:
     rights = {f"{call.service}:{call.action}"}
     if call.service == "ec2" and "TagSpecifications" in call.parameters:
         rights.add("ec2:CreateTags")
-    if "IamInstanceProfile" in call.parameters or call.action == "CreateSchedule":
+    if "IamInstanceProfile" in call.parameters or call.action in _PASSES_A_ROLE:
         rights.add("iam:PassRole")
     return frozenset(rights - FREE)
 

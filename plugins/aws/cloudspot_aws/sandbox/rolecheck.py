@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _CREDENTIAL: Final = re.compile(r"([^/,\s=]+)/\d{8}/[a-z0-9-]+/([a-z0-9-]+)/aws4_request")
 _EXPIRED: Final = {"ec2": "RequestExpired", "s3": "ExpiredToken"}
 _INVALID: Final = {"ec2": "AuthFailure", "s3": "InvalidToken"}
-_JSON_SERVICES: Final = {"logs", "ssm", "pricing", "scheduler", "servicequotas"}
+_JSON_SERVICES: Final = {"fis", "logs", "ssm", "pricing", "scheduler", "servicequotas"}
 
 
 class RoleCheck:

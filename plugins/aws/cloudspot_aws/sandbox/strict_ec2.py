@@ -23,6 +23,8 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from cloudspot.testing.emulation import MachineHost
 from cloudspot_aws.sandbox import launching, services
 from cloudspot_aws.sandbox.catalogue import describe_instance_types, describe_spot_price_history
+from cloudspot_aws.sandbox.experiments import Experiments
+from cloudspot_aws.sandbox.experiments import action_of as experiment_action
 from cloudspot_aws.sandbox.faults import Call, Faults
 from cloudspot_aws.sandbox.groups import PlacementGroups
 from cloudspot_aws.sandbox.images import BARE_IMAGE_ID, install_images
@@ -62,6 +64,7 @@ class StrictEc2:
         self.machines = Machines(host, self.faults, clock)
         self._inner = inner
         self._groups = PlacementGroups(self.machines)
+        self._experiments = Experiments(self.machines)
         self._taken: dict[tuple[str, str, str], launching.Taken] = {}
         self._regions: set[str] = set()
         self._handlers: dict[str, Callable[[Mapping[str, Any], str], Mapping[str, Any]]] = {
@@ -80,6 +83,7 @@ class StrictEc2:
         scope = scope_of(environ)
         if scope is None or scope[2] not in {
             "ec2",
+            "fis",
             "iam",
             "pricing",
             "scheduler",
@@ -353,7 +357,11 @@ class StrictEc2:
         self, environ: Environ, service: str, action: str, parameters: Mapping[str, Any], region: str
     ) -> Answer:
         value: Mapping[str, Any] | None = None
-        if action == "GetProducts":
+        if service == "fis":
+            with self.machines.lock:
+                self.machines.refresh()
+                value = self._experiments.answer(action, environ["PATH_INFO"], parameters, region)
+        elif action == "GetProducts":
             value = services.get_products(parameters, region)
         elif action == "GetParameter":
             value = services.get_parameter(parameters)
@@ -406,6 +414,8 @@ def _action_of(environ: Environ, service: str, body: bytes) -> tuple[str, Mappin
         kind = "Schedule" if "/" in path else "Schedules"
         verb = {"POST": "Create", "PUT": "Update", "DELETE": "Delete"}.get(method)
         return f"{verb or ('Get' if kind == 'Schedule' else 'List')}{kind}", _json(body)
+    if service == "fis":
+        return experiment_action(environ["REQUEST_METHOD"], environ["PATH_INFO"]), _json(body)
     match = _JSON_TARGETS.fullmatch(environ.get("HTTP_X_AMZ_TARGET", ""))
     return match[1] if match else "", _json(body)
 
@@ -428,7 +438,7 @@ def _denial(service: str, right: str) -> ApiError:
             status=403,
         )
     code = "AccessDenied" if service in {"iam", "sts"} else "AccessDeniedException"
-    status = 403 if service in {"iam", "sts", "scheduler"} else 400
+    status = 403 if service in {"fis", "iam", "sts", "scheduler"} else 400
     return ApiError(code, f"{who} is not authorized to perform: {right}", status=status)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudspot.model import InstanceGroup, Resources
+from cloudspot.model import InstanceGroup, Market, Resources
 from cloudspot_aws.sandbox.rights import rights_of
 
 POLICIES = Path(__file__).parents[4] / "docs" / "aws"
@@ -73,6 +73,11 @@ def session(cloud):
     machines = provisioner.instances(job_id="digits-1")
     provisioner.announce(machines, {"MASTER_ADDR": "172.31.0.4"})
     assert [one.name for one in provider.check(resources=Resources()) if not one.ok] == []
+    spot = next(one for one in machines if one.market is Market.SPOT)
+    cloud.client("iam").create_role(RoleName="cloudspot-drill", AssumeRolePolicyDocument="{}")
+    cloud.faults.calls.pop()
+    provider.preempt(spot.id)
+    assert cloud.host.reclaimed == [(spot.id, 120.0)]
     provisioner.terminate([one.id for one in machines])
     provisioner.release("digits-1")
     return cloud.faults.calls

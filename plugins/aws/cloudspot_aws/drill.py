@@ -1,0 +1,72 @@
+"""A drill on real EC2: AWS's Fault Injection Service interrupts a spot machine as a reclaim would.
+
+Source: AWS FIS user guide, "aws:ec2:send-spot-instance-interruptions", "Delete an experiment template"
+(checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Final
+
+from cloudspot.errors import CloudspotError
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.errors import translated
+from cloudspot_aws.imds import SPOT_NOTICE_SECONDS
+
+ROLE: Final = "cloudspot-drill"
+"""The role in which FIS acts; docs/aws.md tells how to make it."""
+ACTION: Final = "aws:ec2:send-spot-instance-interruptions"
+
+
+def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | None) -> None:
+    """Let FIS take the spot machine, with the notice of two minutes that EC2 gives.
+
+    Raises:
+        CloudspotError: the machine is no spot machine that runs, or another notice is asked for.
+        AuthError: a right is missing.
+        TransientError: AWS did not answer.
+    """
+    if notice_seconds not in {None, SPOT_NOTICE_SECONDS}:
+        raise CloudspotError(
+            f"EC2 takes a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice, and never otherwise; "
+            "leave out --notice and --no-notice"
+        )
+    with translated(f"looking for {instance_id}"):
+        found = clients.client("ec2").describe_instances(InstanceIds=[instance_id])["Reservations"]
+    machine = found[0]["Instances"][0]
+    if machine.get("InstanceLifecycle") != "spot" or machine["State"]["Name"] != "running":
+        raise CloudspotError(
+            f"{instance_id} is no spot machine that runs, and nothing else is ever reclaimed; end it with: "
+            f"aws ec2 terminate-instances --instance-ids {instance_id}"
+        )
+    fis, account = clients.client("fis"), found[0]["OwnerId"]
+    partition = clients.client("ec2").meta.partition
+    with translated(f"the drill (as role {ROLE}; docs/aws.md tells how to make it)"):
+        template = fis.create_experiment_template(
+            clientToken=str(uuid.uuid4()),
+            description=f"cloudspot: a drill that takes {instance_id}",
+            roleArn=f"arn:{partition}:iam::{account}:role/{ROLE}",
+            stopConditions=[{"source": "none"}],
+            targets={"machine": _target(partition, clients.region, account, instance_id)},
+            actions={
+                "interrupt": {
+                    "actionId": ACTION,
+                    "parameters": {"durationBeforeInterruption": "PT2M"},
+                    "targets": {"SpotInstances": "machine"},
+                }
+            },
+        )["experimentTemplate"]["id"]
+        try:
+            fis.start_experiment(clientToken=str(uuid.uuid4()), experimentTemplateId=template)
+        finally:
+            # An experiment that runs goes on without it.
+            fis.delete_experiment_template(id=template)
+
+
+def _target(partition: str, region: str, account: str, instance_id: str) -> dict[str, Any]:
+    return {
+        "resourceType": "aws:ec2:spot-instance",
+        "resourceArns": [f"arn:{partition}:ec2:{region}:{account}:instance/{instance_id}"],
+        "selectionMode": "ALL",
+    }
