@@ -30,6 +30,9 @@ class OrderedStop:
         """
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: None)
+        # A shell that waits for us ignores these in us; the training would inherit that.
+        for number in (signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
 
     def tell(self, on_stop: Callable[[], None]) -> None:
         """Start a thread that calls ``on_stop`` once SIGTERM has come, at most once."""

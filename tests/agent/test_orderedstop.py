@@ -1,10 +1,11 @@
 """SIGTERM to the agent is a notice, whenever it comes."""
 
-import os
 import signal
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
+
+import pytest
 
 from cloudspot.agent.orderedstop import STOP_SECONDS, as_notice
 
@@ -45,14 +46,16 @@ def test_an_ordered_stop_is_a_notice_of_a_minute():
     assert (reclaim.notice.action, reclaim.notice.source) == ("stop", "SIGTERM")
 
 
-def test_the_agents_processes_take_sigterm_as_ever():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_the_agents_processes_take_signals_as_ever(number):
     script = (
         "import os, subprocess, sys\n"
         "from cloudspot.agent.orderedstop import OrderedStop\n"
         "OrderedStop().listen()\n"
         "child = subprocess.Popen(['sleep', '1000'])\n"
-        "child.terminate()\n"
-        "sys.exit(child.wait() + 100)\n"
+        f"child.send_signal({int(number)})\n"
+        "sys.exit(100 + child.wait())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], env=dict(os.environ), timeout=60)
-    assert done.returncode == 100 - signal.SIGTERM
+    # As the boot script starts the agent.
+    command = ["bash", "-c", '"$0" -c "$1" & wait $!', sys.executable, script]
+    assert subprocess.run(command, timeout=60).returncode == 100 - number
