@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final
 
@@ -13,67 +12,24 @@ import botocore.exceptions
 
 from cloudspot.errors import (
     AuthError,
-    CapacityError,
-    CloudspotError,
-    ProvisionError,
     QuotaError,
     TransientError,
 )
 from cloudspot.interfaces import Provisioner
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Offer, Resources
 from cloudspot_aws import limit, tags
-from cloudspot_aws.caller import caller, denied_action
+from cloudspot_aws.caller import caller
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import SDK_ERRORS, THROTTLED, error_code, translated, translation
+from cloudspot_aws.errors import SDK_ERRORS, error_code, translated, translation
 from cloudspot_aws.listing import to_instance
 from cloudspot_aws.offers import OfferFinder
 from cloudspot_aws.options import AwsOptions
+from cloudspot_aws.refusals import refusal, unless_throttled
 from cloudspot_aws.request import Ec2Request, decode_request, render_request, user_data_of
 
 _log = logging.getLogger("cloudspot.aws.ec2")
 
-LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
-    # No capacity now. The first comes with HTTP status 500, which botocore would try again by itself.
-    "InsufficientInstanceCapacity": CapacityError,
-    "InsufficientCapacity": CapacityError,
-    "InsufficientHostCapacity": CapacityError,
-    "InsufficientCapacityOnHost": CapacityError,
-    "InsufficientReservedInstanceCapacity": CapacityError,
-    "InsufficientVolumeCapacity": CapacityError,
-    "InsufficientFreeAddressesInSubnet": CapacityError,
-    "UnfulfillableCapacity": CapacityError,
-    "SpotMaxPriceTooLow": CapacityError,
-    # The machines of this token have been and are gone: this launch will have no others.
-    "IdempotentInstanceTerminated": CapacityError,
-    "InstanceLimitExceeded": QuotaError,
-    "MaxSpotInstanceCountExceeded": QuotaError,
-    "VcpuLimitExceeded": QuotaError,
-    "VolumeLimitExceeded": QuotaError,
-    "MaxIOPSLimitExceeded": QuotaError,
-    "PendingVerification": QuotaError,
-    "IdempotentParameterMismatch": ProvisionError,
-    "Unsupported": ProvisionError,
-    "UnsupportedOperation": ProvisionError,
-}
-"""What RunInstances's errors mean (EC2 API reference, error codes; checked 2026-11)."""
-_FIELDS: Final = (
-    ("InvalidAMIID", "image"),
-    ("InvalidSubnet", "subnets"),
-    ("InvalidGroup", "security_groups"),
-    ("InvalidSecurityGroup", "security_groups"),
-    ("InvalidKeyPair", "key_name"),
-    ("InvalidPlacementGroup", "placement_group"),
-    ("InvalidInstanceType", "instance_types"),
-    ("InvalidBlockDeviceMapping", "disk"),
-    ("InvalidIamInstanceProfile", "instance_profile"),
-)
-"""By the beginning of a code: the option that is wrong."""
-_WORDS: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype", "instance_types"))
-"""By what the message of an InvalidParameterValue says, without its spaces."""
-_QUOTA_ADVICE: Final = "; ask for more in Service Quotas, or use another type, market or region"
 _ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
-THROTTLE_WAITS: Final = (1.0, 2.0)
-"""Seconds before the second and third try of a launch that EC2 had no time for."""
 MAX_IDS: Final = 500
 """Of one TerminateInstances or CreateTags call; EC2 takes 1000."""
 
@@ -128,9 +84,9 @@ class Ec2Provisioner(Provisioner):
         # botocore would repeat a refusal for lack of capacity three times before anybody heard of it.
         client = self._clients.client("ec2", region=body.region, num_attempts=1)
         try:
-            answer = _unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
+            answer = unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
         except SDK_ERRORS as error:
-            raise self._refusal(error, body) from error
+            raise refusal(self._clients, error, body) from error
         found = [to_instance(described) for described in answer["Instances"]]
         return tuple(one for one in found if one is not None)
 
@@ -220,30 +176,6 @@ class Ec2Provisioner(Provisioner):
                 if error_code(error) != "InvalidPlacementGroup.Duplicate":  # it is there already
                     raise
 
-    def _refusal(self, error: Exception, body: Ec2Request) -> CloudspotError:
-        """Return what a refused RunInstances means, and whose field it is."""
-        parameters = body.run_instances
-        spot = "spot" if "InstanceMarketOptions" in parameters else "on-demand"
-        what = (
-            f"launching {parameters['MaxCount']} {spot} {parameters['InstanceType']} "
-            f"in {parameters['Placement']['AvailabilityZone']}"
-        )
-        code = error_code(error)
-        if code == "UnauthorizedOperation":
-            missing = denied_action(self._clients, error) or "ec2:RunInstances"
-            return AuthError(f"{what}: the credentials lack {missing}; docs/aws.md has the policy")
-        field = next((name for start, name in _FIELDS if code.startswith(start)), None)
-        if code == "InvalidParameterValue":
-            said = str(error).replace(" ", "").lower()
-            field = next((name for word, name in _WORDS if word in said), field)
-        found = translation(error, what, LAUNCH_CODES)
-        if field is not None:
-            return ProvisionError(f"providers.aws.{field}: {found}")
-        if isinstance(found, QuotaError):
-            return QuotaError(f"{found}{_QUOTA_ADVICE}")
-        # A refusal that nobody has named: this very request will never do.
-        return ProvisionError(str(found)) if type(found) is CloudspotError else found
-
     def _terminate(self, ids: list[str]) -> None:
         client = self._clients.client("ec2")
         # One unknown id fails the whole call, and EC2 may name only some of them.
@@ -294,15 +226,3 @@ class Ec2Provisioner(Provisioner):
                 instance_ids=sorted(one.id for one in alive),
                 at=max(self._limits[one.id] for one in alive),
             )
-
-
-def _unless_throttled(call: Callable[[], Any]) -> Any:
-    """Return what the call returns; where EC2 throttles it, nothing was done, and it is made again."""
-    for seconds in THROTTLE_WAITS:
-        try:
-            return call()
-        except botocore.exceptions.ClientError as error:
-            if error_code(error) not in THROTTLED:
-                raise
-            time.sleep(seconds)
-    return call()
