@@ -213,7 +213,7 @@ class ObjectStore(ABC):
 
     @property
     def canonical_url(self) -> str:
-        """Return the URL in a form that all spellings of it share, as far as that can be told without a request.
+        """Return the URL in a form that all spellings of it share, as far as can be told without a request.
 
         Machines carry it, to be told from those of another store's job of the same id.
         """

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import inspect
 
+from cloudspot import decoding
 from cloudspot.errors import SpecError
 from cloudspot.quantities import parse_duration, parse_size
 
@@ -78,7 +79,8 @@ def convert(raw: Mapping[str, Any], type_: type[T], *, at: Path = ()) -> T:
     assert isinstance(info, inspect.StructType)
     prepared = _Reader(info, at).prepare(raw, info, at)
     try:
-        return msgspec.convert(prepared, type_)
+        converted: T = decoding.convert(prepared, type_)
+        return converted
     except msgspec.ValidationError as error:
         raise _field_error(str(error), prepared, at) from None
 

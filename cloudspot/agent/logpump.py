@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import LogSink
 from cloudspot.model import LogRecord
@@ -59,7 +60,7 @@ class LogPump:
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         try:
-            self._position = msgspec.json.decode(position_path.read_bytes(), type=_Position)
+            self._position: _Position = decode(position_path.read_bytes(), _Position)
         except FileNotFoundError:
             self._position = _Position()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
 
 
@@ -132,7 +133,8 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     def load(cls, node: Node) -> NodeMemory:
         """Return what an earlier agent of this machine remembered, or a fresh memory."""
         try:
-            return msgspec.json.decode(_path(node).read_bytes(), type=cls)
+            memory: NodeMemory = decode(_path(node).read_bytes(), cls)
+            return memory
         except FileNotFoundError:
             return cls()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, TypeVar
 
 import msgspec
 
+from cloudspot import decoding
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import JournalRecord
 
@@ -45,18 +45,13 @@ def decode_journal(data: bytes, *, key: str = "the record") -> JournalRecord:
     return record
 
 
-@functools.cache
-def _decoder(record_type: Any, *, strict: bool) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(record_type, strict=strict)
-
-
 def _decode(data: bytes, record_type: Any, key: str) -> Any:
     try:
         try:
-            return _decoder(record_type, strict=True).decode(data)
+            return decoding.decode(data, record_type)
         except msgspec.ValidationError:
             # A number that is not finite is a string; only the lax decoder reads it as a float.
-            return _decoder(record_type, strict=False).decode(data)
+            return decoding.decode(data, record_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData(f"{key} is malformed: {error}") from error
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from cloudspot.decoding import convert
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import Commit, Part
 
@@ -149,7 +150,7 @@ def _seal_problems(part: Part, seal: dict[str, Any]) -> Iterator[str]:
         if seal.get(name) != expected:
             yield f"its seal's {name} is {seal.get(name)!r}, not {expected}"
     try:
-        items = msgspec.convert(seal.get("items"), tuple[_Item, ...])
+        items: tuple[_Item, ...] = convert(seal.get("items"), tuple[_Item, ...])
     except msgspec.ValidationError as error:
         yield f"its seal's items are malformed: {error}"
         return

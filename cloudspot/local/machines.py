@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from cloudspot.decoding import decode
 from cloudspot.local.home import try_lock
 from cloudspot.local.processes import end_machine_processes
 from cloudspot.local.records import (
@@ -138,7 +139,8 @@ class MachineDirectory:
         Raises:
             FileNotFoundError: the machine was pruned meanwhile.
         """
-        return msgspec.json.decode((self.path / "machine.json").read_bytes(), type=MachineRecord)
+        record: MachineRecord = decode((self.path / "machine.json").read_bytes(), MachineRecord)
+        return record
 
     def state(self) -> MachineState:
         """Return how far the machine is, by the last writer's word."""
@@ -267,7 +269,8 @@ class MachineDirectory:
             data = (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
-        return msgspec.json.decode(data, type=kind)
+        value: T = decode(data, kind)
+        return value
 
     def _write(self, name: str, value: Any) -> None:
         """Write the file whole: no reader ever sees a part of it."""

@@ -22,6 +22,7 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
+from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.local.metadataservice import Answer, MetadataService, Request, StandingNotice
@@ -109,7 +110,8 @@ def read_announced() -> dict[str, str]:
 def _fetch_json(path: str, kind: type[_T]) -> _T | None:
     body = fetch(path)
     try:
-        return None if body is None else msgspec.json.decode(body, type=kind)
+        value: _T | None = None if body is None else decode(body, kind)
+        return value
     except msgspec.DecodeError as error:  # a malformed text, or another value
         raise TransientError(f"the metadata service answered nonsense to {path}: {error}") from error
 

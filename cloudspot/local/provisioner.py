@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
+from cloudspot.decoding import convert, decode
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.local.home import account, lock, state_home, try_lock
@@ -95,7 +96,7 @@ class LocalProvisioner(Provisioner):
             pass_environment=options.pass_environment,
         )
         # By way of JSON, so that the request equals itself after it was stored: lists, no tuples.
-        return LaunchRequest(provider=self._provider, body=msgspec.json.decode(msgspec.json.encode(body)))
+        return LaunchRequest(provider=self._provider, body=decode(msgspec.json.encode(body), dict[str, Any]))
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create the machines and return when each has its supervisor.
@@ -107,7 +108,7 @@ class LocalProvisioner(Provisioner):
             TransientError: a supervisor did not start.
         """
         try:
-            body = msgspec.convert(request.body, LocalRequest)
+            body: LocalRequest = convert(request.body, LocalRequest)
         except msgspec.ValidationError as error:
             raise ProvisionError(f"the request is none of provider 'local': {error}") from error
         encoded = msgspec.json.encode(body)

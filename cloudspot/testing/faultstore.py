@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from cloudspot.decoding import decode
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.interfaces import Data, ObjectStore, Upload
 from cloudspot.model import ObjectMeta, ObjectPage
@@ -64,7 +65,8 @@ def load_plan(path: Path) -> FaultPlan:
         SpecError: it is no plan.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=FaultPlan)
+        plan: FaultPlan = decode(path.read_bytes(), FaultPlan)
+        return plan
     except (OSError, msgspec.DecodeError) as error:
         raise SpecError(f"fault plan {path}: {error}") from error
 

@@ -19,9 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.local import enclosure, namespaces
 from cloudspot.local.home import lock, state_home, try_lock
@@ -236,7 +238,7 @@ def _parse_pairs(text: str) -> dict[str, object]:
                 'write "none" or such as launch=1,rank=0,after_steps=300,notice=2m'
             )
         try:
-            table[name] = msgspec.json.decode(value)
+            table[name] = decode(value, Any)
         except msgspec.DecodeError:
             table[name] = value
     return table

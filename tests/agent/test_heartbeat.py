@@ -144,7 +144,7 @@ class _StoppedWhileCleared(threading.Event):
 def test_an_end_that_meets_another_change_is_not_slept_over(bench):
     """The last beat would come after a whole wait, perhaps later than it is waited for."""
     life = bench.life()
-    changed = life.status.state_changed = _StoppedWhileCleared(lambda: life._heartbeat.finish())
+    changed = life.status.state_changed = _StoppedWhileCleared(life._heartbeat.finish)
     life.status.state = "ending"
     life._heartbeat._run()
     assert changed.waits == []

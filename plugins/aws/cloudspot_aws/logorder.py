@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from cloudspot.decoding import decode
 from cloudspot.model import LogRecord
 
 MAX_WAITING = 10_000
@@ -47,7 +48,7 @@ class Joiner:
     def add(self, event: Mapping[str, Any]) -> Iterator[Arrival]:
         """Yield the line that this event completes, if any; what others wrote is passed over."""
         try:
-            line = msgspec.json.decode(event["message"], type=_Line)
+            line: _Line = decode(event["message"], _Line)
         except msgspec.DecodeError:
             return
         text = line.text

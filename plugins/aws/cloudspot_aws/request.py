@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from cloudspot.decoding import convert
 from cloudspot.errors import ProvisionError, SpecError
 from cloudspot.model import DEFAULT_MASTER_PORT, InstanceGroup, LaunchRequest, Market
 from cloudspot_aws import tags
@@ -50,7 +51,8 @@ def decode_request(request: LaunchRequest) -> Ec2Request:
         ProvisionError: it is none of this provider's.
     """
     try:
-        return msgspec.convert(request.body, Ec2Request)
+        body: Ec2Request = convert(request.body, Ec2Request)
+        return body
     except msgspec.ValidationError as error:
         raise ProvisionError(f"the request is none of provider 'aws': {error}") from error
 
