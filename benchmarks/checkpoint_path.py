@@ -39,13 +39,17 @@ NAME = "gigabyte"
 CHUNK = 64 << 20
 
 
-def wait_for(condition: Callable[[], Any], *, seconds: float = 180.0) -> Any:
+def wait_for(what: str, condition: Callable[[], Any], *, seconds: float = 180.0) -> Any:
     end = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > end:
-            sys.exit("it did not come")
+            sys.exit(f"{what}: it did not come")
         time.sleep(0.05)
     return value
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 # --- training lost --------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ def measure(directory: Path, num_bytes: float, seconds: float) -> None:
     environment["GIGABYTE_SECONDS"] = "100000"
     job = Job(directory / "home", environment)
     try:
-        wait_for(job.commits)
+        wait_for("the first commit", job.commits)
         pid = job.agent()
         clock, (cpu, _) = time.monotonic(), agent_cost(pid)
         commits: dict[str, Commit] = {}
@@ -223,11 +227,11 @@ def measure(directory: Path, num_bytes: float, seconds: float) -> None:
         asked = time.time()
         job.start("preempt", NAME, "--notice", "60s").wait(60)
         told = time.time()
-        first = wait_for(
-            lambda: (out / "steps-1.json").exists() and json.loads((out / "steps-1.json").read_text())
+        drained = wait_for(
+            "the drain", lambda: next((each for each in job.commits() if each.kind == "drain"), None)
         )
-        drained = wait_for(lambda: next((each for each in job.commits() if each.kind == "drain"), None))
-        load = wait_for(lambda: (out / "load.json").exists() and json.loads((out / "load.json").read_text()))
+        first = wait_for("the steps", lambda: read_json(out / "steps-1.json"))
+        load = wait_for("the load", lambda: read_json(out / "load.json"))
         history = job.reader.read()
         notice = next(each for launch in history.launches for each in launch.notices.values())
         commits.update({str(drained.id): drained})
