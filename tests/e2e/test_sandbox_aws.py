@@ -124,6 +124,8 @@ def check_logs(seen: dict) -> None:
         # A batch that was sent again shows its lines twice; never in another order.
         numbers = list(dict.fromkeys(line["seq"] for line in lines))
         assert numbers == list(range(len(numbers))), name
+    texts = [line["text"] for lines in seen["streams"].values() for line in lines]
+    assert [text for text in texts if re.search(r"MASTER_ADDR is 172\.31\.\d+\.\d+, as announced", text)]
     total = seen["show"]["steps_total"]
     printed = [line["text"] for name in ("1-0", "2-0") for line in seen["streams"][name]]
     steps = [int(found[1]) for text in printed if (found := re.match(r"step (\d+) loss", text))]
