@@ -32,7 +32,7 @@ from cloudspot.agent import main as main_of_agent
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, STORE_HELP, program
 from cloudspot.cli.options import JSON_HELP
-from cloudspot.controller import act, decide, loop, plan, policy, reap, restarts
+from cloudspot.controller import act, decide, loop, plan, policy, reap, restarts, suspicion
 from cloudspot.jobschema import field_docs, job_schema
 from cloudspot.local.options import LocalOptions
 from cloudspot.spec import JobSpec, Nodes
@@ -201,6 +201,7 @@ FIGURES = (
     (restarts, "MAX_DELAY_SECONDS"),
     (act, "REPEAT_SECONDS"),
     (loop, "MAX_BACKOFF_SECONDS"),
+    (suspicion, "MAX_PASS_GAP_SECONDS"),
     (policy, "MAX_CAPACITY_COOL_SECONDS"),
     (policy, "MAX_QUOTA_COOL_SECONDS"),
     (peers, "SUSPECT_SECONDS"),

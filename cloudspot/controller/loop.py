@@ -14,6 +14,7 @@ from cloudspot.controller.actions import Action, CloseLaunch, FetchOffers, Finis
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.decide import decide
 from cloudspot.controller.events import Event, Warned, diff
+from cloudspot.controller.handover import Handover
 from cloudspot.controller.memory import Memory
 from cloudspot.controller.ownership import is_ours, store_label
 from cloudspot.controller.report import summarise
@@ -77,7 +78,7 @@ class Controller:
     """One controller of one job; any number of them may run at once, anywhere.
 
     All it keeps in memory is patience: it may be killed between any two calls, and another goes on.
-    Not for several threads at once.
+    One that comes by for a pass leaves what it has seen to the next. Not for several threads at once.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Controller:
         self._reader = HistoryReader(self._store, job_id, sleep=sleep)
         self._memory = Memory()
         self._actor = Actor(self._store, job_id, provider, memory=self._memory, clock=clock, sleep=sleep)
+        self._handover = Handover(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._last: History | None = None
         self._summary: tuple[Summary, float] | None = None
@@ -113,13 +115,7 @@ class Controller:
             AuthError: a right is missing: nothing else will work either.
             CorruptData: a record is malformed.
         """
-        steps = self.steps()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                tick: Tick = end.value
-                return tick
+        return _run(self.steps())
 
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
         """Tick until the job is finished and its machines are gone; return its records.
@@ -148,15 +144,31 @@ class Controller:
     def run_pass(self) -> Tick:
         """Tick until nothing is left to do for now; return the last tick, with the events of all.
 
-        For a controller that comes by now and then: it never sleeps.
+        For a controller that comes by now and then: it never sleeps. The first pass goes on from the
+        silences and absences that earlier passes, of any process, have left in the store, and leaves
+        them for the next; a later one has its own memory. Raises as ``tick`` does.
         """
+        return _run(self.pass_steps())
+
+    def pass_steps(self) -> Generator[str, None, Tick]:
+        """Run one pass, stopping where ``steps`` does."""
+        problem: str | None = None
         events: list[Event] = []
+        if self._handover.is_wanted:
+            # Before the first look: what others have left counts up to a moment that lies before it.
+            yield "read suspicions"
+            problem = self._handover.take()
         for _ in range(MAX_TICKS_A_PASS):
-            tick = self.tick()
+            tick = yield from self.steps()
             events += tick.events
             if tick.problems or not tick.acted:
                 break
-        return dataclasses.replace(tick, events=tuple(events))
+        if tick.history is not None:
+            yield "leave suspicions"
+            problem = self._handover.leave(tick.history) or problem
+        problems = [] if problem is None else [problem]
+        events += [Warned(one) for one in self._handover.news_of(problems)]
+        return dataclasses.replace(tick, events=tuple(events), problems=(*tick.problems, *problems))
 
     def steps(self) -> Generator[str, None, Tick]:
         """Run one tick, stopping before each call to the provider or the store.
@@ -289,3 +301,13 @@ class Controller:
         return (
             is_last or summary.state != last.state or self._clock.monotonic() - written_at >= SUMMARY_SECONDS
         )
+
+
+def _run(steps: Generator[str, None, Tick]) -> Tick:
+    """Run straight through to the end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            tick: Tick = end.value
+            return tick

@@ -1,4 +1,4 @@
-"""What one controller remembers from look to look: absences, silences, ages, its own answers."""
+"""What one controller remembers from look to look, or was left: absences, silences, ages, its own answers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from cloudspot.controller.attempt import own_exit
 from cloudspot.controller.observed import CreateFailure, Observed
-from cloudspot.jobstore.history import History
-from cloudspot.model import Instance, Offer
+from cloudspot.controller.suspicion import BEGUN, lengthened, looks_still
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import Lasting, Suspect, Suspicions, new_nonce
+from cloudspot.model import Instance, InstanceState, Offer
 
 MAX_GAP_SECONDS = 120.0
 """What may count between two looks: a controller that slept for an hour has not watched for an hour."""
@@ -45,6 +48,21 @@ class Memory:
     _open_since: float = 0.0
     _created: tuple[Instance, ...] = ()
     _failure: CreateFailure | None = None
+    _left_absent: dict[str, Lasting] = field(default_factory=dict)
+    _left_silent: dict[tuple[int, int], tuple[int, Lasting]] = field(default_factory=dict)
+
+    def note_suspicions(self, left: Suspicions, moment: datetime, monotonic: float) -> None:
+        """Take in what passes before this one have seen, up to ``moment`` of the store's clock.
+
+        It counts only for what a look from now on sees too.
+        """
+        for one in left.suspects:
+            if one.absent is not None:
+                self._left_absent[one.instance_id] = lengthened(one.absent, moment)
+                self._known_since.setdefault(one.instance_id, monotonic)
+            if one.silent is not None:
+                seen = lengthened(one.silent, moment)
+                self._left_silent[left.launch, one.rank] = (one.counter, seen)
 
     def note_listing(self, instances: Sequence[Instance] | None, monotonic: float) -> None:
         """Take in a listing that was asked for at ``monotonic``; None: it failed."""
@@ -60,10 +78,12 @@ class Memory:
         for instance_id in self._known_since:
             if instance_id in present:
                 self._absent.pop(instance_id, None)
+                self._left_absent.pop(instance_id, None)
+            elif instance_id in self._absent:
+                self._absent[instance_id] += gap
             else:
                 # The first look without it proves nothing of the time before.
-                before = self._absent.get(instance_id)
-                self._absent[instance_id] = 0.0 if before is None else before + gap
+                self._absent[instance_id] = self._left_absent.get(instance_id, BEGUN).seconds
 
     def note_history(self, history: History | None, monotonic: float) -> None:
         """Take in the records that were asked for at ``monotonic``; None: reading failed."""
@@ -84,8 +104,17 @@ class Memory:
                 self._known_since.setdefault(slot.instance_id, monotonic)
             beat = launch.heartbeats.get(rank)
             counter = 0 if beat is None else beat.counter
-            last, silent = self._beats.get((number, rank), (None, 0.0))
-            self._beats[number, rank] = (counter, silent + gap if last == counter else 0.0)
+            self._beats[number, rank] = (counter, self._silent_seconds((number, rank), counter, gap))
+
+    def _silent_seconds(self, node: tuple[int, int], counter: int, gap: float) -> float:
+        left_counter, left = self._left_silent.get(node, (counter, BEGUN))
+        if left_counter != counter:
+            left = BEGUN
+            del self._left_silent[node]
+        if node not in self._beats:
+            return left.seconds
+        last, silent = self._beats[node]
+        return silent + gap if last == counter else 0.0
 
     def note_created(self, launch: int, instances: Sequence[Instance], monotonic: float) -> None:
         """Take in the answer of ``create``."""
@@ -126,3 +155,56 @@ class Memory:
             offers=None if offers is None else tuple(offers),
             create_failure=self._failure,
         )
+
+    def suspicions(self, history: History, now: datetime) -> Suspicions | None:
+        """Return what to leave for the next pass; None: nothing is under suspicion.
+
+        What was left for this one goes on as it was when it was read. What this controller has added since
+        is not in it: the time of the next write holds that too.
+        """
+        launch = history.open_launch
+        if launch is None:
+            return None
+        suspects = []
+        for rank, owner in _watched(launch):
+            silent, absent = self._still(launch, rank, now), self._missing(owner)
+            if self._has_ended(owner) or (silent is None and absent is None):
+                continue
+            counter, _ = self._beats[launch.number, rank]
+            suspects.append(
+                Suspect(rank=rank, instance_id=owner, counter=counter, silent=silent, absent=absent)
+            )
+        if not suspects:
+            return None
+        return Suspicions(launch=launch.number, suspects=tuple(suspects), at=now, writer=new_nonce())
+
+    def _has_ended(self, instance_id: str) -> bool:
+        listed = self._instances or ()
+        return any(one.id == instance_id and one.state is InstanceState.ENDED for one in listed)
+
+    def _missing(self, instance_id: str) -> Lasting | None:
+        left = self._left_absent.get(instance_id)
+        if self._instances is None:
+            # Not listed, so not seen: the time around this pass is not counted.
+            return None if left is None else Lasting(seconds=left.seconds, until=None)
+        if any(one.id == instance_id for one in self._instances):
+            return None
+        # Where the machine came after the listing and before the records were read: nothing counts that
+        # was before the write, and by then it is known.
+        return left or BEGUN
+
+    def _still(self, launch: LaunchHistory, rank: int, now: datetime) -> Lasting | None:
+        left = self._left_silent.get((launch.number, rank))
+        if left is not None:
+            return left[1]
+        beat = launch.heartbeats.get(rank)
+        return BEGUN if looks_still(launch.slots[rank].at if beat is None else beat.at, now) else None
+
+
+def _watched(launch: LaunchHistory) -> list[tuple[int, str]]:
+    """Return (rank, machine) of those who own a rank and have not said their last word."""
+    return [
+        (rank, slot.instance_id)
+        for rank, slot in sorted(launch.slots.items())
+        if slot.instance_id is not None and own_exit(launch, rank) is None
+    ]

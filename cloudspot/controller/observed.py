@@ -22,8 +22,9 @@ class CreateFailure:
 class Observed:
     """The provider's word, and what this controller's own clock and memory add to it.
 
-    Nothing here is shared between controllers: one that has just started knows less, and
-    ``decide`` then waits longer. What it must never do is to conclude more from less.
+    One that has just started knows less, and ``decide`` then waits longer. What it must never do is
+    to conclude more from less. A controller that comes by for a pass goes on from the silences and
+    absences that the passes before it have left in the store.
     """
 
     instances: tuple[Instance, ...] | None

@@ -28,7 +28,7 @@ class Reconciled:
 
 
 class Reconciler:
-    """Drives every job of a store; keep it between passes, so that absences can be watched.
+    """Drives every job of a store; one that is kept between passes watches by its own clock.
 
     Args:
         store: where the jobs are.

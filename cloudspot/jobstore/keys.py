@@ -41,6 +41,11 @@ def summary(job_id: str) -> str:
     return f"jobs/{job_id}/summary"
 
 
+def suspicions(job_id: str) -> str:
+    """Return the key of what passing drivers have seen stand still or missing; overwritten, or absent."""
+    return f"jobs/{job_id}/suspicions"
+
+
 def stop(job_id: str) -> str:
     """Return the key of the request to stop; create-only."""
     return f"jobs/{job_id}/stop"

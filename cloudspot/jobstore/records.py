@@ -1,4 +1,4 @@
-"""The records in the bucket, typed. All are create-only, but for Heartbeat, Summary and Removal.
+"""The records in the bucket, typed. All are create-only, but for Heartbeat, Summary, Suspicions and Removal.
 
 Times are advice (a writer's wall clock, UTC); decisions use the reader's own monotonic clock. Each
 create-only record carries its writer's nonce, so that after an error a writer that reads the key
@@ -399,3 +399,35 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     """When the first machine was requested."""
     finished_at: datetime | None = None
+
+
+class Lasting(msgspec.Struct, frozen=True, kw_only=True):
+    """For how long the passes of drivers have seen the same, at the least, by the store's clock."""
+
+    seconds: float
+    until: datetime | None
+    """The moment of the store's clock up to which ``seconds`` count; None: that of the write of the object
+    that holds this, which its writer could not know."""
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the open launch that may be silent, or gone."""
+
+    rank: int
+    instance_id: str
+    counter: int
+    """Of its newest heartbeat; 0: it has none."""
+    silent: Lasting | None
+    """For how long the counter has stood there."""
+    absent: Lasting | None
+    """For how long no listing has shown the machine."""
+
+
+class Suspicions(msgspec.Struct, frozen=True, kw_only=True):
+    """``jobs/<id>/suspicions``: what drivers that come and go have seen, one after the other; overwritten."""
+
+    launch: int
+    suspects: tuple[Suspect, ...]
+    at: datetime
+    writer: str
+    """Tells one write from the next."""

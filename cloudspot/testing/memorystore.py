@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import threading
+from collections.abc import Callable
 from datetime import datetime, timezone
 
 from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing
@@ -12,10 +13,14 @@ from cloudspot.model import ObjectMeta, ObjectPage
 
 
 class InMemoryStore(ObjectStore):
-    """Keeps every promise of ObjectStore but durability. Thread-safe."""
+    """Keeps every promise of ObjectStore but durability. Thread-safe.
 
-    def __init__(self, url: str = "memory://test") -> None:
+    ``now`` is its clock, by which objects are stamped (None: this computer's).
+    """
+
+    def __init__(self, url: str = "memory://test", *, now: Callable[[], datetime] | None = None) -> None:
         self.url = url
+        self._now = now or (lambda: datetime.now(timezone.utc))
         self._objects: dict[str, tuple[bytes, datetime]] = {}
         self._keys: list[str] = []
         self._lock = threading.Lock()
@@ -28,7 +33,7 @@ class InMemoryStore(ObjectStore):
                 bisect.insort(self._keys, key)
             elif if_absent:
                 raise ObjectExists(f"{key} exists already")
-            self._objects[key] = (bytes(data), datetime.now(timezone.utc))
+            self._objects[key] = (bytes(data), self._now())
 
     def get(self, key: str) -> bytes:
         """Return the object; see ObjectStore."""

@@ -26,7 +26,6 @@ from cloudspot.model import (
 from cloudspot.testing.simulation import START, Actor, Life, Violation, World
 
 NOTICE_SECONDS = 120.0
-MAX_LAG_SECONDS = 30.0
 
 
 @dataclass(eq=False)
@@ -47,6 +46,8 @@ class Machine:
     end_reason: EndReason | None = None
     has_notice: bool = False
     runs_user_code: bool = False
+    heard_at: float | None = None
+    """When its claim or its newest heartbeat reached the store."""
     life: Life | None = None
 
     @property
@@ -68,6 +69,10 @@ class SimCloud(Provisioner):
 
     token_seconds = 300.0
     absence_proves_after_seconds = 60.0
+    max_lag_seconds = 30.0
+    """How old a listing may be; absence proves nothing within this time."""
+    lag_chance = 0.5
+    """How likely one is."""
 
     def __init__(
         self,
@@ -115,9 +120,10 @@ class SimCloud(Provisioner):
         return [self._show(one, self._world.time) for one in machines]
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
-        """List as of some moment within the last ``MAX_LAG_SECONDS``."""
+        """List as of some moment within the last ``max_lag_seconds``."""
         self._enter()
-        lag = self._world.rng.uniform(0, MAX_LAG_SECONDS) if self._world.chance(0.5) else 0.0
+        is_late = self._world.chance(self.lag_chance)
+        lag = self._world.rng.uniform(0, self.max_lag_seconds) if is_late else 0.0
         moment = self._world.time - lag
         shown = [
             self._show(one, moment)

@@ -40,6 +40,8 @@ class Training:
     min_nodes: int = 1
     heeds_slots: bool = True
     """False: nodes train whether or not their claim held, as if protocol P2 had no slots."""
+    hang: float = 0.0
+    """How likely at each step a node falls silent, some for minutes and some for ever."""
 
 
 class SimNode:
@@ -87,6 +89,7 @@ class SimNode:
         )
         if slot.instance_id != machine.id:
             return False
+        machine.heard_at = self._world.time
         while True:
             slots = yield from self._persist(lambda: read_slots(self._store, self._job_id, machine.launch))
             if any(one.instance_id is None for one in slots.values()):
@@ -112,6 +115,8 @@ class SimNode:
         rng, training = self._world.rng, self._training
         while self._step < training.num_steps:
             yield rng.uniform(2, 30)
+            if training.hang and self._world.chance(training.hang):
+                yield from self._hang()
             if any(one.has_notice for one in self._peers(generation)):
                 yield from self._heed_notice(generation)
                 return "drained"
@@ -134,6 +139,14 @@ class SimNode:
                 yield from self._commit(generation)
         yield from self._commit(generation)
         return "succeeded"
+
+    def _hang(self) -> Doing[None]:
+        """Say and do nothing for some minutes, or for ever."""
+        is_passing = self._world.rng.random() < 0.5
+        if is_passing:
+            yield self._world.rng.uniform(60, 2400)
+        while not is_passing:
+            yield 60.0
 
     def _peers(self, generation: Generation) -> list[Machine]:
         """Return the generation's machines that are still there, this one included."""
@@ -268,6 +281,7 @@ class SimNode:
             at=self._world.now(),
         )
         self._store.put(keys.heartbeat(self._job_id, machine.launch, machine.rank), codec.encode(beat))
+        machine.heard_at = self._world.time
 
     def _is_stopped(self) -> bool:
         try:

@@ -85,9 +85,9 @@ class World:
         """Return the true wall-clock time."""
         return START + timedelta(seconds=self.time)
 
-    def clock(self) -> Clock:
+    def clock(self, *, max_skew_seconds: float = 20.0) -> Clock:
         """Return a computer's clocks: the wall's is somewhat off, the monotonic starts anywhere."""
-        skew, start = self.rng.uniform(-20, 20), self.rng.uniform(0, 1e6)
+        skew, start = self.rng.uniform(-max_skew_seconds, max_skew_seconds), self.rng.uniform(0, 1e6)
         return Clock(
             now=lambda: START + timedelta(seconds=self.time + skew),
             monotonic=lambda: start + self.time,
@@ -161,8 +161,26 @@ class SimStore(ObjectStore):
 
     def __init__(self, world: World) -> None:
         self.url = "memory://sim"
-        self.inner = InMemoryStore(self.url)
+        self.inner = InMemoryStore(self.url, now=self._stamp)
         self._world = world
+        self._outages: list[tuple[float, float]] = []
+
+    def add_outage(self, start: float, seconds: float) -> None:
+        """Fail every call from the moment ``start`` on, for so long; not while another lasts."""
+        self._outages.append((start, start + seconds))
+
+    def down_seconds(self, since: float) -> float:
+        """Return for how long the store has not answered, from the moment ``since`` until now."""
+        now = self._world.time
+        return sum(max(0.0, min(end, now) - max(start, since)) for start, end in self._outages)
+
+    def num_outages(self, since: float) -> int:
+        """Return how many outages lie between the moment ``since`` and now, in part at least."""
+        return sum(start < self._world.time and end > since for start, end in self._outages)
+
+    def _stamp(self) -> datetime:
+        """Return the store's own time: nobody else's, and in whole seconds."""
+        return (self._world.now() + timedelta(hours=5)).replace(microsecond=0)
 
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
         """Put, or fail, or put and lose the answer."""
@@ -207,5 +225,6 @@ class SimStore(ObjectStore):
 
     def _enter(self) -> None:
         self._world.interrupt()
-        if self._world.chance(self._world.odds.store_fault):
+        is_down = any(start <= self._world.time < end for start, end in self._outages)
+        if is_down or self._world.chance(self._world.odds.store_fault):
             raise TransientError("the store did not answer")

@@ -2,6 +2,8 @@ import pytest
 
 from cloudspot.controller.memory import MAX_GAP_SECONDS, Memory
 from cloudspot.controller.observed import CreateFailure
+from cloudspot.controller.suspicion import BEGUN
+from cloudspot.jobstore.records import Lasting, Suspect, Suspicions
 
 
 @pytest.fixture
@@ -103,3 +105,97 @@ def test_silence_counts_only_while_the_store_answers(records, look):
     beating = records.history(records.launch(heartbeats={0: records.heartbeat(counter=2)}))
     memory.note_history(beating, 95.0)
     assert look(memory, beating, monotonic=95.0).silent_seconds == {(1, 0): 0.0}
+
+
+# --- from pass to pass ----------------------------------------------------------------------------
+
+
+def left(records, *, silent=None, absent=None, counter=1, launch=1):
+    node = Suspect(rank=0, instance_id="i-1-0", counter=counter, silent=silent, absent=absent)
+    return Suspicions(launch=launch, suspects=(node,), at=records.at(0), writer="w")
+
+
+def pass_by(records, memory, history, *, listed=(), at=1000.0, monotonic=5.0):
+    memory.note_listing(listed, monotonic)
+    memory.note_history(history, monotonic)
+    found = memory.suspicions(history, records.at(at))
+    return () if found is None else found.suspects
+
+
+@pytest.fixture
+def beating(records):
+    return records.history(records.launch(heartbeats={0: records.heartbeat(at=990.0)}))
+
+
+def test_a_healthy_node_is_not_noted(records, beating):
+    assert pass_by(records, Memory(), beating, listed=[records.instance()]) == ()
+
+
+def test_what_a_first_pass_sees_has_only_begun(records, beating):
+    (node,) = pass_by(records, Memory(), beating)
+    assert (node.instance_id, node.counter, node.silent, node.absent) == ("i-1-0", 1, None, BEGUN)
+    (node,) = pass_by(records, Memory(), beating, listed=[records.instance()], at=9000.0)
+    assert (node.silent, node.absent) == (BEGUN, None)
+
+
+def test_what_was_left_counts_where_this_pass_sees_it_too(records, look, beating):
+    memory = Memory()
+    lasting = Lasting(seconds=40.0, until=records.at(0))
+    memory.note_suspicions(left(records, silent=lasting, absent=lasting), records.at(60), 1.0)
+    (node,) = pass_by(records, memory, beating)
+    observed = look(memory, beating, monotonic=5.0)
+    assert observed.absent_seconds == {"i-1-0": 100.0}
+    assert observed.silent_seconds == {(1, 0): 100.0}
+    longer = Lasting(seconds=100.0, until=records.at(60))
+    assert (node.silent, node.absent) == (longer, longer)
+
+
+def test_what_this_pass_adds_by_its_own_clock_is_not_left_since_the_next_write_holds_it(
+    records, look, beating
+):
+    memory = Memory()
+    lasting = Lasting(seconds=40.0, until=records.at(0))
+    memory.note_suspicions(left(records, silent=lasting, absent=lasting), records.at(60), 1.0)
+    pass_by(records, memory, beating)
+    (node,) = pass_by(records, memory, beating, monotonic=12.0)
+    observed = look(memory, beating, monotonic=12.0)
+    assert observed.absent_seconds == {"i-1-0": 107.0}
+    assert observed.silent_seconds == {(1, 0): 107.0}
+    assert node.absent == node.silent == Lasting(seconds=100.0, until=records.at(60))
+
+
+def test_a_machine_that_is_listed_and_a_counter_that_has_moved_make_void_what_was_left(
+    records, look, beating
+):
+    memory = Memory()
+    lasting = Lasting(seconds=4000.0, until=records.at(0))
+    memory.note_suspicions(left(records, silent=lasting, absent=lasting, counter=0), records.at(60), 1.0)
+    assert pass_by(records, memory, beating, listed=[records.instance()]) == ()
+    observed = look(memory, beating, monotonic=5.0)
+    assert (observed.absent_seconds, observed.silent_seconds) == ({}, {(1, 0): 0.0})
+    (node,) = pass_by(records, memory, beating, at=9000.0, monotonic=8.0)
+    assert (node.silent, node.absent) == (BEGUN, BEGUN)
+
+
+def test_what_was_left_of_another_launch_says_nothing_of_this_ones_silence(records, look, beating):
+    memory = Memory()
+    lasting = Lasting(seconds=4000.0, until=records.at(0))
+    memory.note_suspicions(left(records, silent=lasting, launch=2), records.at(60), 1.0)
+    assert pass_by(records, memory, beating, listed=[records.instance()]) == ()
+    assert look(memory, beating, monotonic=5.0).silent_seconds == {(1, 0): 0.0}
+
+
+def test_a_pass_whose_listing_failed_passes_an_absence_on_and_does_not_count_its_gap(records, beating):
+    memory = Memory()
+    lasting = Lasting(seconds=40.0, until=records.at(0))
+    memory.note_suspicions(left(records, absent=lasting), records.at(60), 1.0)
+    (node,) = pass_by(records, memory, beating, listed=None)
+    assert node.absent == Lasting(seconds=100.0, until=None)
+    assert pass_by(records, Memory(), beating, listed=None) == ()
+
+
+def test_who_has_ended_or_said_a_last_word_is_under_no_suspicion(records, beating):
+    ended = [records.instance(state="ended", end_reason="lost")]
+    assert pass_by(records, Memory(), beating, listed=ended, at=9000.0) == ()
+    said = records.history(records.launch(exits={0: records.exit("failed")}))
+    assert pass_by(records, Memory(), said, at=9000.0) == ()

@@ -1,9 +1,12 @@
+import math
 import random
 
 import pytest
 
+from cloudspot.controller.decide import SILENT_LIMIT_SECONDS
+from cloudspot.controller.events import Warned
 from cloudspot.controller.reconcile import Reconciler
-from cloudspot.errors import JobNotFound, PluginError
+from cloudspot.errors import JobNotFound, PluginError, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.model import EndReason, LaunchRequest
@@ -31,6 +34,25 @@ class Town:
         submission = self.records.change(self.records.history().submission, job_id=job_id, provider=provider)
         self.store.put(keys.spec(job_id), codec.encode(submission))
         self.store.put(keys.index(job_id), b"")
+
+    def start(self, job_id):
+        """Drive the job until it has made a checkpoint; return its machine."""
+        self.submit(job_id)
+        while not HistoryReader(self.store, job_id).read().commits:
+            list(self.reconciler().run_pass())
+            self.world.run(until=self.world.time + 5)
+        (machine,) = self.cloud.machines.values()
+        return machine
+
+    def passes_until(self, condition, *, seconds, drivers=1):
+        """Let new processes pass every so many seconds until it is so; return how often they did."""
+        for number in range(1, 200):
+            self.world.run(until=self.world.time + seconds)
+            for _ in range(drivers):
+                list(self.reconciler().run_pass())
+            if condition():
+                return number
+        return None
 
     def open_provider(self, name, spec):
         self.opened.append((name, spec.name))
@@ -116,3 +138,119 @@ def test_machines_of_unknown_jobs_are_reported_and_never_ended(town):
     assert [one.id for one in reconciler.orphans()] == [stray.id]
     assert not stray.has_ended
     assert [state.value for _, state in stray.states] == ["running"]
+
+
+# --- drivers that only pass -----------------------------------------------------------------------
+
+
+def vanish(town, machine):
+    """End the machine without a trace, or a word of the provider."""
+    machine.kept_seconds = 0.0
+    town.cloud.end(machine, EndReason.LOST)
+
+
+def launches(town, job_id="one"):
+    return HistoryReader(town.store, job_id).read().launches
+
+
+def suspected(town, job_id="one"):
+    return [one.key for one in town.store.inner.list_objects(keys.suspicions(job_id))]
+
+
+@pytest.mark.parametrize(("seconds", "drivers"), [(20, 1), (60, 1), (300, 1), (300, 3), (3600, 1)])
+def test_a_machine_that_vanished_is_replaced_by_passes_that_are_a_new_process_each(town, seconds, drivers):
+    vanish(town, town.start("one"))
+    proof = town.cloud.absence_proves_after_seconds
+    # The first sees it, the second learns when the first did, and whole intervals have to last.
+    limit = 2 + math.ceil((proof + 1) / seconds)
+    passes = town.passes_until(lambda: len(launches(town)) == 2, seconds=seconds, drivers=drivers)
+    assert passes is not None
+    assert passes <= limit
+    assert launches(town)[0].closed.outcome == "lost"
+    town.passes_until(lambda: HistoryReader(town.store, "one").read().finished, seconds=seconds)
+    assert HistoryReader(town.store, "one").read().finished.outcome == "succeeded"
+    assert suspected(town) == []
+
+
+def test_the_passes_before_an_absence_has_lasted_prove_nothing(town):
+    vanish(town, town.start("one"))
+    seconds = town.cloud.absence_proves_after_seconds / 3
+    passes = town.passes_until(lambda: len(launches(town)) == 2, seconds=seconds)
+    assert passes is not None
+    assert passes - 1 > 3
+
+
+@pytest.mark.parametrize("seconds", [300, 3600])
+def test_a_machine_that_hangs_is_ended_by_passes_that_are_a_new_process_each(town, seconds):
+    machine = town.start("one")
+    town.world.kill(machine.life)
+    counted = min(seconds, 600)
+    passes = town.passes_until(lambda: machine.has_ended, seconds=seconds)
+    assert passes is not None
+    # One more for the stamps' second, and one in which it shuts down.
+    assert SILENT_LIMIT_SECONDS / counted < passes <= 2 + SILENT_LIMIT_SECONDS / counted + 2
+    town.passes_until(lambda: HistoryReader(town.store, "one").read().finished, seconds=60)
+    assert HistoryReader(town.store, "one").read().finished.outcome == "succeeded"
+
+
+def test_the_passes_of_a_healthy_job_leave_nothing(town, monkeypatch):
+    town.start("one")
+    written = []
+    put, delete = town.store.put, town.store.delete
+    monkeypatch.setattr(town.store, "put", lambda key, *a, **k: (written.append(key), put(key, *a, **k)))
+    monkeypatch.setattr(town.store, "delete", lambda key: (written.append(key), delete(key)))
+    for _ in range(2):
+        list(town.reconciler().run_pass())
+        town.world.run(until=town.world.time + 5)
+    assert launches(town)[0].closed is None
+    assert written.count(keys.summary("one")) == 2
+    assert keys.suspicions("one") not in written
+
+
+def test_a_machine_that_is_listed_again_is_forgiven_and_the_note_taken_back(town, monkeypatch):
+    machine = town.start("one")
+    monkeypatch.setattr(town.cloud, "_is_forgotten", lambda *_: True)
+    list(town.reconciler().run_pass())
+    assert suspected(town) == [keys.suspicions("one")]
+    monkeypatch.undo()
+    list(town.reconciler().run_pass())
+    assert suspected(town) == []
+    assert not machine.has_ended
+
+
+def test_a_driver_that_stays_leaves_a_note_once_and_goes_on_by_its_own_memory(town, monkeypatch):
+    machine = town.start("one")
+    vanish(town, machine)
+    reconciler, notes = town.reconciler(), []
+    put = town.store.put
+
+    def noting(key, *args, **options):
+        notes.extend([key] if key == keys.suspicions("one") else [])
+        put(key, *args, **options)
+
+    monkeypatch.setattr(town.store, "put", noting)
+    for _ in range(8):
+        list(reconciler.run_pass())
+        town.world.run(until=town.world.time + 10)
+    assert len(notes) == 1
+    assert len(launches(town)) == 2
+    assert suspected(town) == []
+
+
+def test_what_could_not_be_read_is_not_written_over(town, monkeypatch):
+    vanish(town, town.start("one"))
+    list(town.reconciler().run_pass())
+    before = town.store.inner.get(keys.suspicions("one"))
+    get = town.store.get
+
+    def failing(key):
+        if key == keys.suspicions("one"):
+            raise TransientError("throttled")
+        return get(key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(town.store, "get", failing)
+        (told,) = town.reconciler().run_pass()
+    assert told.tick.problems == ("throttled",)
+    assert [event.text for event in told.tick.events if isinstance(event, Warned)] == ["throttled"]
+    assert town.store.inner.get(keys.suspicions("one")) == before

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import time
 
 from acting_user import User, kill, wait_for
+
+from cloudspot.jobstore import keys
+from cloudspot.local.machines import MachineDirectory
+from cloudspot.local.processes import MARK
+from cloudspot.processes import marked_processes
 
 SETS = ('run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
 RECLAIM = 'providers.local.reclaims=[{launch=1, after_steps=30, notice="6s"}]'
@@ -64,3 +71,38 @@ def test_a_preempted_machine_is_replaced(user: User) -> None:
     assert cli.returncode == 0, user.output(cli)[-3000:]
     shown = user.show("taken")
     assert (len(shown["attempts"]), len(shown["notices"]), shown["steps_lost"]) == (2, 1, 0)
+
+
+def vanish(user: User) -> None:
+    """Kill the newest machine's processes and take it off the provider's books, as a host that burnt down."""
+    machine = user.machines()[-1]
+    supervisor = MachineDirectory(machine).supervisor()
+    assert supervisor is not None
+    for pid in (supervisor.pid, *marked_processes(MARK, machine.name)):
+        kill(pid)
+    wait_for("the end of its processes", lambda: not marked_processes(MARK, machine.name))
+    shutil.rmtree(machine)
+
+
+def test_a_machine_that_vanished_is_replaced_by_passes_from_cron_with_nobody_attached(user: User) -> None:
+    user.start_tiny("cron", sets=(*SETS, "limits.max_restarts=5"))
+    store = user.home / "store"
+    # A checkpoint, so that something is left to resume from.
+    wait_for("a commit", lambda: list((store / keys.commits_prefix("cron")).glob("*")))
+    user.close()  # Whoever was attached: from here on only passes, each a process of its own.
+    vanish(user)
+    seen = 0
+    for _ in range(60):
+        user.cloudspot("reconcile")
+        seen += (store / keys.suspicions("cron")).exists()
+        if user.history("cron").finished is not None:
+            break
+        time.sleep(1.0)
+    history = user.history("cron")
+    assert history.finished is not None
+    assert history.finished.outcome == "succeeded"
+    assert [one.closed.outcome for one in history.launches] == ["lost", "succeeded"]
+    assert history.launches[0].closed.detail.endswith("vanished")
+    assert history.generations[1].restore_from is not None
+    assert seen >= 2
+    assert not (store / keys.suspicions("cron")).exists()

@@ -1,0 +1,265 @@
+"""Histories of one job by seed: real controllers and job store, simulated all else."""
+
+import random
+from concurrent.futures import Future
+from dataclasses import dataclass
+from unittest import mock
+
+from cloudspot.controller.decide import SILENT_LIMIT_SECONDS
+from cloudspot.controller.loop import Controller
+from cloudspot.controller.suspicion import MAX_PASS_GAP_SECONDS
+from cloudspot.errors import TransientError
+from cloudspot.jobstore import codec, keys, parallel
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.records import Closed, Finished, Intent, Submission
+from cloudspot.jobstore.submission import request_stop
+from cloudspot.spec import spec_from_json, spec_to_json
+from cloudspot.testing.simcloud import SimCloud, SimProvider
+from cloudspot.testing.simnodes import SimNode, Training
+from cloudspot.testing.simulation import START, Odds, SimStore, Violation, World
+
+JOB = "digits-1"
+NUM_TRIES = 400
+"""Within so many histories a shortcut must be found out."""
+LIMIT_SECONDS = 60_000.0
+"""A job that has not ended by then never will."""
+
+
+class OneAtATime:
+    """Stands for the thread pool of the job store: who runs is for the world to say."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def submit(self, function, *args):
+        future = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:  # noqa: BLE001 - a future keeps any
+            future.set_exception(error)
+        return future
+
+
+def staying(world, store, cloud):
+    """Be a controller that stays, again and again killed, until the job is settled."""
+    while True:
+        one = Controller(store, JOB, SimProvider(cloud), clock=world.clock(), sleep=world.sleep)
+        while True:
+            tick = yield from interrupted(world, one.steps())
+            if tick is None:
+                yield world.rng.uniform(0, 60)
+                break
+            if tick.is_settled:
+                return
+            yield 0.1 if tick.acted else world.rng.uniform(5, 40)
+
+
+def passing(world, store, cloud):
+    """Be what cron starts: each pass is a process of its own, with a clock that may be far off."""
+    yield from passing_every(world, store, cloud, world.rng.choice([15.0, 60.0, 300.0, 900.0]))
+
+
+def passing_every(world, store, cloud, interval):
+    while True:
+        clock = world.clock(max_skew_seconds=900.0)
+        one = Controller(store, JOB, SimProvider(cloud), clock=clock, sleep=world.sleep)
+        tick = yield from interrupted(world, one.pass_steps())
+        if tick is not None and tick.is_settled:
+            return
+        yield world.rng.uniform(0.5, 1.5) * interval
+
+
+def interrupted(world, steps):
+    """Take the steps, with pauses between them; return their result, or None when killed."""
+    rng = world.rng
+    while True:
+        if world.chance(0.01):
+            return None
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+        if world.chance(0.03):
+            yield rng.uniform(0, 900)
+        elif world.chance(0.3):
+            yield rng.uniform(0, 5)
+
+
+def stay_or_die(rng):
+    return [staying] * rng.randint(2, 3)
+
+
+def only_pass(rng):
+    return [passing] * rng.randint(1, 3)
+
+
+def pass_often(rng):
+    return [lambda *house: passing_every(*house, 15.0)] * 3
+
+
+def pass_and_stay(rng):
+    return [staying, *only_pass(rng)]
+
+
+@dataclass
+class Result:
+    outcome: str
+    was_stopped: bool
+    num_launches: int
+    num_attempts: int
+    num_commits: int
+    seconds: float
+
+
+def play(seed, **options):
+    """Run one history to its end and check it; return what it came to."""
+    with mock.patch.object(parallel, "ThreadPoolExecutor", OneAtATime):
+        return _play(seed, **options)
+
+
+def first_violation(like="", *, num_tries=NUM_TRIES, **options):
+    """Return the first thing of this kind that goes wrong in a history, or None when nothing does."""
+    for seed in range(num_tries):
+        try:
+            play(seed, **options)
+        except AssertionError as violation:
+            if like in str(violation):
+                return str(violation)
+    return None
+
+
+def _play(
+    seed, *, nodes=None, training=None, change_cloud=None, odds=None, drivers=stay_or_die, has_outages=False
+):
+    rng = random.Random(seed)
+    nodes = nodes or rng.choice([(1, 1), (1, 1), (2, 2), (1, 2)])
+    world = World(rng, odds=odds or Odds(), calm_at=rng.uniform(500, 4000))
+    store = SimStore(world)
+    spec = spec_from_json(
+        {
+            "name": "digits",
+            "nodes": {"min": nodes[0], "max": nodes[1]},
+            "run": {"entrypoint": "train.py"},
+            "spot": {"max_wait": 300.0},
+            "limits": {"max_restarts": 10_000},
+        }
+    )
+    submit(store, spec)
+    training = training or Training(min_nodes=nodes[0])
+    cloud = SimCloud(
+        world,
+        min_nodes=nodes[0],
+        node=lambda machine: SimNode(world, cloud, store, machine, training).live(),
+        is_rightful=lambda machine: is_rightful(world, store, machine),
+    )
+    if change_cloud is not None:
+        change_cloud(cloud)
+    if has_outages:
+        end = 0.0
+        for _ in range(rng.randint(1, 3)):
+            start, seconds = end + rng.uniform(60, 3000), rng.choice([rng.uniform(60, 900), 2.5 * 3600])
+            store.add_outage(start, seconds)
+            end = start + seconds
+    lives = [world.start(driver(world, store, cloud), delay=rng.uniform(0, 30)) for driver in drivers(rng)]
+    if rng.random() < 0.15:
+        world.start(stop(store), delay=rng.uniform(0, 1000))
+    while not all(life.is_over for life in lives):
+        if world.time > LIMIT_SECONDS or not world.step():
+            is_finished = HistoryReader(store.inner, JOB).read().finished is not None
+            raise Violation("machines run on" if is_finished else "the job does not end")
+    settle(world, store, cloud)
+    return check(world, store, cloud)
+
+
+def submit(store, spec):
+    submission = Submission(
+        job_id=JOB,
+        provider="sim",
+        spec=spec_to_json(spec),
+        code_sha256="0" * 64,
+        code_bytes=0,
+        secret_names=("TOKEN",),
+        version="0",
+        at=START,
+        writer="submitter",
+    )
+    store.inner.put(keys.spec(JOB), codec.encode(submission))
+    store.inner.put(keys.index(JOB), b"")
+    store.inner.put(keys.secrets(JOB), b"{}")
+
+
+def stop(store):
+    while True:
+        try:
+            request_stop(store, JOB, "user", sleep=lambda seconds: None)
+        except TransientError:
+            yield 1.0
+        else:
+            return
+
+
+def settle(world, store, cloud):
+    """Let a last controller come by, as ``reconcile`` would."""
+    world.calm_at = 0.0
+    one = Controller(store, JOB, SimProvider(cloud), clock=world.clock(), sleep=world.sleep)
+    for _ in range(400):
+        if one.run_pass().is_settled:
+            return
+        world.run(until=world.time + 30.0)
+    raise Violation("machines run on")
+
+
+def is_rightful(world, store, machine):
+    """Say whether nobody has any business to terminate the machine."""
+    history = HistoryReader(store.inner, JOB).read()
+    launch = history.launches[machine.launch - 1]
+    if history.stop is not None or launch.closed is not None or launch.is_void:
+        return False
+    slot = launch.slots.get(machine.rank)
+    if slot is not None and slot.instance_id == machine.id and launch.is_attempt:
+        # An outage of the store is no silence, but for what a gap between two passes may count.
+        heard = machine.created_at if machine.heard_at is None else machine.heard_at
+        down = store.down_seconds(heard)
+        allowance = min(down, store.num_outages(heard) * MAX_PASS_GAP_SECONDS)
+        if world.time - heard - down + allowance >= SILENT_LIMIT_SECONDS:
+            return False
+    return (slot is None or slot.instance_id == machine.id) and machine.rank not in launch.exits
+
+
+def check(world, store, cloud):
+    history = HistoryReader(store.inner, JOB).read()
+    assert history.finished is not None
+    expected = {"succeeded"} if history.stop is None else {"succeeded", "stopped"}
+    assert history.finished.outcome in expected
+    left = [one.id for one in cloud.machines.values() if not one.has_ended]
+    assert left == []
+    assert all(1 <= one.launch <= len(history.launches) for one in cloud.machines.values())
+    assert list(store.inner.list_objects(keys.secrets(JOB))) == []
+    check_journal(Journal(store.inner, JOB).read())
+    return Result(
+        outcome=history.finished.outcome,
+        was_stopped=history.stop is not None,
+        num_launches=len(history.launches),
+        num_attempts=len(history.attempts),
+        num_commits=len(history.commits),
+        seconds=world.time,
+    )
+
+
+def check_journal(journal):
+    """Launches are numbered without a gap, each is closed before the next, and the end is the end."""
+    expected = []
+    for record in journal[:-1]:
+        kind = Closed if expected and expected[-1] is Intent else Intent
+        assert type(record) is kind
+        expected.append(kind)
+        assert record.launch == (len(expected) + 1) // 2
+    assert type(journal[-1]) is Finished
+    assert not expected or expected[-1] is Closed

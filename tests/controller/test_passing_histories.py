@@ -1,0 +1,125 @@
+"""Random histories with drivers that come and go, as from cron: each pass is a new process.
+
+As in the histories of those that stay, and besides: nodes fall silent, for minutes or for ever, while
+their machines run on; the store does not answer for hours; and the clocks of the passes' hosts differ by a
+quarter of an hour. Never two attempts at once, no machine is ended that was not silent for as long as it
+takes, and every job ends: a machine that has vanished or hangs is found out by those who only pass.
+"""
+
+import os
+from contextlib import suppress
+
+import pytest
+from launch_histories import JOB, first_violation, only_pass, pass_and_stay, pass_often, play
+
+from cloudspot.controller import handover, suspicion
+from cloudspot.controller.handover import Handover
+from cloudspot.controller.loop import Controller
+from cloudspot.controller.memory import Memory
+from cloudspot.controller.suspicion import MAX_PASS_GAP_SECONDS, lengthened
+from cloudspot.errors import ObjectMissing, TransientError
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.records import Lasting
+from cloudspot.jobstore.suspicions import read_suspicions, write_suspicions
+from cloudspot.testing.simnodes import Training
+from cloudspot.testing.simulation import Odds
+
+NUM_HISTORIES = 250
+SILENCES = {"training": Training(hang=0.05), "nodes": (1, 1), "has_outages": True}
+
+
+@pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
+def test_drivers_that_pass_never_make_two_attempts_and_bring_each_job_to_its_end(drivers):
+    results = [play(seed, drivers=drivers) for seed in range(NUM_HISTORIES)]
+    assert sum(one.num_launches for one in results) > 2 * len(results)
+    assert sum(one.num_attempts for one in results) > 1.2 * len(results)
+
+
+@pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
+def test_the_silent_are_ended_and_an_outage_of_the_store_is_nobodys_death(drivers):
+    results = [play(seed, drivers=drivers, **SILENCES) for seed in range(NUM_HISTORIES)]
+    # One that hangs for ever takes its hour.
+    assert sum(one.seconds > 3600 for one in results) > 0.2 * len(results)
+
+
+SOAK_HISTORIES = int(os.environ.get("CLOUDSPOT_SOAK_HISTORIES", "200000")) // 10
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("options", [{}, SILENCES])
+@pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
+def test_no_history_of_very_many_goes_wrong(drivers, options):
+    for seed in range(NUM_HISTORIES, SOAK_HISTORIES):
+        play(seed, drivers=drivers, **options)
+
+
+# --- plausible shortcuts, and that these histories find them out ----------------------------------
+
+
+def lag(cloud):
+    """Show machines late, and say so: what is absent too early is then often alive."""
+    cloud.max_lag_seconds, cloud.absence_proves_after_seconds, cloud.lag_chance = 300.0, 330.0, 0.95
+
+
+LAGGING = {
+    "drivers": pass_often,
+    "nodes": (1, 1),
+    "change_cloud": lag,
+    "odds": Odds(long_pause=0.005),
+}
+
+
+def test_nobody_is_taken_for_dead_by_a_listing_that_lags():
+    assert first_violation(num_tries=150, **LAGGING) is None
+
+
+def test_without_a_handover_a_vanished_node_is_never_replaced(monkeypatch):
+    monkeypatch.setattr(Memory, "note_suspicions", lambda *_: None)
+    assert first_violation("does not end", drivers=only_pass) is not None
+
+
+def test_the_wall_clocks_of_two_hosts_take_the_living_for_dead(monkeypatch):
+    def note(self, left, now, monotonic):
+        for one in left.suspects:
+            if one.absent is not None:
+                gap = min(max(0.0, (now - left.at).total_seconds()), MAX_PASS_GAP_SECONDS)
+                self._left_absent[one.instance_id] = Lasting(seconds=one.absent.seconds + gap, until=None)
+                self._known_since.setdefault(one.instance_id, monotonic)
+
+    def take(self):
+        monkeypatch.setattr(handover, "read_suspicions", lambda *args: with_time(args, self._clock.now()))
+        return real_take(self)
+
+    def with_time(args, now):
+        found = read_suspicions(*args)
+        return None if found is None else (found[0], now)
+
+    real_take = Handover.take
+    monkeypatch.setattr(Memory, "note_suspicions", note)
+    monkeypatch.setattr(Handover, "take", take)
+    assert first_violation("are alive at once", **LAGGING) is not None
+
+
+def test_the_whole_of_a_gap_makes_an_outage_the_death_of_a_node(monkeypatch):
+    monkeypatch.setattr(suspicion, "MAX_PASS_GAP_SECONDS", float("inf"))
+    assert first_violation("every right to run", drivers=only_pass, **SILENCES) is not None
+
+
+def test_counting_up_to_the_passes_own_write_takes_the_living_for_dead(monkeypatch):
+    # Its time is the store's own too; but the listing is as old by then as the pass was suspended.
+    real = Controller._decide
+
+    def decide(self, spec, history, offers):
+        mine = self._memory.suspicions(history, self._clock.now())
+        if mine is not None:
+            with suppress(TransientError, ObjectMissing):
+                write_suspicions(self._store, JOB, mine)
+                moment = self._store.head(keys.suspicions(JOB)).modified_at
+                for one in mine.suspects:
+                    if one.instance_id in self._memory._absent and one.absent.until is not None:
+                        self._memory._absent[one.instance_id] = lengthened(one.absent, moment).seconds
+        return real(self, spec, history, offers)
+
+    monkeypatch.setattr(Controller, "_decide", decide)
+    assert first_violation("are alive at once", **LAGGING) is not None
