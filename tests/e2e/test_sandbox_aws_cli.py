@@ -1,0 +1,95 @@
+"""What AWS's own command line shows of the emulated account when a job is over: nothing that costs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from acting_user import COMMAND, JOBS
+
+from cloudspot.local.enclosure import why_not
+
+LAYOUT = (Path(__file__).parents[2] / "docs" / "bucket-layout.md").read_text()
+BUCKET = "cloudspot-sandbox"
+STREAMS = ("1-0", "1-1", "2-0", "2-1")
+
+SCRIPT = f"""
+set -eu
+cloudspot run "$@" --provider aws --name tiny >&2
+mkdir seen && cd seen
+aws ec2 describe-instances >instances
+aws ec2 describe-volumes >volumes
+aws ec2 describe-placement-groups >groups
+aws logs describe-log-streams --log-group-name /cloudspot/tiny >streams
+for stream in {" ".join(STREAMS)}; do
+    aws logs get-log-events --log-group-name /cloudspot/tiny --log-stream-name "$stream" --start-from-head >"log $stream"
+done
+aws s3 ls --recursive s3://{BUCKET} >objects
+cloudspot logs tiny --json >logs
+cloudspot show tiny --json >show
+"""
+
+
+# Of the documented keys those that such a job leaves no object at: CloudWatch has the log.
+ABSENT = {
+    "probe/<nonce>",
+    "jobs/<id>/secrets",
+    "jobs/<id>/stop",
+    "jobs/<id>/suspicions",
+    "jobs/<id>/logs/<stream>/<date>/<number>",
+}
+
+
+def documented_keys() -> dict[str, str]:
+    """Return a regular expression for each key of the documented layout."""
+    keys = re.findall(r"^\| `([^`]*/[^`]*)` \|", LAYOUT, re.MULTILINE)
+    # An artifact's name is a path.
+    return {
+        key: re.sub(r"<\w+>", lambda found: ".+" if found[0] == "<name>" else "[^/]+", re.escape(key))
+        for key in keys
+    }
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+@pytest.mark.skipif(
+    shutil.which("aws") is None, reason="NOT TESTED, there is no aws on PATH (pip install awscli)"
+)
+@pytest.mark.timeout(900)
+def test_the_aws_cli_sees_nothing_left_the_whole_log_and_the_documented_layout(user, tmp_path):
+    words = ["--set", "nodes=2", "--set", 'run.env.TINY_STEP_SECONDS="0.1"']
+    words += ["--set", 'providers.aws.placement_group="auto"']
+    inside = ["bash", "-c", SCRIPT, "bash", str(JOBS / "tiny" / "job.toml"), *words]
+    command = [*COMMAND, "sandbox", "aws", "--reclaim", "rank=0,after_share=0.4,notice=60", "--", *inside]
+    done = subprocess.run(command, env=user.environ, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout[-4000:], done.stderr[-8000:])
+    seen = {path.name: path.read_text() for path in (tmp_path / "seen").iterdir()}
+
+    instances = [one for group in json.loads(seen["instances"])["Reservations"] for one in group["Instances"]]
+    assert [one["State"]["Name"] for one in instances] == ["terminated"] * 4
+    groups = {one["Placement"]["GroupName"] for one in instances}
+    assert len(groups) == 1  # there was one, and it is gone
+    assert json.loads(seen["groups"])["PlacementGroups"] == []
+    assert json.loads(seen["volumes"])["Volumes"] == []
+
+    assert sorted(one["logStreamName"] for one in json.loads(seen["streams"])["logStreams"]) == [*STREAMS]
+    ours = [json.loads(line) for line in seen["logs"].splitlines()]
+    for stream in STREAMS:
+        events = [json.loads(event["message"]) for event in json.loads(seen[f"log {stream}"])["events"]]
+        # A batch that was sent again shows its lines twice; never in another order.
+        texts = {event["seq"]: event["text"] for event in events}
+        assert list(texts) == list(range(len(texts)))
+        mine = [one for one in ours if f"{one['launch']}-{one['rank']}" == stream]
+        assert [texts[number] for number in sorted(texts)] == [one["text"] for one in mine]
+    steps = [int(found[1]) for one in ours if (found := re.match(r"step (\d+) loss", one["text"]))]
+    assert list(dict.fromkeys(steps)) == list(range(json.loads(seen["show"])["steps_total"]))
+
+    keys = [line.split(maxsplit=3)[3] for line in seen["objects"].splitlines()]
+    documented = documented_keys()
+    met = {key: [one for one, pattern in documented.items() if re.fullmatch(pattern, key)] for key in keys}
+    assert [key for key, found in met.items() if not found] == []
+    assert set(documented) - ABSENT <= {one for found in met.values() for one in found}
+    assert not any(key.startswith("jobs/tiny/logs/") for key in keys)
