@@ -51,7 +51,10 @@ def test_a_whole_table_is_understood():
     [
         ({"reclaims": [{"after_step": 3}]}, "providers.local.reclaims"),
         ({"reclaims": [{}]}, "needs one of after_steps, after_seconds and after_share"),
-        ({"reclaims": [{"after_steps": 3, "after_seconds": "3s"}]}, "needs one of after_steps, after_seconds and after_share"),
+        (
+            {"reclaims": [{"after_steps": 3, "after_seconds": "3s"}]},
+            "needs one of after_steps, after_seconds and after_share",
+        ),
         ({"notice": "soon"}, "providers.local.notice"),
         ({"random_reclaims": {"mean": "0s"}}, "providers.local.random_reclaims.mean"),
         ({"zone": ["a"]}, "zones"),
