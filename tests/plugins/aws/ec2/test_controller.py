@@ -273,7 +273,7 @@ def test_no_zone_has_any_within_max_wait_and_the_job_fails(found):
     assert finished.detail == "no spot capacity within spot.max_wait of 300 s"
     assert {outcome for _, _, outcome in town.outcomes()} == {"capacity"}
     assert town.host.truth.machines == {}
-    assert 300 <= town.world.time < 420
+    assert 260 <= town.world.time < 460  # each computer's wall clock is up to 20 s off
     town.check_end()
 
 
