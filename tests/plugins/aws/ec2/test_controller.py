@@ -149,9 +149,7 @@ class Town:
         )
         self.training = Training(min_nodes=self.spec.nodes.min)
         self.host = WorldHost(self)
-        self.ec2 = StrictEc2(
-            server.moto, self.host, clock=(START + timedelta(seconds=self.world.time)).timestamp
-        )
+        self.ec2 = StrictEc2(server.moto, self.host, clock=self._unix_time)
         server.app = self.ec2
         self.faults = self.ec2.faults
         self._clients = clients
@@ -170,6 +168,9 @@ class Town:
         )
         self.store.inner.put(keys.spec(JOB), codec.encode(submission))
         self.store.inner.put(keys.index(JOB), b"")
+
+    def _unix_time(self):
+        return (START + timedelta(seconds=self.world.time)).timestamp()
 
     def controller(self):
         # Each is a process of its own, with nothing looked up; only the SDK's clients are dear to make.
