@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,12 @@ from cloudspot.processes import marked_processes
 
 # The kits' asserts then show what was compared, as those of the tests do.
 pytest.register_assert_rewrite("cloudspot.testing.storekit", "cloudspot.testing.logkit")
+
+
+def pytest_configure() -> None:
+    """Let the programs that tests start hear Ctrl-C: a shell ignores it in what it runs in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
