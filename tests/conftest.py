@@ -21,7 +21,10 @@ pytest.register_assert_rewrite("cloudspot.testing.storekit", "cloudspot.testing.
 
 
 def pytest_configure() -> None:
-    """Let the programs that tests start hear Ctrl-C: a shell ignores it in what it runs in the background."""
+    """Let the programs that tests start hear signals: nohup and shells have some ignored in the background."""
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

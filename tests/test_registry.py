@@ -167,8 +167,8 @@ def test_a_store_is_opened_by_its_scheme(site):
 
 def test_a_missing_provider_says_what_to_run():
     with pytest.raises(PluginError) as error:
-        provider_class("aws")
-    assert str(error.value) == 'no provider "aws" is installed; run: pip install cloudspot-aws'
+        provider_class("nowhere")
+    assert str(error.value) == 'no provider "nowhere" is installed; run: pip install cloudspot-nowhere'
 
 
 def test_a_missing_provider_that_has_an_extra_names_the_extra(site):

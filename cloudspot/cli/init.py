@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from importlib import resources
@@ -102,6 +103,7 @@ def job_file_text(name: str, entrypoint: str, *, has_session: bool) -> str:
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], _template("job.toml.txt"))
 
 
+@functools.cache
 def _template(name: str) -> str:
     return (resources.files("cloudspot.cli") / "templates" / name).read_text(encoding="utf-8")
 

@@ -371,3 +371,9 @@ def before_reading(monkeypatch):
 def put_session_checkpoint(tmp_path):
     """``put_session_checkpoint(store, job_id, checkpoint, objects)``, as in a job."""
     return functools.partial(sessions.put_session_checkpoint, scratch=tmp_path / "ranks")
+
+
+def ago(minutes: float) -> str:
+    """Return how long ago that many minutes after START were, as a duration; the tests may run for long."""
+    seconds = (datetime.now(timezone.utc) - START - timedelta(minutes=minutes)).total_seconds()
+    return f"{seconds:.0f}s"

@@ -12,6 +12,8 @@ from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.model import LogRecord
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
+from .conftest import ago
+
 START = datetime(2026, 11, 20, 6, tzinfo=timezone.utc)
 
 
@@ -192,13 +194,13 @@ def test_the_last_lines_are_printed_and_with_follow_what_comes(jobs):
 
 
 def test_since_is_a_duration_or_a_time(jobs):
-    # Attempt 1 wrote 178 minutes ago, attempt 2 172: see the fixture.
+    # Attempt 1 wrote 2 minutes after the fixture's start, attempt 2 after 8.
     job_id = jobs.reclaimed_and_finished()
-    assert texts(jobs.run("logs", job_id, "--since", "175m")) == ["step 41", "step 100"]
+    assert texts(jobs.run("logs", job_id, "--since", ago(5))) == ["step 41", "step 100"]
     assert texts(jobs.run("logs", job_id, "--since", "4h")) == ["step 1", "step 40", "step 41", "step 100"]
     line = jobs.run_json("logs", job_id, "--tail", "1")
     assert texts(jobs.run("logs", job_id, "--since", line["time"])) == ["step 100"]
-    assert texts(jobs.run("logs", job_id, "--since", "175m", "--tail", "5")) == ["step 41", "step 100"]
+    assert texts(jobs.run("logs", job_id, "--since", ago(5), "--tail", "5")) == ["step 41", "step 100"]
     assert texts(jobs.run("logs", job_id, "--since", "1m")) == []
     result = jobs.run("logs", job_id, "--since", "yesterday", status=2)
     assert result.stderr.startswith('error: --since: expected a duration like "10m", or a time like "06:25"')

@@ -17,7 +17,7 @@ from cloudspot.jobstore.reader import HistoryReader, write_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.local.filestore import FileStore
 
-from .conftest import at
+from .conftest import ago, at
 
 
 def test_an_empty_store_has_no_jobs(jobs):
@@ -197,11 +197,12 @@ def ids(jobs, *arguments):
         (["duration=600"], ["tinygpt-d", "digits-b", "digits-a"]),
         (["code=abab"], ["tinygpt-d"]),
         (["detail=*code 3"], ["tinygpt-c"]),
-        (["progress=1", "submitted>2h35m"], ["tinygpt-d"]),
+        (["progress=1", "submitted>@25"], ["tinygpt-d"]),
         (["provider=aws"], []),
     ],
 )
 def test_filters_leave_the_jobs_that_pass_all_of_them(several, filters, found):
+    filters = [text.replace("@25", ago(25)) for text in filters]
     assert ids(several, *[word for text in filters for word in ("--filter", text)]) == found
 
 
