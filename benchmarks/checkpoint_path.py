@@ -78,6 +78,8 @@ def by_torch(how: str, directory: Path, environment: dict[str, str]) -> tuple[fl
         began = json.loads(Path(out, "steps.json").read_text())
         saves = json.loads(Path(out, "saves.json").read_text())
     windows = [(save["began"], save["ended"]) for save in saves if save["ended"] < began[-1]]
+    if not windows:
+        sys.exit(f"{how}: no save ended in time; give it more --seconds")
     return (*lost(began, windows), statistics.median(high - low for low, high in windows))
 
 
@@ -227,19 +229,18 @@ def measure(directory: Path, num_bytes: float, seconds: float) -> None:
         asked = time.time()
         job.start("preempt", NAME, "--notice", "60s").wait(60)
         told = time.time()
-        drained = wait_for(
-            "the drain", lambda: next((each for each in job.commits() if each.kind == "drain"), None)
-        )
+        second = wait_for("the next generation", lambda: job.reader.read().generations[1:2])[0]
+        assert second.restore_from is not None
+        drained = job.commit(second.restore_from)
         first = wait_for("the steps", lambda: read_json(out / "steps-1.json"))
         load = wait_for("the load", lambda: read_json(out / "load.json"))
         history = job.reader.read()
         notice = next(each for launch in history.launches for each in launch.notices.values())
-        commits.update({str(drained.id): drained})
         monotonic = time.monotonic() - time.time()
         windows = [
             (each.parts[0].sealed_at.timestamp() + monotonic, each.at.timestamp() + monotonic)
             for each in commits.values()
-            if each.kind == "interval"
+            if each.id.generation == 1 and each.id != drained.id
         ]
         stall, training = lost(first, [each for each in windows if each[1] < first[-1]])
         whole = statistics.median(high - low for low, high in windows) + stall
