@@ -479,16 +479,22 @@ def test_debug_shows_where_it_came_from_before_and_after_the_command(desk):
 # --- nobody reads, or nothing can be written ----------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["plan --json", "--help", "run --help", "completion bash", "providers"])
+@pytest.mark.parametrize(
+    "command", ["plan --json", "ps", "--help", "run --help", "completion bash", "providers"]
+)
 @pytest.mark.parametrize("buffering", [None, "1"])
 def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(desk, command, buffering):
+    # Without a store that is named: of one that holds nothing `ps` warns.
+    environ = {name: value for name, value in desk.environ.items() if name != "CLOUDSPOT_STORE"}
+    if buffering:
+        environ["PYTHONUNBUFFERED"] = buffering
     read, write = os.pipe()
     os.close(read)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "cloudspot", *command.split()],
             cwd=desk.here,
-            env={**desk.environ, **({"PYTHONUNBUFFERED": buffering} if buffering else {})},
+            env=environ,
             stdout=write,
             stderr=subprocess.PIPE,
             text=True,
@@ -499,9 +505,9 @@ def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(desk, command, b
     assert (done.stderr, done.returncode) == ("", 141)
 
 
-@pytest.mark.parametrize("command", ["plan", "--help", "completion fish"])
+@pytest.mark.parametrize("command", ["plan", "ps", "--help", "completion fish"])
 def test_a_full_disk_below_standard_output_is_one_line(desk, command):
-    done = desk.type(f"{command} > /dev/full")
+    done = desk.type(f"{command} > /dev/full", environ={"CLOUDSPOT_STORE": None})
     assert (done.stderr, done.returncode) == (
         "error: standard output cannot be written: No space left on device\n",
         1,
