@@ -10,6 +10,7 @@ import random
 from datetime import timedelta
 
 import pytest
+from launch_histories import OneAtATime
 
 from cloudspot.controller.events import LaunchClosed, Warned
 from cloudspot.controller.loop import Controller
@@ -33,29 +34,6 @@ LIMIT_SECONDS = 60_000.0
 
 class Killed(BaseException):
     """The end of a controller's process, wherever it stands."""
-
-
-class Now:
-    """Stands for the thread pool of the job store: who runs is for the world to say."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    def submit(self, function, *args):
-        from concurrent.futures import Future
-
-        future = Future()
-        try:
-            future.set_result(function(*args))
-        except Exception as error:  # noqa: BLE001 - a future keeps any
-            future.set_exception(error)
-        return future
 
 
 class WorldHost(MachineHost):
@@ -231,7 +209,7 @@ class Town:
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    monkeypatch.setattr(parallel, "ThreadPoolExecutor", Now)
+    monkeypatch.setattr(parallel, "ThreadPoolExecutor", OneAtATime)
 
 
 @pytest.fixture
