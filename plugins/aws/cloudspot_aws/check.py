@@ -34,7 +34,8 @@ _QUOTAS: Final = (
     (("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
 )
 """By how a type's name begins: the quotas of vCPUs on demand and on the spot market (EC2 user guide,
-"Amazon EC2 service quotas", and the Service Quotas console; checked 2026-11)."""
+"Amazon EC2 service quotas"). Those of p5, p6, trn, inf and dl are from memory; a wrong one
+would fail the check's line for such a type, and no launch."""
 
 
 def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:

@@ -1,7 +1,8 @@
 """As much of AWS's Fault Injection Service as takes spot machines; what it would refuse is refused.
 
-Source: AWS FIS API reference, CreateExperimentTemplate, StartExperiment; user guide,
-"aws:ec2:send-spot-instance-interruptions" (checked 2026-11).
+Source: botocore's model of the service for the requests; a template of AWS's own
+(github.com/awslabs/ec2-spot-workshops, workshops/fis; checked 2026-11) for what they hold. The rest is from
+memory of the FIS user guide.
 """
 
 from __future__ import annotations

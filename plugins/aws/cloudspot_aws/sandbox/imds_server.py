@@ -2,7 +2,8 @@
 
 Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Instance
 metadata categories", "Spot Instance interruption notices", "EC2 instance rebalance recommendations",
-"View tags for your EC2 instances using instance metadata" (checked 2026-11).
+"View tags for your EC2 instances using instance metadata" (checked 2026-11). From memory: a directory that is
+asked for without its last slash is listed all the same.
 """
 
 from __future__ import annotations
