@@ -1,8 +1,8 @@
 """A drill on real EC2: AWS's Fault Injection Service interrupts a spot machine as a reclaim would.
 
 Source: a template of AWS's own (github.com/awslabs/ec2-spot-workshops, workshops/fis; checked 2026-11)
-for the action, its parameter, its target and the role's rights. That an experiment outlives its template is from
-memory of the FIS user guide. None of it has run on the real service.
+for the action, its parameter, its target and the role's rights. That an experiment outlives its
+template is from memory of the FIS user guide. None of it has run on the real service.
 """
 
 from __future__ import annotations

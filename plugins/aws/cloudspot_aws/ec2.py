@@ -39,7 +39,8 @@ class Ec2Provisioner(Provisioner):
 
     # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API
     # reference of 2013 and 2016, Ensuring idempotency; not found in today's): counted here from the
-    # intent, which is earlier still. A token counts within the zone that the request names, and the stored request names one.
+    # intent, which is earlier still. A token counts within the zone that the request names, and the stored
+    # request names one.
     token_seconds: ClassVar[float] = 24 * 3600.0
     # A terminated instance is listed for about an hour (EC2 user guide, Terminate your instance), so one
     # that was seen and is gone ended long ago, unless the listing lags: it is eventually consistent, by
