@@ -22,10 +22,10 @@ import msgspec
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.interfaces import LogSink
 from cloudspot.model import LogRecord
+from cloudspot.persistence import persist
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
 from cloudspot_aws.logorder import Arrival, Joiner, Order
-from cloudspot_aws.persistence import persist
 
 GROUP_PREFIX = "/cloudspot/"
 RETENTION_DAYS = (

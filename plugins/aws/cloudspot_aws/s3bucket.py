@@ -24,9 +24,9 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.interfaces import check_key
+from cloudspot.persistence import Result, persist
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import DENIED, THROTTLED, error_code, one_line, status_of, translation
-from cloudspot_aws.persistence import Result, persist
 
 FALLBACK_REGION = "us-east-1"
 """Where a bucket is asked for when no region is configured: it tells the right one."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from cloudspot_aws.sandbox.faults import Faults
-from cloudspot_aws.sandbox.serving import Server
+from cloudspot.testing.faults import Faults
+from cloudspot.testing.serving import Server
 from cloudspot_aws.sandbox.strict_logs import StrictLogs
 from cloudspot_aws.sandbox.strict_s3 import StrictS3
 

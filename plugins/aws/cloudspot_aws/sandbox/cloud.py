@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from cloudspot.testing.emulation import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
+from cloudspot.testing.faults import Faults
+from cloudspot.testing.serving import Server
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
 from cloudspot_aws.sandbox.credentials import RoleKeys, Secrets
-from cloudspot_aws.sandbox.faults import Faults
 from cloudspot_aws.sandbox.rolecheck import RoleCheck
-from cloudspot_aws.sandbox.serving import Server
 from cloudspot_aws.sandbox.trail import Trail
 
 # moto would read in 1,300 images for each region.

@@ -14,8 +14,8 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 from moto.iam.models import iam_backends
 
+from cloudspot.testing.faults import Faults
 from cloudspot_aws.sandbox import prices
-from cloudspot_aws.sandbox.faults import Faults
 from cloudspot_aws.sandbox.machines import Machines
 from cloudspot_aws.sandbox.query import ApiError
 

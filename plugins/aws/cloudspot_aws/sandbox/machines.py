@@ -16,8 +16,8 @@ from moto.ec2.models.instances import StateReason
 
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.testing.emulation import EmulatedMachine, JobHint, MachineHost, MachineStatus
+from cloudspot.testing.faults import Faults
 from cloudspot_aws import tags
-from cloudspot_aws.sandbox.faults import Faults
 
 TERMINATED_SHOWN_SECONDS: Final = 3600.0
 """How long a terminated instance is listed: about an hour (EC2 user guide, Terminate your instance)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cloudspot_aws.sandbox.faults import Call
+from cloudspot.testing.faults import Call
 from cloudspot_aws.sandbox.s3requests import RIGHTS
 
 FREE: Final = frozenset({"sts:GetCallerIdentity"})

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
+from cloudspot.testing.faults import Faults
 from cloudspot_aws.options import DEFAULT_IMAGE
 from cloudspot_aws.sandbox import prices
-from cloudspot_aws.sandbox.faults import Faults
 from cloudspot_aws.sandbox.images import IMAGE_ID
 from cloudspot_aws.sandbox.query import ApiError
 

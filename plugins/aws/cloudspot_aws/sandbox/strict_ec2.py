@@ -21,11 +21,11 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from cloudspot.testing.emulation import MachineHost
+from cloudspot.testing.faults import Call, Faults
 from cloudspot_aws.sandbox import launching, services
 from cloudspot_aws.sandbox.catalogue import describe_instance_types, describe_spot_price_history
 from cloudspot_aws.sandbox.experiments import Experiments
 from cloudspot_aws.sandbox.experiments import action_of as experiment_action
-from cloudspot_aws.sandbox.faults import Call, Faults
 from cloudspot_aws.sandbox.groups import PlacementGroups
 from cloudspot_aws.sandbox.images import BARE_IMAGE_ID, install_images
 from cloudspot_aws.sandbox.machines import Machines

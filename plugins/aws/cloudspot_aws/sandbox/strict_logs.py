@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from cloudspot_aws.sandbox.faults import Call, Faults
+from cloudspot.testing.faults import Call, Faults
 from cloudspot_aws.sandbox.query import ApiError, read_body
 from cloudspot_aws.sandbox.sigv4 import check_signature, read_signature, sha256_hex
 

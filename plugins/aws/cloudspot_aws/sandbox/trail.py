@@ -8,8 +8,8 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from cloudspot.testing.faults import Call
 from cloudspot_aws.sandbox.credentials import RoleKeys
-from cloudspot_aws.sandbox.faults import Call
 from cloudspot_aws.sandbox.rights import resource_of, rights_of
 
 

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from cloudspot.testing.faults import Call, Faults
 from cloudspot_aws.sandbox.credentials import RoleKeys
-from cloudspot_aws.sandbox.faults import Call, Faults
 from cloudspot_aws.sandbox.rights import rights_of
 from cloudspot_aws.sandbox.trail import Trail
 

@@ -20,7 +20,7 @@ class Server:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # Else it prints each request.
         self._server = make_server(host, port, app, threaded=True)
         self.url = f"http://{host}:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="aws-api", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="emulated-api", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong in the emulated EC2, and how much there is to be had; tests and sandboxes set it."""
+"""What goes wrong in an emulated cloud, and how much there is to be had; tests and sandboxes set it."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Faults:
     vcpu_quota: dict[str, int] = field(default_factory=dict)
     """By market, ``spot`` or ``on-demand``; without an entry, no limit."""
     throttle_every: int = 0
-    """Every so many calls of EC2, one is throttled; 0: none."""
+    """Every so many calls of the API for machines, one is throttled; 0: none."""
     describe_lag_seconds: float = 0.0
     """For so long a new machine is in no listing, and unknown to every other call."""
     tag_lag_seconds: float = 0.0
-    """For so long a tag that CreateTags has set does not show."""
+    """For so long a tag or label that was set on a machine does not show."""
     denied: set[str] = field(default_factory=set)
     """Rights that the caller lacks, such as ``ec2:RunInstances`` or ``iam:PassRole``."""
     rejected_keys: set[str] = field(default_factory=set)
-    """Access keys that AWS does not know."""
+    """Access keys that the cloud does not know."""
     expired_keys: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
     """All that came, in order."""

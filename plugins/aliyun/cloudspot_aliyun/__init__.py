@@ -1,0 +1,1 @@
+"""cloudspot on Alibaba Cloud. Importing this imports no SDK; the service modules do, when used."""
