@@ -66,8 +66,13 @@ def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
     except CloudspotError:
         output.warn(f"job {job.id} is no longer followed; come back with: {job.command('attach')}")
         raise
-    echo_summary(job, history)
     assert history.finished is not None
+    try:
+        echo_summary(job, history)
+    except TransientError as error:
+        # The job has ended all the same, and its outcome is what the exit status says.
+        output.warn(f"job {job.id} {history.finished.outcome}, but cannot be summed up now: {error}")
+        output.warn(f"see it with: {job.command('show')}")
     return exit_codes.of_outcome(history.finished.outcome)
 
 

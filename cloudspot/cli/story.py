@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -19,6 +20,7 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.records import CheckpointId, Commit
+from cloudspot.persistence import persist
 
 GOODPUT_WIDTH = 30
 """Characters of its bar."""
@@ -68,11 +70,16 @@ def read_commits_of(job: Job, history: History) -> dict[CheckpointId, Commit]:
 
 
 def echo_summary(job: Job, history: History) -> None:
-    """Print the block that ends a followed job."""
-    value = job_json(job, history)
+    """Print the block that ends a followed job; nothing of it where it cannot be read whole.
+
+    Raises:
+        TransientError: the store does not answer, not even when it is asked again.
+    """
+    value = persist(lambda: job_json(job, history), sleep=time.sleep)
+    fields = persist(lambda: summary_fields(job, value), sleep=time.sleep)
     output.echo()
     echo_title(value)
-    output.echo_fields(summary_fields(job, value))
+    output.echo_fields(fields)
     echo_last_lines(job, value)
 
 

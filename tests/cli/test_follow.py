@@ -3,12 +3,13 @@
 import pytest
 
 from cloudspot.cli import follow as follow_module
+from cloudspot.cli import story as story_module
 from cloudspot.cli.follow import follow
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.lines import in_order_of_time
 from cloudspot.controller.events import diff
 from cloudspot.controller.loop import Controller
-from cloudspot.errors import AuthError
+from cloudspot.errors import AuthError, TransientError
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 
 
@@ -65,6 +66,42 @@ def test_an_error_of_the_loop_says_how_to_come_back(jobs, monkeypatch, capsys):
     assert (
         "job new-1 is no longer followed; come back with: cloudspot attach new-1" in capsys.readouterr().err
     )
+
+
+class Flaky:
+    """A store whose listings of artifacts fail a number of times."""
+
+    def __init__(self, store, num_failures):
+        self._store = store
+        self.num_failures = num_failures
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def list_page(self, prefix, **rest):
+        if "/artifacts/" in prefix and self.num_failures:
+            self.num_failures -= 1
+            raise TransientError("no answer")
+        return self._store.list_page(prefix, **rest)
+
+
+def test_an_ended_job_is_summed_up_where_the_store_answers_the_second_time(jobs, monkeypatch, capsys):
+    monkeypatch.setattr(story_module.time, "sleep", lambda seconds: None)
+    job_id = jobs.reclaimed_and_finished()
+    assert follow(Job(Flaky(jobs.store, 2), job_id)) == 0
+    assert "  attempts     2" in capsys.readouterr().out.splitlines()
+
+
+def test_a_job_ends_as_it_ended_also_where_it_cannot_be_summed_up(jobs, monkeypatch, capsys):
+    monkeypatch.setattr(story_module.time, "sleep", lambda seconds: None)
+    jobs.submit("new-1")
+    jobs.add_finished("new-1", "stopped", number=1, minutes=0)
+    assert follow(Job(Flaky(jobs.store, 1000), "new-1")) == 10
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == [
+        "warning: job new-1 stopped, but cannot be summed up now: no answer",
+        f"warning: see it with: cloudspot show new-1 --store {jobs.store.url}",
+    ]
 
 
 def test_events_are_told_by_their_own_times(jobs):
