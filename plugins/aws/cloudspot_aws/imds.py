@@ -8,20 +8,14 @@ metadata", "Spot Instance interruption notices", "EC2 instance rebalance recomme
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
-import os
-import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import ClassVar, Final
 
-from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
+from cloudspot.metadataclient import MetadataClient
 from cloudspot.model import ANNOUNCED, Market, NodeIdentity, PreemptionNotice
 
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
@@ -41,89 +35,18 @@ REBALANCE_EVERY: Final = 10
 _log = logging.getLogger("cloudspot.aws.imds")
 
 
-class Imds:
+class Imds(MetadataClient):
     """A client of the metadata service that keeps its session token fresh. Thread-safe."""
 
-    def __init__(
-        self,
-        *,
-        endpoint: str | None = None,
-        timeout_seconds: float = 2.0,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Do no I/O; ``endpoint`` None: the environment's, else the real address."""
-        self._endpoint = endpoint
-        self._timeout_seconds = timeout_seconds
-        self._monotonic = monotonic
-        self._lock = threading.Lock()
-        self._token: tuple[str, float] | None = None
-
-    def get(self, path: str) -> str | None:
-        """Return what the service says at ``/latest/<path>``, or None where it has nothing.
-
-        Raises:
-            TransientError: the service did not answer, or with another error.
-            CloudspotError: the environment says that there is no such service.
-        """
-        for is_last in (False, True):
-            token = self._session_token(renew=is_last)
-            try:
-                return self._send("GET", path, {"X-aws-ec2-metadata-token": token})
-            except urllib.error.HTTPError as error:
-                with error:
-                    if error.code == 404:
-                        return None
-                    # The token has run out (a machine that slept, a clock that jumped): ask for a new one.
-                    if error.code == 401 and not is_last:
-                        continue
-                    raise TransientError(f"the metadata service answered {error.code} to {path}") from error
-        raise AssertionError("the second round returns or raises")
-
-    def require(self, path: str) -> str:
-        """Return what the service says at ``/latest/<path>``.
-
-        Raises:
-            TransientError: as ``get``, and when it has nothing there yet.
-        """
-        value = self.get(path)
-        if value is None:
-            raise TransientError(f"the metadata service has no {path} yet")
-        return value
+    default_endpoint: ClassVar[str] = DEFAULT_ENDPOINT
+    endpoint_variable: ClassVar[str] = ENDPOINT
+    disabled_variable: ClassVar[str] = DISABLED
+    token_header: ClassVar[str] = "X-aws-ec2-metadata-token"  # noqa: S105 # the name of a header
+    token_seconds: ClassVar[int] = TOKEN_SECONDS
 
     def tag(self, name: str) -> str | None:
         """Return the instance's tag of that name, or None while it has none."""
         return self.get(f"meta-data/tags/instance/{name}")
-
-    def _session_token(self, *, renew: bool) -> str:
-        with self._lock:
-            now = self._monotonic()
-            if self._token is None or renew or now >= self._token[1]:
-                headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
-                try:
-                    value = self._send("PUT", "api/token", headers)
-                except urllib.error.HTTPError as error:
-                    with error:
-                        raise TransientError(
-                            f"the metadata service gave no token (HTTP {error.code})"
-                        ) from error
-                self._token = (value, now + 0.8 * TOKEN_SECONDS)
-            return self._token[0]
-
-    def _send(self, method: str, path: str, headers: dict[str, str]) -> str:
-        if os.environ.get(DISABLED, "").lower() == "true":
-            raise CloudspotError(f"{DISABLED}=true: this process may not ask the metadata service")
-        endpoint = self._endpoint or os.environ.get(ENDPOINT) or DEFAULT_ENDPOINT
-        request = urllib.request.Request(  # noqa: S310 # http, link-local
-            f"{endpoint.rstrip('/')}/latest/{path}", headers=headers, method=method
-        )
-        try:
-            with _opener().open(request, timeout=self._timeout_seconds) as answer:
-                body: bytes = answer.read()
-        except urllib.error.HTTPError:
-            raise
-        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts; an answer cut short
-            raise TransientError(f"the metadata service does not answer: {error}") from error
-        return body.decode("utf-8", errors="replace")
 
 
 class SpotNoticeSource(PreemptionSource):
@@ -206,8 +129,3 @@ def _parse_time(text: str) -> datetime:
     """Return an AWS time such as ``2017-09-18T08:22:00Z``."""
     at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    # Never by way of a proxy that the environment names.
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
