@@ -18,6 +18,43 @@ end_machine() {
 
 mkdir -p "$CLOUDSPOT_NODE_DIR"
 
+# A machine that boots again has lost its timer, its agent and its memory, and clouds differ in whether
+# they then run this script: it ends itself, as if it had been taken. Of its own first boot it knows by a
+# file, which an image made from it carries along: hence the instance, and the launch.
+describe_machine() {
+    cat /var/lib/cloud/data/instance-id 2>/dev/null
+    echo "$CLOUDSPOT_STORE $CLOUDSPOT_JOB $CLOUDSPOT_LAUNCH"
+}
+describe_boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null; }
+end_if_booted_again() {
+    local first=$CLOUDSPOT_NODE_DIR/first-boot
+    if [ "$(cat "$first.machine" 2>/dev/null)" = "$(describe_machine)" ] &&
+        [ "$(cat "$first" 2>/dev/null)" != "$(describe_boot)" ]; then
+        echo "cloudspot: this machine has booted a second time: it ends itself"
+        end_machine
+    fi
+}
+
+end_if_booted_again
+describe_boot >"$CLOUDSPOT_NODE_DIR/first-boot"
+describe_machine >"$CLOUDSPOT_NODE_DIR/first-boot.machine"
+case $0 in
+    /var/lib/cloud/*)
+        # cloud-init, which runs this script once, runs at each boot what lies there.
+        hook=/var/lib/cloud/scripts/per-boot/cloudspot-end-if-booted-again
+        mkdir -p "${hook%/*}"
+        {
+            echo "#!$BASH"
+            export -p
+            declare -f end_machine describe_machine describe_boot end_if_booted_again
+            echo end_if_booted_again
+        } >"$hook"
+        chmod 755 "$hook"
+        # A crash is one way to boot again.
+        sync "$hook" "$CLOUDSPOT_NODE_DIR"/first-boot*
+        ;;
+esac
+
 # --- installation ---
 # The agent is started again whenever it fails: it finds on disk and in the store what it needs to go
 # on. One that cannot run at all must not keep a paid machine: ten short runs in a row end it, and so

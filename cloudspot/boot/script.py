@@ -55,10 +55,11 @@ class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
 def render_boot_script(plan: BootPlan) -> str:
     """Return the bash script that a machine of this launch runs once at boot, as root or as itself.
 
-    First it starts the self-kill timer. Where the image may have no cloudspot, it installs the staged one
-    into an environment of the agent's own, unless the image has the same. Then it runs
-    ``python -m cloudspot.agent``, again and again while that fails, and ends the machine when the agent
-    ended with 0 or cannot run at all.
+    First it starts the self-kill timer. A machine that boots a second time, and so has lost that, ends
+    itself: here where the cloud runs the script at each boot, else by what the first boot leaves with
+    cloud-init. Where the image may have no cloudspot, it installs the staged one into an environment of the
+    agent's own, unless the image has the same. Then it runs ``python -m cloudspot.agent``, again and again
+    while that fails, and ends the machine when the agent ended with 0 or cannot run at all.
 
     The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_LAUNCH``, ``CLOUDSPOT_STORE``,
     ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``, ``CLOUDSPOT_TRAIN_PYTHON``, ``CLOUDSPOT_SHUTDOWN``,

@@ -206,6 +206,32 @@ def test_who_stops_the_script_stops_the_agent_which_is_not_started_again(machine
     assert machine.lines("down") == ["down"]
 
 
+def test_a_machine_that_boots_a_second_time_ends_itself_and_starts_no_agent(machine: Machine):
+    machine.boot(statuses=["0"])
+    (machine.directory / "node" / "first-boot").write_text("of another boot\n")
+    for name in ("down", "runs"):
+        (machine.directory / name).unlink()
+    machine.boot(statuses=["0"])
+    assert machine.lines("down") == ["down"]
+    assert not (machine.directory / "runs").exists()
+
+
+def test_a_script_that_runs_twice_in_one_boot_starts_the_agent_twice(machine: Machine):
+    for _ in range(2):
+        machine.boot(statuses=["0", "0"])
+        (machine.directory / "down").unlink()
+    assert machine.lines("runs") == ["run", "run"]
+
+
+def test_an_image_made_from_a_machine_boots_as_the_machine_of_another_launch(machine: Machine):
+    machine.boot(statuses=["0"], launch=3)
+    (machine.directory / "node" / "first-boot").write_text("of the machine that the image was made from\n")
+    for name in ("down", "runs"):
+        (machine.directory / name).unlink()
+    machine.boot(statuses=["0"], launch=4)
+    assert machine.lines("runs") == ["run"]
+
+
 def test_where_systemd_runs_the_agent_is_a_unit_and_the_timer_stays_with_the_script(machine: Machine):
     units = machine.directory / "units"
     units.mkdir()

@@ -25,7 +25,7 @@ def_log_file: /run/cloud-init.log
 syslog_fix_perms: root:root
 cloud_init_modules: []
 cloud_config_modules: []
-cloud_final_modules: [scripts-user]
+cloud_final_modules: [scripts-per-boot, scripts-user]
 system_info: {distro: debian, paths: {cloud_dir: /var/lib/cloud, run_dir: /run/cloud-init}}
 """
 
@@ -47,15 +47,50 @@ echo "cloud-init ended with status $?"
 """
 
 
+# An agent that works, and a power cut: after it cloud-init finds the same disk, and the kernel another boot.
+REBOOT = BOOT.replace(
+    "cloud-init init &&",
+    """\
+printf '#!/bin/sh\\necho the agent works; exec sleep 1000\\n' >/run/agent && chmod 755 /run/agent
+setsid bash -c 'cloud-init init && cloud-init modules --mode=final' >/run/first 2>&1 &
+until grep "the agent works" /run/first; do sleep 0.1; done
+kill -KILL -- "-$!" && wait
+rm -rf /run/cloud-init
+echo 00000000-0000-0000-0000-000000000000 >/run/boot-id
+mount --bind /run/boot-id /proc/sys/kernel/random/boot_id || exit
+cloud-init init &&""",
+)
+
+
 class CloudInitAws(EmulatedAws):
     """The emulated AWS, whose images boot with cloud-init instead of the sandbox's few lines of shell."""
 
     fetch_user_data: ClassVar[str] = f"cat <<'BOOT'\n{BOOT}BOOT\n"
 
 
+class RebootingAws(EmulatedAws):
+    """Machines lose their power once."""
+
+    fetch_user_data: ClassVar[str] = f"cat <<'BOOT'\n{REBOOT}BOOT\n"
+
+
 @pytest.mark.enclosed
 @pytest.mark.parametrize("packed", [False, True])
 def test_cloud_init_runs_the_boot_script_and_the_machine_ends_itself(tmp_path, wait_until, packed):
+    # An agent that says what it was given, and ends well.
+    console = boot(CloudInitAws(), tmp_path, wait_until, agent_python="/bin/echo", packed=packed)
+    assert "-m cloudspot.agent\n" in console, console
+
+
+@pytest.mark.enclosed
+def test_a_machine_that_boots_again_without_its_timer_ends_itself(tmp_path, wait_until):
+    console = boot(RebootingAws(), tmp_path, wait_until, agent_python="/run/agent")
+    assert console.count("the agent works\n") == 1
+    assert "cloudspot: this machine has booted a second time: it ends itself\n" in console, console
+
+
+def boot(cloud, tmp_path, wait_until, *, agent_python, packed=False):
+    """Launch a machine, wait until it has ended itself, and return its console."""
     if shutil.which("cloud-init") is None:
         pytest.skip("NOT TESTED, cloud-init is missing (Debian's package cloud-init)")
     plan = BootPlan(
@@ -63,13 +98,11 @@ def test_cloud_init_runs_the_boot_script_and_the_machine_ends_itself(tmp_path, w
         launch=1,
         store_url="s3://bucket/it's here",
         provider="aws",
-        # An agent that says what it was given, and ends well.
-        profile=BootProfile(agent_python="/bin/echo", has_cloudspot=True),
+        profile=BootProfile(agent_python=agent_python, has_cloudspot=True),
         max_seconds=3600.0,
         version="1",
     )
     script = render_boot_script(plan).encode()
-    cloud = CloudInitAws()
     with emulated(cloud, tmp_path / "aws", is_isolated=True) as host:
         os.environ.update(cloud.environment())  # this process is the test's alone
         ec2 = boto3.client("ec2")
@@ -90,6 +123,6 @@ def test_cloud_init_runs_the_boot_script_and_the_machine_ends_itself(tmp_path, w
 
         wait_until(lambda: ended() or "ended with status" in host.console(name))
         console = host.console(name)
-        assert "-m cloudspot.agent\n" in console, console
         wait_until(ended)
-        assert ended() == "Client.InstanceInitiatedShutdown"
+        assert ended() == "Client.InstanceInitiatedShutdown", console
+        return host.console(name)
