@@ -1,0 +1,180 @@
+"""The table ``[providers.aliyun]`` of a job file: where, on what and with which rights machines run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from cloudspot.quantities import Size
+from cloudspot.tables import FieldError
+
+DEFAULT_IMAGE_FAMILY: Final = "acs:ubuntu_24_04_x64"
+"""Alibaba Cloud's public image of Ubuntu 24.04, the newest of its family."""
+DEFAULT_ROLE: Final = "cloudspot-node"
+OWN_TAG_PREFIX: Final = "cloudspot-"
+MAX_OWN_TAGS: Final = 8
+"""Of the 20 tags that an instance may have, so many are kept for those of cloudspot."""
+
+Price = Annotated[float, msgspec.Meta(gt=0)]
+
+_NAMES: Final = {
+    "region": re.compile(r"[a-z]{2}-[a-z0-9]+(?:-[a-z0-9]+)*"),
+    "account": re.compile(r"\d{6,20}"),
+    "zones": re.compile(r"[a-z]{2}-[a-z0-9]+(?:-[a-z0-9]+)*-?[a-z]"),
+    "instance_types": re.compile(r"ecs\.[a-z0-9-]+(?:\.[a-z0-9-]+)+"),
+    "image": re.compile(r"[A-Za-z0-9_.\-]{2,128}"),
+    "image_family": re.compile(r"[A-Za-z][A-Za-z0-9_.:\-]{1,127}"),
+    "vswitches": re.compile(r"vsw-[a-z0-9]{8,32}"),
+    "security_groups": re.compile(r"sg-[a-z0-9]{8,32}"),
+    "deployment_set": re.compile(r"auto|ds-[a-z0-9]{8,32}"),
+    "role": re.compile(r"[A-Za-z0-9.\-]{1,64}"),
+    "key_pair": re.compile(r"[A-Za-z][A-Za-z0-9:_\-]{1,127}"),
+    "resource_group": re.compile(r"rg-[a-z0-9]{8,32}"),
+}
+_EXAMPLES: Final = {
+    "region": "cn-hangzhou",
+    "account": "1234567890123456",
+    "zones": "cn-hangzhou-i",
+    "instance_types": "ecs.gn7i-c8g1.2xlarge",
+    "image": "m-bp1234567890abcdefgh or ubuntu_24_04_x64_20G_alibase_20260101.vhd",
+    "image_family": "acs:ubuntu_24_04_x64",
+    "vswitches": "vsw-bp1234567890abcdefgh",
+    "security_groups": "sg-bp1234567890abcdefgh",
+    "deployment_set": '"auto" or ds-bp1234567890abcdefgh',
+    "role": "cloudspot-node",
+    "key_pair": "my-key",
+    "resource_group": "rg-acfm1234567890a",
+}
+
+
+class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[providers.aliyun]``: ECS machines. Every field may be left out."""
+
+    region: str | None = None
+    """Such as ``"cn-hangzhou"``; left out: ``ALIBABA_CLOUD_REGION_ID``, the profile's, or the one this
+    machine is in."""
+    account: str | None = None
+    """The account's number; left out: that of whoever submits. A controller with credentials of another
+    account would see none of the job's machines and must not judge by that."""
+    zones: tuple[str, ...] = ()
+    """Only in these, such as ``["cn-hangzhou-i"]``; left out: every zone that has the type and a vSwitch."""
+    instance_types: tuple[str, ...] = ()
+    """Only these, such as ``["ecs.gn7i-c8g1.2xlarge"]``; left out: the cheapest that have ``resources``."""
+    image: str | None = None
+    """An image's id, your own (``"m-..."``) or a public one; left out: the newest of ``image_family``."""
+    image_family: str | None = None
+    """Left out: Alibaba Cloud's Ubuntu 24.04 (``"acs:ubuntu_24_04_x64"``), which has neither PyTorch nor a
+    driver: the job's setup installs them, or an image of your own brings them along."""
+    image_has_cloudspot: bool = False
+    """The image carries this very version of cloudspot, with this plugin: nothing is installed at boot."""
+    agent_python: str = "python3"
+    """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
+    train_python: str = "python3"
+    """The image's Python for setup and training where the job names none."""
+    role: str = DEFAULT_ROLE
+    """Name of the RAM role that the machines have: it gives them the bucket, and the right to end
+    themselves."""
+    vswitches: tuple[str, ...] = ()
+    """At most one a zone, all of one VPC; left out: those that carry the tag ``cloudspot``, else those of the
+    region's default VPC. They must lead to OSS, and the images' packages."""
+    security_groups: tuple[str, ...] = ()
+    """Must let the nodes of a job reach each other on every TCP port; left out: the one of the VPC that
+    carries the tag ``cloudspot``, else the only one there is."""
+    public_bandwidth: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    """Mbit/s out of a public address; 0: the machines get none."""
+    key_pair: str | None = None
+    """An ECS key pair, to log in by SSH; cloudspot needs none."""
+    resource_group: str | None = None
+    """Put machines into this resource group."""
+    disk: Size = 0
+    """The system disk; left out: the image's own size and 50 GiB, or what ``resources.disk`` asks on top."""
+    disk_type: Literal["cloud_essd", "cloud_essd_entry", "cloud_auto", "cloud_ssd", "cloud_efficiency"] = (
+        "cloud_essd"
+    )
+    """The kind of the system disk; the newest instance types have ``cloud_essd`` and ``cloud_auto`` only."""
+    disk_performance: Literal["PL0", "PL1", "PL2", "PL3"] | None = None
+    """Of a ``cloud_essd`` disk; left out: PL1, as ECS does it."""
+    max_price: Price | None = None
+    """In the account's currency an hour, what a spot machine may cost at most; three decimals. Left out:
+    the market's price goes, which is never above the pay-as-you-go price."""
+    protected_hour: bool = False
+    """A spot machine is not taken in its first hour. It costs more in some zones; left out: the price is the
+    market's, and the machine may be taken at any time."""
+    on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
+    """An hour by instance type, such as ``{"ecs.gn7i-c8g1.2xlarge" = 10.5}``, for accounts that may not ask
+    ECS for prices; what stands here is not asked for there."""
+    currency: Literal["CNY", "USD", "EUR", "JPY"] | None = None
+    """Of the prices; left out: what ECS answers, which is CNY for accounts of mainland China."""
+    deployment_set: str | None = None
+    """``"auto"`` makes a deployment set for the job, which spreads its nodes over hosts, and removes it with
+    the job; a ``ds-...`` is one of yours. The nodes of a launch are in one zone in any case."""
+    logs: Literal["oss", "bucket"] = "oss"
+    """Where the nodes' logs go: into appendable objects below ``logs/`` as people of Alibaba Cloud know them,
+    or beside the checkpoints as on every provider."""
+    metadata_hops: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """How far answers of the metadata service travel: 2 lets containers on the machine ask it."""
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+    """Put on every instance and disk, beside cloudspot's own; for your bills."""
+
+
+def field_error(field: str, text: str) -> FieldError:
+    """Return the error that says what is wrong with ``providers.aliyun.<field>``."""
+    return FieldError(("providers", "aliyun", field), text)
+
+
+def check_options(options: AliyunOptions) -> None:
+    """Refuse what can be seen to be wrong without asking Alibaba Cloud.
+
+    Raises:
+        SpecError: names the field, what was found, and what it should look like.
+    """
+    for field, pattern in _NAMES.items():
+        value = getattr(options, field)
+        for one in (value,) if isinstance(value, str) else value or ():
+            if not pattern.fullmatch(one):
+                raise field_error(field, f'"{one}" is none; expected one such as {_EXAMPLES[field]}')
+    if options.region is not None:
+        wrong = [zone for zone in options.zones if not zone.startswith(options.region)]
+        if wrong:
+            raise field_error("zones", f'"{wrong[0]}" is not in region {options.region}')
+    for name, price in options.on_demand_prices.items():
+        if price <= 0:
+            raise field_error("on_demand_prices", f'the price of "{name}" must be > 0, got {price:g}')
+    if options.image is not None and options.image_family is not None:
+        raise field_error("image_family", "has no effect beside image; leave one of them out")
+    if options.max_price is not None and round(options.max_price, 3) != options.max_price:
+        raise field_error("max_price", f"ECS takes three decimals at most; got {options.max_price:g}")
+    if options.disk_performance is not None and options.disk_type != "cloud_essd":
+        raise field_error("disk_performance", 'works with disk_type = "cloud_essd" only')
+    for field in ("zones", "vswitches", "security_groups", "instance_types"):
+        _check_once(field, getattr(options, field))
+    _check_tags(options.tags)
+
+
+def _check_once(field: str, values: Sequence[str]) -> None:
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            raise field_error(field, f'names "{value}" twice')
+
+
+def _check_tags(tags: dict[str, str]) -> None:
+    most = 20 - MAX_OWN_TAGS
+    if len(tags) > most:
+        raise field_error("tags", f"{len(tags)} are too many; expected {most} at most")
+    for name, value in tags.items():
+        for text, limit in ((name, 64), (value, 128)):
+            if len(text) > limit:
+                raise field_error(
+                    "tags", f'"{name}": {len(text)} characters are too many; ECS allows {limit}'
+                )
+            if "http://" in text or "https://" in text:
+                raise field_error("tags", f'"{name}": ECS allows no http:// and no https:// in a tag')
+            if text.startswith(("aliyun", "acs:")):
+                raise field_error("tags", f'"{name}": ECS keeps what begins with aliyun or acs: for itself')
+        if not name:
+            raise field_error("tags", "a tag's name is empty")
+        if name.startswith(OWN_TAG_PREFIX) or name in {"MASTER_ADDR", "MASTER_PORT", "NUM_NODES"}:
+            raise field_error("tags", f'"{name}" is not yours to set')
