@@ -1,0 +1,206 @@
+"""The table ``[providers.gcp]`` of a job file: where, on what and with which rights machines run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from cloudspot.quantities import Duration, Size
+from cloudspot.tables import FieldError
+
+DEFAULT_IMAGE: Final = (
+    "projects/deeplearning-platform-release/global/images/family/pytorch-2-7-cu128-ubuntu-2204-nvidia-570"
+)
+"""Google's Deep Learning VM image with PyTorch, by its family (Deep Learning VM documentation, "Choose an
+image"; from memory, not looked up)."""
+DEFAULT_REGION: Final = "us-central1"
+"""Where nobody names a region: the largest, and the cheapest for most machine types (from memory)."""
+DEFAULT_SERVICE_ACCOUNT: Final = "cloudspot-node"
+CLOUD_PLATFORM: Final = "https://www.googleapis.com/auth/cloud-platform"
+OWN_LABEL_PREFIX: Final = "cloudspot-"
+Price = Annotated[float, msgspec.Meta(gt=0)]
+
+_REGION: Final = r"[a-z]+-[a-z]+\d{1,2}"
+_NAME: Final = r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
+PROJECT: Final = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
+"""A project's id, never its number (Resource Manager documentation, "Creating projects")."""
+_NAMES: Final = {
+    "project": re.compile(PROJECT),
+    "regions": re.compile(_REGION),
+    "zones": re.compile(rf"{_REGION}-[a-z]"),
+    "machine_types": re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+"),
+    "image": re.compile(rf"projects/{PROJECT}/global/images/(?:family/)?{_NAME}"),
+    "service_account": re.compile(rf"{_NAME}|[a-z0-9.@-]+\.gserviceaccount\.com"),
+    "scopes": re.compile(r"https://www\.googleapis\.com/auth/[a-z0-9._-]+"),
+    "network": re.compile(rf"(?:projects/{PROJECT}/global/networks/)?{_NAME}"),
+    "subnetworks": re.compile(rf"(?:projects/{PROJECT}/)?regions/{_REGION}/subnetworks/{_NAME}"),
+    "network_tags": re.compile(_NAME),
+    "placement_policy": re.compile(_NAME),
+    "log_name": re.compile(r"[A-Za-z0-9._-]{1,200}"),
+}
+_EXAMPLES: Final = {
+    "project": "my-project-123",
+    "regions": "us-central1",
+    "zones": "us-central1-a",
+    "machine_types": "g2-standard-8",
+    "image": "projects/PROJECT/global/images/NAME or projects/PROJECT/global/images/family/FAMILY",
+    "service_account": "cloudspot-node or cloudspot-node@PROJECT.iam.gserviceaccount.com",
+    "scopes": CLOUD_PLATFORM,
+    "network": "default or projects/PROJECT/global/networks/NAME",
+    "subnetworks": "regions/us-central1/subnetworks/NAME",
+    "network_tags": "training",
+    "placement_policy": "my-policy",
+    "log_name": "cloudspot-vision",
+}
+# Compute Engine documentation, "Organize resources using labels".
+_LABEL_KEY: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_LABEL_VALUE: Final = re.compile(r"[a-z0-9_-]{0,63}")
+_PRICED: Final = re.compile(rf"(?:{_REGION}/)?[a-z0-9]+(?:-[a-z0-9]+)+(?:\+\d+x[a-z0-9-]+)?")
+
+
+class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[providers.gcp]``: Compute Engine machines. Every field may be left out."""
+
+    project: str | None = None
+    """The project's id, such as ``"my-project-123"``; left out: ``GOOGLE_CLOUD_PROJECT``, that of the
+    credentials, or the one this machine is in."""
+    regions: tuple[str, ...] = ()
+    """Such as ``["us-central1", "europe-west4"]``, tried in the order of their prices; left out:
+    ``CLOUDSDK_COMPUTE_REGION``, or ``us-central1``."""
+    zones: tuple[str, ...] = ()
+    """Only in these, such as ``["us-central1-a"]``; left out: whichever zone of a region has the machines."""
+    machine_types: tuple[str, ...] = ()
+    """Only these, such as ``["g2-standard-8", "n1-standard-8"]``; left out: the cheapest that have
+    ``resources``."""
+    image: str | None = None
+    """``"projects/PROJECT/global/images/NAME"``, or ``".../images/family/FAMILY"`` for the newest of a
+    family. Left out: Google's Deep Learning VM with PyTorch on Ubuntu 22.04."""
+    image_has_cloudspot: bool = False
+    """The image carries this very version of cloudspot, with this plugin: nothing is installed at boot."""
+    agent_python: str = "python3"
+    """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
+    train_python: str = "python3"
+    """The image's Python for setup and training where the job names none."""
+    service_account: str = DEFAULT_SERVICE_ACCOUNT
+    """The service account that the machines are: it gives them the bucket and the logs. Its name in the
+    project, or its whole address."""
+    scopes: tuple[str, ...] = (CLOUD_PLATFORM,)
+    """What of the service account's rights the machines may use at most."""
+    network: str = "default"
+    """The VPC network; its firewall must let the nodes of a job reach each other on every TCP port, as the
+    default network's does."""
+    subnetworks: tuple[str, ...] = ()
+    """At most one a region, such as ``["regions/us-central1/subnetworks/train"]``; left out: the network's
+    own, as an auto mode network has one in each region."""
+    network_tags: tuple[str, ...] = ()
+    """For firewall rules that name tags."""
+    public_ip: bool = True
+    """Whether machines get a public address; without one they need Cloud NAT or Private Google Access to
+    reach the bucket."""
+    disk: Size = 0
+    """The boot disk; left out: the image's own size and 50 GiB, or what ``resources.disk`` asks on top."""
+    disk_type: Literal["pd-balanced", "pd-ssd", "pd-standard", "hyperdisk-balanced"] = "pd-balanced"
+    """The kind of disk. The newest machine types take hyperdisk-balanced only."""
+    preemption_notice: Duration = 120.0
+    """How long before its end a spot machine is to hear of a reclaim, 30 s besides: ``"120s"``, or 0 for what
+    Compute Engine always gave, 30 s at best."""
+    on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
+    """USD an hour by machine type, such as ``{"g2-standard-8" = 0.85}``, or for one region as in
+    ``"europe-west4/g2-standard-8"``; for what Google's price list does not tell, or when it cannot be
+    read."""
+    spot_prices: dict[str, float] = msgspec.field(default_factory=dict)
+    """The same on the spot market."""
+    placement_policy: str | None = None
+    """``"auto"`` puts the nodes of a launch close together by a compact placement policy, which is made for
+    the job and removed with it; another name is one of yours. For several nodes that talk much: they then
+    compete for capacity in one place."""
+    logs: Literal["cloud-logging", "bucket"] = "cloud-logging"
+    """Where the nodes' logs go: to Cloud Logging, or beside the checkpoints."""
+    log_name: str | None = None
+    """The log in Cloud Logging, which jobs may share; left out: ``cloudspot``."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """Put on every machine and disk, beside cloudspot's own; for your bills."""
+
+    @property
+    def image_or_default(self) -> str:
+        """Return the image, or the family that names it."""
+        return self.image or DEFAULT_IMAGE
+
+
+def field_error(field: str, text: str) -> FieldError:
+    """Return the error that says what is wrong with ``providers.gcp.<field>``."""
+    return FieldError(("providers", "gcp", field), text)
+
+
+def region_of(zone: str) -> str:
+    """Return the region of a zone: ``us-central1`` of ``us-central1-a``."""
+    return zone.rpartition("-")[0]
+
+
+def check_options(options: GcpOptions) -> None:
+    """Refuse what can be seen to be wrong without asking Google.
+
+    Raises:
+        SpecError: names the field, what was found, and what it should look like.
+    """
+    for field in _NAMES:
+        value = getattr(options, field)
+        for one in (value,) if isinstance(value, str) else value or ():
+            if not _NAMES[field].fullmatch(one):
+                raise field_error(field, f'"{one}" is none; expected one such as {_EXAMPLES[field]}')
+    if options.regions:
+        wrong = [zone for zone in options.zones if region_of(zone) not in options.regions]
+        if wrong:
+            raise field_error("zones", f'"{wrong[0]}" is in none of the regions {", ".join(options.regions)}')
+    for field in ("regions", "zones", "machine_types", "network_tags"):
+        _check_once(field, getattr(options, field))
+    _check_once("subnetworks", [subnetwork_region(one) for one in options.subnetworks])
+    for field in ("on_demand_prices", "spot_prices"):
+        _check_prices(field, getattr(options, field))
+    if not options.scopes:
+        raise field_error("scopes", f'is empty; expected ["{CLOUD_PLATFORM}"] for instance')
+    if options.preemption_notice not in {0.0, 120.0}:
+        raise field_error(
+            "preemption_notice", f'expected "120s" or 0, got {options.preemption_notice:g} seconds'
+        )
+    _check_labels(options.labels)
+
+
+def subnetwork_region(subnetwork: str) -> str:
+    """Return the region of ``regions/REGION/subnetworks/NAME``."""
+    return subnetwork.partition("regions/")[2].partition("/")[0]
+
+
+def _check_once(field: str, values: Sequence[str]) -> None:
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            raise field_error(field, f'names "{value}" twice')
+
+
+def _check_prices(field: str, prices: dict[str, float]) -> None:
+    for name, price in prices.items():
+        if not _PRICED.fullmatch(name):
+            raise field_error(
+                field, f'"{name}" is no machine type; expected "g2-standard-8" or "us-central1/g2-standard-8"'
+            )
+        if price <= 0:
+            raise field_error(field, f'the price of "{name}" must be > 0, got {price:g}')
+
+
+def _check_labels(labels: dict[str, str]) -> None:
+    if len(labels) > 40:
+        raise field_error("labels", f"{len(labels)} are too many; expected 40 at most")
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key):
+            raise field_error(
+                "labels", f'"{key}" is no label: a small letter, then at most 62 of a-z, 0-9, _ and -'
+            )
+        if key.startswith((OWN_LABEL_PREFIX, "goog-")):
+            raise field_error("labels", f'"{key}" is not yours to set')
+        if not _LABEL_VALUE.fullmatch(value):
+            raise field_error(
+                "labels", f'the value "{value}" of "{key}" is none: at most 63 of a-z, 0-9, _ and -'
+            )
