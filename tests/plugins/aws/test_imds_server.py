@@ -8,7 +8,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from cloudspot.testing.emulation import MachineView, Request, StandingNotice
-from cloudspot_aws.sandbox.credentials import RoleKeys, Secrets
+from cloudspot.testing.rolekeys import Secrets
+from cloudspot_aws.sandbox.credentials import RoleKeys
 from cloudspot_aws.sandbox.imds_server import Imds
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)

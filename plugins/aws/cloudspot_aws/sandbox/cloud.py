@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -14,12 +15,14 @@ import msgspec
 
 from cloudspot.testing.emulation import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
 from cloudspot.testing.faults import Faults
+from cloudspot.testing.rolekeys import Secrets
 from cloudspot.testing.serving import Server
+from cloudspot.testing.trail import Trail
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
-from cloudspot_aws.sandbox.credentials import RoleKeys, Secrets
+from cloudspot_aws.sandbox.credentials import RoleKeys
+from cloudspot_aws.sandbox.rights import resource_of, rights_of
 from cloudspot_aws.sandbox.rolecheck import RoleCheck
-from cloudspot_aws.sandbox.trail import Trail
 
 # moto would read in 1,300 images for each region.
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
@@ -84,7 +87,12 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         ec2 = StrictEc2(s3, _RoleHost(host, keys), faults=self.faults)
         self._server = Server(RoleCheck(ec2, keys, now=_now), host=address)
         self._furnish()
-        self._trail = Trail(directory / "requests.jsonl", keys, account=DEFAULT_ACCOUNT_ID, now=_now)
+        self._trail = Trail(
+            directory / "requests.jsonl",
+            is_machine=keys.is_role_key,
+            rights=rights_of,
+            resource=partial(resource_of, account=DEFAULT_ACCOUNT_ID),
+        )
         self.faults.on_call = self._trail
 
     def environment(self) -> Mapping[str, str]:

@@ -9,18 +9,15 @@ asked for without its last slash is listed all the same.
 from __future__ import annotations
 
 import json
-import re
-import secrets
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar, Final
 
-from cloudspot.testing.emulation import Answer, MachineView, MetadataService, Request
-from cloudspot_aws.sandbox.credentials import Credentials, RoleKeys
+from cloudspot.testing.emulation import MachineView
+from cloudspot.testing.rolekeys import Credentials
+from cloudspot.testing.tokenedmetadata import TokenedMetadata, Tree
+from cloudspot_aws.sandbox.credentials import RoleKeys
 
-MIN_TOKEN_SECONDS: Final = 1
-MAX_TOKEN_SECONDS: Final = 21600
 CREDENTIAL_SECONDS: Final = 6 * 3600.0
 """How long a role's credentials hold where the facts say nothing."""
 RENEWED_BEFORE_SECONDS: Final = 300.0
@@ -57,34 +54,8 @@ VERSIONS: Final = (
     "latest",
 )
 
-_PASS_HEADER = "x-aws-ec2-metadata-token"  # noqa: S105 # the name of a header
-_LIFE_HEADER = "x-aws-ec2-metadata-token-ttl-seconds"
-_TITLES = {
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-}
-_PAGE = """\
-<?xml version="1.0" encoding="iso-8859-1"?>
-<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN"
-	"http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">
-<html xmlns="http://www.w3.org/1999/xhtml" xml:lang="en" lang="en">
- <head>
-  <title>{0} - {1}</title>
- </head>
- <body>
-  <h1>{0} - {1}</h1>
- </body>
-</html>
-"""
 
-Tree = Mapping[str, Any]
-"""Directories by name; a leaf is its text."""
-
-
-class Imds(MetadataService):
+class Imds(TokenedMetadata):
     """One machine's service; its facts are what ``cloudspot_aws.sandbox.machines`` says of the instance.
 
     Beside those it reads ``role`` (the profile's role) with ``role-seed`` (see
@@ -92,6 +63,9 @@ class Imds(MetadataService):
     """
 
     server_version: ClassVar[str] = "EC2ws"
+    versions: ClassVar[tuple[str, ...]] = VERSIONS
+    pass_header: ClassVar[str] = "x-aws-ec2-metadata-token"  # noqa: S105 # the name of a header
+    token_prefix: ClassVar[str] = "AQAEA"  # noqa: S105 # what all such tokens begin with
 
     def __init__(
         self,
@@ -99,83 +73,21 @@ class Imds(MetadataService):
         *,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        super().__init__(view)
-        self._now = now
-        self._tokens: dict[str, datetime] = {}
+        super().__init__(view, now=now)
         self._credentials: Credentials | None = None
         self._updated_at = now()
-        self._lock = threading.Lock()
 
-    def answer(self, request: Request) -> Answer:
-        """Answer one request."""
-        path = request.path.partition("?")[0]
-        if request.method == "PUT" and path.rstrip("/") == "/latest/api/token":
-            return self._give_token(request)
-        if request.method not in {"GET", "HEAD"}:
-            return _refuse(405)
-        refusal = self._check_token(request)
-        if refusal is not None:
-            return refusal
-        return self._find(path)
+    def needs_token(self) -> bool:
+        """Say whether this instance answers IMDSv2 alone."""
+        return bool(self.view.facts.get("http-tokens", "optional") == "required")
 
-    # --- tokens -----------------------------------------------------------------------------------
+    def token_hops(self) -> int:
+        """Return the instance's hop limit."""
+        return int(self.view.facts.get("http-put-response-hop-limit", 1))
 
-    def _give_token(self, request: Request) -> Answer:
-        # What came through a proxy is not the machine's own (the guide: "Use IMDSv2").
-        if "x-forwarded-for" in request.headers:
-            return _refuse(403)
-        text = request.headers.get(_LIFE_HEADER, "")
-        if not re.fullmatch(r"[0-9]{1,5}", text) or not MIN_TOKEN_SECONDS <= int(text) <= MAX_TOKEN_SECONDS:
-            return _refuse(400)
-        token = "AQAEA" + secrets.token_urlsafe(37) + "=="
-        with self._lock:
-            now = self._now()
-            self._tokens = {one: end for one, end in self._tokens.items() if end > now}
-            self._tokens[token] = now + timedelta(seconds=int(text))
-        hops = int(self.view.facts.get("http-put-response-hop-limit", 1))
-        return Answer(200, token.encode(), headers={_LIFE_HEADER: text}, hop_limit=hops)
-
-    def _check_token(self, request: Request) -> Answer | None:
-        token = request.headers.get(_PASS_HEADER)
-        if token is None:
-            is_required = self.view.facts.get("http-tokens", "optional") == "required"
-            return _refuse(401) if is_required else None
-        with self._lock:
-            end = self._tokens.get(token)
-        return None if end is not None and end > self._now() else _refuse(401)
-
-    # --- what there is ----------------------------------------------------------------------------
-
-    def _find(self, path: str) -> Answer:
-        parts = [part for part in path.split("/") if part]
-        if not parts:
-            return _text("\n".join(VERSIONS))
-        version, *rest = parts
-        if version not in VERSIONS:
-            return _refuse(404)
-        if rest == ["user-data"]:
-            if not self.view.user_data:
-                return _refuse(404)
-            return Answer(200, self.view.user_data, "application/octet-stream")
-        node: Any = {"dynamic": self._dynamic, "meta-data": self._meta_data, "user-data": ""}
-        if not self.view.user_data:
-            del node["user-data"]
-        for part in rest:
-            node = node() if callable(node) else node
-            if not isinstance(node, Mapping) or part not in node:
-                return _refuse(404)
-            node = node[part]
-        node = node() if callable(node) else node
-        if not isinstance(node, Mapping):
-            return _refuse(404) if path.endswith("/") else _text(str(node))
-        # Directories end in a slash, but the top ones' names never did.
-        slash = "/" if rest else ""
-        return _text(
-            "\n".join(
-                name + (slash if callable(value) or isinstance(value, Mapping) else "")
-                for name, value in sorted(node.items())
-            )
-        )
+    def tree(self) -> Tree:
+        """Return what the instance can read."""
+        return {"dynamic": self._dynamic, "meta-data": self._meta_data}
 
     def _meta_data(self) -> Tree:
         facts = self.view.facts
@@ -285,14 +197,6 @@ class Imds(MetadataService):
             "version": "2017-09-30",
         }
         return {"instance-identity": {"document": json.dumps(document, indent=2)}}
-
-
-def _text(text: str) -> Answer:
-    return Answer(200, text.encode())
-
-
-def _refuse(status: int) -> Answer:
-    return Answer(status, _PAGE.format(status, _TITLES[status]).encode(), "text/html")
 
 
 def _time(moment: datetime) -> str:

@@ -2,19 +2,26 @@
 
 import json
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 
 from cloudspot.testing.faults import Call, Faults
+from cloudspot.testing.trail import Trail
 from cloudspot_aws.sandbox.credentials import RoleKeys
-from cloudspot_aws.sandbox.rights import rights_of
-from cloudspot_aws.sandbox.trail import Trail
+from cloudspot_aws.sandbox.rights import resource_of, rights_of
 
 NOW = datetime(2026, 11, 20, tzinfo=timezone.utc)
 
 
 def lines_of(tmp_path, *calls):
-    trail = Trail(tmp_path / "requests.jsonl", RoleKeys("seed"), account="123456789012", now=lambda: NOW)
+    trail = Trail(
+        tmp_path / "requests.jsonl",
+        is_machine=RoleKeys("seed").is_role_key,
+        rights=rights_of,
+        resource=partial(resource_of, account="123456789012"),
+        now=lambda: NOW,
+    )
     faults = Faults(on_call=trail)
     for call in calls:
         faults.record(call)
