@@ -1,0 +1,177 @@
+"""Clients of Google's services: made when first used, once each, with our timeouts and user agent.
+
+Credentials are Google's Application Default Credentials: ``GOOGLE_APPLICATION_CREDENTIALS``, gcloud's login,
+the machine's service account.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import google.auth
+import google.auth.exceptions
+import requests.adapters
+from google.api_core.client_info import ClientInfo
+from google.auth.transport.requests import AuthorizedSession
+
+import cloudspot
+from cloudspot.errors import SpecError
+from cloudspot_gcp.errors import translated
+
+CONNECT_SECONDS = 10.0
+READ_SECONDS = 60.0
+"""How long a connection may be silent. Control planes answer within seconds, Storage within a few."""
+TIMEOUT = (CONNECT_SECONDS, READ_SECONDS)
+MAX_CONNECTIONS = 32
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+USER_AGENT = f"cloudspot/{cloudspot.__version__}"
+
+
+class GcpClients:
+    """Makes clients of one project's services, and keeps them. Thread-safe; construction does no I/O.
+
+    The project is that of the options, else what Application Default Credentials say:
+    ``GOOGLE_CLOUD_PROJECT``, the credentials' file, gcloud's configuration, the machine's own.
+    """
+
+    def __init__(self, *, project: str | None = None) -> None:
+        """Keep what the user chose; None: the environment decides."""
+        self._wanted_project = project or os.environ.get("GOOGLE_CLOUD_PROJECT") or None
+        self._lock = threading.RLock()
+        self._found: tuple[Any, str | None] | None = None
+        self._made: dict[str, Any] = {}
+
+    @property
+    def project(self) -> str:
+        """Return the project that machines and logs belong to.
+
+        Raises:
+            SpecError: none is configured.
+            AuthError: there are no credentials, which might have told it.
+        """
+        project = self.project_or_none()
+        if project is None:
+            raise SpecError(
+                "no Google Cloud project: set providers.gcp.project, GOOGLE_CLOUD_PROJECT or "
+                "`gcloud config set project PROJECT`"
+            )
+        return project
+
+    def project_or_none(self) -> str | None:
+        """Return the project, or None where nothing names one.
+
+        Raises:
+            AuthError: there are no credentials, which might have told it.
+        """
+        return self._wanted_project or self._default()[1]
+
+    def credentials(self) -> Any:
+        """Return the credentials, a ``google.auth.credentials.Credentials`` good for all services.
+
+        Raises:
+            AuthError: there are none, or they cannot be read.
+        """
+        return self._default()[0]
+
+    def session(self) -> Any:
+        """Return an ``AuthorizedSession``: requests with a bearer token, up to 32 connections at once.
+
+        It repeats nothing but what a fresh token is needed for.
+        """
+        return self._once("session", self._make_session)
+
+    def storage(self) -> Any:
+        """Return the ``google.cloud.storage.Client``."""
+        return self._once("storage", self._make_storage)
+
+    def logging(self) -> Any:
+        """Return the ``google.cloud.logging.Client``, over HTTP."""
+        return self._once("logging", self._make_logging)
+
+    def compute(self, kind: str) -> Any:
+        """Return a client of ``google.cloud.compute_v1``, such as ``InstancesClient``, over HTTP."""
+        return self._once(f"compute.{kind}", lambda: self._make_compute(kind))
+
+    def _default(self) -> tuple[Any, str | None]:
+        with self._lock:
+            if self._found is None:
+                with translated("Google Cloud"), warnings.catch_warnings():
+                    # Of a user's own login Google warns that quota is counted elsewhere.
+                    warnings.simplefilter("ignore")
+                    self._found = google.auth.default(scopes=SCOPES)
+            return self._found
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = make()
+            return self._made[name]
+
+    def _make_session(self) -> AuthorizedSession:
+        session = AuthorizedSession(self.credentials(), refresh_timeout=READ_SECONDS)
+        adapter = requests.adapters.HTTPAdapter(
+            pool_connections=4, pool_maxsize=MAX_CONNECTIONS, max_retries=0
+        )
+        session.mount("https://", adapter)
+        session.mount("http://", adapter)
+        session.headers["User-Agent"] = USER_AGENT
+        return session
+
+    def _make_storage(self) -> Any:
+        import google.cloud.storage
+
+        return google.cloud.storage.Client(
+            project=None,  # Objects are found by their bucket alone.
+            credentials=self.credentials(),
+            _http=self.session(),
+            client_info=ClientInfo(user_agent=USER_AGENT),
+            client_options={"api_endpoint": endpoint("storage")},
+        )
+
+    def _make_logging(self) -> Any:
+        import google.cloud.logging
+
+        return google.cloud.logging.Client(
+            project=self.project,
+            credentials=self.credentials(),
+            _http=self.session(),
+            _use_grpc=False,
+            client_info=ClientInfo(user_agent=USER_AGENT),
+            client_options={"api_endpoint": endpoint("logging")},
+        )
+
+    def _make_compute(self, kind: str) -> Any:
+        from google.cloud import compute_v1
+
+        return getattr(compute_v1, kind)(
+            credentials=self.credentials(),
+            transport="rest",
+            client_options={"api_endpoint": endpoint("compute")},
+        )
+
+
+def endpoint(service: str) -> str:
+    """Return where a service such as ``compute`` is, without a path: ``https://compute.googleapis.com``.
+
+    For another place, such as an emulator, the variables of Google's own tools are read:
+    ``CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE`` (as gcloud has it; its path does not matter), and for storage
+    ``STORAGE_EMULATOR_HOST`` (as the SDKs have it).
+
+    Raises:
+        SpecError: it is set to what is no URL.
+    """
+    name = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
+    if service == "storage" and os.environ.get("STORAGE_EMULATOR_HOST"):
+        name = "STORAGE_EMULATOR_HOST"
+    value = os.environ.get(name)
+    if not value:
+        return f"https://{service}.googleapis.com"
+    parts = urlsplit(value if "://" in value else f"http://{value}")
+    if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
+        raise SpecError(f"{name} must be a URL such as http://127.0.0.1:8080: it is set to another form")
+    return f"{parts.scheme}://{parts.netloc}"
