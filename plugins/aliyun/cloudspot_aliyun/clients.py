@@ -1,0 +1,203 @@
+"""How Alibaba Cloud is asked: region, endpoints, credentials, timeouts; one place for all services.
+
+Sources: "Regions and endpoints" of OSS and of ECS (checked 2026-11). The variables that move an endpoint,
+``OSS_ENDPOINT`` and ``ECS_ENDPOINT``, are those of ossutil and of the Terraform provider.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import cloudspot
+from cloudspot.errors import CloudspotError, SpecError
+from cloudspot_aliyun.credentials import (
+    CONFIG_FILE,
+    PROFILE,
+    Credentials,
+    CredentialsSource,
+    find_credentials,
+    read_profile,
+)
+from cloudspot_aliyun.metadata import region_of_this_instance
+
+if TYPE_CHECKING:
+    from aliyunsdkcore.client import AcsClient
+    from aliyunsdkcore.request import RpcRequest
+
+REGION: Final = "ALIBABA_CLOUD_REGION_ID"
+OSS_ENDPOINT: Final = "OSS_ENDPOINT"
+ECS_ENDPOINT: Final = "ECS_ENDPOINT"
+CONNECT_SECONDS: Final = 10.0
+READ_SECONDS: Final = 60.0
+"""How long a connection may be silent. The control plane answers within seconds."""
+USER_AGENT: Final = f"cloudspot/{cloudspot.__version__}"
+_PRODUCT_NAME: Final = Path("/sys/class/dmi/id/product_name")
+
+
+class AliyunClients:
+    """Asks one account's services. Thread-safe; construction does no I/O.
+
+    The region is that of the options, else ``ALIBABA_CLOUD_REGION_ID``, the profile's, or, on an ECS
+    instance, its own.
+    """
+
+    def __init__(self, *, region: str | None = None, credentials: CredentialsSource | None = None) -> None:
+        """Keep what the user chose; None: the environment decides."""
+        self._wanted_region = region
+        self._credentials = credentials
+        self._lock = threading.RLock()
+        self._region: str | None = None
+        self._acs: dict[str, tuple[Credentials, AcsClient]] = {}
+
+    @property
+    def region(self) -> str:
+        """Return the region that requests go to.
+
+        Raises:
+            SpecError: none is configured and this is no ECS instance.
+        """
+        region = self.region_or_none()
+        if region is None:
+            raise SpecError(
+                f"no Alibaba Cloud region: set providers.aliyun.region, {REGION} or the profile's region "
+                "(aliyun configure)"
+            )
+        return region
+
+    def region_or_none(self) -> str | None:
+        """Return the region, or None where none can be found.
+
+        Raises:
+            SpecError: the profile does not exist.
+        """
+        with self._lock:
+            if self._region is None:
+                self._region = (
+                    self._wanted_region
+                    or os.environ.get(REGION)
+                    or _region_of_profile()
+                    or region_of_this_machine()
+                )
+            return self._region
+
+    @property
+    def credentials(self) -> CredentialsSource:
+        """Return where keys come from.
+
+        Raises:
+            SpecError: the profile cannot be used.
+        """
+        with self._lock:
+            if self._credentials is None:
+                self._credentials = find_credentials()
+            return self._credentials
+
+    def ask_ecs(self, request: RpcRequest, *, region: str | None = None) -> dict[str, Any]:
+        """Make a request of the control plane once, in ``region`` or the session's, and return its answer.
+
+        Each is signed with the key that holds at this moment. What the SDK raises comes as it is: see
+        :mod:`cloudspot_aliyun.errors`.
+
+        Raises:
+            AuthError: there is no key.
+            SpecError: no region, or a malformed endpoint.
+        """
+        region = region or self.region
+        scheme, _ = ecs_endpoint(region)
+        request.set_protocol_type(scheme)
+        request.set_accept_format("json")
+        answer = self._acs_client(region).do_action_with_exception(request)
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def _acs_client(self, region: str) -> AcsClient:
+        from aliyunsdkcore.auth.credentials import AccessKeyCredential, StsTokenCredential
+        from aliyunsdkcore.client import AcsClient
+
+        key = self.credentials.get()
+        with self._lock:
+            held = self._acs.get(region)
+            if held is not None and held[0] == key:
+                return held[1]
+            scheme, address = ecs_endpoint(region)
+            parts = urlsplit(f"{scheme}://{address}")
+            client = AcsClient(
+                region_id=region,
+                credential=(
+                    StsTokenCredential(key.access_key_id, key.access_key_secret, key.security_token)
+                    if key.security_token
+                    else AccessKeyCredential(key.access_key_id, key.access_key_secret)
+                ),
+                auto_retry=False,  # Whoever asks knows whether that may be asked twice.
+                connect_timeout=CONNECT_SECONDS,
+                timeout=READ_SECONDS,
+                port=parts.port or (443 if scheme == "https" else 80),
+            )
+            client.append_user_agent("cloudspot", cloudspot.__version__)
+            client.add_endpoint(region, "Ecs", parts.hostname)
+            self._acs[region] = key, client
+            return client
+
+
+def ecs_endpoint(region: str) -> tuple[str, str]:
+    """Return scheme and address of the control plane in a region: ``https``, ``ecs.cn-beijing...``.
+
+    Raises:
+        SpecError: ECS_ENDPOINT is malformed.
+    """
+    chosen = os.environ.get(ECS_ENDPOINT)
+    return _split(chosen, ECS_ENDPOINT) if chosen else ("https", f"ecs.{region}.aliyuncs.com")
+
+
+def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
+    """Return the URL at which OSS of a region is asked; the internal one is free of charge, and ECS's alone.
+
+    Raises:
+        SpecError: OSS_ENDPOINT is malformed.
+    """
+    chosen = os.environ.get(OSS_ENDPOINT)
+    if chosen:
+        return "://".join(_split(chosen, OSS_ENDPOINT))
+    return f"https://oss-{region}{'-internal' if is_internal else ''}.aliyuncs.com"
+
+
+@functools.cache
+def region_of_this_machine() -> str | None:
+    """Return the region of the ECS instance that this runs on; None: it is none."""
+    try:
+        return region_of_this_instance()
+    except CloudspotError:
+        return None
+
+
+def is_on_ecs() -> bool:
+    """Say whether this is an ECS instance by what its hardware is called; asks nobody."""
+    try:
+        return "Alibaba Cloud" in _PRODUCT_NAME.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
+def _region_of_profile() -> str | None:
+    path, name = CONFIG_FILE.expanduser(), os.environ.get(PROFILE)
+    if not name and not path.exists():
+        return None
+    return read_profile(path, name).get("region_id") or None
+
+
+def _split(endpoint: str, variable: str) -> tuple[str, str]:
+    scheme, separator, address = endpoint.strip().rstrip("/").rpartition("://")
+    parts = urlsplit(f"//{address}")
+    try:
+        is_good = bool(parts.hostname) and not parts.path and "@" not in address and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good or (separator and scheme not in {"http", "https"}):
+        raise SpecError(f"{variable} must be like https://oss-cn-hangzhou.aliyuncs.com: got another form")
+    return scheme or "https", address

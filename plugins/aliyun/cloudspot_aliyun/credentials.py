@@ -1,0 +1,256 @@
+"""Whose requests these are: keys of the environment, of a profile, or of the machine's RAM role.
+
+It stands on the standard library: every agent carries it. Both SDKs have providers of their own for the
+role, which send no session token and so get 403 from a machine in hardened metadata mode.
+Sources: "Manage access credentials" of Alibaba Cloud's SDKs (the environment's names), "Configure
+profiles" of its command line (``~/.aliyun/config.json``), ECS user guide, "Instance RAM roles" (checked
+2026-11).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
+from cloudspot_aliyun.metadata import EcsMetadata
+
+KEY_ID: Final = "ALIBABA_CLOUD_ACCESS_KEY_ID"
+KEY_SECRET: Final = "ALIBABA_CLOUD_ACCESS_KEY_SECRET"  # noqa: S105 # the name of a variable
+SECURITY_TOKEN: Final = "ALIBABA_CLOUD_SECURITY_TOKEN"  # noqa: S105 # the name of a variable
+PROFILE: Final = "ALIBABA_CLOUD_PROFILE"
+ROLE: Final = "ALIBABA_CLOUD_ECS_METADATA"
+"""The environment variable that names the machine's role; without it the metadata service does."""
+CONFIG_FILE: Final = Path("~/.aliyun/config.json")
+LONGEST_LEAD: Final = timedelta(minutes=15)
+"""So long before its end a role's key is renewed; of a short one, in the last quarter of its life. The
+service has the next one half an hour before (from memory of the docs)."""
+RETRY_SECONDS: Final = 30.0
+"""How soon the metadata service is asked again where it has nothing newer."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A key, as requests are signed with it."""
+
+    access_key_id: str
+    access_key_secret: str = field(repr=False)
+    security_token: str = field(default="", repr=False)
+    """Of a temporary key; empty: a lasting one."""
+    expires_at: datetime | None = None
+    """None: not known, or never."""
+
+
+class CredentialsSource(ABC):
+    """Where keys come from. Thread-safe."""
+
+    @abstractmethod
+    def get(self) -> Credentials:
+        """Return the key to sign with now.
+
+        Raises:
+            AuthError: there is none.
+            TransientError: the machine's metadata service does not answer.
+        """
+
+    def renew(self, refused: str) -> bool:
+        """Say whether there is another key than the one with this id, which has expired; look for one.
+
+        The service says so where our clock is off, or where a machine slept.
+        """
+        try:
+            return self.get().access_key_id != refused
+        except CloudspotError:
+            return False
+
+
+class EnvironmentCredentials(CredentialsSource):
+    """The environment's key."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+
+    def get(self) -> Credentials:
+        """Return what the environment holds now."""
+        key_id, secret = self._environ.get(KEY_ID, ""), self._environ.get(KEY_SECRET, "")
+        if not key_id or not secret:
+            raise AuthError(f"{KEY_ID} and {KEY_SECRET} must both be set: got one of them")
+        return Credentials(key_id.strip(), secret.strip(), self._environ.get(SECURITY_TOKEN, "").strip())
+
+
+class ProfileCredentials(CredentialsSource):
+    """The key of a profile in the file of Alibaba Cloud's command line; read anew when the file changes."""
+
+    def __init__(self, path: Path, name: str | None) -> None:
+        self._path = path
+        self._name = name
+        self._lock = threading.Lock()
+        self._read_at: int | None = None
+        self._held: Credentials | None = None
+
+    def get(self) -> Credentials:
+        """Return what the profile holds now.
+
+        Raises:
+            AuthError: it holds no key.
+            SpecError: the file cannot be read.
+        """
+        with self._lock:
+            try:
+                changed_at = self._path.stat().st_mtime_ns
+            except OSError as error:
+                raise SpecError(f"{self._path} cannot be read: {error.strerror}") from error
+            if self._held is None or changed_at != self._read_at:
+                self._held = _keys_of(read_profile(self._path, self._name), self._path)
+                self._read_at = changed_at
+            return self._held
+
+
+class RoleCredentials(CredentialsSource):
+    """The keys of the RAM role that the machine has, from its metadata; renewed before they end."""
+
+    def __init__(
+        self,
+        metadata: EcsMetadata | None = None,
+        *,
+        role: str | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    ) -> None:
+        """Do no I/O; ``role`` None: whichever the machine has."""
+        self._metadata = metadata or EcsMetadata()
+        self._role = role
+        self._now = now
+        self._lock = threading.Lock()
+        self._held: Credentials | None = None
+        self._renew_at: datetime | None = None
+
+    def get(self) -> Credentials:
+        """Return the role's key; of two in force the newer.
+
+        Raises:
+            AuthError: the machine has no role.
+            TransientError: the metadata service does not answer, and what we have is over.
+        """
+        with self._lock:
+            now = self._now()
+            if self._held is not None and (self._renew_at is None or now < self._renew_at):
+                return self._held
+            return self._fetch(now)
+
+    def renew(self, refused: str) -> bool:
+        """Say whether there is another key than the one with this id; ask the metadata service for it."""
+        with self._lock:
+            if self._held is not None and self._held.access_key_id != refused:
+                return True
+            self._held = None
+            try:
+                return self._fetch(self._now()).access_key_id != refused
+            except CloudspotError:
+                return False
+
+    def _fetch(self, now: datetime) -> Credentials:
+        held = self._held
+        try:
+            found = self._ask()
+        except CloudspotError:
+            if held is None or (held.expires_at is not None and held.expires_at <= now):
+                raise
+            found = held  # It holds for a while yet.
+        self._held = found
+        if found.expires_at is None:
+            self._renew_at = None
+        else:
+            lead = min(LONGEST_LEAD, (found.expires_at - now) / 4)
+            self._renew_at = found.expires_at - lead
+            if found == held:
+                self._renew_at = max(self._renew_at, now + timedelta(seconds=RETRY_SECONDS))
+        return found
+
+    def _ask(self) -> Credentials:
+        path = "meta-data/ram/security-credentials/"
+        role = self._role or (self._metadata.get(path) or "").strip()
+        answer = self._metadata.get(path + role) if role else None
+        if answer is None:
+            what = f"no RAM role {role!r}" if role else "no RAM role"
+            raise AuthError(f"this machine has {what}; attach one, or set {KEY_ID} and {KEY_SECRET}")
+        try:
+            said = json.loads(answer)
+            if said["Code"] != "Success":
+                raise TransientError(f"the metadata service has no key of role {role} now: {said['Code']}")
+            return Credentials(
+                said["AccessKeyId"],
+                said["AccessKeySecret"],
+                said["SecurityToken"],
+                datetime.fromisoformat(said["Expiration"].replace("Z", "+00:00")),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            # The message may hold a part of the answer, and so of the key.
+            raise TransientError("the metadata service's answer about the role cannot be read") from error
+
+
+def find_credentials(
+    *,
+    environ: Mapping[str, str] = os.environ,
+    config_file: Path = CONFIG_FILE,
+    metadata: EcsMetadata | None = None,
+) -> CredentialsSource:
+    """Return the first source that there is: environment, profile, the machine's role.
+
+    The last is not tried here; it tells at its first use that there is none.
+
+    Raises:
+        SpecError: the profile that was named does not exist, or is of a kind that we cannot use.
+    """
+    if environ.get(KEY_ID) or environ.get(KEY_SECRET):
+        return EnvironmentCredentials(environ)
+    path, name = config_file.expanduser(), environ.get(PROFILE)
+    if name or path.exists():
+        profile = read_profile(path, name)
+        mode = profile.get("mode", "AK")
+        if mode == "EcsRamRole":
+            return RoleCredentials(metadata, role=profile.get("ram_role_name") or None)
+        if mode in {"AK", "StsToken"}:
+            if name or profile.get("access_key_id"):
+                return ProfileCredentials(path, name)
+        elif name or not environ.get(ROLE):
+            raise SpecError(
+                f"profile {profile.get('name')!r} of {path} is of mode {mode!r}, and must be AK, StsToken or "
+                f"EcsRamRole; choose another by {PROFILE}, or set {KEY_ID} and {KEY_SECRET}"
+            )
+    return RoleCredentials(metadata, role=environ.get(ROLE) or None)
+
+
+def read_profile(path: Path, name: str | None) -> Mapping[str, Any]:
+    """Return a profile of the command line's file; None: the current one; empty: nobody has configured any.
+
+    Raises:
+        SpecError: the file cannot be read, or has no such profile.
+    """
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        profiles = {one["name"]: one for one in said.get("profiles") or ()}
+        wanted = name or said.get("current") or "default"
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SpecError(f"{path} is not what `aliyun configure` writes; mend or remove it") from error
+    if wanted in profiles:
+        found: Mapping[str, Any] = profiles[wanted]
+        return found
+    if name is None:
+        return {}
+    raise SpecError(f"{path} has no profile {name!r}; it has: {', '.join(sorted(profiles)) or 'none'}")
+
+
+def _keys_of(profile: Mapping[str, Any], path: Path) -> Credentials:
+    key_id, secret = profile.get("access_key_id"), profile.get("access_key_secret")
+    if not key_id or not secret:
+        raise AuthError(f"profile {profile.get('name')!r} of {path} holds no key; run `aliyun configure`")
+    return Credentials(str(key_id), str(secret), str(profile.get("sts_token") or ""))
