@@ -1,0 +1,259 @@
+"""Compute Engine's metadata server as a node reads it: who it is, and whether it will be taken.
+
+It stands on the standard library: every agent carries it, and it must answer on a machine where
+nothing else works. Sources: Compute Engine documentation, "View and query VM metadata" ("Wait for
+updates", "Parts of a request"), "Predefined metadata keys", "Create and use Spot VMs", and the
+discovery document of compute v1, ``Scheduling.preemptionNoticeDuration`` (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from cloudspot.errors import TransientError
+from cloudspot.interfaces import PreemptionSource
+from cloudspot.model import ANNOUNCED, Market, NodeIdentity, PreemptionNotice
+from cloudspot_gcp.attributes import NOTICE_SECONDS, launch_and_rank
+
+HOST: Final = "GCE_METADATA_HOST"
+"""The environment variable by which Google's own clients find another address: ``host`` or ``host:port``."""
+DEFAULT_HOST: Final = "169.254.169.254"
+"""What metadata.google.internal resolves to; it needs no name server."""
+SHUTDOWN_SECONDS: Final = 30.0
+"""Between the power button (ACPI G2) and the end of a spot machine, at most: it has been seen to be less."""
+MAX_LONG_POLL_SECONDS: Final = 60.0
+EXTRA_SECONDS: Final = 5.0
+"""How much longer than asked a long poll may take before it counts as broken."""
+EVENT_EVERY: Final = 10
+"""The maintenance event, which moves nothing, is asked for at each so many polls."""
+NO_EVENT: Final = "NONE"
+_MAX_TEXT: Final = 200
+
+# Below the logger whose lines an agent delivers with its job's log.
+_log = logging.getLogger("cloudspot.gcp.metadata")
+
+
+@dataclass(frozen=True)
+class Value:
+    """What the server has at a path, in one version."""
+
+    text: str
+    etag: str
+    """Of the version; it changes with the value."""
+
+
+class Metadata:
+    """A client of the metadata server. Thread-safe; keeps nothing."""
+
+    def __init__(self, *, host: str | None = None, timeout_seconds: float = 3.0) -> None:
+        """Do no I/O; ``host`` None: the environment's, else the real address."""
+        self._host = host
+        self._timeout_seconds = timeout_seconds
+
+    def read(
+        self, path: str, *, newer_than: str | None = None, wait_seconds: float | None = None
+    ) -> Value | None:
+        """Return what the server has at ``/computeMetadata/v1/<path>``; None: nothing.
+
+        With ``wait_seconds`` (whole ones count, at least 1) it answers as soon as the value has another
+        version than ``newer_than``, or with the same when the time is up.
+
+        Raises:
+            TransientError: the server did not answer, or with another error, or something else answered.
+        """
+        timeout, query = self._timeout_seconds, ""
+        if wait_seconds is not None:
+            seconds = max(1, int(wait_seconds))
+            asked = {"wait_for_change": "true", "timeout_sec": str(seconds)}
+            if newer_than is not None:
+                # Without it, a change between two polls would be slept through.
+                asked["last_etag"] = newer_than
+            timeout, query = seconds + EXTRA_SECONDS, "?" + urllib.parse.urlencode(asked)
+        host = self._host or os.environ.get(HOST) or DEFAULT_HOST
+        request = urllib.request.Request(  # http, link-local
+            f"http://{host}/computeMetadata/v1/{path}{query}", headers={"Metadata-Flavor": "Google"}
+        )
+        try:
+            with _opener().open(request, timeout=timeout) as answer:
+                body, headers = answer.read(), answer.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 404:
+                    return None
+                raise TransientError(f"the metadata server answered {error.code} to {path}") from error
+        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts; an answer cut short
+            raise TransientError(f"the metadata server does not answer: {error}") from error
+        if headers.get("Metadata-Flavor") != "Google":
+            raise TransientError(f"what answers at {host} is not Google's metadata server")
+        return Value(body.decode("utf-8", errors="replace"), headers.get("ETag", ""))
+
+    def get(self, path: str) -> str | None:
+        """Return the text at the path, without the white space around it, or None where there is nothing.
+
+        Raises:
+            TransientError: as ``read``.
+        """
+        value = self.read(path)
+        return None if value is None else value.text.strip()
+
+    def require(self, path: str) -> str:
+        """Return the text at the path.
+
+        Raises:
+            TransientError: as ``read``, and when there is nothing yet.
+        """
+        text = self.get(path)
+        if not text:
+            raise TransientError(f"the metadata server has no {path} yet")
+        return text
+
+
+class GcePreemptionSource(PreemptionSource):
+    """Waits for ``instance/preempted``, and logs a maintenance event once, which is no notice.
+
+    ``preempted`` says that the machine goes, not when: with a notice duration in its request the power
+    button is pressed that much later, and without one at once; then there are up to 30 seconds.
+    """
+
+    poll_seconds: ClassVar[float] = 1.0
+
+    def __init__(
+        self,
+        metadata: Metadata | None = None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Read how long the launch's notices are, from the machine's attribute.
+
+        Where the server cannot be asked, they count as the shortest.
+        """
+        self._metadata = metadata or Metadata()
+        self.notice_seconds = _notice_seconds(self._metadata)
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._num_polls = 0
+        self._event = NO_EVENT
+
+    def poll(self) -> PreemptionNotice | None:
+        """Return the standing notice, or None."""
+        if self._num_polls % EVENT_EVERY == 0:
+            self._look_for_event()
+        self._num_polls += 1
+        return _as_notice(self._metadata.read(PREEMPTED))
+
+    def wait(self, timeout: float) -> PreemptionNotice | None:
+        """Return as soon as there is a notice, or None after ``timeout`` seconds.
+
+        By a long poll. A connection that breaks is made again; a server that answers too early, as one
+        that knows no long poll does, is asked each ``poll_seconds``.
+
+        Raises:
+            TransientError: the server does not answer at all.
+        """
+        end = self._monotonic() + timeout
+        self._look_for_event()
+        known = self._metadata.read(PREEMPTED)
+        while True:
+            notice = _as_notice(known)
+            left = end - self._monotonic()
+            if notice is not None or left <= 0:
+                return notice
+            if left < 1.0:  # less than the server can wait
+                self._sleep(left)
+                return _as_notice(self._metadata.read(PREEMPTED))
+            known = self._wait_for_change(known, min(left, MAX_LONG_POLL_SECONDS))
+
+    def _wait_for_change(self, known: Value | None, seconds: float) -> Value | None:
+        etag, began = None if known is None else known.etag, self._monotonic()
+        try:
+            found = self._metadata.read(PREEMPTED, newer_than=etag, wait_seconds=seconds)
+        except TransientError as error:
+            _log.info("the long poll broke, polling again: %s", error)
+            self._sleep(self.poll_seconds)
+            return self._metadata.read(PREEMPTED)
+        if _as_notice(found) is None and self._monotonic() - began < self.poll_seconds:
+            self._sleep(self.poll_seconds)
+        return found
+
+    def _look_for_event(self) -> None:
+        try:
+            event = self._metadata.get("instance/maintenance-event") or NO_EVENT
+        except TransientError:
+            return  # a hint that comes later is as good
+        if event not in {self._event, NO_EVENT}:
+            _log.warning(
+                "Compute Engine announces maintenance of this machine's host (%s): no reclaim is "
+                "announced by that, and the training goes on",
+                event[:_MAX_TEXT],
+            )
+        self._event = event
+
+
+def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
+    """Return who this machine is; its name says its rank.
+
+    Its id is ``<zone>/<name>``, which is what the API finds it by; a name is not used twice.
+
+    Raises:
+        TransientError: the metadata server is not up yet, or answers nonsense.
+    """
+    metadata = metadata or Metadata()
+    name = metadata.require("instance/name")
+    named = launch_and_rank(name)
+    if named is None:
+        raise TransientError(f"the metadata server says instance/name {name[:80]!r}, which has no rank")
+    # These two come as projects/NUMBER/zones/ZONE and projects/NUMBER/machineTypes/TYPE.
+    zone = metadata.require("instance/zone").rpartition("/")[2]
+    machine_type = metadata.get("instance/machine-type")
+    is_spot = metadata.get("instance/scheduling/preemptible")
+    return NodeIdentity(
+        instance_id=f"{zone}/{name}",
+        rank=named[1],
+        address=metadata.require("instance/network-interfaces/0/ip"),
+        zone=zone,
+        instance_type=None if machine_type is None else machine_type.rpartition("/")[2],
+        market=None if is_spot is None else Market.SPOT if is_spot == "TRUE" else Market.ON_DEMAND,
+    )
+
+
+def announced(metadata: Metadata | None = None) -> dict[str, str]:
+    """Return the attributes that the controller has set on this machine since it was created.
+
+    Raises:
+        TransientError: the metadata server does not answer.
+    """
+    metadata = metadata or Metadata()
+    found = {name: metadata.get(f"instance/attributes/{name}") for name in ANNOUNCED}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+PREEMPTED: Final = "instance/preempted"
+
+
+def _notice_seconds(metadata: Metadata) -> float:
+    try:
+        text = metadata.get(f"instance/attributes/{NOTICE_SECONDS}") or ""
+        return max(float(text), SHUTDOWN_SECONDS)
+    except (TransientError, ValueError):
+        return SHUTDOWN_SECONDS
+
+
+def _as_notice(value: Value | None) -> PreemptionNotice | None:
+    if value is None or value.text.strip().upper() != "TRUE":
+        return None
+    return PreemptionNotice(deadline=None, action="terminate", source="metadata")
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    # Never by way of a proxy that the environment names.
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
