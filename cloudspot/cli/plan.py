@@ -23,6 +23,7 @@ from cloudspot.cli.options import (
     provider_option,
     store_option,
 )
+from cloudspot.controller.ownership import store_label
 from cloudspot.controller.plan import LaunchPlan
 from cloudspot.controller.plan import plan as make_plan
 from cloudspot.errors import SpecError
@@ -133,7 +134,7 @@ def print_plan(order: Order, job_id: str, *, as_json: bool) -> None:
     bundle = make_bundle(order.workdir, entrypoint=spec.run.entrypoint)
     agent = agent_archive(order)
     submission = new_submission(spec, provider=order.provider.name, bundle=bundle, job_id=job_id, agent=agent)
-    planned = make_plan(spec, order.provider, submission, store.url)
+    planned = make_plan(spec, order.provider, submission, store.url, label=store_label(store))
     if as_json:
         output.echo_json(_plan_json(planned, store, submission))
         return

@@ -38,17 +38,21 @@ class LaunchPlan:
     launches: tuple[PlannedLaunch, ...]
 
 
-def plan(spec: JobSpec, provider: Provider, submission: Submission, store_url: str) -> LaunchPlan:
+def plan(
+    spec: JobSpec, provider: Provider, submission: Submission, store_url: str, *, label: str
+) -> LaunchPlan:
     """Return the first launch of the job for every offer that its policy allows, in order.
 
-    Asks the provider for its offers; sends nothing else.
+    Asks the provider for its offers; sends nothing else. ``label``: see ``render_launch``.
 
     Raises:
         SpecError: no offer fits.
     """
     offers = find_offers(spec, provider)
     planned = tuple(
-        PlannedLaunch(offer, render_launch(spec, provider, submission, store_url, launch=1, offer=offer))
+        PlannedLaunch(
+            offer, render_launch(spec, provider, submission, store_url, launch=1, offer=offer, label=label)
+        )
         for offer in offers
     )
     return LaunchPlan(submission.job_id, submission.provider, planned)
@@ -80,13 +84,13 @@ def render_launch(
     *,
     launch: int,
     offer: Offer,
-    label: str | None = None,
+    label: str,
     run_seconds: float = 0.0,
 ) -> LaunchRequest:
     """Return the request that the launch's intent stores and everyone replays.
 
     A launch is all or none: all ``nodes.max`` machines come, or it is closed for lack of capacity.
-    ``label`` is what the machines carry of the store (None: the URL). ``run_seconds`` is what of
+    ``label`` is what the machines carry of the store (``ownership.store_label``). ``run_seconds`` is what of
     ``limits.max_runtime`` is used up.
 
     Raises:
@@ -113,7 +117,7 @@ def render_launch(
         resources=spec.resources.to_model(),
         user_data=render_boot_script(boot),
         max_seconds=max_seconds,
-        store_url=store_url if label is None else label,
+        store_url=label,
     )
     return provider.provisioner().render(group)
 

@@ -36,6 +36,16 @@ def test_the_very_request_is_the_one_that_is_sent(jobs, tmp_path):
     assert json.loads(intent.read_bytes())["request"]["body"] == planned["launches"][0]["request"]
 
 
+def test_a_store_spelled_otherwise_is_the_same_in_the_plan_and_in_the_request(jobs, tmp_path):
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "bucket")
+    where = ["--store", f"file://{tmp_path}/link/", "--name", "same-1"]
+    planned = jobs.run_json("run", str(jobs.job_file), "--dry-run", *where)
+    jobs.run("run", str(jobs.job_file), "--detach", *where)
+    (intent,) = (tmp_path / "bucket" / "jobs" / "same-1" / "journal").iterdir()
+    assert json.loads(intent.read_bytes())["request"]["body"] == planned["launches"][0]["request"]
+
+
 @pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"], ["run", "--detach"]])
 def test_a_secret_that_is_not_set_is_found_before_anything_is_stored(jobs, tmp_path, command):
     secret = ["--set", 'run.secrets=["CLOUDLESS_TEST_SECRET"]']

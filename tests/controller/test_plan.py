@@ -24,7 +24,7 @@ class Provider(SimProvider):
 
 def test_the_dry_run_holds_the_very_request_of_each_offer_in_order(records):
     submission = records.history().submission
-    planned = plan(records.spec(), Provider(), submission, "memory://x")
+    planned = plan(records.spec(), Provider(), submission, "memory://x", label="a store")
     assert [(one.offer.zone, one.offer.market.value) for one in planned.launches] == [
         ("a", "spot"),
         ("b", "spot"),
@@ -32,7 +32,7 @@ def test_the_dry_run_holds_the_very_request_of_each_offer_in_order(records):
     ]
     for one in planned.launches:
         assert one.request == render_launch(
-            records.spec(), Provider(), submission, "memory://x", launch=1, offer=one.offer
+            records.spec(), Provider(), submission, "memory://x", launch=1, offer=one.offer, label="a store"
         )
 
 
@@ -40,15 +40,16 @@ def test_a_job_for_which_nothing_can_be_bought_is_refused_before_it_is_submitted
     provider = Provider()
     provider._cloud.offers = lambda resources: ()
     with pytest.raises(SpecError, match=r"resources: provider 'sim' has no offer that fits"):
-        plan(records.spec(), provider, records.history().submission, "memory://x")
+        plan(records.spec(), provider, records.history().submission, "memory://x", label="a store")
 
 
 def test_a_launch_asks_for_all_of_its_nodes_or_none_and_boots_the_agent(records):
     provider = Provider()
     spec = records.spec(nodes={"min": 2, "max": 4}, resources={"disk": "50GiB"})
-    render_launch(spec, provider, records.history().submission, "memory://x", launch=7, offer=records.offer())
+    submission = records.history().submission
+    render_launch(spec, provider, submission, "memory://x", launch=7, offer=records.offer(), label="a store")
     (group,) = provider.groups
-    assert (group.num_nodes, group.min_nodes, group.launch) == (4, 4, 7)
+    assert (group.num_nodes, group.min_nodes, group.launch, group.store_url) == (4, 4, 7, "a store")
     assert group.resources.disk_bytes == 50 << 30
     assert "export CLOUDSPOT_JOB=digits-1\n" in group.user_data
     assert "export CLOUDSPOT_LAUNCH=7\n" in group.user_data
@@ -58,7 +59,9 @@ def test_a_launch_asks_for_all_of_its_nodes_or_none_and_boots_the_agent(records)
 def test_a_limit_in_another_currency_than_the_offers_is_refused(records):
     spec = records.spec(limits={"max_cost": "5 CNY"})
     with pytest.raises(SpecError, match=r"limits.max_cost is in CNY, but provider 'sim' charges USD"):
-        render_launch(spec, Provider(), records.history().submission, "x", launch=1, offer=records.offer())
+        render_launch(
+            spec, Provider(), records.history().submission, "x", launch=1, offer=records.offer(), label=""
+        )
 
 
 def test_a_machine_lives_as_long_as_is_left_of_the_runtime_and_some_grace(records):

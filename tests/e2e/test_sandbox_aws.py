@@ -57,7 +57,7 @@ print(json.dumps({
     "log": log,
     "looked_at": looked_at,
     "log_group": log_group,
-    "streams": {one["logStreamName"]: list(lines(one["logStreamName"])) for one in found},
+    "streams": {one["logStreamName"].rpartition("/")[2]: list(lines(one["logStreamName"])) for one in found},
     "states": sorted(one["State"]["Name"] for one in instances),
     "reasons": sorted(one["StateReason"]["Code"] for one in instances),
     "tags": [{tag["Key"]: tag["Value"] for tag in one["Tags"]} for one in instances],

@@ -1,4 +1,4 @@
-"""Log lines in CloudWatch Logs: a group for a job, a stream for each node of each launch.
+"""Log lines in CloudWatch Logs: a group for a job's id, a stream for each node of each launch.
 
 An event's message is JSON with the line's number, its time, its source and its text: by the number
 repeats are dropped and the order is kept, whatever clock the node had. Events carry the same time, but
@@ -26,6 +26,7 @@ from cloudspot.persistence import persist
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
 from cloudspot_aws.logorder import Arrival, Joiner, Order
+from cloudspot_aws.tags import store_digest
 
 GROUP_PREFIX = "/cloudspot/"
 RETENTION_DAYS = (
@@ -68,22 +69,24 @@ _CODES = {"ResourceNotFoundException": _Missing, "ResourceAlreadyExistsException
 class CloudWatchLogSink(LogSink):
     """A job's log in CloudWatch Logs. Thread-safe.
 
-    By default the group is ``/cloudspot/<job>`` and its streams are named as ours are; a group that is
-    named is shared by jobs, and its streams are ``<job>/<stream>``. A group that is missing is made, and
-    keeps its events for ``retention_days``; one that is there is left as it is.
+    By default the group is ``/cloudspot/<job>`` and its streams are ``<store>/<stream>``, where eight letters
+    stand for the store: another one may have a job of the same id. A group that is named is shared by jobs,
+    and its streams are ``<job>/<store>/<stream>``. A group that is missing is made, and keeps its events for
+    ``retention_days``; one that is there is left as it is.
     """
 
     def __init__(
         self,
         job_id: str,
         *,
+        store_url: str,
         clients: AwsClients | None = None,
         group: str | None = None,
         retention_days: int = 30,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """Do no I/O.
+        """Do no I/O; ``store_url`` is the canonical one.
 
         Raises:
             SpecError: the group has no valid name, or CloudWatch knows no such retention.
@@ -94,7 +97,8 @@ class CloudWatchLogSink(LogSink):
             days = ", ".join(map(str, RETENTION_DAYS))
             raise SpecError(f"log retention must be one of {days} days: got {retention_days}")
         self.group = group or f"{GROUP_PREFIX}{job_id}"
-        self._prefix = "" if group is None else f"{job_id}/"
+        store = store_digest(store_url)
+        self._prefix = f"{store}/" if group is None else f"{job_id}/{store}/"
         self._retention_days = retention_days
         self._clients = clients or AwsClients()
         self._sleep = sleep
@@ -124,9 +128,7 @@ class CloudWatchLogSink(LogSink):
 
     def streams(self) -> Sequence[str]:
         """Return the names of the job's streams, sorted; see LogSink."""
-        options: dict[str, Any] = {"logGroupName": self.group}
-        if self._prefix:
-            options["logStreamNamePrefix"] = self._prefix
+        options: dict[str, Any] = {"logGroupName": self.group, "logStreamNamePrefix": self._prefix}
         found: list[str] = []
         while True:
             try:

@@ -112,7 +112,7 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     logs: Literal["cloudwatch", "bucket"] = "cloudwatch"
     """Where the nodes' logs go: to CloudWatch Logs, or beside the checkpoints."""
     log_group: str | None = None
-    """The CloudWatch log group, which jobs then share; left out: one for each job, ``/cloudspot/JOB``."""
+    """The CloudWatch log group, which jobs then share; left out: ``/cloudspot/JOB``."""
     log_retention_days: int = 30
     """How long CloudWatch keeps the lines of a group that cloudspot has made."""
     metadata_hops: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1

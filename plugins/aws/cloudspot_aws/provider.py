@@ -80,6 +80,7 @@ class AwsProvider(Provider):
 
         return CloudWatchLogSink(
             job_id,
+            store_url=store.canonical_url,
             clients=self._aws(),
             group=self._options.log_group,
             retention_days=self._options.log_retention_days,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import math
 from typing import Any, Final
 
@@ -67,7 +66,7 @@ def render_request(options: AwsOptions, group: InstanceGroup, *, provider: str) 
     made_group = None
     if options.placement_group == "auto" and group.num_nodes > 1:
         # Another store may have a job of the same id.
-        store = hashlib.sha256(group.store_url.encode()).hexdigest()[:8]
+        store = tags.store_digest(group.store_url)
         made_group = f"cloudspot-{group.job_id}-{store}-{group.offer.zone}"
     named_group = None if options.placement_group == "auto" else options.placement_group
     text, packed = _user_data(group.user_data)

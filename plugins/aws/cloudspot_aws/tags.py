@@ -5,6 +5,7 @@ Their names hold no slash and no space, so that a machine can read them from its
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -21,6 +22,11 @@ MAX_SECONDS: Final = "cloudspot-max-seconds"
 MASTER_PORT: Final = "MASTER_PORT"
 """For setup scripts; each generation agrees on a free port of its own."""
 MAX_VALUE: Final = 256
+
+
+def store_digest(store_url: str) -> str:
+    """Return the few letters by which names of what is a store's job's tell it from another store's."""
+    return hashlib.sha256(store_url.encode()).hexdigest()[:8]
 
 
 def to_list(tags: Mapping[str, str]) -> list[dict[str, str]]:

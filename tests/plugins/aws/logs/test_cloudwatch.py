@@ -13,6 +13,10 @@ from cloudspot.testing.logkit import LogSinkTests
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.cloudwatch import CloudWatchLogSink
 
+STORE = "s3://bucket/one"
+MARK = "2ddc08ea"
+"""What stands for it."""
+
 _numbers = itertools.count()
 
 
@@ -24,7 +28,7 @@ def job(aws):
 @pytest.fixture
 def make_sink(job):
     """``make_sink(**options)``: a sink of the test's own job; clients take long to make."""
-    common = {"clients": AwsClients(), "sleep": lambda seconds: None}
+    common = {"store_url": STORE, "clients": AwsClients(), "sleep": lambda seconds: None}
     return lambda **options: CloudWatchLogSink(job, **{**common, **options})
 
 
@@ -61,8 +65,10 @@ def line(seq, text="text", at=None, stream="1-0"):
     return LogRecord(stream=stream, seq=seq, time=at or datetime.now(timezone.utc), text=text)
 
 
-def events(group, stream="1-0"):
-    answer = logs().get_log_events(logGroupName=group, logStreamName=stream, startFromHead=True)
+def events(group, stream="1-0", prefix=""):
+    answer = logs().get_log_events(
+        logGroupName=group, logStreamName=f"{prefix}{MARK}/{stream}", startFromHead=True
+    )
     return answer["events"]
 
 
@@ -86,16 +92,27 @@ def test_a_group_is_made_once_with_its_retention_and_one_that_is_there_is_left_a
     make_sink(group=f"mine/{job}").write([line(0)])
     (group,) = logs().describe_log_groups(logGroupNamePrefix=f"mine/{job}")["logGroups"]
     assert "retentionInDays" not in group
-    assert [event["message"] for event in events(f"mine/{job}", f"{job}/1-0")] != []
+    assert [event["message"] for event in events(f"mine/{job}", "1-0", f"{job}/")] != []
     assert aws.faults.count("PutRetentionPolicy") == 1
 
 
 def test_jobs_that_share_a_group_do_not_see_each_other(job):
-    one = CloudWatchLogSink(job, group="shared/pair")
-    other = CloudWatchLogSink(f"{job}-b", group="shared/pair")
+    one = CloudWatchLogSink(job, store_url=STORE, group="shared/pair")
+    other = CloudWatchLogSink(f"{job}-b", store_url=STORE, group="shared/pair")
     one.write([line(0)])
     other.write([line(0, stream="2-0")])
     assert (one.streams(), other.streams()) == (("1-0",), ("2-0",))
+
+
+@pytest.mark.parametrize("group", [None, "shared/stores"])
+def test_two_stores_jobs_of_one_id_do_not_see_each_other(make_sink, group):
+    one, other = make_sink(group=group), make_sink(group=group, store_url="s3://bucket/two")
+    one.write([line(0, "one's"), line(1, "one's")])
+    other.write([line(0, "the other's")])
+    other.write([line(0, stream="2-0")])
+    assert (one.streams(), other.streams()) == (("1-0",), ("1-0", "2-0"))
+    assert [record.text for record in one.read("1-0")] == ["one's"] * 2
+    assert [record.text for record in other.read_back("1-0")] == ["the other's"]
 
 
 def test_lines_go_in_batches_within_the_services_limits(aws, job, make_sink):
@@ -107,7 +124,9 @@ def test_lines_go_in_batches_within_the_services_limits(aws, job, make_sink):
     sizes = [
         call.parameters["logEvents"]
         for call in aws.faults.calls
-        if call.action == "PutLogEvents" and call.parameters["logStreamName"] == "1-1" and call.error is None
+        if call.action == "PutLogEvents"
+        and call.parameters["logStreamName"] == f"{MARK}/1-1"
+        and call.error is None
     ]
     assert sum(sizes) == 10_001
     assert max(sizes) <= 10_000
@@ -195,7 +214,7 @@ def test_what_others_write_into_the_stream_is_passed_over(job, make_sink):
     now = int(datetime.now(timezone.utc).timestamp() * 1000)
     logs().put_log_events(
         logGroupName=f"/cloudspot/{job}",
-        logStreamName="1-0",
+        logStreamName=f"{MARK}/1-0",
         logEvents=[{"timestamp": now, "message": text} for text in ("hello", "{}", '{"seq": "x"}')],
     )
     make_sink().write([line(1)])
@@ -212,4 +231,4 @@ def test_what_others_write_into_the_stream_is_passed_over(job, make_sink):
 )
 def test_options_that_cloudwatch_would_refuse_are_spec_errors(options, message):
     with pytest.raises(SpecError, match=message):
-        CloudWatchLogSink("x", **options)
+        CloudWatchLogSink("x", store_url=STORE, **options)
