@@ -80,20 +80,20 @@ class TokenedMetadata(MetadataService):
         if request.method == "PUT" and path.rstrip("/") == "/latest/api/token":
             return self._give_token(request)
         if request.method not in {"GET", "HEAD"}:
-            return self._refuse(405)
+            return self.refuse(405)
         refusal = self._check_token(request)
         if refusal is not None:
-            return self._refuse(refusal)
+            return self.refuse(refusal)
         return self._find(path)
 
     def _give_token(self, request: Request) -> Answer:
         # What came through a proxy is not the machine's own.
         if "x-forwarded-for" in request.headers:
-            return self._refuse(403)
+            return self.refuse(403)
         life_header = f"{self.pass_header}-ttl-seconds"
         text = request.headers.get(life_header, "")
         if not re.fullmatch(r"[0-9]{1,5}", text) or not MIN_TOKEN_SECONDS <= int(text) <= MAX_TOKEN_SECONDS:
-            return self._refuse(400)
+            return self.refuse(400)
         token = self.token_prefix + secrets.token_urlsafe(37) + "=="
         with self._lock:
             now = self._now()
@@ -115,10 +115,10 @@ class TokenedMetadata(MetadataService):
             return _text("\n".join(self.versions))
         version, *rest = parts
         if version not in self.versions:
-            return self._refuse(404)
+            return self.refuse(404)
         if rest == ["user-data"]:
             if not self.view.user_data:
-                return self._refuse(404)
+                return self.refuse(404)
             return Answer(200, self.view.user_data, "application/octet-stream")
         node: Any = {**self.tree(), "user-data": ""}
         if not self.view.user_data:
@@ -126,11 +126,11 @@ class TokenedMetadata(MetadataService):
         for part in rest:
             node = node() if callable(node) else node
             if not isinstance(node, Mapping) or part not in node:
-                return self._refuse(404)
+                return self.refuse(404)
             node = node[part]
         node = node() if callable(node) else node
         if not isinstance(node, Mapping):
-            return self._refuse(404) if path.endswith("/") else _text(str(node))
+            return self.refuse(404) if path.endswith("/") else _text(str(node))
         # Directories end in a slash, but the top ones' names never did.
         slash = "/" if rest else ""
         return _text(
@@ -140,7 +140,8 @@ class TokenedMetadata(MetadataService):
             )
         )
 
-    def _refuse(self, status: int) -> Answer:
+    def refuse(self, status: int) -> Answer:
+        """Return the page of an error."""
         return Answer(status, _PAGE.format(status, self.titles[status]).encode(), "text/html")
 
 

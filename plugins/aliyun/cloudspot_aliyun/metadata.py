@@ -16,6 +16,7 @@ from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.metadataclient import MetadataClient
 from cloudspot.model import ANNOUNCED, NodeIdentity, PreemptionNotice
+from cloudspot_aliyun.names import rank_of
 
 ENDPOINT: Final = "CLOUDSPOT_ALIYUN_METADATA"
 """The environment variable by which we find another address of the service; the SDKs have none."""
@@ -28,8 +29,6 @@ TERMINATION: Final = "meta-data/instance/spot/termination-time"
 
 # Below the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aliyun.metadata")
-
-_RANK = re.compile(r"(?<![0-9])[0-9]{1,6}$")
 
 
 class EcsMetadata(MetadataClient):
@@ -80,35 +79,25 @@ class AliyunNoticeSource(PreemptionSource):
 def node_identity(metadata: EcsMetadata | None = None) -> NodeIdentity:
     """Return who this machine is; its rank is the number at the end of its host name.
 
-    RunInstances numbers the host names of a launch in order, from ``HostName=NAME-[0,4]``; the metadata have
-    no other index. They do not tell the market either.
+    The metadata have no other index (see ``names``), and do not tell the market.
 
     Raises:
         TransientError: the metadata service is not up yet, or answers nonsense.
     """
     metadata = metadata or EcsMetadata()
     host_name = metadata.require("meta-data/hostname").strip()
+    rank = rank_of(host_name)
+    if rank is None:
+        raise TransientError(
+            f"the metadata service says hostname {host_name[:80]!r}, which ends in no number"
+        )
     return NodeIdentity(
         instance_id=metadata.require("meta-data/instance-id"),
-        rank=rank_of(host_name),
+        rank=rank,
         address=metadata.require("meta-data/private-ipv4"),
         zone=metadata.get("meta-data/zone-id"),
         instance_type=metadata.get("meta-data/instance/instance-type"),
     )
-
-
-def rank_of(host_name: str) -> int:
-    """Return the number at the end of a host name.
-
-    Raises:
-        TransientError: it has none, so the service gives another machine's name, or not yet its own.
-    """
-    found = _RANK.search(host_name)
-    if found is None:
-        raise TransientError(
-            f"the metadata service says hostname {host_name[:80]!r}, which ends in no number"
-        )
-    return int(found[0])
 
 
 def announced(metadata: EcsMetadata | None = None) -> dict[str, str]:
