@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
@@ -123,7 +124,8 @@ class MetadataServer:
         """Start to serve; port 0 is any free one. The socket is of the calling thread's network."""
         self._server = _Server((address, port), _Handler)
         self._server.service = service
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metadata", daemon=True)
+        serve = partial(self._server.serve_forever, poll_interval=_POLL_SECONDS)
+        self._thread = threading.Thread(target=serve, name="metadata", daemon=True)
         self._thread.start()
 
     @property
