@@ -270,6 +270,8 @@ def _routes(base: str, method: Mapping[str, Any]) -> Iterator[_Route]:
     paths = [(base + method["path"], False)]
     protocols = method.get("mediaUpload", {}).get("protocols", {})
     paths += [(protocol["path"], True) for protocol in protocols.values()]
+    if method.get("useMediaDownloadService"):
+        paths.append((f"/download{base}{method['path']}", False))
     for path, is_upload in paths:
         pattern, end, num_literals = "", 0, 0
         for found in _PARAMETER.finditer(path):
