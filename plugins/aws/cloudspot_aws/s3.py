@@ -20,11 +20,12 @@ from typing import Any
 from cloudspot.errors import AuthError, CloudspotError, StoreRefused
 from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
+from cloudspot.partedupload import PART_BYTES, PartedUpload, Passing
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import error_code
 from cloudspot_aws.s3body import payload
-from cloudspot_aws.s3bucket import Bucket, Passing
-from cloudspot_aws.s3upload import PART_BYTES, S3Upload
+from cloudspot_aws.s3bucket import Bucket
+from cloudspot_aws.s3upload import S3UploadRequests
 
 MAX_PAGE = 1000
 MAX_PRESIGN_SECONDS = 7 * 24 * 3600
@@ -125,7 +126,14 @@ class S3Store(ObjectStore):
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start a streamed put; see ObjectStore. Holds up to five parts in memory."""
-        return S3Upload(self._bucket, key, if_absent=if_absent, part_bytes=self._part_bytes)
+        return PartedUpload(
+            S3UploadRequests(self._bucket, key, if_absent=if_absent),
+            key=key,
+            url=self.url,
+            if_absent=if_absent,
+            part_bytes=self._part_bytes,
+            sleep=self._bucket.sleep,
+        )
 
     def presign_get(self, key: str, *, seconds: float) -> str:
         """Return a URL that reads the object; see ObjectStore.

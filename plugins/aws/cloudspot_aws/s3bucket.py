@@ -24,6 +24,7 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.interfaces import check_key
+from cloudspot.partedupload import Passing, UploadGone
 from cloudspot.persistence import Result, persist
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import DENIED, THROTTLED, error_code, one_line, status_of, translation
@@ -43,14 +44,6 @@ _ACTIONS = {
 }
 
 
-class Passing(TransientError):
-    """S3 did nothing this time: the very request may be made again, a create-only one too."""
-
-
-class UploadGone(CloudspotError):
-    """The multipart upload is no more: completed, aborted, or swept by the bucket's rules."""
-
-
 class Bucket:
     """One bucket and the prefix in it that a store's URL names. Thread-safe.
 
@@ -66,8 +59,8 @@ class Bucket:
         """
         self.url = url
         self.name, self.prefix = _parse_url(url)
+        self.sleep = sleep
         self._clients = clients
-        self._sleep = sleep
         self._lock = threading.Lock()
         self._client: Any = None
 
@@ -104,7 +97,7 @@ class Bucket:
 
     def persist(self, call: Callable[[], Result], *, kind: type[TransientError] = TransientError) -> Result:
         """Return what ``call`` returns; after a ``kind`` it is made again, some times."""
-        return persist(call, sleep=self._sleep, kind=kind)
+        return persist(call, sleep=self.sleep, kind=kind)
 
     def _locate(self) -> Any:
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
