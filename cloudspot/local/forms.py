@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -183,12 +184,17 @@ class LoopbackForm(PlainForm):
         return self._guest.service_port
 
     def _start_boot(self, console: int) -> subprocess.Popen[bytes]:
-        write_programs(self.machine.programs, self._guest.fetch_user_data)
         programs = self.machine.programs
+        write_programs(programs, self._guest.fetch_user_data)
+        # Such a machine has no /opt of its own: what stands there on its image is called where it really is.
+        edits = programs / "edits.sed"
+        edits.write_text("".join(map(_edit, self._guest.programs.items())), encoding="utf-8")
         path = os.pathsep.join((str(programs), *self._guest.image_path, _SYSTEM_PATH))
         command = ["bash", str(programs / "init.sh"), self.metadata_url, str(programs / "fetch-user-data")]
         scripts = self.machine.system / SCRIPTS.relative_to("/var")
-        return self._run([*command, str(scripts)], console, {**self._guest.environment, "PATH": path})
+        return self._run(
+            [*command, str(scripts), str(edits)], console, {**self._guest.environment, "PATH": path}
+        )
 
 
 class IsolatedForm(Form):
@@ -247,6 +253,13 @@ class IsolatedForm(Form):
 def num_cores(num_nodes: int) -> str:
     """Return a machine's share of this host: with all cores each, the nodes of a job would fight for them."""
     return str(max(1, (os.cpu_count() or 1) // num_nodes))
+
+
+def _edit(program: tuple[str, str]) -> str:
+    """Return the line of sed -E that puts the real program for its path on the image."""
+    path, target = program
+    replacement = re.sub(r"([\\&#])", r"\\\1", shlex.quote(target))
+    return f"s#{re.escape(path)}([^[:alnum:]_./-]|$)#{replacement}\\1#g\n"
 
 
 def _guest_view(machine: MachineDirectory, guest: Guest) -> MachineView:

@@ -2,11 +2,14 @@
 # What an emulated machine runs first: fetches its user data and runs it once, as cloud-init does.
 # On an isolated machine it is process 1, whose end is the machine's.
 #
-#     init.sh METADATA_URL FETCH_SCRIPT SCRIPTS_DIRECTORY
+#     init.sh METADATA_URL FETCH_SCRIPT SCRIPTS_DIRECTORY [EDITS]
+#
+# EDITS is a script of sed that the user data goes through, where the machine cannot look as its image does.
 set -u
 export METADATA_URL=$1
 fetch=$2
 scripts=$3
+edits=${4:-}
 
 power_off() {
     trap '' PWR
@@ -42,6 +45,10 @@ run_user_data() {
         '') echo "init: there is no user data" && return ;;
         *) echo "init: the user data is no script (it does not begin with #!): not run" && return ;;
     esac
+    if [ -n "$edits" ]; then
+        mv "$script" "$script.as-fetched"
+        sed -E -f "$edits" "$script.as-fetched" >"$script"
+    fi
     chmod 700 "$script"
     cd / || return
     "$script" </dev/null

@@ -85,7 +85,8 @@ class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     """The image has python3 and curl, and no cloudspot, nor has what ``programs`` runs; else it has the
     sandbox's own Python, with all that is installed there."""
     programs: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Programs below ``/opt`` that its image has, and what of this host each runs; isolated machines only."""
+    """Programs below ``/opt`` that its image has, and what of this host each runs. A machine that is not
+    isolated has none; there the user data is made to call what they run."""
     boot_delay_seconds: float = 0.0
     """How long the machine is PENDING."""
     job: JobHint | None = None

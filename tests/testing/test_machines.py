@@ -318,6 +318,21 @@ def test_without_namespaces_the_machines_have_addresses_of_loopback(tmp_path, wa
         assert it.wait_for_end().end_reason is EndReason.RECLAIMED
 
 
+@pytest.mark.parametrize("is_isolated", [pytest.param(True, marks=enclosed), False])
+def test_what_an_image_has_below_opt_is_called_by_its_path(tmp_path, wait_until, is_isolated):
+    program = Path("/bin/echo")
+    if not is_isolated:  # they see all of the host
+        program = tmp_path / "the program & more"
+        program.symlink_to("/bin/echo")
+    with emulated(ToyCloud(), tmp_path / "toy", is_isolated=is_isolated) as host:
+        it = Lab(host, wait_until)
+        script = 'export P=/opt/of-the.image/bin/program\n"$P" called with 1; ! /opt/of-the.image/bin/program3; echo up'
+        it.boot(script, programs={"/opt/of-the.image/bin/program": str(program)})
+        console = it.wait_for_console("up\n")
+        assert "called with 1\n" in console
+        assert "program3: No such file" in console
+
+
 INSIDE = """
 import subprocess, sys, time
 from pathlib import Path
