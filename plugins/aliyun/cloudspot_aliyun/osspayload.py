@@ -1,0 +1,60 @@
+"""What OSS is sent and sends: bytes from where they lie, compared by their checksum.
+
+OSS tells the CRC-64 of what it has stored or sends. oss2 computes it by crcmod, which holds the
+interpreter's lock, and without a compiler installs itself in pure Python; fastcrc comes as a wheel, and is
+some forty times as fast as even the compiled one. It is the same sum: CRC-64/XZ is OSS's ECMA-182.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from fastcrc import crc64
+
+from cloudspot.errors import TransientError
+from cloudspot.interfaces import Data
+from cloudspot.lentbody import LentBody
+
+SMALL_BYTES: Final = 1 << 20
+"""Up to this size a Content-MD5 goes along, so that OSS stores nothing that has changed on its way."""
+CRC_HEADER: Final = "x-oss-hash-crc64ecma"
+
+
+@contextmanager
+def payload(
+    data: Data, what: str
+) -> Iterator[tuple[Any, dict[str, str], Callable[[Mapping[str, str]], None]]]:
+    """Lend a body, its headers and a check of the answer's headers. No view of ``data`` is kept.
+
+    Raises:
+        TransientError: by the check, where OSS holds other bytes than were sent.
+    """
+    with memoryview(data).cast("B") as view:
+
+        def check(headers: Mapping[str, str]) -> None:
+            compare(headers, view, what)
+
+        if len(view) <= SMALL_BYTES:
+            digest = hashlib.md5(view, usedforsecurity=False).digest()
+            yield bytes(view), {"Content-MD5": base64.b64encode(digest).decode("ascii")}, check
+            return
+        body = LentBody(view)
+        try:
+            yield body, {}, check
+        finally:
+            body.release()
+
+
+def compare(headers: Mapping[str, str], data: Data, what: str) -> None:
+    """Compare the sum that an answer's headers tell, if any, with that of the bytes.
+
+    Raises:
+        TransientError: they differ.
+    """
+    told = headers.get(CRC_HEADER)
+    if told is not None and int(told) != crc64.xz(data):
+        raise TransientError(f"{what}: the bytes changed on their way (their CRC-64 is another)")
