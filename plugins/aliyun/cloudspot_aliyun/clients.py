@@ -101,16 +101,19 @@ class AliyunClients:
     def ask_ecs(self, request: RpcRequest, *, region: str | None = None) -> dict[str, Any]:
         """Make a request of the control plane once, in ``region`` or the session's, and return its answer.
 
-        Each is signed with the key that holds at this moment. What the SDK raises comes as it is: see
-        :mod:`cloudspot_aliyun.errors`.
+        Of ECS, and of VPC, STS and RAM. Each is signed with the key that holds at this moment. What the SDK
+        raises comes as it is: see :mod:`cloudspot_aliyun.errors`.
 
         Raises:
             AuthError: there is no key.
             SpecError: no region, or a malformed endpoint.
         """
+        from aliyunsdkcore.http import protocol_type
+
         region = region or self.region
         scheme, _ = ecs_endpoint(region)
-        request.set_protocol_type(scheme)
+        # The SDK compares by identity: another string of the same letters would go out unencrypted.
+        request.set_protocol_type(protocol_type.HTTPS if scheme == "https" else protocol_type.HTTP)
         request.set_accept_format("json")
         answer = self._acs_client(region).do_action_with_exception(request)
         found: dict[str, Any] = json.loads(answer)
@@ -140,7 +143,8 @@ class AliyunClients:
                 port=parts.port or (443 if scheme == "https" else 80),
             )
             client.append_user_agent("cloudspot", cloudspot.__version__)
-            client.add_endpoint(region, "Ecs", parts.hostname)
+            for product, host in {"Ecs": parts.hostname, **_other_endpoints(region)}.items():
+                client.add_endpoint(region, product, host)
             self._acs[region] = key, client
             return client
 
@@ -153,6 +157,19 @@ def ecs_endpoint(region: str) -> tuple[str, str]:
     """
     chosen = os.environ.get(ECS_ENDPOINT)
     return _split(chosen, ECS_ENDPOINT) if chosen else ("https", f"ecs.{region}.aliyuncs.com")
+
+
+def _other_endpoints(region: str) -> dict[str, str | None]:
+    """Return where the control plane's other products are; with ECS, where somebody has moved that."""
+    products = {
+        "Ram": "ram.aliyuncs.com",
+        "Sts": f"sts.{region}.aliyuncs.com",
+        "Vpc": f"vpc.{region}.aliyuncs.com",
+    }
+    if not os.environ.get(ECS_ENDPOINT):
+        return dict(products)
+    scheme, address = ecs_endpoint(region)
+    return dict.fromkeys(products, urlsplit(f"{scheme}://{address}").hostname)
 
 
 def oss_endpoint(region: str, *, is_internal: bool = False) -> str:

@@ -1,0 +1,166 @@
+"""Calls of Alibaba Cloud's control plane: a product's action with its parameters, answered as JSON values.
+
+The parameters go in the request's body, since a boot script would make an address of 40 KB: the RPC
+style signs both alike (ECS developer reference, "RPC mechanism", checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from cloudspot.errors import TransientError
+from cloudspot.persistence import persist
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.errors import EXPIRED, SDK_ERRORS, Codes, error_code, translated
+
+if TYPE_CHECKING:
+    from aliyunsdkcore.request import RpcRequest
+
+NUM_TRIES: Final = 3
+_VERSIONS: Final = {
+    "Ram": "2015-05-01",
+    "Sts": "2015-04-01",
+    "Vpc": "2016-04-28",
+}
+
+
+def ask(
+    clients: AliyunClients,
+    action: str,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    product: str = "Ecs",
+    region: str | None = None,
+) -> dict[str, Any]:
+    """Make a call once and return its answer; a key that has expired is renewed first, where it can be.
+
+    What the SDK raises comes as it is: see :mod:`cloudspot_aliyun.errors`.
+    """
+    used = clients.credentials.get().access_key_id
+    try:
+        return clients.ask_ecs(_request(product, action, parameters), region=region)
+    except SDK_ERRORS as error:
+        if error_code(error) not in EXPIRED or not clients.credentials.renew(used):
+            raise
+    return clients.ask_ecs(_request(product, action, parameters), region=region)
+
+
+def read(
+    clients: AliyunClients,
+    what: str,
+    action: str,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    product: str = "Ecs",
+    codes: Codes = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Make a call that may be made twice; where the service fails, three times.
+
+    Raises:
+        CloudspotError: the class says what to do; the message begins with ``what``.
+    """
+
+    def once() -> dict[str, Any]:
+        with translated(what, codes):
+            return ask(clients, action, parameters, product=product)
+
+    return persist(once, sleep=time.sleep, kind=TransientError, num_tries=NUM_TRIES)
+
+
+def read_pages(
+    clients: AliyunClients,
+    what: str,
+    action: str,
+    parameters: Mapping[str, Any],
+    *,
+    path: Sequence[str],
+    page_size: int = 100,
+) -> Iterator[dict[str, Any]]:
+    """Yield the items of a listing that is paged by ``NextToken``, at ``path`` in each answer."""
+    token = ""
+    while True:
+        more = {"MaxResults": page_size, **({"NextToken": token} if token else {})}
+        answer = read(clients, what, action, {**parameters, **more})
+        yield from items(answer, *path)
+        token = str(answer.get("NextToken") or "")
+        if not token:
+            return
+
+
+def read_numbered_pages(
+    clients: AliyunClients,
+    what: str,
+    action: str,
+    parameters: Mapping[str, Any],
+    *,
+    path: Sequence[str],
+    product: str = "Ecs",
+    page_size: int = 50,
+) -> Iterator[dict[str, Any]]:
+    """Yield the items of a listing that is paged by ``PageNumber``, at ``path`` in each answer."""
+    number, num_seen = 1, 0
+    while True:
+        page = {"PageNumber": number, "PageSize": page_size}
+        answer = read(clients, what, action, {**parameters, **page}, product=product)
+        found = items(answer, *path)
+        yield from found
+        num_seen += len(found)
+        if not found or num_seen >= int(answer.get("TotalCount") or 0):
+            return
+        number += 1
+
+
+def items(answer: Mapping[str, Any], *path: str) -> list[dict[str, Any]]:
+    """Return the list at the path, such as ``Instances``, ``Instance``; empty where there is none."""
+    found: Any = answer
+    for name in path:
+        found = (found or {}).get(name)
+    return list(found or ())
+
+
+def flatten(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return parameters as the RPC style writes them: ``Tag.1.Key``, ``SystemDisk.Size``, ``true``."""
+    return dict(_flat("", parameters))
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for part, one in value.items():
+            yield from _flat(f"{name}.{part}" if name else part, one)
+    elif isinstance(value, (list, tuple)):
+        for i, one in enumerate(value, start=1):
+            yield from _flat(f"{name}.{i}", one)
+    elif isinstance(value, bool):
+        yield name, "true" if value else "false"
+    else:
+        yield name, str(value)
+
+
+def _request(product: str, action: str, parameters: Mapping[str, Any]) -> RpcRequest:
+    from aliyunsdkcore.request import RpcRequest
+
+    if product == "Ecs":
+        module = importlib.import_module(f"aliyunsdkecs.request.v20140526.{action}Request")
+        request: RpcRequest = getattr(module, f"{action}Request")()
+    else:
+        request = RpcRequest(product, _VERSIONS[product], action)
+    request.set_method("POST")
+    for name, value in flatten(parameters).items():
+        request.add_body_params(name, value)
+    return request
+
+
+@contextmanager
+def naming(codes: Sequence[str], error: Exception) -> Iterator[None]:
+    """Raise ``error`` in place of an SDK's whose code begins with one of these."""
+    try:
+        yield
+    except SDK_ERRORS as found:
+        if not error_code(found).startswith(tuple(codes)):
+            raise
+        raise error from found

@@ -1,0 +1,68 @@
+"""Deployment sets of cloudspot's making: the nodes of a job on hosts of their own, by ``Availability``.
+
+A set is found by its name, which a launch's stored request holds; its id is ECS's to choose.
+Source: API reference, CreateDeploymentSet, DeleteDeploymentSet (checked 2026-11); the codes are from memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+from cloudspot.errors import CloudspotError, QuotaError, TransientError
+from cloudspot_aliyun.api import ask, items, read
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.errors import translated
+from cloudspot_aliyun.request import deployment_set_name
+
+_DELETE_CODES: Final[dict[str, type[CloudspotError]]] = {
+    "DependencyViolation": TransientError,
+    "IncorrectDeploymentSetStatus": TransientError,
+    "DeploymentSet.NotEmpty": TransientError,
+}
+
+
+def make(clients: AliyunClients, name: str, *, region: str) -> str:
+    """Return the id of the set of that name; it is made if there is none.
+
+    Raises:
+        QuotaError: there are too many sets.
+        TransientError: the outcome is unknown.
+    """
+    found = _named(clients, name)
+    if found:
+        return str(found[0]["DeploymentSetId"])
+    wanted = {
+        "DeploymentSetName": name,
+        "Strategy": "Availability",
+        "OnUnableToRedeployFailedInstance": "CancelMembershipAndStart",
+        # Two controllers at once make one set.
+        "ClientToken": hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:48],
+    }
+    codes = {"QuotaExceed.DeploymentSet": QuotaError}
+    with translated(f"making deployment set {name} (providers.aliyun.deployment_set)", codes):
+        return str(ask(clients, "CreateDeploymentSet", wanted, region=region)["DeploymentSetId"])
+
+
+def remove(clients: AliyunClients, job_id: str, *, store_url: str) -> None:
+    """Remove the job's set; safe to repeat.
+
+    Raises:
+        TransientError: a machine is still in it.
+    """
+    for one in _named(clients, deployment_set_name(job_id, store_url)):
+        wanted = {"DeploymentSetId": str(one["DeploymentSetId"])}
+        what = "removing the job's deployment set"
+        read(clients, what, "DeleteDeploymentSet", wanted, codes=_DELETE_CODES)
+
+
+def _named(clients: AliyunClients, name: str) -> list[dict[str, Any]]:
+    answer = read(
+        clients, "looking for the deployment set", "DescribeDeploymentSets", {"DeploymentSetName": name}
+    )
+    # The filter finds by a part of the name.
+    return [
+        one
+        for one in items(answer, "DeploymentSets", "DeploymentSet")
+        if one.get("DeploymentSetName") == name
+    ]

@@ -1,0 +1,309 @@
+"""Creates, lists and ends ECS instances: one RunInstances call a launch, made safe to repeat by its token."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from cloudspot.errors import AuthError, TransientError
+from cloudspot.interfaces import Provisioner
+from cloudspot.model import (
+    EndReason,
+    Instance,
+    InstanceGroup,
+    InstanceState,
+    LaunchRequest,
+    Offer,
+    Resources,
+)
+from cloudspot_aliyun import deploymentsets, tags
+from cloudspot_aliyun.api import ask, items, read, read_pages
+from cloudspot_aliyun.caller import caller
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.errors import SDK_ERRORS, error_code, translation
+from cloudspot_aliyun.limit import keep_limit
+from cloudspot_aliyun.listing import is_being_taken, market_of, to_instance
+from cloudspot_aliyun.offers import OfferFinder
+from cloudspot_aliyun.options import AliyunOptions
+from cloudspot_aliyun.refusals import refusal, unless_throttled
+from cloudspot_aliyun.request import EcsRequest, decode_request, render_request
+
+MAX_IDS: Final = 50
+"""Of one call that takes instances' ids: TagResources takes 50, DescribeInstances and DeleteInstances 100."""
+_GONE: Final = frozenset({"InvalidInstanceId.NotFound", "InvalidInstanceIds.NotFound"})
+_NOT_YET: Final = {
+    "IncorrectInstanceStatus": TransientError,
+    "IncorrectInstanceStatus.Initializing": TransientError,
+    "InvalidInstanceId.NotFound": TransientError,
+    "InvalidResourceId.NotFound": TransientError,
+    "OperationConflict": TransientError,
+}
+"""A young machine is not known everywhere yet, or cannot be changed yet."""
+ENDED_SHOWN_SECONDS: Final = 3600.0
+"""How long we tell of a machine that ECS has forgotten."""
+
+
+class EcsProvisioner(Provisioner):
+    """The machines of one account and region. Thread-safe; asks nothing before it is asked."""
+
+    # ECS does not say how long it honours a token ("How to ensure idempotence", checked 2026-11): ten minutes
+    # are what is assumed. A shorter time than the true one costs a launch whose answer was lost, no more.
+    token_seconds: ClassVar[float] = 600.0
+    # ECS forgets an instance at once when it is released, and a listing may lag: what was seen and is found
+    # neither by its tags nor by its id for so long is gone.
+    absence_proves_after_seconds: ClassVar[float] = 300.0
+
+    def __init__(
+        self,
+        options: AliyunOptions,
+        clients: AliyunClients,
+        *,
+        provider: str = "aliyun",
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Keep the job's options; ``provider`` is the name that goes into requests."""
+        self._options = options
+        self._clients = clients
+        self._provider = provider
+        self._now = now
+        self._monotonic = monotonic
+        self._finder = OfferFinder(options, clients)
+        self._lock = threading.Lock()
+        self._account: str | None = None
+        self._seen: dict[str, Instance] = {}
+        """As they were when they were last listed."""
+        self._going: dict[str, EndReason] = {}
+        """Those that ECS takes, or has taken on to release for us."""
+        self._gone: dict[str, tuple[Instance, float]] = {}
+        """With the monotonic time at which they were missed."""
+        self._missed_since: dict[str, float] = {}
+        self._max_seconds: dict[str, float] = {}
+        self._has_limit: set[str] = set()
+        self._shows_tags: set[str] = set()
+
+    def render(self, group: InstanceGroup) -> LaunchRequest:
+        """Return one RunInstances call; what must be looked up came with the offer.
+
+        Raises:
+            SpecError: the boot script is too long for ECS.
+        """
+        return render_request(self._options, group, provider=self._provider)
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        """Return the types that fit, in each zone, on both markets; what is wrong with an option, too.
+
+        Raises:
+            SpecError: an option names what does not exist.
+            AuthError: a right is missing.
+            TransientError: Alibaba Cloud did not answer.
+        """
+        return self._finder.offers(resources)
+
+    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+        """Create all machines of the request in one call, or none; never by a second try of its own."""
+        body = decode_request(request)
+        parameters = dict(body.run_instances)
+        if body.made_deployment_set is not None:
+            parameters["DeploymentSetId"] = deploymentsets.make(
+                self._clients, body.made_deployment_set, region=body.region
+            )
+        parameters["ClientToken"] = token
+        try:
+            answer = unless_throttled(
+                lambda: ask(self._clients, "RunInstances", parameters, region=body.region)
+            )
+        except SDK_ERRORS as error:
+            raise refusal(error, body) from error
+        ids = items(answer, "InstanceIdSets", "InstanceIdSet")
+        return tuple(_promised(str(one), body, is_alone=len(ids) == 1) for one in ids)
+
+    def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
+        """Tag the machines with the facts, let their metadata show tags, and limit their lives; repeatable.
+
+        ECS takes neither of the last two with RunInstances, or not so that the request stays the same.
+        """
+        alive = [one for one in instances if one.state is not InstanceState.ENDED]
+        for start in range(0, len(alive), MAX_IDS):
+            wanted = {
+                "ResourceType": "instance",
+                "ResourceId": [one.id for one in alive[start : start + MAX_IDS]],
+                "Tag": tags.to_list(facts),
+            }
+            read(self._clients, "tagging the machines", "TagResources", wanted, codes=_NOT_YET)
+        for one in alive:
+            if one.id not in self._has_limit:
+                keep_limit(self._clients, one, now=self._now(), seconds=self._max_seconds.get(one.id))
+                self._has_limit.add(one.id)
+            if one.id not in self._shows_tags and len(instances) > 1:
+                # What is not named here would fall back to the default: a service that asks for no token.
+                shown = {
+                    "InstanceId": one.id,
+                    "HttpEndpoint": "enabled",
+                    "HttpTokens": "required",
+                    "HttpPutResponseHopLimit": self._options.metadata_hops,
+                    "InstanceMetadataTags": "enabled",
+                }
+                what = "letting the machines read their tags"
+                read(self._clients, what, "ModifyInstanceMetadataOptions", shown, codes=_NOT_YET)
+                self._shows_tags.add(one.id)
+
+    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+        """Return the machines with cloudspot's tags.
+
+        ECS lists no released one. Of those that this object has seen before, one that ECS was taking or
+        releasing and that is found by its id no more is told as ended, for about an hour.
+
+        Raises:
+            TransientError: the listing failed; nothing is known.
+            AuthError: the credentials are of another account than the job's.
+        """
+        self._check_account()
+        tag = {"Key": tags.JOB} if job_id is None else {"Key": tags.JOB, "Value": job_id}
+        pages = read_pages(
+            self._clients,
+            "listing the machines",
+            "DescribeInstances",
+            {"Tag": [tag]},
+            path=("Instances", "Instance"),
+        )
+        listed = list(pages)
+        found = {one.id: one for one in map(to_instance, listed) if one is not None}
+        with self._lock:
+            self._note(listed, found)
+            missed = [
+                one
+                for one in self._seen.values()
+                if one.id not in found and job_id in {None, one.job_id} and one.id not in self._gone
+            ]
+        found |= self._look_for(missed)
+        return (*found.values(), *self._ended(job_id, found))
+
+    def terminate(self, instance_ids: Sequence[str]) -> None:
+        """Release the machines and return; ids that ECS does not know are left out."""
+        ids = list(dict.fromkeys(instance_ids))
+        for start in range(0, len(ids), MAX_IDS):
+            self._release(ids[start : start + MAX_IDS])
+
+    def release(self, job_id: str, *, store_url: str = "") -> None:
+        """Remove the job's deployment set; safe to repeat.
+
+        Raises:
+            TransientError: a machine is still in it.
+        """
+        if self._options.deployment_set == "auto":
+            deploymentsets.remove(self._clients, job_id, store_url=store_url)
+
+    def _look_for(self, missed: Sequence[Instance]) -> dict[str, Instance]:
+        """Ask for machines by their ids that the listing does not have: a tag may be lost, or lag."""
+        found: dict[str, Instance] = {}
+        for start in range(0, len(missed), MAX_IDS):
+            some = missed[start : start + MAX_IDS]
+            wanted = {"InstanceIds": json.dumps([one.id for one in some]), "PageSize": MAX_IDS}
+            answer = read(self._clients, "looking for the machines", "DescribeInstances", wanted)
+            described = {str(one["InstanceId"]): one for one in items(answer, "Instances", "Instance")}
+            for one in some:
+                if one.id in described:
+                    # Whose it is stays what it was, whatever has become of its tags.
+                    own = {"Tag": [{"TagKey": tags.JOB, "TagValue": one.job_id}]}
+                    now = to_instance({**described[one.id], "Tags": own})
+                    assert now is not None
+                    found[one.id] = msgspec.structs.replace(now, launch=one.launch, store_url=one.store_url)
+                else:
+                    self._miss(one)
+        return found
+
+    def _note(self, listed: Sequence[Mapping[str, Any]], found: Mapping[str, Instance]) -> None:
+        for described in listed:
+            instance = found.get(str(described["InstanceId"]))
+            if instance is None:
+                continue
+            self._seen[instance.id] = instance
+            self._gone.pop(instance.id, None)
+            self._missed_since.pop(instance.id, None)
+            if is_being_taken(described):
+                self._going[instance.id] = EndReason.RECLAIMED
+            if described.get("AutoReleaseTime"):
+                self._has_limit.add(instance.id)
+            seconds = tags.from_answer(described).get(tags.MAX_SECONDS, "")
+            if seconds.isdigit():
+                self._max_seconds[instance.id] = float(seconds)
+
+    def _miss(self, instance: Instance) -> None:
+        """Note that ECS does not know a machine by its id; the end of one that was on its way out."""
+        now = self._monotonic()
+        with self._lock:
+            reason = self._going.get(instance.id)
+            if reason is not None:
+                ended = msgspec.structs.replace(instance, state=InstanceState.ENDED, end_reason=reason)
+                self._gone.setdefault(instance.id, (ended, now))
+            # Else only time proves anything; nobody asks for ever.
+            elif now - self._missed_since.setdefault(instance.id, now) >= ENDED_SHOWN_SECONDS:
+                self._seen.pop(instance.id, None)
+
+    def _ended(self, job_id: str | None, found: Mapping[str, Instance]) -> list[Instance]:
+        now = self._monotonic()
+        with self._lock:
+            for known in [one for one, (_, at) in self._gone.items() if now - at >= ENDED_SHOWN_SECONDS]:
+                del self._gone[known]
+                self._seen.pop(known, None)
+            return [
+                one for one, _ in self._gone.values() if one.id not in found and job_id in {None, one.job_id}
+            ]
+
+    def _release(self, ids: list[str]) -> None:
+        try:
+            ask(self._clients, "DeleteInstances", {"InstanceId": ids, "Force": True})
+        except SDK_ERRORS as error:
+            if len(ids) == 1:
+                if error_code(error) in _GONE:
+                    return
+                raise translation(error, f"releasing {ids[0]}", _NOT_YET) from error
+            # One that cannot be released fails the whole call.
+            failure: Exception | None = None
+            for one in ids:
+                try:
+                    self._release([one])
+                except TransientError as failed:
+                    failure = failed
+            if failure is not None:
+                raise failure from error
+        else:
+            with self._lock:
+                for one in ids:
+                    self._going.setdefault(one, EndReason.TERMINATED)
+
+    def _check_account(self) -> None:
+        """Refuse another account than the submitter's: its empty listing would prove nothing."""
+        wanted = self._options.account
+        if wanted is None:
+            return
+        if self._account is None:
+            self._account = caller(self._clients).account
+        if self._account != wanted:
+            raise AuthError(
+                f"providers.aliyun.account: the job's machines are in account {wanted}, and these "
+                f"credentials are of {self._account}; use others"
+            )
+
+
+def _promised(instance_id: str, body: EcsRequest, *, is_alone: bool) -> Instance:
+    """Return a machine of which ECS has told no more than the id; a listing tells its number."""
+    parameters = body.run_instances
+    found = {str(one["Key"]): str(one["Value"]) for one in parameters["Tag"]}
+    return Instance(
+        id=instance_id,
+        state=InstanceState.PENDING,
+        job_id=found[tags.JOB],
+        launch=int(found[tags.LAUNCH]),
+        rank=0 if is_alone and parameters["Amount"] == 1 else None,
+        zone=parameters["ZoneId"],
+        instance_type=parameters["InstanceType"],
+        market=market_of(parameters),
+        store_url=tags.store_of(found),
+    )

@@ -1,0 +1,81 @@
+"""From ECS's description of an instance to ours: whose it is, how far it is, and why it ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from cloudspot.model import EndReason, Instance, InstanceState, Market
+from cloudspot_aliyun import tags
+from cloudspot_aliyun.names import rank_of
+
+RECYCLING: Final = "Recycling"
+"""The lock of a spot machine that is being taken (API reference, DescribeInstances, OperationLocks)."""
+_STATES: Final = {
+    "Pending": InstanceState.PENDING,
+    "Starting": InstanceState.PENDING,
+    "Running": InstanceState.RUNNING,
+    "Stopping": InstanceState.SHUTTING_DOWN,
+    # It is there, may be billed, and may be started again: not dead. Somebody stopped it by hand, or it
+    # could not release itself and went down instead.
+    "Stopped": InstanceState.SHUTTING_DOWN,
+}
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d)?Z")
+
+
+def to_instance(described: Mapping[str, Any]) -> Instance | None:
+    """Return the instance as DescribeInstances has it, or None when it carries no tag of cloudspot's.
+
+    ECS forgets an instance as soon as it is released, so none is ever ENDED here. One that is being taken is
+    on its way out, whatever its status says.
+    """
+    found = tags.from_answer(described)
+    if tags.JOB not in found:
+        return None
+    launch = found.get(tags.LAUNCH, "")
+    state = _STATES.get(str(described.get("Status")), InstanceState.SHUTTING_DOWN)
+    reason = None
+    if is_being_taken(described):
+        state, reason = InstanceState.SHUTTING_DOWN, EndReason.RECLAIMED
+    return Instance(
+        id=str(described["InstanceId"]),
+        state=state,
+        job_id=found[tags.JOB],
+        # Launch 0 is in nobody's journal: a machine whose tag was tampered with is ended.
+        launch=int(launch) if launch.isdigit() else 0,
+        rank=rank_of(str(described.get("HostName") or "")),
+        end_reason=reason,
+        address=_address(described),
+        zone=described.get("ZoneId"),
+        instance_type=described.get("InstanceType"),
+        market=market_of(described),
+        store_url=tags.store_of(found),
+        launched_at=parse_time(described.get("CreationTime")),
+    )
+
+
+def is_being_taken(described: Mapping[str, Any]) -> bool:
+    """Say whether ECS has announced that it takes the machine."""
+    locks = (described.get("OperationLocks") or {}).get("LockReason") or ()
+    return any(lock.get("LockReason") == RECYCLING for lock in locks)
+
+
+def market_of(described: Mapping[str, Any]) -> Market:
+    """Return how the machine, or a request for it, is paid for."""
+    is_spot = str(described.get("SpotStrategy") or "NoSpot") != "NoSpot"
+    return Market.SPOT if is_spot else Market.ON_DEMAND
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """Return a time as ECS writes it, ``2026-11-20T08:30Z`` or with seconds; None: it is none."""
+    match = _TIME.fullmatch(text or "")
+    if match is None:
+        return None
+    return datetime.fromisoformat(f"{match[1]}{match[2] or ''}+00:00").astimezone(timezone.utc)
+
+
+def _address(described: Mapping[str, Any]) -> str | None:
+    found = ((described.get("VpcAttributes") or {}).get("PrivateIpAddress") or {}).get("IpAddress") or ()
+    return str(found[0]) if found else None

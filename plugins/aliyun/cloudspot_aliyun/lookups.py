@@ -1,0 +1,224 @@
+"""Looks up what a launch needs and Alibaba Cloud alone knows, and says which option names what is not there.
+
+Each function asks once; :mod:`cloudspot_aliyun.offers` keeps the answers. All of them raise SpecError with
+the option's name, AuthError with the right that is missing, and TransientError when nobody answered.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from cloudspot.errors import AuthError, CloudspotError
+from cloudspot_aliyun import tags
+from cloudspot_aliyun.api import items, read, read_numbered_pages
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.options import DEFAULT_IMAGE_FAMILY, AliyunOptions, field_error
+
+_HOW: Final = f'name them, or tag those to use with "{tags.FOUND_BY}"'
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine image of a launch."""
+
+    id: str
+    architecture: str
+    """``x86_64`` or ``arm64``."""
+    size_gib: int
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """Where machines may run: one VPC."""
+
+    vpc: str
+    vswitches: dict[str, str]
+    """By zone."""
+
+
+class NotThere(CloudspotError):
+    """What was asked for by its id is not there."""
+
+
+def check_region(clients: AliyunClients) -> str:
+    """Return the region; refuse one that Alibaba Cloud does not have."""
+    region = clients.region
+    answer = read(clients, "listing the regions", "DescribeRegions")
+    known = [str(one["RegionId"]) for one in items(answer, "Regions", "Region")]
+    if region not in known:
+        near = difflib.get_close_matches(region, known, n=1)
+        advice = f'did you mean "{near[0]}"?' if near else f"it has {', '.join(sorted(known)[:5])}, ..."
+        raise field_error("region", f'Alibaba Cloud has no region "{region}"; {advice}')
+    return region
+
+
+def find_image(clients: AliyunClients, options: AliyunOptions) -> Image:
+    """Return the image that the options name, by its id or by its family."""
+    if options.image is not None:
+        field, named = "image", options.image
+        answer = read(clients, "looking up the image", "DescribeImages", {"ImageId": named})
+        found = items(answer, "Images", "Image")
+        image = found[0] if found else None
+    else:
+        field, named = "image_family", options.image_family or DEFAULT_IMAGE_FAMILY
+        answer = read(
+            clients, "looking up the newest image", "DescribeImageFromFamily", {"ImageFamily": named}
+        )
+        image = answer.get("Image") or None
+    if not image or not image.get("ImageId"):
+        raise field_error(field, f'there is no "{named}" in {clients.region}, or none that you may use')
+    if image.get("Status", "Available") != "Available":
+        raise field_error(field, f'"{named}" is {image["Status"]}, not Available')
+    if image.get("IsSupportCloudinit") is False:
+        raise field_error(field, f'"{named}" does not run cloud-init, which starts the machines\' work')
+    return Image(
+        id=str(image["ImageId"]),
+        architecture=str(image.get("Architecture") or "x86_64"),
+        size_gib=int(image.get("Size") or 20),
+    )
+
+
+def find_network(clients: AliyunClients, options: AliyunOptions) -> Network:
+    """Return a vSwitch for each zone in which machines may run."""
+    found = _named_vswitches(clients, options) if options.vswitches else _default_vswitches(clients)
+    vpcs = sorted({str(one["VpcId"]) for one in found})
+    if len(vpcs) > 1:
+        what = "those that are named" if options.vswitches else "those that may be meant"
+        raise field_error("vswitches", f"{what} are of {len(vpcs)} VPCs ({', '.join(vpcs)}); {_HOW}")
+    vswitches: dict[str, str] = {}
+    for one in sorted(found, key=lambda one: str(one["VSwitchId"])):
+        zone = str(one["ZoneId"])
+        if zone in vswitches and options.vswitches:
+            raise field_error("vswitches", f"{vswitches[zone]} and {one['VSwitchId']} are both in {zone}")
+        vswitches.setdefault(zone, str(one["VSwitchId"]))
+    lacking = [zone for zone in options.zones if zone not in vswitches]
+    if lacking:
+        raise field_error("zones", f'no vSwitch in "{lacking[0]}"; there are {", ".join(sorted(vswitches))}')
+    return Network(
+        vpc=vpcs[0],
+        vswitches={
+            zone: one for zone, one in vswitches.items() if not options.zones or zone in options.zones
+        },
+    )
+
+
+def _named_vswitches(clients: AliyunClients, options: AliyunOptions) -> list[dict[str, Any]]:
+    found = []
+    for named in options.vswitches:
+        answer = read(
+            clients, "looking up the vSwitches", "DescribeVSwitches", {"VSwitchId": named}, product="Vpc"
+        )
+        one = items(answer, "VSwitches", "VSwitch")
+        if not one:
+            raise field_error("vswitches", f'there is no "{named}" in {clients.region}')
+        found += one
+    return found
+
+
+def _default_vswitches(clients: AliyunClients) -> list[dict[str, Any]]:
+    """Return the tagged vSwitches, else those of the default VPC, else all there are."""
+    for wanted in ({"Tag": [{"Key": tags.FOUND_BY}]}, {"IsDefault": True}, {}):
+        found = [
+            one
+            for one in read_numbered_pages(
+                clients,
+                "looking for vSwitches",
+                "DescribeVSwitches",
+                wanted,
+                path=("VSwitches", "VSwitch"),
+                product="Vpc",
+            )
+            if one.get("Status", "Available") == "Available"
+        ]
+        if found:
+            return found
+    raise field_error("vswitches", f"missing; {clients.region} has none: make a VPC with one a zone first")
+
+
+def find_groups(clients: AliyunClients, options: AliyunOptions, vpc: str) -> tuple[str, ...]:
+    """Return the security groups of the machines, all of the VPC."""
+    what, path = "looking up the security groups", ("SecurityGroups", "SecurityGroup")
+    if options.security_groups:
+        wanted = {"SecurityGroupIds": json.dumps(list(options.security_groups))}
+        found = {
+            str(one["SecurityGroupId"]): str(one["VpcId"])
+            for one in read_numbered_pages(clients, what, "DescribeSecurityGroups", wanted, path=path)
+        }
+        for named in options.security_groups:
+            if named not in found:
+                raise field_error("security_groups", f'there is no "{named}" in {clients.region}')
+            if found[named] != vpc:
+                raise field_error(
+                    "security_groups", f'"{named}" is of {found[named]}, the vSwitches are of {vpc}'
+                )
+        return options.security_groups
+    for tagged in ({"Tag": [{"Key": tags.FOUND_BY}]}, {}):
+        groups = [
+            str(one["SecurityGroupId"])
+            for one in read_numbered_pages(
+                clients, what, "DescribeSecurityGroups", {"VpcId": vpc, **tagged}, path=path
+            )
+            # Those that a service of Alibaba Cloud's manages take no machines of others.
+            if not one.get("ServiceManaged")
+        ]
+        if len(groups) == 1:
+            return tuple(groups)
+        if groups and tagged:
+            raise field_error(
+                "security_groups", f'{len(groups)} carry the tag "{tags.FOUND_BY}" in {vpc}; {_HOW}'
+            )
+    count = f"{len(groups)} are" if groups else "none is"
+    raise field_error("security_groups", f"missing; {count} in {vpc}; {_HOW}")
+
+
+def check_names(clients: AliyunClients, options: AliyunOptions) -> None:
+    """Look for the things that the options name and a request passes on unseen."""
+    if options.key_pair is not None:
+        answer = read(
+            clients, "looking up the key pair", "DescribeKeyPairs", {"KeyPairName": options.key_pair}
+        )
+        if not items(answer, "KeyPairs", "KeyPair"):
+            raise field_error("key_pair", f'there is no "{options.key_pair}" in {clients.region}')
+    if options.deployment_set not in {None, "auto"}:
+        wanted = {"DeploymentSetIds": json.dumps([options.deployment_set])}
+        answer = read(clients, "looking up the deployment set", "DescribeDeploymentSets", wanted)
+        if not items(answer, "DeploymentSets", "DeploymentSet"):
+            raise field_error("deployment_set", f'there is no "{options.deployment_set}" in {clients.region}')
+    check_role(clients, options)
+
+
+def check_role(clients: AliyunClients, options: AliyunOptions) -> bool:
+    """Look for the RAM role; return False where the credentials may not look."""
+    try:
+        answer = read(
+            clients,
+            "looking up the RAM role",
+            "GetRole",
+            {"RoleName": options.role},
+            product="Ram",
+            codes={"EntityNotExist.Role": NotThere},
+        )
+    except AuthError:
+        return False  # RunInstances itself will tell
+    except NotThere as error:
+        raise field_error(
+            "role", f'there is no "{options.role}"; docs/aliyun.md tells how to make it'
+        ) from error
+    trust = str((answer.get("Role") or {}).get("AssumeRolePolicyDocument") or "")
+    if "ecs.aliyuncs.com" not in trust:
+        raise field_error(
+            "role", f'"{options.role}" does not trust ecs.aliyuncs.com, so no machine can have it'
+        )
+    return True
+
+
+def unknown_names(wanted: Sequence[str], known: Sequence[str], region: str) -> None:
+    """Refuse the first instance type that the region does not have."""
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f'; did you mean "{near[0]}"?' if near else ""
+            raise field_error("instance_types", f'{region} has no "{name}"{advice}')

@@ -1,0 +1,170 @@
+"""What can be bought: instance types by zone and market, with today's prices and what is in stock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, Final, TypeVar
+
+from cloudspot.model import Market, Offer, Resources
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.lookups import check_names, check_region, find_groups, find_image, find_network
+from cloudspot_aliyun.machinetypes import InstanceType, all_types, fitting_types, named_types, stock
+from cloudspot_aliyun.options import AliyunOptions, field_error
+from cloudspot_aliyun.pricing import SpotPrice, on_demand_price, release_rates, spot_prices
+
+FACTS_SECONDS: Final = 3600.0
+"""How long images, networks, types and prices by pay-as-you-go are kept."""
+STOCK_SECONDS: Final = 60.0
+"""How long stock and spot prices are kept: a controller that waits for capacity asks every few seconds."""
+MAX_CANDIDATES: Final = 8
+"""Of the types that fit and are to be had, so many of the smallest are compared by price: a call each."""
+MAX_TYPES: Final = 4
+"""So many of the cheapest are offered: more of them cost more calls than they bring chances."""
+
+T = TypeVar("T")
+Stock = dict[tuple[str, str], bool]
+
+
+class OfferFinder:
+    """Asks Alibaba Cloud for offers, and keeps for a while what does not change. Thread-safe."""
+
+    def __init__(
+        self,
+        options: AliyunOptions,
+        clients: AliyunClients,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._clients = clients
+        self._monotonic = monotonic
+        self._lock = threading.RLock()
+        self._kept: dict[Hashable, tuple[Any, float]] = {}
+
+    def offers(self, resources: Resources) -> tuple[Offer, ...]:
+        """Return the offers; in each zone that has the type and a vSwitch, on each market that it has.
+
+        What ECS says is sold out is left out while another offer of the market is not: a launch would be
+        refused for lack of stock, and the next one tried. Where all is sold out, all is offered, so that
+        whoever waits for capacity tries again.
+        """
+        options, clients = self._options, self._clients
+        region = self._keep("region", lambda: check_region(clients))
+        image = self._keep("image", lambda: find_image(clients, options))
+        network = self._keep("network", lambda: find_network(clients, options))
+        groups = self._keep("groups", lambda: find_groups(clients, options, network.vpc))
+        self._keep("names", lambda: check_names(clients, options))
+        in_stock = {market: self._stock(market) for market in Market}
+        zones = set(network.vswitches)
+        types = self._types(resources, image.architecture, zones, in_stock)
+        if not types:
+            return ()
+        rates = self._keep(
+            ("rates", *(one.name for one in types)),
+            lambda: release_rates(clients, [one.name for one in types]),
+        )
+        found: list[tuple[Offer, bool]] = []
+        for one in types:
+            by_zone = self._spot_prices(one.name)
+            for zone in sorted(zones):
+                details = {
+                    "region": region,
+                    "image": image.id,
+                    "image_gib": str(image.size_gib),
+                    "vswitch": network.vswitches[zone],
+                    "security_groups": ",".join(groups),
+                }
+                spot = by_zone.get(zone)
+                for market in Market:
+                    has_some = in_stock[market].get((one.name, zone))
+                    if has_some is None or (market is Market.SPOT and spot is None):
+                        continue
+                    on_demand, currency = self._on_demand(one.name, spot)
+                    rate = rates.get((one.name, zone), "") if market is Market.SPOT else ""
+                    offer = Offer(
+                        instance_type=one.name,
+                        zone=zone,
+                        market=market,
+                        price_per_hour=spot.price if spot and market is Market.SPOT else on_demand,
+                        on_demand_price_per_hour=on_demand,
+                        currency=currency,
+                        details={**details, "release_rate": rate} if rate else details,
+                    )
+                    found.append((offer, has_some))
+        live = {offer.market for offer, has_some in found if has_some}
+        return tuple(offer for offer, has_some in found if has_some or offer.market not in live)
+
+    def _types(
+        self, resources: Resources, architecture: str, zones: set[str], in_stock: dict[Market, Stock]
+    ) -> list[InstanceType]:
+        options, clients = self._options, self._clients
+        if options.instance_types:
+            types = self._keep("types", lambda: named_types(clients, options.instance_types))
+            wrong = [one for one in types if one.architecture != architecture]
+            if wrong:
+                raise field_error(
+                    "instance_types",
+                    f'"{wrong[0].name}" is {wrong[0].architecture}, but the image is {architecture}',
+                )
+            return [one for one in types if one.fits(resources)]
+        known = self._keep("all types", lambda: all_types(clients))
+        fitting = fitting_types(known, resources, architecture=architecture)
+        on_sale = {name for table in in_stock.values() for name, zone in table if zone in zones}
+        live = {
+            name
+            for table in in_stock.values()
+            for (name, zone), has in table.items()
+            if has and zone in zones
+        }
+        # Those that are to be had now come first; the others are better than nothing.
+        candidates = sorted(
+            (one for one in fitting if one.name in on_sale), key=lambda one: one.name not in live
+        )
+        chosen = candidates[:MAX_CANDIDATES]
+        prices = {one.name: self._cheapest(one.name, zones) for one in chosen}
+        return sorted(chosen, key=lambda one: prices[one.name])[:MAX_TYPES]
+
+    def _cheapest(self, name: str, zones: set[str]) -> float:
+        prices = self._keep(("compared", name), lambda: self._spot_prices(name), seconds=FACTS_SECONDS)
+        return min((found.price for zone, found in prices.items() if zone in zones), default=float("inf"))
+
+    def _stock(self, market: Market) -> Stock:
+        hours = self._spot_hours
+        return self._keep(
+            ("stock", market), lambda: stock(self._clients, market, spot_hours=hours), seconds=STOCK_SECONDS
+        )
+
+    def _spot_prices(self, name: str) -> dict[str, SpotPrice]:
+        hours = self._spot_hours
+        return self._keep(
+            ("spot", name),
+            lambda: spot_prices(self._clients, name, spot_hours=hours),
+            seconds=STOCK_SECONDS,
+        )
+
+    def _on_demand(self, name: str, spot: SpotPrice | None) -> tuple[float, str]:
+        """Return what an hour costs by pay-as-you-go, and in what currency."""
+        chosen = self._options.currency
+        given = self._options.on_demand_prices.get(name)
+        if given is not None:
+            return given, chosen or (spot.currency if spot else "CNY")
+        if spot is not None:
+            return spot.on_demand, chosen or spot.currency
+        asked = self._keep(("price", name), lambda: on_demand_price(self._clients, name))
+        return asked.price, chosen or asked.currency
+
+    @property
+    def _spot_hours(self) -> int:
+        return 1 if self._options.protected_hour else 0
+
+    def _keep(self, key: Hashable, ask: Callable[[], T], *, seconds: float = FACTS_SECONDS) -> T:
+        """Return what ``ask`` returned not long ago, or ask; a failure is not kept."""
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or self._monotonic() >= kept[1]:
+                kept = (ask(), self._monotonic() + seconds)
+                self._kept[key] = kept
+            value: T = kept[0]
+            return value

@@ -1,0 +1,134 @@
+"""What ECS's refusals of a launch mean: for lack of stock, of quota, of money, of a right, or for good."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from cloudspot.errors import (
+    AuthError,
+    CapacityError,
+    CloudspotError,
+    ProvisionError,
+    QuotaError,
+    TransientError,
+)
+from cloudspot.model import Market
+from cloudspot_aliyun.errors import DENIED, SDK_ERRORS, THROTTLED, error_code, error_message, translation
+from cloudspot_aliyun.listing import market_of
+from cloudspot_aliyun.request import EcsRequest
+
+LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
+    "IncorrectVSwitchStatus": CapacityError,
+    "InstanceType.Offline": CapacityError,
+    "Invalid.PrivatePoolOptions.NoStock": CapacityError,
+    "InvalidInstanceType.ZoneNotSupported": CapacityError,
+    "InvalidResourceType.NotSupported": CapacityError,
+    "LackResource": CapacityError,
+    "NodeControllerUnavailable": CapacityError,
+    "OperationDenied.NoStock": CapacityError,
+    "OperationDenied.ResourceControl": CapacityError,
+    "OperationDenied.ZoneNotAllowed": CapacityError,
+    "QuotaExceeded.PrivateIpAddress": CapacityError,
+    "ResourceNotAvailable": CapacityError,
+    "Zone.NotOnSale": CapacityError,
+    "Zone.NotOpen": CapacityError,
+    # The bid is below the market's price, which may fall.
+    "InvalidSpotPriceLimit.LowerThanPublicPrice": CapacityError,
+    "OperationDenied.SpotPriceLowerThanPublicPrice": CapacityError,
+    "InvalidInstanceType.ValueUnauthorized": QuotaError,
+    "InvalidSystemDiskCategory.ValueUnauthorized": QuotaError,
+    "SecurityGroupInstanceLimitExceed": QuotaError,
+    "IdempotentParameterMismatch": ProvisionError,
+    # The same token is being worked on.
+    "IdempotentProcessing": TransientError,
+    "OperationConflict": TransientError,
+    "OperationDenied.CreatingConflict": TransientError,
+}
+"""What RunInstances's errors mean (API reference, RunInstances, error codes; checked 2026-11). LackResource,
+IdempotentProcessing and OperationConflict are from memory of the docs."""
+ARREARS: Final = frozenset(
+    {
+        "Account.Arrearage",
+        "Forbidden.RiskControl",
+        "InsufficientBalance",
+        "InvalidAccountStatus.NotEnoughBalance",
+        "InvalidInstance.UnPaidOrder",
+        "InvalidPayMethod",
+        "PaymentMethodNotFound",
+        "RealNameAuthenticationError",
+    }
+)
+"""The account cannot buy anything, on no market and in no zone."""
+_FIELDS: Final = (
+    ("InvalidImageId", "image"),
+    ("InvalidMarketImage", "image"),
+    ("InvalidImage", "image"),
+    ("ImageNot", "image"),
+    ("ImageRemovedInMarket", "image"),
+    ("OperationDenied.ImageNotValid", "image"),
+    ("InvalidVSwitch", "vswitches"),
+    ("VpcNotFound", "vswitches"),
+    ("InvalidSecurityGroup", "security_groups"),
+    ("InvalidParameter.Mismatch", "security_groups"),
+    ("OperationDenied.InconsistentNetwork", "security_groups"),
+    ("InvalidKeyPair", "key_pair"),
+    ("DeploymentSet", "deployment_set"),
+    ("InvalidDeploymentSet", "deployment_set"),
+    ("InvalidInstanceType", "instance_types"),
+    ("InvalidSystemDiskCategory", "disk_type"),
+    ("InvalidDiskCategory", "disk_type"),
+    ("CategoryNotSupported", "disk_type"),
+    ("InvalidPerformanceLevel", "disk_performance"),
+    ("InvalidSystemDiskSize", "disk"),
+    ("InvalidDiskSize", "disk"),
+    ("InvalidRamRole", "role"),
+    ("InvalidResourceGroup", "resource_group"),
+    ("InvalidSpotPriceLimit", "max_price"),
+    ("InvalidSpotDuration", "protected_hour"),
+    ("InvalidTag", "tags"),
+    ("InvalidZoneId", "zones"),
+)
+"""By the beginning of a code: the option that is wrong. The first one counts."""
+_QUOTA_ADVICE: Final = "; ask for more in the Quota Center, or use another type, market or region"
+THROTTLE_WAITS: Final = (1.0, 2.0)
+"""Seconds before the second and third try of a launch that ECS had no time for."""
+
+
+def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
+    """Return what a refused RunInstances means, and whose field it is."""
+    parameters = body.run_instances
+    market = "spot" if market_of(parameters) is Market.SPOT else "pay-as-you-go"
+    what = f"launching {parameters['Amount']} {market} {parameters['InstanceType']} in {parameters['ZoneId']}"
+    code = error_code(error)
+    if code in ARREARS:
+        said = f"{error_message(error)} ({code})"
+        return AuthError(f"{what}: the account cannot buy: {said}; settle it in the console's Expenses")
+    if code == "InvalidUser.PassRoleForbidden":
+        return AuthError(f"{what}: the credentials lack ram:PassRole; docs/aliyun.md has the policy")
+    if code in DENIED or code.startswith("Forbidden"):
+        said = f"{error_message(error)} ({code})"
+        return AuthError(f"{what}: {said}; they may lack ecs:RunInstances: docs/aliyun.md has the policy")
+    found = translation(error, what, LAUNCH_CODES)
+    if code.startswith("QuotaExceed") and type(found) is CloudspotError:
+        found = QuotaError(f"{what}: {error_message(error)} ({code})")
+    if isinstance(found, QuotaError):
+        return QuotaError(f"{found}{_QUOTA_ADVICE}")
+    if type(found) is not CloudspotError:
+        return found
+    # A refusal that nobody has named: this very request will never do.
+    field = next((name for start, name in _FIELDS if code.startswith(start)), None)
+    return ProvisionError(str(found) if field is None else f"providers.aliyun.{field}: {found}")
+
+
+def unless_throttled(call: Callable[[], Any]) -> Any:
+    """Return what the call returns; where ECS throttles it, nothing was done, and it is made again."""
+    for seconds in THROTTLE_WAITS:
+        try:
+            return call()
+        except SDK_ERRORS as error:
+            if error_code(error) not in THROTTLED and not error_code(error).startswith("Throttling"):
+                raise
+            time.sleep(seconds)
+    return call()
