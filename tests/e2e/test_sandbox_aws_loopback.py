@@ -11,7 +11,9 @@ from acting_user import COMMAND, JOBS
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_job_runs_with_default_options_on_machines_that_are_not_isolated(user, tmp_path):
-    inside = ["cloudspot", "run", str(JOBS / "tiny" / "job.toml"), "--provider", "aws", "--set", "nodes=2"]
+    # Not over before its first machine is taken.
+    words = ["--set", "nodes=2", "--set", 'run.env.TINY_STEP_SECONDS="0.1"']
+    inside = ["cloudspot", "run", str(JOBS / "tiny" / "job.toml"), "--provider", "aws", *words]
     command = [*COMMAND, "sandbox", "aws", "--loopback", "--", *inside]
     done = subprocess.run(command, env=user.environ, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout[-4000:], done.stderr[-8000:])

@@ -1,0 +1,29 @@
+"""What memory a long stream to S3 takes, whatever its length."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[4] / "benchmarks" / "s3_store.py"
+MAX_MEGABYTES = 200
+"""Of the whole process: Python, boto3 and the parts that are on their way."""
+
+
+# The small one is longer than the bound: a stream that is kept anywhere breaks it.
+@pytest.mark.parametrize("gib", [0.5, pytest.param(5, marks=pytest.mark.soak)])
+def test_a_stream_takes_the_memory_of_a_few_parts_however_long_it_is(gib):
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--stream-gib", str(gib)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(
+        r"a stream of ([\d.]+) GB: \d+ MB/s, at most (\d+) MB in memory, \d+ MB .*\n", done.stdout
+    )
+    assert found is not None, done.stdout
+    assert float(found[1]) == round(gib * (1 << 30) / 1e9, 2)
+    assert int(found[2]) < MAX_MEGABYTES
