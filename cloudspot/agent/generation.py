@@ -13,7 +13,7 @@ from cloudspot.agent.draining import Draining
 from cloudspot.agent.failures import FAILED, NOT_CONNECTED, STUCK, WEIGHT, Failure, GiveUp, judge
 from cloudspot.agent.inquest import not_reached
 from cloudspot.agent.interface import gloo_environment
-from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch
+from cloudspot.agent.launcher import Trainer, TrainerPlan, check_torch, end_training
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import Membership
 from cloudspot.agent.reach import goes_on
@@ -74,7 +74,7 @@ class GenerationRun:
             self._membership.resume(known[memory.generation - 1])
         if memory.trainer_pid == 0:
             # An agent that was killed between the start and its note of it left a trainer unknown to us.
-            self._life.end_training()
+            end_training(self._node)
             return None
         _log.warning("this agent was restarted; generation %d goes on", memory.generation)
         self._take_ranks(known[memory.generation - 1])

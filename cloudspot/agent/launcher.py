@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudspot.agent.node import Node
 from cloudspot.errors import CloudspotError
 from cloudspot.processes import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
@@ -168,6 +169,12 @@ class Trainer:
         kill_marked(files.HANDOFF, str(self.handoff))
         if self._process is not None:
             self._process.wait()
+
+
+def end_training(node: Node) -> None:
+    """End every process of every generation on this node, also of one that no agent remembers."""
+    for handoff in node.directory.glob("generations/*"):
+        kill_marked(files.HANDOFF, str(handoff))
 
 
 def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:

@@ -7,8 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from dataclasses import dataclass
 from typing import TypeVar
 
 from cloudspot.agent.artifacts import Artifacts
@@ -16,26 +15,24 @@ from cloudspot.agent.courier import Courier
 from cloudspot.agent.generation import GenerationRun
 from cloudspot.agent.heartbeat import HeartbeatWriter
 from cloudspot.agent.lastword import leave
-from cloudspot.agent.launcher import script_lines
+from cloudspot.agent.launcher import end_training, script_lines
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.logpump import LogPump, split_lines
 from cloudspot.agent.node import Node, NodeMemory
-from cloudspot.agent.orderedstop import OrderedStop, as_notice
+from cloudspot.agent.notices import Notices
+from cloudspot.agent.orderedstop import OrderedStop
 from cloudspot.agent.preparation import prepare
 from cloudspot.agent.status import Orders, Status
 from cloudspot.agent.tensorboard import EventFiles
-from cloudspot.agent.watcher import NoticeWatcher, Reclaim
 from cloudspot.errors import AuthError, CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobstore import codec, creation, keys, launches
+from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import Exit, Notice, Submission, new_nonce
+from cloudspot.jobstore.records import Exit, Submission
 from cloudspot.jobstore.streams import stream_name
 from cloudspot.jobstore.submission import read_secrets
-from cloudspot.model import NodeIdentity, PreemptionNotice
-from cloudspot.processes import kill_marked
+from cloudspot.model import NodeIdentity
 from cloudspot.spec import JobSpec
-from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -84,8 +81,7 @@ class Life:
         self.courier = Courier(store, node, job.spec, self.status, self.orders)
         source = provider.preemption_source()
         self.status.notice_seconds = source.notice_seconds
-        self._watcher = NoticeWatcher(source, self._notice)
-        self._stop = stop
+        self.notices = Notices(self, source, stop)
         self._heartbeat = HeartbeatWriter(
             store,
             job_id=node.job_id,
@@ -111,9 +107,7 @@ class Life:
             return
         self._remember()
         self.logs.start()
-        self._watcher.start()
-        if self._stop is not None:
-            self._stop.tell(self._stop_in_order)
+        self.notices.start()
         self._heartbeat.start()
         try:
             leaving = self._train()
@@ -125,7 +119,7 @@ class Life:
             # It would meet the next agent of this machine as well, which would go on paying for it.
             _log.exception("this node cannot go on")
             leaving = Leaving("failed", str(error), exit_code=1)
-        self.end_training()
+        end_training(self.node)
         leave(self, leaving)
 
     def _remember(self) -> None:
@@ -143,11 +137,7 @@ class Life:
             status.handoff = node.handoff(memory.generation)
             first = memory.first_rank
             status.ranks = tuple(range(first, first + self.job.spec.procs_per_node))
-        if memory.notice_deadline is not None:
-            now, wall = time.monotonic(), datetime.now(timezone.utc)
-            at = wall + timedelta(seconds=memory.notice_deadline - now)
-            notice = PreemptionNotice(deadline=at, source="an earlier agent of this machine")
-            self.orders.give(reclaim=Reclaim(notice, memory.notice_deadline, at, now))
+        self.notices.recall()
 
     # --- before the training --------------------------------------------------------------------
 
@@ -197,46 +187,7 @@ class Life:
             return Leaving("stopped", f"stop requested: {self.orders.stop.reason}")
         return None
 
-    def _stop_in_order(self) -> None:
-        _log.warning("SIGTERM: this machine is being shut down, or its agent is to stop")
-        self._notice(as_notice(now=time.monotonic(), wall=datetime.now(timezone.utc)))
-
-    def _notice(self, reclaim: Reclaim) -> None:
-        memory = self.memory
-        if memory.notice_deadline is not None:  # an earlier agent of this machine saw it first
-            reclaim = replace(reclaim, deadline=min(reclaim.deadline, memory.notice_deadline))
-        self.orders.give(reclaim=reclaim)  # before all that can fail
-        left = reclaim.deadline - time.monotonic()
-        _log.warning("notice: this machine will %s in %.1f s", reclaim.notice.action, left)
-        memory.notice_deadline = reclaim.deadline
-        try:
-            memory.save(self.node)
-        except OSError as error:
-            _log.error("the notice is not remembered: %s", error)
-        record = Notice(
-            launch=self.node.launch,
-            rank=self.job.identity.rank,
-            deadline=reclaim.deadline_at,
-            action=reclaim.notice.action,
-            source=reclaim.notice.source,
-            step=self.status.progress()[0],
-            at=datetime.now(timezone.utc),
-            writer=new_nonce(),
-        )
-        key = keys.notice(self.node.job_id, self.node.launch, self.job.identity.rank)
-        try:
-            self.insist(
-                lambda: creation.create(self.store, key, codec.encode(record)), deadline=reclaim.deadline
-            )
-        except CloudspotError as error:
-            _log.warning("the notice was not recorded: %s", error)
-
     # --- the end --------------------------------------------------------------------------------
-
-    def end_training(self) -> None:
-        """End every process of every generation on this node, also of one that no agent remembers."""
-        for handoff in self.node.directory.glob("generations/*"):
-            kill_marked(files.HANDOFF, str(handoff))
 
     def stop_beating(self) -> None:
         """End the heartbeat: only the last word is to come."""

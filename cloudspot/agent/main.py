@@ -99,7 +99,7 @@ def refuse(node: Node, store: ObjectStore, error: SpecError) -> None:
 
 def _lock(node: Node) -> TextIO:
     """Hold the node for this agent alone: two would both upload, and both speak for it."""
-    lock = (node.directory / "agent.lock").open("w")
+    lock = node.lock.open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 

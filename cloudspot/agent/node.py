@@ -85,6 +85,16 @@ class Node:
         """Return where a session's checkpoint is restored to."""
         return self.directory / "restore"
 
+    @property
+    def lock(self) -> Path:
+        """Return the file that the agent keeps locked while it lives."""
+        return self.directory / "agent.lock"
+
+    @property
+    def agent_ended(self) -> Path:
+        """Return the file by which the boot script says that no agent will run here any more."""
+        return self.directory / "agent-ended"
+
     def handoff(self, generation: int) -> Path:
         """Return the hand-off directory of a generation."""
         return self.directory / "generations" / f"{generation:06d}"
@@ -126,8 +136,6 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     failure_streak: int = 0
     """Failures in a row that began no step beyond the one before."""
     failed_at_step: int = -1
-    notice_deadline: float | None = None
-    """Monotonic; None: no notice so far."""
 
     @classmethod
     def load(cls, node: Node) -> NodeMemory:

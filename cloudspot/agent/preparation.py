@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cloudspot.agent.leaving import Leaving, LeavingError
+from cloudspot.agent.node import Node
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.jobstore import bundle, keys
 from cloudspot.processes import kill_marked
@@ -39,6 +40,11 @@ def prepare(life: Life, environment: Mapping[str, str]) -> None:
         memory.save(node)
 
 
+def end_setup(node: Node) -> None:
+    """End every process of the job's setup, also of one that an agent left behind."""
+    kill_marked(_SETUP_MARK, str(node.directory))
+
+
 def _fetch_code(life: Life) -> None:
     sha256 = life.job.submission.code_sha256
     try:
@@ -55,14 +61,13 @@ def _setup(life: Life, environment: Mapping[str, str]) -> None:
     command, node = life.job.spec.run.setup, life.node
     if command is None:
         return
-    mark = str(node.directory)
-    kill_marked(_SETUP_MARK, mark)  # of an agent that was killed in the middle
+    end_setup(node)  # of an agent that was killed in the middle
     _log.info("setup: %s", command)
     with (node.logs / "setup.log").open("ab") as log:
         process = subprocess.Popen(
             ["/bin/bash", "-euo", "pipefail", "-c", command],
             cwd=node.work,
-            env={**environment, _SETUP_MARK: mark},
+            env={**environment, _SETUP_MARK: str(node.directory)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -74,7 +79,7 @@ def _setup(life: Life, environment: Mapping[str, str]) -> None:
             life.orders.wait(0.1)
     finally:
         if process.poll() is None:
-            kill_marked(_SETUP_MARK, mark)
+            end_setup(node)
             process.wait()
     if process.returncode != 0:
         # As a shell says it: 128 and the number of the signal.

@@ -60,7 +60,7 @@ esac
 # on. One that cannot run at all must not keep a paid machine: ten short runs in a row end it, and so
 # do fifty of any length. Whoever stops this loop stops the agent, which then saves and leaves.
 run_agent() {
-    local agent=0 delay=1 num_runs=0 num_short_runs=0 started status stopped=no
+    local agent=0 delay=1 num_runs=0 num_short_runs=0 started status stopped=no ended=no
     trap 'stopped=yes; kill -TERM "$agent" 2>/dev/null' TERM
     while [ "$stopped" = no ]; do
         num_runs=$((num_runs + 1))
@@ -70,6 +70,7 @@ run_agent() {
         # A signal ends the waiting, not the agent.
         while wait "$agent"; status=$?; [ "$status" -gt 128 ] && kill -0 "$agent" 2>/dev/null; do :; done
         if [ "$status" -eq 0 ]; then
+            ended=yes
             break
         fi
         if [ $((SECONDS - started)) -lt 30 ]; then
@@ -80,10 +81,12 @@ run_agent() {
         fi
         if [ "$num_short_runs" -ge 10 ]; then
             echo "cloudspot: the agent ended with status $status, ten short runs in a row: giving up"
+            ended=yes
             break
         fi
         if [ "$num_runs" -ge 50 ]; then
             echo "cloudspot: the agent ended with status $status, after 50 runs: giving up"
+            ended=yes
             break
         fi
         echo "cloudspot: the agent ended with status $status: starting it again in $delay s"
@@ -91,7 +94,22 @@ run_agent() {
         delay=$((delay < 15 ? delay * 2 : 30))
     done
     trap - TERM
+    [ "$ended" = no ] || : >"$CLOUDSPOT_NODE_DIR/agent-ended"
 }
+
+# What a machine runs at its end by its provider's means tells the agent by this program, waits for it, and
+# speaks for one that is dead. An agent that has ended has said all there is to say.
+write_on_shutdown() {
+    local program=$CLOUDSPOT_NODE_DIR/on-shutdown
+    {
+        echo "#!$BASH"
+        export -p
+        cat <<'CLOUDSPOT_ON_SHUTDOWN'
+[ -e "$CLOUDSPOT_NODE_DIR/agent-ended" ] || exec "$CLOUDSPOT_AGENT_PYTHON" -m cloudspot.agent.shutdown "$@"
+CLOUDSPOT_ON_SHUTDOWN
+    } >"$program.tmp" && chmod 700 "$program.tmp" && mv "$program.tmp" "$program"
+}
+write_on_shutdown
 
 # Where systemd runs, that loop is a unit: it does not end with the boot script's own unit, and when the
 # machine is shut down it is told first, while there is a network, and waited for. The training runs in it

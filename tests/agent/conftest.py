@@ -233,7 +233,7 @@ def bench(tmp_path, monkeypatch):
     yield made
     for life in made.lives:
         life.logs._stopped.set()
-        life._watcher.stop()
+        life.notices.stop()
         life._heartbeat.stop()
         life.artifacts.stop()
         life.courier._stopped.set()
@@ -241,6 +241,6 @@ def bench(tmp_path, monkeypatch):
             kill_marked(files.HANDOFF, str(path))
     end = time.monotonic() + 10
     while time.monotonic() < end and any(
-        t.name in {"logs", "notice", "heartbeat", "courier", "retention"} for t in threading.enumerate()
+        t.name in {"logs", "notice", "notice file", "heartbeat", "courier", "retention"} for t in threading.enumerate()
     ):
         time.sleep(0.01)

@@ -13,7 +13,9 @@ import pytest
 
 from cloudspot.agent import lastword, membership
 from cloudspot.agent import life as life_module
+from cloudspot.agent.noticefile import NoticeFile
 from cloudspot.agent.orderedstop import OrderedStop
+from cloudspot.agent.watcher import understand
 from cloudspot.errors import ObjectMissing
 from cloudspot.jobstore import codec, generations, keys, launches
 from cloudspot.jobstore.records import Generation, Heartbeat, Member, Notice, new_nonce
@@ -586,6 +588,64 @@ def test_a_last_save_that_was_skipped_is_made_up_for_from_the_newest_checkpoint(
     assert (record.outcome, record.restored_step, record.committed) == ("succeeded", 40, bench.id(2, 100))
 
 
+# --- a notice by several ways -----------------------------------------------------------------------
+
+
+def by_hook(seconds):
+    """What a machine's shutdown hook writes."""
+    told = PreemptionNotice(deadline=None, action="stop", source="hook")
+    return understand(told, notice_seconds=seconds, now=time.monotonic(), wall=datetime.now(timezone.utc))
+
+
+def recorded_notice(bench):
+    return codec.decode(bench.store.get(keys.notice(JOB, 1, 0)), Notice)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_hook_and_the_provider_in_either_order_make_one_notice_and_one_drain(bench, wait_until, is_first):
+    life = bench.life(WAIT_FOR_DRAIN)
+    thread = run(life)
+    wait_for_step(life, 40, wait_until)
+    hook = NoticeFile(life.node.directory)
+    if is_first:
+        hook.give(by_hook(20.0))
+        wait_until(lambda: life.orders.reclaim is not None)
+        notice(bench, 30.0)
+    else:
+        notice(bench, 20.0)
+        wait_until(lambda: hook.read() is not None)
+        hook.give(by_hook(30.0))
+    end(thread)
+    assert (bench.exit_record().outcome, bench.exit_record().step) == ("drained", 40)
+    assert list(bench.commits()) == [bench.id(1, 40)]
+    source = "hook" if is_first else ""
+    assert recorded_notice(bench).source == hook.read().notice.source == source
+    log = [line for line in bench.log(life) if "notice: this machine will" in line]
+    assert len(log) == 1
+
+
+def test_an_earlier_end_by_the_second_way_is_news_but_no_second_record(bench, wait_until):
+    life = bench.life(WAIT_FOR_DRAIN)
+    hook = NoticeFile(life.node.directory)
+    thread = run(life)
+    wait_for_step(life, 40, wait_until)
+    notice(bench, 120.0)  # trained through for a while
+    wait_until(lambda: hook.read() is not None)
+    hook.give(by_hook(10.0))
+    end(thread)
+    assert (bench.exit_record().outcome, bench.exit_record().step) == ("drained", 40)
+    assert recorded_notice(bench).source == ""
+    assert hook.read().notice.source == "hook"
+
+
+def test_a_notice_that_came_while_there_was_no_agent_is_obeyed_and_recorded(bench):
+    life = bench.life(WAIT_FOR_DRAIN)
+    NoticeFile(life.node.directory).give(by_hook(20.0))
+    life.run()
+    assert bench.exit_record().outcome == "drained"
+    assert (recorded_notice(bench).source, recorded_notice(bench).action) == ("hook", "stop")
+
+
 # --- an agent that was killed, and the one after it -------------------------------------------------
 
 
@@ -619,8 +679,7 @@ def test_ranks_that_had_drained_have_not_finished(bench):
     life = bench.life(SESSION + "finish(100)\n")
     killed_agent(bench, life, status=0, drained=40, drain=files.Drain("notice", time.monotonic() + 5.0))
     bench.seal(life.node, bench.id(1, 40))
-    life.memory.notice_deadline = time.monotonic() + 8.0
-    life.memory.save(life.node)
+    NoticeFile(life.node.directory).give(by_hook(8.0))
     bench.life(SESSION + "finish(100)\n").run()
     record = bench.exit_record()
     assert (record.outcome, record.step, record.committed) == ("drained", 40, bench.id(1, 40))
@@ -655,7 +714,7 @@ def test_an_agent_that_is_killed_while_it_leaves_comes_to_the_same_end(bench, mo
     life = bench.life("open('runs', 'a').write('x')\n")
     monkeypatch.setattr(life_module, "leave", lambda *_: None)
     life.run()  # killed before its last word
-    for thread in (life.logs, life.courier, life._heartbeat, life._watcher):
+    for thread in (life.logs, life.courier, life._heartbeat, life.notices):
         thread._stopped.set()
     monkeypatch.undo()
     life = bench.life("open('runs', 'a').write('x')\n")
@@ -689,7 +748,7 @@ def test_a_trainer_that_lives_is_gone_on_with(bench, wait_until):
     wait_for_step(life, 5, wait_until)
     life.logs._stopped.set()
     life.courier._stopped.set()
-    life._watcher.stop()
+    life.notices.stop()
     life.insist = lambda *_, **__: time.sleep(3600)  # its main thread never speaks again
     after = bench.life(SESSION)
     thread = run(after)

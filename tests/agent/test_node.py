@@ -8,8 +8,8 @@ from cloudspot.agent.node import NodeMemory
 def test_what_was_saved_is_there_for_the_next_agent(bench):
     node = bench.node()
     assert NodeMemory.load(node) == NodeMemory()
-    NodeMemory(generation=3, notice_deadline=12.5).save(node)
-    assert NodeMemory.load(node) == NodeMemory(generation=3, notice_deadline=12.5)
+    NodeMemory(generation=3, failed_at_step=12).save(node)
+    assert NodeMemory.load(node) == NodeMemory(generation=3, failed_at_step=12)
 
 
 def test_two_threads_may_save_at_once(bench):

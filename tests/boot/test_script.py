@@ -206,6 +206,46 @@ def test_who_stops_the_script_stops_the_agent_which_is_not_started_again(machine
     assert machine.lines("down") == ["down"]
 
 
+def test_what_runs_at_the_machines_end_reaches_the_agent_with_all_that_the_boot_script_exports(machine):
+    program = machine.directory / "node" / "on-shutdown"
+
+    def shut_down(_pid: int) -> None:
+        machine.wait_until((machine.directory / "serves").exists)
+        (machine.directory / "statuses").write_text("serve\n0\n")
+        subprocess.run([program, "--seconds", "20", "--source", "it's me"], env={}, check=True, timeout=30)
+        assert machine.lines("arguments") == ["-m cloudspot.agent.shutdown --seconds 20 --source it's me"]
+        assert machine.environment()["CLOUDSPOT_JOB"] == "digits"
+        assert machine.environment()["CLOUDSPOT_NODE_DIR"] == str(machine.directory / "node")
+        os.kill(_pid, signal.SIGTERM)
+
+    machine.boot(statuses=["serve"], meanwhile=shut_down)
+
+
+@pytest.mark.parametrize("statuses", [["0"], ["1"] * 10, ["serve"]])
+def test_where_no_agent_will_run_any_more_the_end_is_told_to_nobody(machine, statuses):
+    def stop(pid: int) -> None:
+        if statuses == ["serve"]:
+            machine.wait_until((machine.directory / "serves").exists)
+            os.kill(pid, signal.SIGTERM)
+
+    machine.boot(statuses=statuses, meanwhile=stop)
+    (machine.directory / "arguments").unlink()
+    program = machine.directory / "node" / "on-shutdown"
+    subprocess.run([program, "--seconds", "20", "--source", "hook"], check=True, timeout=30)
+    assert not (machine.directory / "arguments").exists()
+
+
+def test_of_an_agent_that_was_stopped_and_failed_the_end_is_told(machine):
+    """Nobody starts it again, and it may not have said its last word."""
+
+    def stop(pid: int) -> None:
+        machine.wait_until((machine.directory / "runs").exists)
+        os.kill(pid, signal.SIGTERM)
+
+    machine.boot(statuses=["hang"], meanwhile=stop)
+    assert not (machine.directory / "node" / "agent-ended").exists()
+
+
 def test_a_machine_that_boots_a_second_time_ends_itself_and_starts_no_agent(machine: Machine):
     machine.boot(statuses=["0"])
     (machine.directory / "node" / "first-boot").write_text("of another boot\n")

@@ -1,0 +1,158 @@
+"""What runs when the machine is shut down: tells its agent, waits for it, and speaks for one that is dead.
+
+    python -m cloudspot.agent.shutdown --seconds 25 --source NAME
+
+The boot script leaves it as the program ``on-shutdown`` in the node's directory, with the agent's
+environment in it; a provider lets whatever its machines run at their end (a shutdown script, a unit) call
+that program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+
+from cloudspot.agent.lastword import say_last_word
+from cloudspot.agent.launcher import end_training
+from cloudspot.agent.leaving import Leaving
+from cloudspot.agent.node import Node, NodeMemory
+from cloudspot.agent.noticefile import NoticeFile
+from cloudspot.agent.preparation import end_setup
+from cloudspot.agent.status import Status
+from cloudspot.agent.watcher import understand
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.jobstore import launches
+from cloudspot.model import PreemptionNotice
+from cloudspot.registry import open_provider, open_store
+
+DEAD_SECONDS = 5.0
+"""So long the boot script gets to start an agent that has died; its first pauses are shorter."""
+KEEP_BACK_SECONDS = 5.0
+KEEP_BACK_SHARE = 0.25
+"""Of the time there is, at most ``KEEP_BACK_SECONDS``: what is left to speak for an agent that is dead."""
+POLL_SECONDS = 0.1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line and the environment, and see the machine off; see ``Shutdown.run``."""
+    parser = argparse.ArgumentParser(prog="python -m cloudspot.agent.shutdown")
+    parser.add_argument("--seconds", type=float, required=True, help="until the machine's end")
+    parser.add_argument("--source", required=True, help="who says so, for the job's notices")
+    options = parser.parse_args(arguments)
+    return Shutdown(Node.from_environment(os.environ), seconds=options.seconds, source=options.source).run()
+
+
+class Shutdown:
+    """The last seconds of a machine, beside its agent."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        seconds: float,
+        source: str,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Take ``seconds`` until the machine's end, counted from now, on ``source``'s word."""
+        self._node = node
+        self._source = source
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._seconds = seconds
+        self._began = monotonic()
+        self._end = self._began + seconds
+
+    def run(self) -> int:
+        """Give the notice and return when the agent has left, 0; or when the time is up, 1.
+
+        An agent that is alive writes its own exit record. Where none is, this ends the training, and
+        writes one if the node's slot is this machine's: the job goes on from what was committed.
+        """
+        self._tell()
+        spare = min(KEEP_BACK_SECONDS, KEEP_BACK_SHARE * self._seconds)
+        dead_since: float | None = None
+        while not self._node.agent_ended.exists():
+            now = self._monotonic()
+            if now >= self._end:
+                _say("the agent has not left in time")
+                return 1
+            with _agent_lock(self._node) as is_free:
+                dead_since = None if not is_free else now if dead_since is None else dead_since
+                if dead_since is not None and now >= min(dead_since + DEAD_SECONDS, self._end - spare):
+                    # With the lock: an agent that is started now waits, and finds that all has been said.
+                    try:
+                        self._speak_for_agent()
+                    except TransientError as error:
+                        _say(f"trying again: {error}")
+                    else:
+                        return 0
+            self._sleep(POLL_SECONDS)
+        _say("the agent has left")
+        return 0
+
+    def _tell(self) -> None:
+        notice = PreemptionNotice(deadline=None, action="stop", source=self._source)
+        wall = datetime.now(timezone.utc)
+        reclaim = understand(notice, notice_seconds=self._seconds, now=self._began, wall=wall)
+        try:
+            reclaim = NoticeFile(self._node.directory).give(reclaim)
+        except OSError as error:
+            _say(f"the agent cannot be told: {error}")
+        _say(f"this machine goes down in {reclaim.deadline - self._began:.1f} s")
+
+    def _speak_for_agent(self) -> None:
+        node = self._node
+        _say("the agent is dead: ending the training and speaking for it")
+        # The record is the proof that no user code runs here any more.
+        end_training(node)
+        end_setup(node)
+        store = open_store(node.store_url)
+        identity = open_provider(node.provider, None).node_identity()
+        slot = launches.read_slots(store, node.job_id, node.launch).get(identity.rank)
+        if slot is None or slot.instance_id != identity.instance_id:
+            _say("the slot is not this machine's: there is nothing to say")
+            return
+        leaving = Leaving("drained", f"shut down ({self._source}) while its agent was dead")
+        say_last_word(store, node, identity, leaving, _status(node))
+
+
+def _status(node: Node) -> Status:
+    """Return how far the node was, by what lies on its disk."""
+    memory, status = NodeMemory.load(node), Status()
+    status.generation, status.restored_step = memory.generation, memory.restored_step
+    if memory.generation > 0:
+        status.handoff = node.handoff(memory.generation)
+        ranks = (path.name.rpartition("-")[2] for path in status.handoff.glob("progress-*"))
+        status.ranks = tuple(sorted(int(rank) for rank in ranks if rank.isdigit()))
+    return status
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"cloudspot: {text}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _agent_lock(node: Node) -> Iterator[bool]:
+    """Yield whether no agent lives; if so, none can start until the end of the block."""
+    with node.lock.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except CloudspotError as error:
+        sys.exit(f"cloudspot: {error}")
