@@ -241,6 +241,7 @@ def bench(tmp_path, monkeypatch):
             kill_marked(files.HANDOFF, str(path))
     end = time.monotonic() + 10
     while time.monotonic() < end and any(
-        t.name in {"logs", "notice", "notice file", "heartbeat", "courier", "retention"} for t in threading.enumerate()
+        t.name in {"logs", "notice", "notice file", "heartbeat", "courier", "retention"}
+        for t in threading.enumerate()
     ):
         time.sleep(0.01)
