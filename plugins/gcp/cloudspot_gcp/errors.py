@@ -45,6 +45,8 @@ _SECRET = re.compile(
     r"|-----BEGIN[^-]*PRIVATE KEY-----.*?(?:-----END[^-]*PRIVATE KEY-----|$)",
     re.IGNORECASE | re.DOTALL,
 )
+_REQUEST_LINE = re.compile(r"^[A-Z]+ https?://\S+: ")
+"""What google-api-core puts before the words of Google."""
 _MAX_MESSAGE = 400
 _LOG_IN = "run `gcloud auth application-default login`"
 
@@ -107,7 +109,7 @@ def status_of(error: BaseException) -> int:
 
 def message_of(error: api.GoogleAPICallError) -> str:
     """Return what Google said, as one line without secrets."""
-    return one_line(str(error.message or "")) or f"HTTP status {error.code}"
+    return one_line(_REQUEST_LINE.sub("", str(error.message or ""))) or f"HTTP status {error.code}"
 
 
 def one_line(text: str) -> str:

@@ -1,0 +1,294 @@
+"""An object store in Cloud Storage: what ``gs://bucket/prefix`` opens.
+
+Create-only puts are those of Storage's preconditions (``ifGenerationMatch=0``), which hold on versioned
+buckets too. One whose answer is lost is made again: should the first have succeeded, the second's 412 is
+about an object that carries this writer's mark, and is no refusal.
+
+Contents go from where they lie and are read as they come, by the JSON API, with one CRC32C that Storage
+compares and that is compared with what comes back; for all else there is google-cloud-storage.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    ObjectMissing,
+    StoreRefused,
+    TransientError,
+)
+from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
+from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
+from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
+from cloudspot_gcp.errors import status_of
+from cloudspot_gcp.gcsbody import extend_crc32c, shown_crc32c
+from cloudspot_gcp.gcsbucket import Bucket
+from cloudspot_gcp.gcsupload import PART_BYTES, GcsUpload, put_whole
+
+MAX_PAGE = 1000
+MAX_PRESIGN_SECONDS = 7 * 24 * 3600
+"""A signature of version 4 holds no longer; one by IAM may end sooner, when Google changes its keys."""
+_LISTED = "items(name,size,updated),nextPageToken"
+_CRC32C = re.compile(r"(?:^|,)\s*crc32c=([^,\s]+)")
+
+
+class GcsStore(ObjectStore):
+    """Objects in a bucket, below a prefix. Thread-safe.
+
+    Objects get no ACL, and the encryption that the bucket is set to.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clients: GcpClients | None = None,
+        part_bytes: int = PART_BYTES,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Read the URL; no I/O. ``part_bytes`` is in what pieces a stream goes up, a multiple of 256 KiB.
+
+        Raises:
+            SpecError: ``url`` is not ``gs://bucket`` or ``gs://bucket/prefix``.
+        """
+        self.url = url
+        self._clients = clients or GcpClients()
+        self._bucket = Bucket(url, self._clients, sleep)
+        self._part_bytes = part_bytes
+
+    def __repr__(self) -> str:
+        return f"GcsStore({self.url!r})"
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
+        """Store ``data`` under ``key``; see ObjectStore.
+
+        A replacing put is made again only where Storage says that it did nothing: it throttles.
+        """
+        self._bucket.full(key)
+        with memoryview(data) as given, given.cast("B") as view:
+            put_whole(self._bucket, key, view, if_absent=if_absent, writer=secrets.token_hex(16))
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object; see ObjectStore.
+
+        Raises:
+            TransientError: also where its bytes have not the checksum that Storage has of them.
+        """
+        return self._read(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return some of the object's bytes; see ObjectStore."""
+        if start < 0 or length < 0:
+            raise ValueError(f"start and length must be >= 0: got {start}, {length}")
+        if length == 0:
+            self.head(key)  # HTTP has no empty range; whether the object is there is asked all the same.
+            return b""
+        return self._read(key, span=f"bytes={start}-{start + length - 1}")
+
+    def head(self, key: str) -> ObjectMeta:
+        """Return what is known of the object; see ObjectStore."""
+        blob = self._bucket.handle().blob(self._bucket.full(key))
+        with self._bucket.asking("read", key):
+            blob.reload(retry=None, timeout=TIMEOUT)
+        return ObjectMeta(key=key, size=blob.size, modified_at=blob.updated)
+
+    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+        """Return a page of objects, at most 1000; see ObjectStore.
+
+        What others keep in the bucket under names that are no keys (``folder/``) is passed over.
+        """
+        if limit < 1:
+            raise ValueError(f"limit must be >= 1: got {limit}")
+        # Storage lists from a name on, inclusive. No key comes between ``after`` and it with the smallest
+        # character of a key behind.
+        start = None if after is None else f"{self._bucket.prefix}{after} "
+        with self._bucket.asking("list", prefix):
+            listing = self._clients.storage().list_blobs(
+                self._bucket.name,
+                prefix=self._bucket.prefix + prefix,
+                start_offset=start,
+                page_size=min(limit, MAX_PAGE),
+                fields=_LISTED,
+                retry=None,
+                timeout=TIMEOUT,
+            )
+            found: list[Any] = []
+            for page in listing.pages:
+                found = list(page)
+                if found or listing.next_page_token is None:  # A page may be empty, and not the last.
+                    break
+        named = [(blob.name[len(self._bucket.prefix) :], blob) for blob in found]
+        return ObjectPage(
+            objects=tuple(
+                ObjectMeta(key=key, size=blob.size, modified_at=blob.updated)
+                for key, blob in named
+                if _is_key(key)
+            ),
+            next_after=named[-1][0] if listing.next_page_token is not None and named else None,
+        )
+
+    def delete(self, key: str) -> None:
+        """Remove the object; see ObjectStore."""
+        full = self._bucket.full(key)
+        try:
+            with self._bucket.asking("delete", key):
+                self._bucket.handle().blob(full).delete(retry=None, timeout=TIMEOUT)
+        except ObjectMissing:
+            return
+
+    def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
+        """Start a streamed put; see ObjectStore. Holds up to three parts in memory."""
+        return GcsUpload(self._bucket, key, if_absent=if_absent, part_bytes=self._part_bytes)
+
+    def presign_get(self, key: str, *, seconds: float) -> str:
+        """Return a URL that reads the object; see ObjectStore.
+
+        Signed by the service account's key, or on a machine, which has none, by IAM in its stead.
+
+        Raises:
+            ValueError: ``seconds`` is not in 1 to 604,800, which is all that Storage takes.
+            CloudspotError: this is a user's own login, which cannot sign.
+        """
+        from cloudspot_gcp.signing import signer
+
+        full = self._bucket.full(key)
+        if not 1 <= seconds <= MAX_PRESIGN_SECONDS:
+            raise ValueError(f"seconds must be in 1 to {MAX_PRESIGN_SECONDS}: got {seconds}")
+        try:
+            with self._bucket.asking("read", key):
+                url: str = (
+                    self._bucket.handle()
+                    .blob(full)
+                    .generate_signed_url(
+                        version="v4",
+                        expiration=timedelta(seconds=math.ceil(seconds)),
+                        credentials=signer(self._clients),
+                        api_access_endpoint=endpoint("storage"),
+                    )
+                )
+        except AuthError as error:
+            raise AuthError(
+                f"{self.url}: cannot presign {key}: the service account may not sign for itself; grant it "
+                f"roles/iam.serviceAccountTokenCreator on itself"
+            ) from error
+        return url
+
+    def check(self) -> Sequence[CheckResult]:
+        """Try whether the bucket is there and may be listed, and say what it keeps that is billed."""
+        try:
+            self.list_page("", limit=1)
+        except CloudspotError as error:
+            return (CheckResult(name="bucket", ok=False, detail=str(error)),)
+        reachable = CheckResult(name="bucket", ok=True, detail=self.url)
+        handle = self._bucket.handle()
+        try:
+            with self._bucket.asking("ask for", "the bucket's settings"):
+                handle.reload(retry=None, timeout=TIMEOUT)
+        except AuthError:
+            return (
+                reachable,
+                CheckResult(
+                    name="bucket settings",
+                    ok=True,
+                    detail="unknown: the right to ask is missing (storage.buckets.get)",
+                ),
+            )
+        except CloudspotError as error:
+            return (reachable, CheckResult(name="bucket settings", ok=False, detail=str(error)))
+        return (
+            CheckResult(name="bucket", ok=True, detail=f"{self.url}, in {handle.location}"),
+            CheckResult(name="bucket versioning", ok=True, detail=_versioning(handle)),
+            CheckResult(name="bucket soft delete", ok=True, detail=_soft_delete(handle)),
+            _check_retention(handle),
+        )
+
+    def _read(self, key: str, *, span: str | None = None) -> bytes:
+        full = self._bucket.full(key)
+        path = f"/storage/v1/b/{quote(self._bucket.name, safe='')}/o/{quote(full, safe='')}"
+        headers = {"Accept-Encoding": "identity", **({} if span is None else {"Range": span})}
+        with self._bucket.asking("read", key):
+            try:
+                answer = self._bucket.send("GET", path, params={"alt": "media"}, headers=headers, stream=True)
+            except Exception as error:
+                if span and status_of(error) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    return b""  # It begins at the object's end or beyond.
+                raise
+            with answer:
+                if span is not None and answer.status_code != HTTPStatus.PARTIAL_CONTENT:
+                    raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
+                data = _content(answer)
+        _, _, total = answer.headers.get("Content-Range", "").partition("/")
+        if span is None or total == str(len(data)):
+            self._compare(key, data, answer.headers.get("x-goog-hash", ""))
+        return data
+
+    def _compare(self, key: str, data: bytes, hashes: str) -> None:
+        """Raise TransientError where the bytes have not the checksum that Storage has of the object."""
+        found = _CRC32C.search(hashes)
+        if found is None:
+            return
+        with memoryview(data) as view:
+            if shown_crc32c(extend_crc32c(0, view)) != found[1]:
+                raise TransientError(f"{self.url}: {key} arrived damaged; read it again")
+
+
+def _content(answer: Any) -> bytes:
+    """Return all that comes; urllib3 raises where it breaks off before the length that was said."""
+    length = int(answer.headers["Content-Length"])
+    # Asked for by its length it comes in one piece, straight from the socket.
+    data: bytes = answer.raw.read(length, decode_content=False)
+    while len(data) < length:
+        more = answer.raw.read(length - len(data), decode_content=False)
+        if not more:
+            raise ConnectionError(f"{len(data)} of {length} bytes came")
+        data += more
+    return data
+
+
+def _is_key(key: str) -> bool:
+    try:
+        check_key(key)
+    except ValueError:
+        return False
+    return True
+
+
+def _versioning(handle: Any) -> str:
+    if not handle.versioning_enabled:
+        return "off"
+    return (
+        "on: what cloudspot deletes or replaces stays as an old version and is billed; add a lifecycle rule "
+        "that deletes noncurrent versions"
+    )
+
+
+def _soft_delete(handle: Any) -> str:
+    policy = handle.soft_delete_policy
+    seconds = int(policy.retention_duration_seconds or 0) if policy is not None else 0
+    if seconds == 0:
+        return "off"
+    return (
+        f"on: what cloudspot deletes or replaces is billed for {seconds / 86400:g} more days; turn it off "
+        f"(gcloud storage buckets update gs://{handle.name} --clear-soft-delete)"
+    )
+
+
+def _check_retention(handle: Any) -> CheckResult:
+    if not handle.retention_period:
+        return CheckResult(name="bucket retention", ok=True, detail="none")
+    return CheckResult(
+        name="bucket retention",
+        ok=False,
+        detail=f"objects cannot be replaced or deleted for {handle.retention_period} s",
+        remedy="use a bucket without a retention policy",
+    )

@@ -1,0 +1,68 @@
+"""Who signs a URL: a service account's own key, or, on a machine that has none, IAM in its stead."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import google.auth.credentials
+import google.auth.transport.requests
+from google.api_core.exceptions import from_http_response
+
+from cloudspot.errors import CloudspotError
+from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
+
+
+class IamSigner(google.auth.credentials.Signing):  # type: ignore[misc] # google-auth's class is untyped here
+    """Signs by IAM's signBlob, as a service account that may sign for itself (Token Creator on itself)."""
+
+    def __init__(self, clients: GcpClients, email: str) -> None:
+        self._clients = clients
+        self._email = email
+
+    @property
+    def signer_email(self) -> str:
+        """Return who signs."""
+        return self._email
+
+    @property
+    def signer(self) -> Any:
+        """Return this, which signs."""
+        return self
+
+    def sign_bytes(self, message: bytes) -> bytes:
+        """Return the signature.
+
+        Raises:
+            GoogleAPICallError: IAM refuses.
+        """
+        answer = self._clients.session().post(
+            f"{endpoint('iamcredentials')}/v1/projects/-/serviceAccounts/{self._email}:signBlob",
+            json={"payload": base64.b64encode(message).decode("ascii")},
+            timeout=TIMEOUT,
+        )
+        if not answer.ok:
+            raise from_http_response(answer)
+        return base64.b64decode(answer.json()["signedBlob"])
+
+
+def signer(clients: GcpClients) -> Any:
+    """Return credentials that sign, by what this process has.
+
+    Raises:
+        CloudspotError: it is a user's own login, which cannot sign.
+    """
+    credentials = clients.credentials()
+    if isinstance(credentials, google.auth.credentials.Signing):
+        return credentials
+    email = getattr(credentials, "service_account_email", None)
+    if email == "default":  # Of a machine's: its name comes with the first token.
+        credentials.refresh(google.auth.transport.requests.Request())
+        email = credentials.service_account_email
+    if not email:
+        raise CloudspotError(
+            "cannot presign a URL by a user's own login; set GOOGLE_APPLICATION_CREDENTIALS to a service "
+            "account's key, or impersonate one (gcloud auth application-default login "
+            "--impersonate-service-account=EMAIL)"
+        )
+    return IamSigner(clients, email)
