@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ import msgspec
 
 from cloudspot.errors import CloudspotError
 from cloudspot.local import namespaces
-from cloudspot.local.guest import SCRIPTS, write_programs
+from cloudspot.local.guest import SCRIPTS, init_arguments, write_programs
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.metadata import METADATA, LocalMetadata
 from cloudspot.local.metadataservice import MachineView, MetadataServer, MetadataService
@@ -76,6 +77,10 @@ class Form(ABC):
         """Start what the machine runs at its boot."""
         with self.machine.console.open("ab") as console:
             self._boot = self._start_boot(console.fileno())
+
+    def press_power_button(self) -> None:
+        """Ask the machine to shut down; one that has no such button hears nothing."""
+        return
 
     def has_powered_off(self) -> bool:
         """Say whether the machine ended by itself, where its form shows that."""
@@ -185,16 +190,21 @@ class LoopbackForm(PlainForm):
 
     def _start_boot(self, console: int) -> subprocess.Popen[bytes]:
         programs = self.machine.programs
-        write_programs(programs, self._guest.fetch_user_data)
+        write_programs(programs, self._guest)
         # Such a machine has no /opt of its own: what stands there on its image is called where it really is.
         edits = programs / "edits.sed"
         edits.write_text("".join(map(_edit, self._guest.programs.items())), encoding="utf-8")
         path = os.pathsep.join((str(programs), *self._guest.image_path, _SYSTEM_PATH))
-        command = ["bash", str(programs / "init.sh"), self.metadata_url, str(programs / "fetch-user-data")]
         scripts = self.machine.system / SCRIPTS.relative_to("/var")
-        return self._run(
-            [*command, str(scripts), str(edits)], console, {**self._guest.environment, "PATH": path}
+        arguments = init_arguments(
+            programs, self._guest, url=self.metadata_url, scripts=scripts, edits=str(edits)
         )
+        return self._run(["bash", *arguments], console, {**self._guest.environment, "PATH": path})
+
+    def press_power_button(self) -> None:
+        """Let its init run the shutdown script; what ends such a machine is its supervisor."""
+        if self._boot is not None and self._boot.poll() is None:
+            self._boot.send_signal(signal.SIGUSR1)
 
 
 class IsolatedForm(Form):
@@ -219,6 +229,11 @@ class IsolatedForm(Form):
             serve = partial(MetadataServer, service, address, guest.service_port)
             namespaces.in_network(self._network.descriptor, serve)
         self.metadata_url = f"http://{guest.service_addresses[0]}:{guest.service_port}"
+
+    def press_power_button(self) -> None:
+        """Signal its process 1."""
+        if self._boot is not None and self._boot.poll() is None:
+            self._boot.send_signal(signal.SIGPWR)
 
     def has_powered_off(self) -> bool:
         """Say whether its process 1 has ended."""

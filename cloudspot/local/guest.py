@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import traceback
@@ -24,6 +25,7 @@ PROGRAMS = Path("/run/machine")
 """Where the machine finds its init and its power switch."""
 SCRIPTS = Path("/var/lib/cloud/instance/scripts")
 """Where cloud-init keeps what it runs."""
+_FETCH, _FETCH_AT_END = "fetch-user-data", "fetch-shutdown-script"
 _OPTIONAL = Path("/opt")
 _POWER_SWITCHES = (
     "/sbin/shutdown",
@@ -50,11 +52,19 @@ exec kill -s PWR 1
 """
 
 
-def write_programs(directory: Path, fetch_user_data: str) -> None:
+def write_programs(directory: Path, guest: Guest) -> None:
     """Write what a machine's init consists of into the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(__file__).with_name("init.sh"), directory / "init.sh")
-    (directory / "fetch-user-data").write_text(fetch_user_data, encoding="utf-8")
+    (directory / _FETCH).write_text(guest.fetch_user_data, encoding="utf-8")
+    (directory / _FETCH_AT_END).write_text(guest.fetch_shutdown_script, encoding="utf-8")
+
+
+def init_arguments(programs: Path, guest: Guest, *, url: str, scripts: Path, edits: str = "") -> list[str]:
+    """Return what a machine's init is called with, that was written into ``programs``."""
+    at_end = [str(programs / _FETCH_AT_END), f"{guest.shutdown_seconds:g}"]
+    start = [str(programs / "init.sh"), url, str(programs / _FETCH), str(scripts), edits]
+    return start + (at_end if guest.fetch_shutdown_script else [])
 
 
 def main(directory: Path, network: int) -> int:
@@ -72,6 +82,8 @@ def main(directory: Path, network: int) -> int:
             traceback.print_exc()
         finally:
             os._exit(1)
+    # The machine's power button, as whoever started us sees it.
+    signal.signal(signal.SIGPWR, lambda *_: os.kill(child, signal.SIGPWR))
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) & 0xFF
 
@@ -89,7 +101,7 @@ def _become_init(machine: MachineDirectory) -> None:
     path += ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
     environment = {"PATH": os.pathsep.join(path), "LANG": "C.UTF-8", **guest.environment}
     url = f"http://{guest.service_addresses[0]}"
-    arguments = [str(PROGRAMS / "init.sh"), url, str(PROGRAMS / "fetch-user-data"), str(SCRIPTS)]
+    arguments = init_arguments(PROGRAMS, guest, url=url, scripts=SCRIPTS)
     os.execve("/bin/bash", ["init", *arguments], environment)  # noqa: S606 # no shell wanted beside the one
 
 
@@ -111,7 +123,7 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     for source, _ in shown:
         source.mkdir(mode=0o755, parents=True, exist_ok=True)
     (system / "tmp").chmod(0o1777)
-    write_programs(system / "run" / PROGRAMS.name, guest.fetch_user_data)
+    write_programs(system / "run" / PROGRAMS.name, guest)
     switch = system / "run" / PROGRAMS.name / "shutdown"
     for name in ("shutdown", "poweroff", "halt", "systemctl"):
         switch = switch.with_name(name)

@@ -1,8 +1,9 @@
 #!/bin/bash
-# What an emulated machine runs first: fetches its user data and runs it once, as cloud-init does.
+# What an emulated machine runs first: fetches its user data and runs it once, as cloud-init does; and, where
+# its cloud has such a thing, at its end a shutdown script.
 # On an isolated machine it is process 1, whose end is the machine's.
 #
-#     init.sh METADATA_URL FETCH_SCRIPT SCRIPTS_DIRECTORY [EDITS]
+#     init.sh METADATA_URL FETCH_SCRIPT SCRIPTS_DIRECTORY [EDITS [FETCH_SHUTDOWN_SCRIPT SECONDS]]
 #
 # EDITS is a script of sed that the user data goes through, where the machine cannot look as its image does.
 set -u
@@ -10,10 +11,14 @@ export METADATA_URL=$1
 fetch=$2
 scripts=$3
 edits=${4:-}
+fetch_at_end=${5:-}
+end_seconds=${6:-}
+url=$1
 
 power_off() {
     trap '' PWR
     echo "init: powering off"
+    run_shutdown_script
     # Ordered, as a system's: whoever does not leave within five seconds is killed with us.
     kill -TERM -1 2>/dev/null
     for _ in {1..100}; do
@@ -22,7 +27,22 @@ power_off() {
     done
     exit 0
 }
-[ $$ -ne 1 ] || trap power_off PWR
+
+# The rest of the machine goes on meanwhile: an init stops its services side by side.
+run_shutdown_script() {
+    [ -n "$fetch_at_end" ] || return
+    mkdir -p "$scripts"
+    # Under the shell's own limit: a metadata service that hangs must not keep the machine.
+    METADATA_URL=$url timeout "$end_seconds" bash "$fetch_at_end" >"$scripts/shutdown-script" 2>/dev/null || return
+    [ "$(head -c 2 "$scripts/shutdown-script" | tr -d '\0')" = '#!' ] || return
+    chmod 700 "$scripts/shutdown-script"
+    echo "init: the shutdown script runs"
+    timeout --kill-after=1 "$end_seconds" "$scripts/shutdown-script" </dev/null
+    echo "init: the shutdown script ended with status $?"
+}
+
+# A machine that is not isolated has no end of its own: it is told of the power button by another signal.
+if [ $$ -eq 1 ]; then trap power_off PWR; else trap run_shutdown_script USR1; fi
 
 run_user_data() {
     mkdir -p "$scripts"

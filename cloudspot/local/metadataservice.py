@@ -54,9 +54,20 @@ class MachineView:
         self.facts = dict(facts)
         """What the cloud said of the machine when it started it (``EmulatedMachine.metadata``)."""
         self.user_data = user_data
-        self.notice: StandingNotice | None = None
-        """Set when a reclaim has been announced; never taken back."""
         self._tags = tags
+        self._notice: StandingNotice | None = None
+        self._noticed = threading.Condition()
+
+    @property
+    def notice(self) -> StandingNotice | None:
+        """Set when a reclaim has been announced; never taken back."""
+        return self._notice
+
+    @notice.setter
+    def notice(self, notice: StandingNotice | None) -> None:
+        with self._noticed:
+            self._notice = notice
+            self._noticed.notify_all()
 
     @property
     def tags(self) -> dict[str, str]:
@@ -73,7 +84,8 @@ class MachineView:
         while time.monotonic() < end:
             if (self.notice, self.tags) != before:
                 return True
-            time.sleep(_POLL_SECONDS)
+            with self._noticed:  # a notice is told at once; tags are files, which nobody tells of
+                self._noticed.wait_for(lambda: self._notice is not before[0], _POLL_SECONDS)
         return False
 
 

@@ -43,6 +43,10 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     service_port: int
     fetch_user_data: str
     """Shell commands that print the user data of the service at ``$METADATA_URL``."""
+    fetch_shutdown_script: str
+    """The same for what it runs at its end; empty: nothing."""
+    shutdown_seconds: float
+    """How long before the end of a reclaim its power button is pressed; 0: never."""
     facts: Mapping[str, Any]
     host_name: str
     environment: Mapping[str, str]

@@ -44,6 +44,8 @@ class Supervisor:
         self._booted_at: float | None = None
         self._form = make_form(machine)
         self._deadline: float | None = None
+        self._button_at: float | None = None
+        """When to press the power button of a machine that is reclaimed."""
         self._seen_requests: set[str] = set()
         self._owner_seen_at = time.monotonic()
         self._told_to_stop = False
@@ -88,8 +90,7 @@ class Supervisor:
 
     def _pause(self, now: float) -> float:
         moments = [now + TICK_SECONDS]
-        if self._deadline is not None:
-            moments.append(self._deadline)
+        moments += [moment for moment in (self._deadline, self._button_at) if moment is not None]
         return max(0.0, min(moments) - now)
 
     def _end_reason(self, now: float) -> EndReason | None:
@@ -106,6 +107,10 @@ class Supervisor:
         self._start_planned_reclaims(now)
         if self._deadline is not None and now >= self._deadline:
             return EndReason.RECLAIMED
+        if self._button_at is not None and now >= self._button_at:
+            self._button_at = None
+            _log.info("machine %s: its power button is pressed", self.record.id)
+            self._form.press_power_button()
         if requests.shutdown or self._form.has_powered_off():
             # Clouds call it a reclaim too when the machine leaves after the notice.
             return EndReason.SELF if self._deadline is None else EndReason.RECLAIMED
@@ -166,6 +171,9 @@ class Supervisor:
             state = msgspec.structs.replace(self.machine.state(), notice_deadline=notice.deadline)
             self.machine.write_state(state)
             self._form.view.notice = notice
+            guest = self.record.guest
+            if guest is not None and guest.shutdown_seconds > 0:
+                self._button_at = max(now, deadline - guest.shutdown_seconds)
 
     def _start_boot(self, now: float) -> None:
         self._booted_at = now

@@ -172,6 +172,12 @@ class EmulatedCloud(ABC):
     """Shell commands (POSIX, with curl) by which the machine's boot prints the user data of the
     service at ``$METADATA_URL`` (no slash at its end) as the cloud's images do; an end with another
     status than 0 means that there is none yet."""
+    shutdown_seconds: ClassVar[float] = 0.0
+    """How long before the end of a reclaim the machine's power button is pressed, at its notice at the
+    earliest: it then shuts down by itself, or is ended. 0: it is not pressed, and the machine is ended."""
+    fetch_shutdown_script: ClassVar[str] = ""
+    """As ``fetch_user_data``, for a script that the machine runs first when it shuts down, for
+    ``shutdown_seconds`` at most. It is fetched then. Empty: there is none."""
 
     @abstractmethod
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:

@@ -228,6 +228,8 @@ class LocalMachineHost(MachineHost):
                 service_addresses=addresses,
                 service_port=port,
                 fetch_user_data=cloud.fetch_user_data,
+                fetch_shutdown_script=cloud.fetch_shutdown_script,
+                shutdown_seconds=cloud.shutdown_seconds,
                 facts=machine.metadata,
                 host_name=host_name,
                 environment=environment,

@@ -333,6 +333,66 @@ def test_what_an_image_has_below_opt_is_called_by_its_path(tmp_path, wait_until,
         assert "program3: No such file" in console
 
 
+class PoliteCloud(ToyCloud):
+    """Presses the power button two seconds before it takes a machine."""
+
+    shutdown_seconds = 2.0
+    fetch_shutdown_script = 'curl -sf "$METADATA_URL/at-end"'
+
+
+@pytest.mark.parametrize("is_isolated", [pytest.param(True, marks=enclosed), False])
+def test_a_reclaim_is_first_a_notice_then_the_power_button_and_a_script_then_the_end(
+    tmp_path, wait_until, is_isolated
+):
+    script = (
+        'until curl -sf "$METADATA/notice"; do sleep 0.05; done; echo; while echo work; do sleep 0.1; done'
+    )
+    at_end = f"#!/bin/bash\necho going; echo $PPID >/dev/null; sleep {'0.5' if is_isolated else '1000'}\n"
+    with emulated(PoliteCloud(), tmp_path / "toy", is_isolated=is_isolated) as host:
+        it = Lab(host, wait_until)
+        where = "" if is_isolated else "$TOY_METADATA"
+        it.boot(f"METADATA={where or 'http://169.254.169.254'}; {script}", tags={"at-end": at_end})
+        wait_until(lambda: host.states()["i-1"].state is InstanceState.RUNNING)
+        host.reclaim("i-1", notice_seconds=3.0)
+        end = it.wait_for_end()
+        assert end.end_reason is EndReason.RECLAIMED
+        lines = host.console("i-1").splitlines()
+        assert [line for line in lines if line != "work"][:3] == (
+            (["terminate", "init: powering off"] if is_isolated else ["terminate"])
+            + ["init: the shutdown script runs", "going"]
+        )[:3]
+        assert "work" in lines[lines.index("going") :]  # who does not listen is not stopped before its end
+        was_early = (end.notice_deadline - end.ended_at).total_seconds() > 0
+        assert was_early == is_isolated
+
+
+@enclosed
+def test_the_power_button_is_pressed_at_once_where_the_notice_is_shorter_and_its_script_is_limited(
+    tmp_path, wait_until
+):
+    with emulated(PoliteCloud(), tmp_path / "toy", is_isolated=True) as host:
+        it = Lab(host, wait_until)
+        it.boot("echo up; sleep 1000", tags={"at-end": "#!/bin/sh\necho going\nexec sleep 1000\n"})
+        it.wait_for_console("up\n")
+        host.reclaim("i-1", notice_seconds=1.0)
+        end = it.wait_for_end()
+        assert (end.end_reason, end.ended_at >= end.notice_deadline) == (EndReason.RECLAIMED, True)
+        assert "going\n" in host.console("i-1")
+
+
+@enclosed
+@pytest.mark.parametrize("at_end", ["#!/bin/sh\necho going\n", "echo no script\n", ""])
+def test_a_machine_that_shuts_itself_down_runs_its_shutdown_script_if_it_has_one(
+    tmp_path, wait_until, at_end
+):
+    with emulated(PoliteCloud(), tmp_path / "toy", is_isolated=True) as host:
+        it = Lab(host, wait_until)
+        it.boot("shutdown -h now; sleep 1000", tags={"at-end": at_end})
+        assert it.wait_for_end().end_reason is EndReason.SELF
+        has_run = "init: the shutdown script ended with status 0" in host.console("i-1")
+        assert has_run == at_end.startswith("#!")
+
+
 INSIDE = """
 import subprocess, sys, time
 from pathlib import Path

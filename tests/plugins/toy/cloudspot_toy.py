@@ -34,6 +34,7 @@ class ToyMetadata(MetadataService):
             "/user-data": self.view.user_data or None,
             "/facts": json.dumps(self.view.facts).encode(),
             "/tags": json.dumps(self.view.tags).encode(),
+            "/at-end": self.view.tags.get("at-end", "").encode() or None,
             "/notice": None if notice is None else notice.action.encode(),
         }
         if request.path == "/change":
