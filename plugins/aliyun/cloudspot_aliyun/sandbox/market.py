@@ -1,0 +1,82 @@
+"""The emulated market: instance types, zones and made-up prices, alike in each process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+REGIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ap-southeast-1": ("ap-southeast-1a", "ap-southeast-1b", "ap-southeast-1c"),
+    "cn-beijing": ("cn-beijing-h", "cn-beijing-i", "cn-beijing-l"),
+    "cn-hangzhou": ("cn-hangzhou-h", "cn-hangzhou-i", "cn-hangzhou-j"),
+    "cn-shanghai": ("cn-shanghai-b", "cn-shanghai-e", "cn-shanghai-g"),
+    "us-west-1": ("us-west-1a", "us-west-1b"),
+}
+
+
+class Kind(NamedTuple):
+    """An instance type."""
+
+    name: str
+    cpus: int
+    memory_gib: float
+    price: float
+    """CNY an hour by pay-as-you-go, near enough to the real ones that a sandbox's bill looks like a bill."""
+    gpu: str = ""
+    num_gpus: int = 0
+    architecture: str = "X86"
+    level: str = "EnterpriseLevel"
+    has_spot: bool = True
+
+
+_KINDS: Final = (
+    Kind("ecs.c7.large", 2, 4, 0.44),
+    Kind("ecs.c7.xlarge", 4, 8, 0.88),
+    Kind("ecs.c7.2xlarge", 8, 16, 1.76),
+    Kind("ecs.g7.large", 2, 8, 0.58),
+    Kind("ecs.g7.xlarge", 4, 16, 1.16),
+    Kind("ecs.g7.2xlarge", 8, 32, 2.32),
+    Kind("ecs.r7.large", 2, 16, 0.76),
+    Kind("ecs.u1-c1m4.large", 2, 8, 0.52),
+    Kind("ecs.t6-c1m4.large", 2, 8, 0.31, level="CreditEntryLevel", has_spot=False),
+    Kind("ecs.g8y.large", 2, 8, 0.46, architecture="ARM"),
+    Kind("ecs.g8y.xlarge", 4, 16, 0.92, architecture="ARM"),
+    Kind("ecs.gn6i-c4g1.xlarge", 4, 15, 11.63, "NVIDIA T4", 1),
+    Kind("ecs.gn6v-c8g1.2xlarge", 8, 32, 26.46, "NVIDIA V100", 1),
+    Kind("ecs.gn7i-c8g1.2xlarge", 8, 30, 9.5, "NVIDIA A10", 1),
+    Kind("ecs.gn7i-c16g1.4xlarge", 16, 60, 10.0, "NVIDIA A10", 1),
+    Kind("ecs.gn7i-c56g2.14xlarge", 56, 346, 24.4, "NVIDIA A10", 2),
+    Kind("ecs.gn7-c12g1.3xlarge", 12, 94, 29.0, "NVIDIA A100", 1),
+    Kind("ecs.gn7e-c16g1.4xlarge", 16, 125, 34.7, "NVIDIA A100 80G", 1),
+    Kind("ecs.ebmgn7e.32xlarge", 128, 1024, 301.0, "NVIDIA A100 80G", 8),
+)
+KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in _KINDS}
+
+
+def zones_of(kind: Kind, region: str) -> tuple[str, ...]:
+    """Return where the type can be had at all: those with GPUs not in a region's first zone."""
+    zones = REGIONS[region]
+    return zones[1:] if kind.num_gpus else zones
+
+
+def spot_price(kind: Kind, zone: str, *, is_protected: bool = False) -> float:
+    """Return CNY an hour on the spot market: a tenth to a third of the price by pay-as-you-go, by zone."""
+    digest = hashlib.sha256(f"{kind.name}/{zone}".encode()).digest()
+    share = 0.1 + digest[0] / 1280
+    return round(kind.price * share * (1.25 if is_protected else 1.0), 3)
+
+
+def describe(kind: Kind) -> dict[str, Any]:
+    """Return the type as DescribeInstanceTypes has it."""
+    return {
+        "InstanceTypeId": kind.name,
+        "InstanceTypeFamily": kind.name.rpartition(".")[0],
+        "InstanceFamilyLevel": kind.level,
+        "CpuCoreCount": kind.cpus,
+        "MemorySize": kind.memory_gib,
+        "CpuArchitecture": kind.architecture,
+        "GPUSpec": kind.gpu,
+        "GPUAmount": kind.num_gpus,
+        "InstanceCategory": "ECS Bare Metal" if kind.name.startswith("ecs.ebm") else "General-purpose",
+    }
