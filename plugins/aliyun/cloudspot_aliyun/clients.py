@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -37,7 +36,6 @@ CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 60.0
 """How long a connection may be silent. The control plane answers within seconds."""
 USER_AGENT: Final = f"cloudspot/{cloudspot.__version__}"
-_PRODUCT_NAME: Final = Path("/sys/class/dmi/id/product_name")
 
 
 class AliyunClients:
@@ -193,14 +191,6 @@ def region_of_this_machine() -> str | None:
         return None
 
 
-def is_on_ecs() -> bool:
-    """Say whether this is an ECS instance by what its hardware is called; asks nobody."""
-    try:
-        return "Alibaba Cloud" in _PRODUCT_NAME.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-
-
 def _region_of_profile() -> str | None:
     path, name = CONFIG_FILE.expanduser(), os.environ.get(PROFILE)
     if not name and not path.exists():
@@ -209,7 +199,8 @@ def _region_of_profile() -> str | None:
 
 
 def _split(endpoint: str, variable: str) -> tuple[str, str]:
-    scheme, separator, address = endpoint.strip().rstrip("/").rpartition("://")
+    scheme, separator, address = endpoint.strip().rpartition("://")
+    address = address.rstrip("/")
     parts = urlsplit(f"//{address}")
     try:
         is_good = bool(parts.hostname) and not parts.path and "@" not in address and parts.port != 0

@@ -34,6 +34,7 @@ LONGEST_LEAD: Final = timedelta(minutes=15)
 service has the next one half an hour before (from memory of the docs)."""
 RETRY_SECONDS: Final = 30.0
 """How soon the metadata service is asked again where it has nothing newer."""
+_PRODUCT_NAME: Final = Path("/sys/class/dmi/id/product_name")
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,15 @@ class RoleCredentials(CredentialsSource):
         metadata: EcsMetadata | None = None,
         *,
         role: str | None = None,
+        is_last_resort: bool = False,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """Do no I/O; ``role`` None: whichever the machine has."""
+        """Do no I/O; ``role`` None: whichever the machine has.
+
+        As the last resort a metadata service that never answered means that there are no credentials.
+        """
         self._metadata = metadata or EcsMetadata()
+        self._is_last_resort = is_last_resort
         self._role = role
         self._now = now
         self._lock = threading.Lock()
@@ -159,18 +165,24 @@ class RoleCredentials(CredentialsSource):
         held = self._held
         try:
             found = self._ask()
-        except CloudspotError:
+        except CloudspotError as error:
+            if held is None and self._is_last_resort:
+                raise AuthError(
+                    "no Alibaba Cloud credentials found; run `aliyun configure`, "
+                    f"set {KEY_ID} and {KEY_SECRET}, or give the machine a RAM role ({error})"
+                ) from error
             if held is None or (held.expires_at is not None and held.expires_at <= now):
                 raise
             found = held  # It holds for a while yet.
         self._held = found
+        self._is_last_resort = False
         if found.expires_at is None:
             self._renew_at = None
         else:
             lead = min(LONGEST_LEAD, (found.expires_at - now) / 4)
             self._renew_at = found.expires_at - lead
             if found == held:
-                self._renew_at = max(self._renew_at, now + timedelta(seconds=RETRY_SECONDS))
+                self._renew_at = now + timedelta(seconds=RETRY_SECONDS)
         return found
 
     def _ask(self) -> Credentials:
@@ -224,7 +236,16 @@ def find_credentials(
                 f"profile {profile.get('name')!r} of {path} is of mode {mode!r}, and must be AK, StsToken or "
                 f"EcsRamRole; choose another by {PROFILE}, or set {KEY_ID} and {KEY_SECRET}"
             )
-    return RoleCredentials(metadata, role=environ.get(ROLE) or None)
+    role = environ.get(ROLE) or None
+    return RoleCredentials(metadata, role=role, is_last_resort=role is None and not is_on_ecs())
+
+
+def is_on_ecs() -> bool:
+    """Say whether this is an ECS instance by what its hardware is called; asks nobody."""
+    try:
+        return "Alibaba Cloud" in _PRODUCT_NAME.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 def read_profile(path: Path, name: str | None) -> Mapping[str, Any]:

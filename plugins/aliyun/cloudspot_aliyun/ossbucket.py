@@ -33,11 +33,10 @@ from cloudspot_aliyun.clients import (
     READ_SECONDS,
     USER_AGENT,
     AliyunClients,
-    is_on_ecs,
     oss_endpoint,
     region_of_this_machine,
 )
-from cloudspot_aliyun.credentials import CredentialsSource
+from cloudspot_aliyun.credentials import CredentialsSource, is_on_ecs
 from cloudspot_aliyun.errors import DENIED, EXPIRED, SDK_ERRORS, THROTTLED, error_code, status_of, translation
 
 FALLBACK_REGION: Final = "cn-hangzhou"

@@ -1,0 +1,184 @@
+"""Requests to OSS, taken apart: which action on what, which right it takes, and what may stand in it.
+
+Source: OSS API reference, the operations' pages, and "RAM policies" (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import unquote
+
+MAX_BODY_BYTES: Final = 5 << 30
+
+RIGHTS: Final[Mapping[str, str]] = {
+    "AbortMultipartUpload": "oss:AbortMultipartUpload",
+    "AppendObject": "oss:PutObject",
+    "CompleteMultipartUpload": "oss:PutObject",
+    "DeleteBucket": "oss:DeleteBucket",
+    "DeleteObject": "oss:DeleteObject",
+    "GetBucketInfo": "oss:GetBucketInfo",
+    "GetBucketLifecycle": "oss:GetBucketLifecycle",
+    "GetBucketVersioning": "oss:GetBucketVersioning",
+    "GetObject": "oss:GetObject",
+    "HeadObject": "oss:GetObject",
+    "InitiateMultipartUpload": "oss:PutObject",
+    "ListBuckets": "oss:ListBuckets",
+    "ListMultipartUploads": "oss:ListMultipartUploads",
+    "ListObjectsV2": "oss:ListObjects",
+    "PutBucket": "oss:PutBucket",
+    "PutBucketLifecycle": "oss:PutBucketLifecycle",
+    "PutBucketVersioning": "oss:PutBucketVersioning",
+    "PutObject": "oss:PutObject",
+    "UploadPart": "oss:PutObject",
+}
+"""The right that an action takes."""
+_LIST = frozenset(
+    {
+        "list-type",
+        "prefix",
+        "delimiter",
+        "continuation-token",
+        "start-after",
+        "fetch-owner",
+        "max-keys",
+        "encoding-type",
+    }
+)
+_PARAMETERS: Final[Mapping[str, frozenset[str]]] = {
+    "AbortMultipartUpload": frozenset({"uploadId"}),
+    "AppendObject": frozenset({"append", "position"}),
+    "CompleteMultipartUpload": frozenset({"uploadId"}),
+    "GetBucketInfo": frozenset({"bucketInfo"}),
+    "GetBucketLifecycle": frozenset({"lifecycle"}),
+    "GetBucketVersioning": frozenset({"versioning"}),
+    "InitiateMultipartUpload": frozenset({"uploads"}),
+    "ListBuckets": frozenset({"prefix", "marker", "max-keys"}),
+    "ListMultipartUploads": frozenset({"uploads", "prefix", "encoding-type", "max-uploads"})
+    | {"delimiter", "key-marker", "upload-id-marker"},
+    "ListObjectsV2": _LIST,
+    "PutBucketLifecycle": frozenset({"lifecycle"}),
+    "PutBucketVersioning": frozenset({"versioning"}),
+    "UploadPart": frozenset({"uploadId", "partNumber"}),
+}
+SIGNING: Final = frozenset(
+    {
+        "Expires",
+        "OSSAccessKeyId",
+        "Signature",
+        "security-token",
+        "x-oss-additional-headers",
+        "x-oss-credential",
+        "x-oss-date",
+        "x-oss-expires",
+        "x-oss-security-token",
+        "x-oss-signature",
+        "x-oss-signature-version",
+    }
+)
+"""Parameters that a signed URL has beside the action's own."""
+_ALWAYS = frozenset({"x-oss-content-sha256", "x-oss-date", "x-oss-security-token"})
+_WRITE = frozenset({"x-oss-forbid-overwrite"})
+_HEADERS: Final[Mapping[str, frozenset[str]]] = {
+    "CompleteMultipartUpload": _WRITE,
+    "GetObject": frozenset({"x-oss-range-behavior"}),
+    "InitiateMultipartUpload": _WRITE,
+    "PutObject": _WRITE,
+}
+_META = frozenset({"AppendObject", "InitiateMultipartUpload", "PutObject"})
+"""What may bring ``x-oss-meta-`` headers."""
+
+
+@dataclass
+class OssRequest:
+    """A request to OSS, taken apart."""
+
+    environ: dict[str, Any]
+    bucket: str
+    key: str
+    query: dict[str, str]
+    action: str = ""
+    body: bytes = b""
+    region: str = ""
+    """Of the signature; empty: one of version 1, which names none."""
+    access_key: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    """By lower-case name."""
+
+    @property
+    def method(self) -> str:
+        """Return the HTTP method."""
+        return str(self.environ["REQUEST_METHOD"])
+
+    @property
+    def meta(self) -> dict[str, str]:
+        """Return the user's own metadata."""
+        return {name: value for name, value in self.headers.items() if name.startswith("x-oss-meta-")}
+
+    def unknown(self) -> str | None:
+        """Return a parameter or header that the action does not have; None: all is well."""
+        parameters = _PARAMETERS.get(self.action, frozenset()) | SIGNING
+        for name in self.query:
+            if name not in parameters:
+                return name
+        allowed = _ALWAYS | _HEADERS.get(self.action, frozenset())
+        for name in self.headers:
+            if name.startswith("x-oss-") and name not in allowed:
+                if name.startswith("x-oss-meta-") and self.action in _META:
+                    continue
+                return name
+        return None
+
+
+def parse_request(environ: dict[str, Any]) -> OssRequest:
+    """Return what the request asks for, in path style; its body is not read yet."""
+    raw_path, _, raw_query = str(environ["REQUEST_URI"]).partition("?")
+    bucket, _, key = unquote(raw_path).removeprefix("/").partition("/")
+    request = OssRequest(environ, bucket, key, _parse_query(raw_query))
+    for name, value in environ.items():
+        if name.startswith("HTTP_"):
+            request.headers[name[5:].replace("_", "-").lower()] = str(value)
+    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if environ.get(name):
+            request.headers[name.replace("_", "-").lower()] = str(environ[name])
+    request.action = _action(request)
+    return request
+
+
+def _parse_query(text: str) -> dict[str, str]:
+    found = {}
+    for pair in text.split("&") if text else ():
+        name, _, value = pair.partition("=")
+        found[unquote(name.replace("+", " "))] = unquote(value.replace("+", " "))
+    return found
+
+
+def _action(request: OssRequest) -> str:
+    method, query = request.method, request.query
+    if not request.bucket:
+        return "ListBuckets" if method == "GET" else ""
+    if not request.key:
+        for name, actions in {
+            "bucketInfo": {"GET": "GetBucketInfo"},
+            "versioning": {"GET": "GetBucketVersioning", "PUT": "PutBucketVersioning"},
+            "lifecycle": {"GET": "GetBucketLifecycle", "PUT": "PutBucketLifecycle"},
+            "uploads": {"GET": "ListMultipartUploads"},
+            "list-type": {"GET": "ListObjectsV2"},
+        }.items():
+            if name in query:
+                return actions.get(method, "")
+        return {"PUT": "PutBucket", "DELETE": "DeleteBucket"}.get(method, "")
+    if "uploadId" in query:
+        return {
+            "PUT": "UploadPart",
+            "POST": "CompleteMultipartUpload",
+            "DELETE": "AbortMultipartUpload",
+        }.get(method, "")
+    if method == "POST":
+        return (
+            "InitiateMultipartUpload" if "uploads" in query else "AppendObject" if "append" in query else ""
+        )
+    return {"GET": "GetObject", "HEAD": "HeadObject", "PUT": "PutObject", "DELETE": "DeleteObject"}.get(
+        method, ""
+    )

@@ -1,0 +1,76 @@
+"""An emulated OSS, on a port of this machine, and buckets of a test's own."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import datetime, timezone
+
+import pytest
+
+from cloudspot.testing.faults import Faults
+from cloudspot.testing.rolekeys import Secrets
+from cloudspot.testing.serving import Server
+from cloudspot_aliyun.oss import OssStore
+from cloudspot_aliyun.sandbox.ossbuckets import HeldBucket
+from cloudspot_aliyun.sandbox.rolekeys import RoleKeys
+from cloudspot_aliyun.sandbox.strict_oss import StrictOss
+
+KEY_ID = "LTAI5tEXAMPLEexample0001"
+KEY_SECRET = "example0secret1example2secret3"
+REGION = "cn-hangzhou"
+PART_BYTES = 5 << 20
+_numbers = itertools.count()
+
+
+class EmulatedOss:
+    """The server of a test session; the faults are a test's own."""
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        self.roles = RoleKeys("a-seed")
+        self.secrets = Secrets({KEY_ID: KEY_SECRET}, self.roles)
+        self.app = StrictOss(faults=self.faults, secrets=self.secrets, roles=self.roles)
+        self.server = Server(self.app)
+        self.url = self.server.url
+
+    def make_bucket(self, region=REGION, versioning=""):
+        name = f"bucket-{next(_numbers)}"
+        self.app.buckets[name] = HeldBucket(name, region, datetime.now(timezone.utc), versioning)
+        return name
+
+
+@pytest.fixture(scope="session")
+def oss_server():
+    one = EmulatedOss()
+    yield one
+    one.server.close()
+
+
+@pytest.fixture
+def oss(oss_server, monkeypatch, tmp_path):
+    """The emulated OSS, as the environment names it to any tool; no fault is left of the test before."""
+    for name, value in {
+        "OSS_ENDPOINT": oss_server.url,
+        "ALIBABA_CLOUD_ACCESS_KEY_ID": KEY_ID,
+        "ALIBABA_CLOUD_ACCESS_KEY_SECRET": KEY_SECRET,
+        "ALIBABA_CLOUD_REGION_ID": REGION,
+        "ALIBABA_CLOUD_ECS_METADATA_DISABLED": "true",
+        "HOME": str(tmp_path),
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("ALIBABA_CLOUD_PROFILE", "ALIBABA_CLOUD_SECURITY_TOKEN", "ALIBABA_CLOUD_ECS_METADATA"):
+        monkeypatch.delenv(name, raising=False)
+    oss_server.faults.__init__()
+    yield oss_server
+    oss_server.faults.__init__()
+
+
+@pytest.fixture
+def bucket(oss):
+    return oss.make_bucket()
+
+
+@pytest.fixture
+def store(bucket):
+    """A store in a bucket of its own, below a prefix; its streams go up in small parts."""
+    return OssStore(f"oss://{bucket}/some/prefix", part_bytes=PART_BYTES, sleep=lambda seconds: None)

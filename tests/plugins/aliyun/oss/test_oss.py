@@ -1,0 +1,264 @@
+"""The store in OSS beyond the promises of every store."""
+
+import json
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from cloudspot import registry
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    ObjectExists,
+    SpecError,
+    StoreRefused,
+    TransientError,
+)
+from cloudspot_aliyun.clients import AliyunClients, oss_endpoint
+from cloudspot_aliyun.credentials import Credentials, CredentialsSource
+from cloudspot_aliyun.oss import OssStore
+
+
+def quick(bucket, **options):
+    return OssStore(f"oss://{bucket}", sleep=lambda seconds: None, **options)
+
+
+def test_a_url_opens_it_and_a_wrong_one_is_said_to_be_wrong(bucket):
+    assert isinstance(registry.open_store(f"oss://{bucket}/x"), OssStore)
+    for url in ("oss:/x", "oss://A_b", "oss://ab", "oss://key:secret@bucket", "oss://bucket-x/a//b"):
+        with pytest.raises(SpecError, match=r"store"):
+            OssStore(url)
+    with pytest.raises(SpecError) as caught:
+        OssStore("oss://key:secret@bucket")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("state", ["Enabled", "Suspended"])
+def test_a_bucket_with_versions_is_refused_with_one_line(oss, state):
+    store = quick(oss.make_bucket(versioning=state))
+    for call in (
+        lambda: store.put("k", b"", if_absent=True),
+        lambda: store.get("k"),
+        lambda: store.list_page(""),
+    ):
+        with pytest.raises(StoreRefused) as caught:
+            call()
+        assert f"has versioning {state}" in str(caught.value)
+        assert "use a bucket that never had versioning" in str(caught.value)
+    assert oss.faults.count("PutObject") == 0
+    (found,) = store.check()
+    assert not found.ok
+
+
+def test_versions_that_are_switched_on_in_mid_run_are_noticed_at_the_next_write(oss, bucket):
+    store = quick(bucket)
+    store.put("k", b"")
+    oss.app.buckets[bucket].versioning = "Enabled"
+    with pytest.raises(StoreRefused, match="has versions"):
+        store.put("other", b"", if_absent=True)
+    with pytest.raises(StoreRefused, match="has versions"), store.open_upload("third") as upload:
+        upload.write(b"x")
+        upload.commit()
+
+
+def test_a_caller_without_the_right_to_see_settings_works_and_still_notices_versions(oss):
+    oss.faults.denied.add("oss:GetBucketInfo")
+    store = quick(oss.make_bucket())
+    store.put("k", b"x", if_absent=True)
+    assert store.get("k") == b"x"
+    with pytest.raises(StoreRefused, match="has versions"):
+        quick(oss.make_bucket(versioning="Enabled")).put("k", b"", if_absent=True)
+
+
+def test_a_bucket_of_another_region_is_found(oss, monkeypatch):
+    name = oss.make_bucket(region="ap-southeast-1")
+    quick(name).put("k", b"x")
+    assert [call.region for call in oss.faults.calls] == ["cn-hangzhou", "ap-southeast-1", "ap-southeast-1"]
+    monkeypatch.delenv("ALIBABA_CLOUD_REGION_ID")
+    assert quick(name).get("k") == b"x"
+
+
+def test_a_bucket_that_is_missing_and_one_of_another_account_are_said_so(oss, bucket):
+    with pytest.raises(SpecError, match="there is no bucket 'no-such-one'; make it"):
+        quick("no-such-one").get("k")
+    oss.app.foreign_buckets.add(bucket)
+    try:
+        with pytest.raises(AuthError, match="it takes oss:PutObject, and the bucket policy's consent"):
+            quick(bucket).put("k", b"")
+    finally:
+        oss.app.foreign_buckets.clear()
+
+
+def test_a_put_that_was_throttled_is_made_again_and_one_whose_answer_is_lost_is_not(oss, bucket):
+    store = quick(bucket)
+    oss.faults.inject("PutObject", "SlowDown", status=503, times=3)
+    store.put("k", b"x", if_absent=True)
+    oss.faults.inject("PutObject", "InternalError", status=500, happens=True)
+    with pytest.raises(TransientError, match="InternalError"):
+        store.put("other", b"x", if_absent=True)
+    with pytest.raises(ObjectExists, match="other exists"):
+        store.put("other", b"x", if_absent=True)
+    assert oss.faults.count("PutObject") == 6
+
+
+def test_a_stream_whose_answer_was_lost_is_known_to_be_ours(oss, bucket):
+    store = quick(bucket, part_bytes=1 << 20)
+    for action, size in (("PutObject", 5), ("CompleteMultipartUpload", 3 << 20)):
+        oss.faults.inject(action, "InternalError", status=500, happens=True)
+        with store.open_upload(f"by/{action}", if_absent=True) as upload:
+            upload.write(bytes(size))
+            upload.commit()
+        assert store.head(f"by/{action}").size == size
+        with pytest.raises(ObjectExists), store.open_upload(f"by/{action}", if_absent=True) as upload:
+            upload.write(bytes(size))
+            upload.commit()
+    assert oss.app.buckets[bucket].uploads == {}
+
+
+def test_bytes_that_change_on_their_way_are_noticed(oss, bucket, monkeypatch):
+    store = quick(bucket)
+    whole = bytes(2 << 20)
+    store.put("k", whole)
+    monkeypatch.setattr("cloudspot_aliyun.sandbox.ossbuckets.Stored.crc", property(lambda self: 1))
+    with pytest.raises(TransientError, match="k: the bytes changed on their way"):
+        store.put("k", whole)
+    with pytest.raises(TransientError, match="k: the bytes changed on their way"):
+        store.get("k")
+    assert store.get_range("k", 0, 5) == bytes(5)  # OSS tells the sum of the whole object only.
+
+
+def test_small_puts_carry_a_digest_by_which_oss_refuses_what_changed(oss, bucket):
+    store = quick(bucket)
+    store.put("small", b"x")
+    store.put("large", bytes((1 << 20) + 1))
+    puts = [call.parameters for call in oss.faults.calls if call.action == "PutObject"]
+    assert ["content-md5" in put for put in puts] == [True, False]
+    oss.faults.inject("PutObject", "InvalidDigest", status=400)
+    with pytest.raises(TransientError, match="InvalidDigest"):
+        store.put("small", b"x")
+
+
+class Rotating(CredentialsSource):
+    """Hands out one key after another, as a role's metadata does."""
+
+    def __init__(self, *keys):
+        self.keys = list(keys)
+
+    def get(self):
+        return self.keys[0]
+
+    def renew(self, refused):
+        if len(self.keys) > 1 and self.keys[0].access_key_id == refused:
+            self.keys.pop(0)
+        return self.keys[0].access_key_id != refused
+
+
+def sts(oss, number, seconds=3600):
+    made = oss.roles.issue(f"i-{number}", expires_at=datetime.now(timezone.utc) + timedelta(seconds=seconds))
+    return Credentials(made.access_key, made.secret_key, made.token)
+
+
+def test_a_temporary_key_that_expires_in_mid_run_is_renewed_and_no_write_is_lost(oss, bucket):
+    first, second, third = sts(oss, 1), sts(oss, 2), sts(oss, 3)
+    store = quick(
+        bucket, clients=AliyunClients(credentials=Rotating(first, second, third)), part_bytes=1 << 20
+    )
+    store.put("k", b"x")
+    oss.faults.expired_keys.add(first.access_key_id)
+    store.put("created", b"y", if_absent=True)
+    assert store.get("created") == b"y"
+    with store.open_upload("stream", if_absent=True) as upload:
+        upload.write(bytes(3 << 20))
+        oss.faults.expired_keys.add(second.access_key_id)
+        upload.write(bytes(3 << 20))
+        upload.commit()
+    assert store.head("stream").size == 6 << 20
+    oss.faults.expired_keys.add(third.access_key_id)
+    with pytest.raises(AuthError, match="the Alibaba Cloud credentials have expired"):
+        store.get("k")
+
+
+def test_a_key_that_has_ended_by_the_clock_is_renewed_at_first_use_too(oss, bucket):
+    clients = AliyunClients(credentials=Rotating(sts(oss, 1, seconds=-5), sts(oss, 2)))
+    quick(bucket, clients=clients).put("k", b"x", if_absent=True)
+
+
+def test_check_tells_the_bucket_its_versions_and_what_stays_and_is_billed(oss, bucket):
+    found = {each.name: each for each in quick(bucket).check()}
+    assert [each.ok for each in found.values()] == [True, True, True]
+    assert found["bucket versioning"].detail == "off"
+    assert "add a rule with AbortMultipartUpload" in found["bucket lifecycle"].detail
+    oss.app.buckets[bucket].lifecycle = (
+        b"<LifecycleConfiguration><Rule><ID>1</ID><Prefix></Prefix><Status>Enabled</Status>"
+        b"<AbortMultipartUpload><Days>3</Days></AbortMultipartUpload></Rule></LifecycleConfiguration>"
+    )
+    found = {each.name: each for each in quick(bucket).check()}
+    assert found["bucket lifecycle"].detail == "unfinished uploads are removed"
+    oss.faults.denied.update({"oss:GetBucketLifecycle", "oss:GetBucketInfo"})
+    found = {each.name: each for each in quick(bucket).check()}
+    assert found["bucket lifecycle"].detail == "unknown: the right to ask is missing"
+    assert found["bucket versioning"].detail == "unknown: the right to ask is missing"
+    oss.faults.denied.add("oss:ListObjects")
+    (only,) = quick(bucket).check()
+    assert not only.ok
+
+
+def test_the_internal_endpoint_is_taken_on_a_machine_of_the_buckets_region(oss, monkeypatch, bucket):
+    asked = []
+
+    def endpoint(region, *, is_internal=False):
+        asked.append((region, is_internal))
+        return oss.url
+
+    monkeypatch.setattr("cloudspot_aliyun.ossbucket.oss_endpoint", endpoint)
+    monkeypatch.setattr("cloudspot_aliyun.ossbucket.is_on_ecs", lambda: True)
+    for machine, is_internal in (("cn-hangzhou", True), ("cn-beijing", False), (None, False)):
+        monkeypatch.setattr(
+            "cloudspot_aliyun.ossbucket.region_of_this_machine", lambda machine=machine: machine
+        )
+        asked.clear()
+        quick(bucket).list_page("")
+        assert asked[-1] == ("cn-hangzhou", is_internal)
+
+
+def test_endpoints_are_https_of_the_region_unless_the_environment_moves_them(monkeypatch):
+    monkeypatch.delenv("OSS_ENDPOINT", raising=False)
+    assert oss_endpoint("cn-hangzhou") == "https://oss-cn-hangzhou.aliyuncs.com"
+    assert oss_endpoint("cn-hangzhou", is_internal=True) == "https://oss-cn-hangzhou-internal.aliyuncs.com"
+    monkeypatch.setenv("OSS_ENDPOINT", "oss-cn-x.aliyuncs.com")
+    assert oss_endpoint("cn-hangzhou") == "https://oss-cn-x.aliyuncs.com"
+    for wrong in ("ftp://x", "http://", "http://x/path", "http://a@b", "http://x:99999"):
+        monkeypatch.setenv("OSS_ENDPOINT", wrong)
+        with pytest.raises(SpecError, match="OSS_ENDPOINT must be like"):
+            oss_endpoint("cn-hangzhou")
+
+
+def test_nobody_there_is_a_transient_error_that_shows_no_url(oss, bucket, monkeypatch):
+    monkeypatch.setenv("OSS_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(TransientError, match=r"no answer from OSS: .*Connection refused"):
+        quick(bucket).get("k")
+
+
+def test_no_key_at_all_is_said_with_what_to_do(oss, bucket, monkeypatch):
+    monkeypatch.delenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET")
+    with pytest.raises(AuthError, match="must both be set"):
+        quick(bucket).get("k")
+    monkeypatch.delenv("ALIBABA_CLOUD_ACCESS_KEY_ID")
+    with pytest.raises(CloudspotError, match="no Alibaba Cloud credentials found"):
+        quick(bucket).get("k")
+
+
+def test_the_command_lines_profile_is_used(oss, bucket, monkeypatch, tmp_path):
+    for name in ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET", "ALIBABA_CLOUD_REGION_ID"):
+        monkeypatch.delenv(name)
+    profile = {
+        "name": "work",
+        "mode": "AK",
+        "access_key_id": "LTAI5tEXAMPLEexample0001",
+        "access_key_secret": "example0secret1example2secret3",
+        "region_id": "cn-hangzhou",
+    }
+    (tmp_path / ".aliyun").mkdir()
+    (tmp_path / ".aliyun/config.json").write_text(json.dumps({"current": "work", "profiles": [profile]}))
+    quick(bucket).put("k", b"x")
+    assert oss.faults.calls[-1].access_key == "LTAI5tEXAMPLEexample0001"
