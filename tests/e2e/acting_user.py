@@ -33,7 +33,10 @@ class User:
         self.environ = {
             **os.environ,
             "CLOUDSPOT_LOCAL_HOME": str(home),
-            "PYTHONPATH": str(PLUGINS / "drill"),
+            # Behind it what the tests themselves run from, where that is no installation.
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (str(PLUGINS / "drill"), os.environ.get("PYTHONPATH")))
+            ),
         }
         self.environ.pop("CLOUDSPOT_STORE", None)
         self.store = FileStore(f"file://{home}/store")
