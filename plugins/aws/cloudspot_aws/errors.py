@@ -29,6 +29,7 @@ _BAD_KEYS = frozenset(
         "InvalidSignatureException",
         "InvalidToken",
         "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException",
         "SignatureDoesNotMatch",
         "UnrecognizedClientException",
     }

@@ -34,7 +34,10 @@ def keep(
     instance_ids: Sequence[str],
     at: datetime,
 ) -> None:
-    """Schedule the end of a launch's machines; the schedule that stands already stays as it is.
+    """Schedule the end of a launch's machines, of each on its own; what stands already stays as it is.
+
+    TerminateInstances ends no machine of several where it does not know one any more, such as one that was
+    reclaimed more than an hour ago (its page in the EC2 API reference, checked 2026-11).
 
     Raises:
         AuthError: a right is missing: ``scheduler:CreateSchedule`` or ``iam:PassRole``.
@@ -43,23 +46,24 @@ def keep(
     when = (at + GRACE).astimezone(timezone.utc)
     partition = role.split(":")[1]
     with translated("scheduling the machines' end (providers.aws.limit_role)"):
-        try:
-            clients.client("scheduler").create_schedule(
-                Name=f"{_prefix(job_id, store_url)}{launch}",
-                ScheduleExpression=f"at({when:%Y-%m-%dT%H:%M:%S})",
-                ScheduleExpressionTimezone="UTC",
-                FlexibleTimeWindow={"Mode": "OFF"},
-                ActionAfterCompletion="DELETE",
-                Description=f"cloudspot: ends the machines of job {job_id}, launch {launch}",
-                Target={
-                    "Arn": TARGET.replace("arn:aws:", f"arn:{partition}:"),
-                    "RoleArn": role,
-                    "Input": json.dumps({"InstanceIds": list(instance_ids)}),
-                },
-            )
-        except botocore.exceptions.ClientError as error:
-            if error_code(error) != "ConflictException":
-                raise
+        for instance_id in instance_ids:
+            try:
+                clients.client("scheduler").create_schedule(
+                    Name=f"{_prefix(job_id, store_url)}{instance_id}",
+                    ScheduleExpression=f"at({when:%Y-%m-%dT%H:%M:%S})",
+                    ScheduleExpressionTimezone="UTC",
+                    FlexibleTimeWindow={"Mode": "OFF"},
+                    ActionAfterCompletion="DELETE",
+                    Description=f"cloudspot: ends {instance_id} of job {job_id}, launch {launch}",
+                    Target={
+                        "Arn": TARGET.replace("arn:aws:", f"arn:{partition}:"),
+                        "RoleArn": role,
+                        "Input": json.dumps({"InstanceIds": [instance_id]}),
+                    },
+                )
+            except botocore.exceptions.ClientError as error:
+                if error_code(error) != "ConflictException":
+                    raise
 
 
 def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:

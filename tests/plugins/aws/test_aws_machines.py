@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from datetime import datetime, timedelta, timezone
 
 import boto3
 import pytest
 
 from cloudspot.local.records import PlannedReclaim
-from cloudspot.model import Market
+from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.testing.machinehost import emulated
 from cloudspot_aws.sandbox.cloud import BUCKET, EmulatedAws
 from cloudspot_aws.sandbox.images import BARE_IMAGE_ID, IMAGE_ID
@@ -124,7 +125,6 @@ def test_boto3_takes_the_roles_credentials_from_the_metadata_and_the_api_takes_t
 
 @enclosed
 def test_credentials_that_have_expired_are_refused_by_each_service_in_its_own_words(account):
-    from datetime import datetime, timedelta, timezone
 
     from botocore.exceptions import ClientError
 
@@ -164,6 +164,27 @@ def test_credentials_that_have_expired_are_refused_by_each_service_in_its_own_wo
                 aws_session_token=fresh.token,
             )
             getattr(good, call)()
+
+
+@enclosed
+def test_the_limit_outside_ends_a_machine_that_hangs_while_nobody_asks_for_anything(account):
+    with account() as it:
+        (instance_id,) = it.run("trap '' TERM; sleep 1000")
+        due = datetime.now(timezone.utc) + timedelta(seconds=1)
+        boto3.client("scheduler").create_schedule(
+            Name=f"cloudspot-{instance_id}",
+            ScheduleExpression=f"at({due:%Y-%m-%dT%H:%M:%S})",
+            FlexibleTimeWindow={"Mode": "OFF"},
+            ActionAfterCompletion="DELETE",
+            Target={
+                "Arn": "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances",
+                "RoleArn": "arn:aws:iam::123456789012:role/cloudspot-limit",
+                "Input": json.dumps({"InstanceIds": [instance_id]}),
+            },
+        )
+        it.wait_until(lambda: it.host.states()[instance_id].state is InstanceState.ENDED)
+        assert it.host.states()[instance_id].end_reason is EndReason.TERMINATED
+        assert boto3.client("scheduler").list_schedules()["Schedules"] == []
 
 
 @enclosed

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
@@ -24,12 +25,16 @@ from cloudspot_aws.sandbox.credentials import RoleKeys
 from cloudspot_aws.sandbox.rights import resource_of, rights_of
 from cloudspot_aws.sandbox.rolecheck import RoleCheck
 
+if TYPE_CHECKING:
+    from cloudspot_aws.sandbox.strict_ec2 import StrictEc2
+
 # moto would read in 1,300 images for each region.
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
 
 REGION: Final = "us-east-1"
 BUCKET: Final = "cloudspot-sandbox"
 NODE_ROLE: Final = "cloudspot-node"
+LIMIT_ROLE: Final = "cloudspot-limit"
 _TRUST: Final = (
     '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", '
     '"Principal": {"Service": "SERVICE.amazonaws.com"}}]}'
@@ -61,6 +66,9 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._secret_key = secrets.token_urlsafe(30)
         self._server: Server | None = None
         self._trail: Trail | None = None
+        self._ec2: StrictEc2 | None = None
+        self._ticker: threading.Thread | None = None
+        self._is_over = threading.Event()
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -84,8 +92,8 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         known = Secrets({self._access_key: self._secret_key}, keys)
         logs = StrictLogs(moto, faults=self.faults, secrets=known)
         s3 = StrictS3(logs, faults=self.faults, secrets=known)
-        ec2 = StrictEc2(s3, _RoleHost(host, keys), faults=self.faults)
-        self._server = Server(RoleCheck(ec2, keys, now=_now), host=address)
+        self._ec2 = StrictEc2(s3, _RoleHost(host, keys), secrets=known, faults=self.faults)
+        self._server = Server(RoleCheck(self._ec2, keys, now=_now), host=address)
         self._furnish()
         self._trail = Trail(
             directory / "requests.jsonl",
@@ -94,6 +102,8 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
             resource=partial(resource_of, account=DEFAULT_ACCOUNT_ID),
         )
         self.faults.on_call = self._trail
+        self._ticker = threading.Thread(target=self._tick, name="scheduler", daemon=True)
+        self._ticker.start()
 
     def environment(self) -> Mapping[str, str]:
         """Return what leads to the account, as its owner; see EmulatedCloud."""
@@ -121,11 +131,21 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
     def stop(self) -> None:
         """End the server; see EmulatedCloud."""
+        self._is_over.set()
+        if self._ticker is not None:
+            self._ticker.join()
+            self._ticker = None
         if self._server is not None:
             self._server.close()
             self._server = None
         if self._trail is not None:
             self._trail.close()
+
+    def _tick(self) -> None:
+        """Carry out schedules where nobody asks for anything; AWS's are as precise as a minute."""
+        assert self._ec2 is not None
+        while not self._is_over.wait(1.0):
+            self._ec2.run_schedules()
 
     def _furnish(self) -> None:
         """Make what an account has that follows docs/aws.md: the bucket, and the nodes' profile."""
@@ -139,6 +159,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         iam = session.client("iam", endpoint_url=endpoint)
         iam.create_role(RoleName=NODE_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "ec2"))
         iam.create_role(RoleName=DRILL_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "fis"))
+        iam.create_role(RoleName=LIMIT_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "scheduler"))
         iam.create_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE)
         iam.add_role_to_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE, RoleName=NODE_ROLE)
         self.faults.calls.clear()

@@ -152,10 +152,12 @@ def _sign(
     if payload is None:
         is_presigned = signature.expires_seconds is not None
         payload = UNSIGNED if is_presigned else headers.get("x-amz-content-sha256", "")
+    # All but S3 encode the path twice.
+    path = quote(unquote(raw_path) if signature.service == "s3" else raw_path, safe="/-_.~")
     canonical = "\n".join(
         (
             environ["REQUEST_METHOD"],
-            quote(unquote(raw_path), safe="/-_.~"),
+            path,
             "&".join(f"{name}={value}" for name, value in sorted(pairs)),
             *(f"{name}:{' '.join(headers.get(name, '').split())}" for name in signature.signed_headers),
             "",

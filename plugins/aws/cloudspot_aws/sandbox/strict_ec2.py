@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
 from typing import Any, Final
 from urllib.parse import urlencode
 from xml.sax.saxutils import escape
@@ -19,10 +20,12 @@ from xml.sax.saxutils import escape
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
+from moto.scheduler.models import scheduler_backends
 
 from cloudspot.testing.emulation import MachineHost
 from cloudspot.testing.faults import Call, Faults
 from cloudspot_aws.sandbox import launching, services
+from cloudspot_aws.sandbox.callers import authenticate
 from cloudspot_aws.sandbox.catalogue import describe_instance_types, describe_spot_price_history
 from cloudspot_aws.sandbox.experiments import Experiments
 from cloudspot_aws.sandbox.experiments import action_of as experiment_action
@@ -38,6 +41,8 @@ from cloudspot_aws.sandbox.query import (
     xml_answer,
     xml_error,
 )
+from cloudspot_aws.sandbox.s3requests import is_for_s3
+from cloudspot_aws.sandbox.schedules import Schedules
 
 Environ = dict[str, Any]
 App = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
@@ -46,6 +51,8 @@ Answer = tuple[int, str, bytes]
 _CODES: Final = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48}
 _JSON_TARGETS: Final = re.compile(r"\w+\.(\w+)")
 _EC2_CONTENT: Final = "text/xml;charset=UTF-8"
+_ELSEWHERE: Final = {"s3", "logs"}
+"""What the application inside checks itself."""
 
 
 class StrictEc2:
@@ -56,15 +63,23 @@ class StrictEc2:
         inner: App,
         host: MachineHost,
         *,
+        secrets: Mapping[str, str],
         faults: Faults | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Boot machines on ``host``; ``clock`` (seconds since the epoch) is what lags are measured by."""
+        """Boot machines on ``host`` for who signs with a key of ``secrets``.
+
+        ``clock`` (seconds since the epoch) is what lags are measured by, ``now`` what signatures are.
+        """
         self.faults = faults or Faults()
         self.machines = Machines(host, self.faults, clock)
         self._inner = inner
+        self._secrets = secrets
+        self._now = now
         self._groups = PlacementGroups(self.machines)
         self._experiments = Experiments(self.machines)
+        self._schedules = Schedules(self._terminate_instances, clock)
         self._taken: dict[tuple[str, str, str], launching.Taken] = {}
         self._regions: set[str] = set()
         self._handlers: dict[str, Callable[[Mapping[str, Any], str], Mapping[str, Any]]] = {
@@ -81,23 +96,16 @@ class StrictEc2:
     def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer one request."""
         scope = scope_of(environ)
-        if scope is None or scope[2] not in {
-            "ec2",
-            "fis",
-            "iam",
-            "pricing",
-            "scheduler",
-            "servicequotas",
-            "ssm",
-            "sts",
-        }:
+        service = _service_of(environ) if scope is None else scope[2]
+        if service in _ELSEWHERE:
             return self._inner(environ, start_response)
-        key, region, service = scope
+        key, region, _ = scope or ("", "", "")
         body = read_body(environ)
         action, parameters = _action_of(environ, service, body)
         error: ApiError | None = None
         try:
-            status, kind, content = self._answer(environ, service, action, parameters, key, region)
+            authenticate(environ, body, service, secrets=self._secrets, faults=self.faults, now=self._now)
+            status, kind, content = self._answer(environ, service, action, parameters, region)
             if status >= 400:
                 match = re.search(rb"<Code>([^<]+)</Code>", content)
                 error = ApiError(match[1].decode() if match else str(status), "", status=status)
@@ -112,22 +120,27 @@ class StrictEc2:
         )
         return [content]
 
+    def run_schedules(self) -> None:
+        """Carry out the schedules that are due. Every request does; call it where none may come."""
+        with self.machines.lock:
+            for region in self._regions:
+                self._schedules.run_due(region)
+
     def _answer(
         self,
         environ: Environ,
         service: str,
         action: str,
         parameters: Mapping[str, Any],
-        key: str,
         region: str,
     ) -> Answer:
-        self._authenticate(service, key)
         if service == "ec2" and self.faults.is_throttled():
             raise ApiError("RequestLimitExceeded", "Request limit exceeded.", status=503)
         injected = self.faults.take(action)
         if injected is not None and not injected.happens:
             raise ApiError(injected.code, injected.message, status=injected.status)
         self._authorize(service, action)
+        self.run_schedules()
         if service == "ec2":
             with self.machines.lock:
                 answer = self._ec2(environ, action, region)
@@ -136,20 +149,6 @@ class StrictEc2:
         if injected is not None:
             raise ApiError(injected.code, injected.message, status=injected.status)
         return answer
-
-    def _authenticate(self, service: str, key: str) -> None:
-        if key in self.faults.expired_keys:
-            if service == "ec2":
-                raise ApiError("RequestExpired", "Request has expired.")
-            raise ApiError(
-                "ExpiredToken", "The security token included in the request is expired", status=403
-            )
-        if key in self.faults.rejected_keys:
-            if service == "ec2":
-                message = "AWS was not able to validate the provided access credentials"
-                raise ApiError("AuthFailure", message, status=401)
-            message = "The security token included in the request is invalid."
-            raise ApiError("InvalidClientTokenId", message, status=403)
 
     def _authorize(self, service: str, action: str) -> None:
         right = f"{service}:{action}"
@@ -186,6 +185,7 @@ class StrictEc2:
             raise ApiError("AuthFailure", f"the emulated AWS has no region {region}", status=401)
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         backend.reset()
+        scheduler_backends[DEFAULT_ACCOUNT_ID][region].reset()
         install_images(backend)
         self._regions.add(region)
 
@@ -283,6 +283,7 @@ class StrictEc2:
         return {}
 
     def _terminate_instances(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        self.machines.refresh()
         ids = list(dict.fromkeys(parameters["InstanceIds"]))
         self._require(ids)
         before = {one: self.machines.by_id[one].instance.state for one in ids}
@@ -361,6 +362,8 @@ class StrictEc2:
             with self.machines.lock:
                 self.machines.refresh()
                 value = self._experiments.answer(action, environ["PATH_INFO"], parameters, region)
+        elif action == "CreateSchedule":
+            self._schedules.check(environ["PATH_INFO"], parameters)
         elif action == "GetProducts":
             value = services.get_products(parameters, region)
         elif action == "GetParameter":
@@ -396,6 +399,13 @@ class StrictEc2:
         if status >= 500 and b"<Code>" not in content:
             raise ApiError("SandboxNotImplemented", "the emulated AWS does not know this call or filter")
         return status, kind, content
+
+
+def _service_of(environ: Environ) -> str:
+    """Return the service that an unsigned request is for, by its looks."""
+    if is_for_s3(environ) or str(environ.get("PATH_INFO", "")).startswith("/moto-api"):
+        return "s3"
+    return "logs" if "HTTP_X_AMZ_TARGET" in environ else "ec2"
 
 
 def _action_of(environ: Environ, service: str, body: bytes) -> tuple[str, Mapping[str, Any]]:

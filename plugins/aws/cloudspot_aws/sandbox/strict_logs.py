@@ -15,8 +15,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from cloudspot.testing.faults import Call, Faults
+from cloudspot_aws.sandbox.callers import authenticate
 from cloudspot_aws.sandbox.query import ApiError, read_body
-from cloudspot_aws.sandbox.sigv4 import check_signature, read_signature, sha256_hex
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
@@ -58,7 +58,9 @@ class StrictLogs:
         parameters: dict[str, Any] = {}
         region = access_key = ""
         try:
-            region, access_key = self._authenticate(environ, body)
+            region, access_key = authenticate(
+                environ, body, "logs", secrets=self._secrets, faults=self._faults, now=self._now
+            )
             parameters = json.loads(body)
             injected = self._faults.take(action)
             if injected is not None and not injected.happens:
@@ -87,21 +89,6 @@ class StrictLogs:
         self._faults.record(Call("logs", action, _without_events(parameters), region, code, access_key))
         start_response(status, headers)
         return [content]
-
-    def _authenticate(self, environ: dict[str, Any], body: bytes) -> tuple[str, str]:
-        """Return the region and the key of the signature."""
-        signature = read_signature(environ)
-        if signature is None:
-            raise ApiError("MissingAuthenticationTokenException", "Missing Authentication Token", status=403)
-        if signature.access_key in self._faults.expired_keys:
-            raise ApiError("ExpiredTokenException", "The security token included in the request is expired")
-        secret = self._secrets.get(signature.access_key)
-        if secret is None or signature.access_key in self._faults.rejected_keys:
-            raise ApiError(
-                "UnrecognizedClientException", "The security token included in the request is invalid."
-            )
-        check_signature(environ, signature, secret, now=self._now(), payload_hash=sha256_hex(body))
-        return signature.region, signature.access_key
 
     def _forward(self, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
         """Let moto answer."""

@@ -1,6 +1,7 @@
 """The strict EC2 over real HTTP, with machines that only stand in a list; real boto3 on the other side."""
 
 import itertools
+import json
 import logging
 import threading
 from datetime import datetime, timezone
@@ -21,6 +22,18 @@ from cloudspot_aws.sandbox.strict_ec2 import StrictEc2
 
 KEY = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+TRUSTS_SCHEDULER = json.dumps(
+    {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Action": "sts:AssumeRole",
+                "Principal": {"Service": "scheduler.amazonaws.com"},
+            }
+        ],
+    }
+)
 
 
 class ListedHost(MachineHost):
@@ -117,13 +130,14 @@ class Cloud:
     def __init__(self, server, clients):
         self.now = 1_790_000_000.0
         self.host = ListedHost()
-        self.ec2 = StrictEc2(server.moto, self.host, clock=lambda: self.now)
+        self.ec2 = StrictEc2(server.moto, self.host, secrets={KEY: SECRET}, clock=lambda: self.now)
         self.faults = self.ec2.faults
         self.url = server.url
         self._server = server
         self._clients = clients
         server.app = self.ec2
         iam_backends[DEFAULT_ACCOUNT_ID]["aws"].reset()
+        self.client("iam").create_role(RoleName="cloudspot-limit", AssumeRolePolicyDocument=TRUSTS_SCHEDULER)
         self.make_profile("cloudspot-node")
 
     def make_profile(self, name, *, has_role=True):

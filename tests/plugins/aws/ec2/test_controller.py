@@ -127,7 +127,8 @@ class Town:
         )
         self.training = Training(min_nodes=self.spec.nodes.min)
         self.host = WorldHost(self)
-        self.ec2 = StrictEc2(server.moto, self.host, clock=self._unix_time)
+        secrets = {os.environ["AWS_ACCESS_KEY_ID"]: os.environ["AWS_SECRET_ACCESS_KEY"]}
+        self.ec2 = StrictEc2(server.moto, self.host, secrets=secrets, clock=self._unix_time)
         server.app = self.ec2
         self.faults = self.ec2.faults
         self._clients = clients

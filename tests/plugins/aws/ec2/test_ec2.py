@@ -11,6 +11,7 @@ from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaErro
 from cloudspot.model import EndReason, InstanceGroup, InstanceState, LaunchRequest, Market, Resources
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
+from cloudspot_aws.sandbox.schedules import TARGET
 
 SCRIPT = "#!/usr/bin/env bash\necho boot\n"
 ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"
@@ -609,24 +610,66 @@ def test_without_a_placement_group_release_asks_nobody(kit):
     assert kit.cloud.faults.calls == []
 
 
+def schedules(cloud):
+    """Return the schedules there are by the machine that each ends."""
+    scheduler = cloud.client("scheduler")
+    names = [one["Name"] for one in scheduler.list_schedules()["Schedules"]]
+    found = [scheduler.get_schedule(Name=name) for name in names]
+    return {json.loads(one["Target"]["Input"])["InstanceIds"][0]: one for one in found}
+
+
 def test_a_limit_outside_the_machine_is_scheduled_once_and_removed_with_the_job(cloud):
     kit = Kit(cloud, limit_role=ROLE)
     made = kit.launch(num_nodes=2)
     listed = list(kit.listed().values())
     for _ in range(2):
         kit.provisioner.announce(listed, {"MASTER_ADDR": "172.31.0.4"})
-    scheduler = cloud.client("scheduler")
-    (name,) = [one["Name"] for one in scheduler.list_schedules()["Schedules"]]
-    schedule = scheduler.get_schedule(Name=name)
-    assert schedule["ScheduleExpression"] == "at(2026-09-21T15:23:20)"  # now, an hour and ten minutes
-    assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
-    assert schedule["Target"]["RoleArn"] == ROLE
-    assert json.loads(schedule["Target"]["Input"]) == {"InstanceIds": sorted(one.id for one in made)}
+    found = schedules(cloud)
+    assert sorted(found) == sorted(one.id for one in made)
+    for instance_id, schedule in found.items():
+        assert schedule["ScheduleExpression"] == "at(2026-09-21T15:23:20)"  # now, an hour and ten minutes
+        assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
+        assert schedule["Target"]["RoleArn"] == ROLE
+        assert json.loads(schedule["Target"]["Input"]) == {"InstanceIds": [instance_id]}
     kit.provisioner.release("digits-1", store_url="s3://bucket/another")
-    assert len(scheduler.list_schedules()["Schedules"]) == 1
+    assert len(schedules(cloud)) == 2
     for _ in range(2):
         kit.provisioner.release("digits-1", store_url=STORE)
-    assert scheduler.list_schedules()["Schedules"] == []
+    assert schedules(cloud) == {}
+
+
+def test_the_limit_ends_the_machine_that_is_left_when_its_time_is_up(cloud):
+    kit = Kit(cloud, limit_role=ROLE)
+    gone, left = (one.id for one in kit.launch(num_nodes=2))
+    kit.provisioner.announce(list(kit.listed().values()), {"MASTER_ADDR": "172.31.0.4"})
+    cloud.host.end(gone, EndReason.RECLAIMED)
+    kit.listed()
+    cloud.now += 3600.0 + 599.0  # an hour that the launch may take, and almost ten minutes
+    assert kit.listed()[left].state is InstanceState.RUNNING
+    cloud.now += 1.0  # By now EC2 has forgotten the one that was reclaimed.
+    assert kit.listed()[left].end_reason is EndReason.TERMINATED
+    assert cloud.host.terminated == [left]
+    assert list(schedules(cloud)) == [gone]  # its schedule fails and is tried again
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ScheduleExpression": "at(tomorrow)"}, r"Invalid Schedule Expression at\(tomorrow\)"),
+        ({"role": "arn:aws:iam::123456789012:role/cloudspot-node"}, "must allow AWS EventBridge Scheduler"),
+        ({"role": "arn:aws:iam::123456789012:role/nobody"}, "must allow AWS EventBridge Scheduler"),
+        ({"Input": "{}"}, "InstanceIds is required"),
+    ],
+)
+def test_a_schedule_that_could_not_be_carried_out_is_refused(cloud, changes, message):
+    target = {"Arn": TARGET, "RoleArn": changes.get("role", ROLE), "Input": '{"InstanceIds": ["i-01234567"]}'}
+    with pytest.raises(botocore.exceptions.ClientError, match=message):
+        cloud.client("scheduler").create_schedule(
+            Name="one",
+            ScheduleExpression=changes.get("ScheduleExpression", "at(2030-01-01T00:00:00)"),
+            FlexibleTimeWindow={"Mode": "OFF"},
+            Target={**target, **{name: value for name, value in changes.items() if name in target}},
+        )
 
 
 def test_moto_alone_would_have_been_kinder(cloud):

@@ -83,7 +83,7 @@ def test_signatures_and_rights_are_checked(aws, put, monkeypatch):
     put(event)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     other = boto3.session.Session().client("logs", region_name="eu-central-1")
-    assert refused(other.describe_log_groups)[0] == "SignatureDoesNotMatch"
+    assert refused(other.describe_log_groups)[0] == "InvalidSignatureException"
     assert [call.error for call in aws.faults.calls if call.action == "PutLogEvents"] == [
         "AccessDeniedException",
         "ThrottlingException",
