@@ -21,11 +21,12 @@ import msgspec
 
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.interfaces import LogSink
+from cloudspot.logorder import Arrival, Order, read_back
 from cloudspot.model import LogRecord
 from cloudspot.persistence import persist
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
-from cloudspot_aws.logorder import Arrival, Joiner, Order
+from cloudspot_aws.logevents import EventReader
 from cloudspot_aws.tags import store_digest
 
 GROUP_PREFIX = "/cloudspot/"
@@ -160,26 +161,7 @@ class CloudWatchLogSink(LogSink):
     def read_back(self, stream: str) -> Iterator[LogRecord]:
         """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for."""
         _check_stream(stream)
-        pages = self._pages(stream, startFromHead=False)
-        held: dict[int, LogRecord] = {}
-        top: int | None = None
-        is_over = False
-        while True:
-            while not is_over and (top is None or top not in held):
-                page = next(pages, None)
-                is_over = page is None
-                for arrival in page or ():
-                    if top is None or arrival.record.seq <= top:
-                        held[arrival.record.seq] = arrival.record
-                if top is None and held:
-                    top = max(held)
-            if not held:
-                return
-            if top not in held:
-                top = max(held)  # Nobody has the lines between.
-            assert top is not None
-            yield held.pop(top)
-            top -= 1
+        yield from read_back(self._pages(stream, startFromHead=False))
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -267,7 +249,7 @@ class CloudWatchLogSink(LogSink):
 
     def _pages(self, stream: str, *, startFromHead: bool, **options: Any) -> Iterator[list[Arrival]]:  # noqa: N803 - its name
         """Yield the events of each page in the stream's own order; pages from the head, or from the end."""
-        joiner = Joiner(stream)
+        events = EventReader(stream)
         name = "nextForwardToken" if startFromHead else "nextBackwardToken"
         token: str | None = None
         while True:
@@ -283,7 +265,7 @@ class CloudWatchLogSink(LogSink):
                 )
             except _Missing:
                 return
-            yield [arrival for event in answer["events"] for arrival in joiner.add(event)]
+            yield [arrival for event in answer["events"] for arrival in events.add(event)]
             # An empty page need not be the last; one with the token that led to it is.
             if answer[name] == token:
                 return

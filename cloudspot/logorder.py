@@ -1,0 +1,106 @@
+"""From what a log service shows to lines: parts joined, repeats dropped, in the order of their numbers."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from cloudspot.model import LogRecord
+
+MAX_WAITING = 10_000
+"""So many lines wait for one that is missing before them; then it counts as lost."""
+SETTLED_MS = 60_000
+"""What was delivered so long ago and does not show will not."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A line as a log service shows it."""
+
+    record: LogRecord
+    at_ms: int
+    """The time that the service sorts it by."""
+    ingested_ms: int
+    """When the service got it."""
+
+
+class Joiner:
+    """Puts lines together that a service holds in several entries. They come when all parts have."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, dict[int, str]] = {}
+
+    def add(self, arrival: Arrival, *, part: int = 0, num_parts: int = 1) -> Iterator[Arrival]:
+        """Yield the line that this part, counted from 0, completes, if any."""
+        if num_parts == 1:
+            yield arrival
+            return
+        record = arrival.record
+        parts = self._parts.setdefault(record.seq, {})
+        parts[part] = record.text
+        if len(parts) < num_parts:
+            return
+        text = "".join(parts[number] for number in sorted(parts))
+        del self._parts[record.seq]
+        yield replace(arrival, record=msgspec.structs.replace(record, text=text))
+
+
+class Order:
+    """Passes lines on in the order of their numbers, each once."""
+
+    def __init__(self, after: int) -> None:
+        self._next = after + 1
+        self._waiting: list[tuple[int, int, Arrival]] = []
+        self._num_added = 0
+
+    def add(self, arrival: Arrival) -> Iterator[Arrival]:
+        """Yield what can be passed on now."""
+        if arrival.record.seq < self._next:
+            return
+        self._num_added += 1
+        heapq.heappush(self._waiting, (arrival.record.seq, self._num_added, arrival))
+        while self._waiting and (self._waiting[0][0] <= self._next or len(self._waiting) > MAX_WAITING):
+            yield from self._pop()
+
+    def rest(self, *, now_ms: int) -> Iterator[Arrival]:
+        """Yield what waits after a gap, but not what is so new that the gap may still close."""
+        while self._waiting:
+            seq, _, arrival = self._waiting[0]
+            if seq > self._next and now_ms - arrival.ingested_ms < SETTLED_MS:
+                return
+            yield from self._pop()
+
+    def _pop(self) -> Iterator[Arrival]:
+        seq, _, arrival = heapq.heappop(self._waiting)
+        if seq >= self._next:
+            self._next = seq + 1
+            yield arrival
+
+
+def read_back(pages: Iterator[list[Arrival]]) -> Iterator[LogRecord]:
+    """Yield lines from the newest back, each once, from pages that come from the end of a stream.
+
+    Asks for no more pages than are needed. A line that no page has any more is passed over.
+    """
+    held: dict[int, LogRecord] = {}
+    top: int | None = None
+    is_over = False
+    while True:
+        while not is_over and (top is None or top not in held):
+            page = next(pages, None)
+            is_over = page is None
+            for arrival in page or ():
+                if top is None or arrival.record.seq <= top:
+                    held[arrival.record.seq] = arrival.record
+            if top is None and held:
+                top = max(held)
+        if not held:
+            return
+        if top not in held:
+            top = max(held)  # Nobody has the lines between.
+        assert top is not None
+        yield held.pop(top)
+        top -= 1
