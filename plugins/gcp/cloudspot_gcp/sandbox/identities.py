@@ -1,7 +1,7 @@
 """Who calls the emulated Google Cloud: service accounts with keys, and the tokens that were issued to them.
 
-Tokens come as Google gives them: by a service account's key at the token endpoint, by the metadata server
-(which calls :meth:`Identities.issue`), or signed by the account itself (a self-signed JWT).
+Tokens come as Google gives them: by a service account's key at the token endpoint, by a machine's metadata
+server (see :mod:`~cloudspot_gcp.sandbox.machinetokens`), or signed by the account itself (a self-signed JWT).
 
 Source: "Using OAuth 2.0 for server to server applications"; IAM Credentials API, signBlob (from memory).
 """
@@ -24,6 +24,7 @@ from google.auth import crypt, jwt
 
 from cloudspot.testing.faults import Call, Faults
 from cloudspot_gcp.sandbox.apierror import ApiError
+from cloudspot_gcp.sandbox.machinetokens import MachineTokens
 from cloudspot_gcp.sandbox.wsgi import Reply, Request
 
 if TYPE_CHECKING:
@@ -109,8 +110,10 @@ class Identities:
         *,
         faults: Faults | None = None,
         now: Callable[[], float] = time.time,
+        machine_tokens: MachineTokens | None = None,
     ) -> None:
         self._app = app
+        self._machine_tokens = machine_tokens
         self._faults = faults or Faults()
         self._now = now
         self._lock = threading.Lock()
@@ -172,6 +175,9 @@ class Identities:
             found = self._tokens.get(token)
         if found is not None:
             return found.email if found.expires_at > self._now() else None
+        machine = None if self._machine_tokens is None else self._machine_tokens.read(token)
+        if machine is not None:
+            return machine.email if machine.expires_at > self._now() else None
         claims = self._claims(token)  # Perhaps it is one that an account has signed for itself.
         return None if claims is None else str(claims["iss"])
 

@@ -1,0 +1,52 @@
+"""The access tokens that emulated machines get: made by the metadata server, known to the APIs.
+
+The two are different processes. They share a seed, by which a token is signed; the token itself says whose it
+is and until when it holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+TOKEN_SECONDS: Final = 3600.0
+_PREFIX: Final = "ya29.c."
+
+
+@dataclass(frozen=True)
+class MachineToken:
+    """What a token says."""
+
+    email: str
+    scopes: tuple[str, ...]
+    expires_at: float
+    """Seconds since the epoch."""
+
+
+class MachineTokens:
+    """All the tokens that one seed makes."""
+
+    def __init__(self, seed: str) -> None:
+        self.seed = seed
+        """What the metadata servers are told, and nobody else."""
+
+    def issue(self, email: str, *, scopes: Sequence[str], expires_at: float) -> str:
+        """Return a token of the service account."""
+        body = base64.urlsafe_b64encode(json.dumps([email, list(scopes), expires_at]).encode())
+        return f"{_PREFIX}{body.decode()}.{self._sign(body)}"
+
+    def read(self, token: str) -> MachineToken | None:
+        """Return what the token says, or None where it is none of the seed's; it may have expired."""
+        body, _, signature = token.removeprefix(_PREFIX).partition(".")
+        if not token.startswith(_PREFIX) or not hmac.compare_digest(signature, self._sign(body.encode())):
+            return None
+        email, scopes, expires_at = json.loads(base64.urlsafe_b64decode(body))
+        return MachineToken(email, tuple(scopes), expires_at)
+
+    def _sign(self, body: bytes) -> str:
+        return hmac.new(self.seed.encode(), body, hashlib.sha256).hexdigest()
