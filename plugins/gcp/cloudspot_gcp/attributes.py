@@ -28,7 +28,8 @@ Whoever compares it with an address resolves it first."""
 MASTER_PORT: Final = "MASTER_PORT"
 
 _MAX_NAME: Final = 63
-_OWN: Final = re.compile(r"cs-(?P<job>.+)-[0-9a-f]{8}-(?P<launch>\d+)-(?P<rank>\d+)")
+_SHORTENED: Final = re.compile(r".{1,21}-[0-9a-f]{8}")
+_OWN: Final = re.compile(r"cs-(?P<job>.+)-(?P<store>[0-9a-f]{8})-(?P<launch>\d+)-(?P<rank>\d+)")
 
 
 def store_digest(store_url: str) -> str:
@@ -59,3 +60,24 @@ def launch_and_rank(name: str) -> tuple[int, int] | None:
     """Return the launch and the rank that a machine's name says; None: it is none of cloudspot's."""
     match = _OWN.fullmatch(name)
     return None if match is None else (int(match["launch"]), int(match["rank"]))
+
+
+def job_of(name: str) -> str | None:
+    """Return the job that a machine's name says; None: it is no such name, or the job's id is too long.
+
+    An id that looks like a shortened one cannot be told from it, and counts as that.
+    """
+    match = _OWN.fullmatch(name)
+    return None if match is None or _SHORTENED.fullmatch(match["job"]) else match["job"]
+
+
+def is_of_job(name: str, job_id: str) -> bool:
+    """Say whether a machine's name is one of the job's, of whichever store."""
+    match = _OWN.fullmatch(name)
+    return match is not None and f"cs-{match['job']}" == machine_stem(job_id)
+
+
+def digest_in(name: str) -> str:
+    """Return the ``store_digest`` in a machine's name; "": it is none of cloudspot's."""
+    match = _OWN.fullmatch(name)
+    return "" if match is None else match["store"]

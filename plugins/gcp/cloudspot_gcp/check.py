@@ -1,0 +1,179 @@
+"""``cloudspot providers check gcp``: tries what a job needs, and says for each thing how to mend it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, Final
+
+from google.api_core.exceptions import from_http_response
+
+from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.model import CheckResult, Market, Offer, Resources
+from cloudspot_gcp.clients import READ_SECONDS, GcpClients, endpoint
+from cloudspot_gcp.compute import ComputeProvisioner
+from cloudspot_gcp.errors import translated
+from cloudspot_gcp.lookups import ask, list_all
+from cloudspot_gcp.options import GcpOptions
+
+MAX_SKEW_SECONDS: Final = 240.0
+"""Google takes a token that was signed too far from its own time for none (five minutes; from memory)."""
+_ROLE: Final = "grant it: docs/gcp/role-submitter.yaml has all permissions that a submitter needs"
+PERMISSIONS: Final = (
+    "compute.acceleratorTypes.list",
+    "compute.disks.create",
+    "compute.disks.setLabels",
+    "compute.globalOperations.list",
+    "compute.instances.create",
+    "compute.instances.delete",
+    "compute.instances.get",
+    "compute.instances.list",
+    "compute.instances.setLabels",
+    "compute.instances.setMetadata",
+    "compute.instances.setServiceAccount",
+    "compute.machineTypes.list",
+    "compute.regionOperations.get",
+    "compute.regions.get",
+    "compute.subnetworks.use",
+    "compute.zoneOperations.list",
+    "iam.serviceAccounts.actAs",
+)
+"""What every launch takes; the rest depends on the options."""
+_QUOTAS: Final = {Market.SPOT: "PREEMPTIBLE_CPUS", Market.ON_DEMAND: "CPUS"}
+
+
+def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Sequence[CheckResult]:
+    """Try in order what a submission would need; what stands on something that failed is left out."""
+    found: list[CheckResult] = []
+
+    def attempt(name: str, try_it: Callable[[], str], remedy: str = "") -> bool:
+        try:
+            found.append(CheckResult(name=name, ok=True, detail=try_it()))
+        except CloudspotError as error:
+            is_right = isinstance(error, AuthError) and "access denied" in str(error)
+            advice = remedy or (_ROLE if is_right else "")
+            found.append(CheckResult(name=name, ok=False, detail=str(error), remedy=advice))
+            return False
+        return True
+
+    if not attempt("credentials", lambda: _credentials(clients)):
+        return tuple(found)
+    if not attempt("project", lambda: _project(clients)):
+        return tuple(found)
+    attempt("clock", lambda: _clock(clients), "set this machine's clock, by NTP")
+    provisioner = ComputeProvisioner(options, clients)
+    attempt("listing", lambda: f"{len(provisioner.instances())} machines of cloudspot's")
+    attempt("permissions", lambda: _permissions(options, clients), _ROLE)
+    offers: list[Offer] = []
+
+    def look() -> str:
+        offers.extend(provisioner.offers(resources))
+        if not offers:
+            raise CloudspotError("no machine type fits; ask for less in resources, or in another region")
+        cheapest = min(offers, key=lambda one: one.price_per_hour)
+        return (
+            f"{len(offers)}, from {cheapest.price_per_hour:g} {cheapest.currency} an hour "
+            f"({cheapest.market.value} {cheapest.instance_type} in {cheapest.zone}; "
+            f"by {cheapest.details['price_source']})"
+        )
+
+    if attempt("offers", look):
+        for market in Market:
+            ours = [one for one in offers if one.market is market]
+            if ours:
+                cheapest = min(ours, key=lambda one: one.price_per_hour)
+                attempt(f"quota, {market.value}", partial(_quota, clients, cheapest))
+    return tuple(found)
+
+
+def wanted_permissions(options: GcpOptions) -> list[str]:
+    """Return what a launch with these options takes."""
+    found = set(PERMISSIONS)
+    if options.public_ip:
+        found.add("compute.subnetworks.useExternalIp")
+    if options.network_tags:
+        found.add("compute.instances.setTags")
+    if options.placement_policy is not None:
+        found.add("compute.resourcePolicies.use")
+    if options.placement_policy == "auto":
+        found |= {f"compute.resourcePolicies.{verb}" for verb in ("create", "delete", "list")}
+    return sorted(found)
+
+
+def _credentials(clients: GcpClients) -> str:
+    credentials = clients.credentials()
+    account = getattr(credentials, "service_account_email", None) or getattr(credentials, "account", None)
+    return str(account or type(credentials).__name__)
+
+
+def _project(clients: GcpClients) -> str:
+    project = clients.project
+    client = clients.compute("ProjectsClient")
+    ask("looking up the project", lambda: client.get(project=project, retry=None, timeout=READ_SECONDS))
+    return project
+
+
+def _clock(clients: GcpClients) -> str:
+    with translated("asking Google for the time"):
+        answer = clients.session().get(
+            f"{endpoint('compute')}/compute/v1/projects/{clients.project}", timeout=READ_SECONDS
+        )
+    said = answer.headers.get("Date")
+    if said is None:
+        return "unknown: Google did not say"
+    skew = (datetime.now(timezone.utc) - parsedate_to_datetime(said)).total_seconds()
+    if abs(skew) > MAX_SKEW_SECONDS:
+        raise CloudspotError(f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} Google's")
+    return f"within {max(2.0, abs(skew)):.0f} s of Google's"
+
+
+def _permissions(options: GcpOptions, clients: GcpClients) -> str:
+    """Ask Resource Manager, which everybody may ask about himself."""
+    wanted = wanted_permissions(options)
+    url = f"{endpoint('cloudresourcemanager')}/v1/projects/{clients.project}:testIamPermissions"
+    try:
+        with translated("asking for the permissions"):
+            answer = clients.session().post(url, json={"permissions": wanted}, timeout=READ_SECONDS)
+            if not answer.ok:
+                raise from_http_response(answer)
+            value: dict[str, Any] = answer.json()
+    except AuthError as error:
+        return f"unknown: {error}"
+    lacking = [one for one in wanted if one not in value.get("permissions", ())]
+    if lacking == ["iam.serviceAccounts.actAs"]:
+        # Most grant it on the one account, which the project does not tell.
+        return (
+            f"all {len(wanted) - 1} of the project; iam.serviceAccounts.actAs is not granted for all accounts"
+        )
+    if lacking:
+        raise CloudspotError(f"the credentials lack {', '.join(lacking)}")
+    return f"all {len(wanted)}"
+
+
+def _quota(clients: GcpClients, offer: Offer) -> str:
+    """Compare the region's own quota of vCPUs, where it has one, with what one machine has."""
+    region, metric = offer.details["region"], _QUOTAS[offer.market]
+    client = clients.compute("RegionsClient")
+    found = ask(
+        f"reading the quotas of {region}",
+        lambda: client.get(project=clients.project, region=region, retry=None, timeout=READ_SECONDS),
+    )
+    quota = next((one for one in found.quotas if one.metric == metric), None)
+    zone = offer.details["zones"].partition(",")[0]
+    what = f"looking up {offer.instance_type}"
+    name = f'name = "{offer.instance_type}"'
+    (type_,) = list_all(clients, "MachineTypesClient", what, zone=zone, filter=name)
+    if quota is None or (offer.market is Market.SPOT and quota.limit == 0):
+        # Without a quota of its own, the spot market counts against the other one.
+        return f"unknown: {region} has no quota {metric}"
+    left = quota.limit - quota.usage
+    if left < type_.guest_cpus:
+        raise CloudspotError(
+            f"{left:g} of {quota.limit:g} vCPUs are left in {region}, and one {offer.instance_type} has "
+            f"{type_.guest_cpus}; ask for more of {metric} under IAM & Admin > Quotas"
+        )
+    number = math.floor(left / type_.guest_cpus)
+    return f"{left:g} vCPUs left in {region}, enough for {number} {offer.instance_type}"

@@ -1,0 +1,57 @@
+"""A drill on real Compute Engine: a simulated maintenance event preempts a spot machine as a reclaim would.
+
+Source: Compute Engine documentation, "Create and use Spot VMs", "Simulate preemption" (from memory). It has
+not run on the real service.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.api_core import exceptions as api
+
+from cloudspot.errors import CloudspotError
+from cloudspot_gcp.clients import READ_SECONDS, GcpClients
+from cloudspot_gcp.errors import translated
+from cloudspot_gcp.listing import is_done, split_id
+from cloudspot_gcp.refusals import causes_of
+
+SHUTDOWN_SECONDS: Final = 30.0
+"""What a spot machine has at most after its notice: see :mod:`cloudspot_gcp.metadata`."""
+
+
+def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | None) -> None:
+    """Let Compute Engine take the spot machine, with the notice that its launch asked for.
+
+    Raises:
+        CloudspotError: the machine is no spot machine that runs, or another notice is asked for.
+        AuthError: a right is missing.
+        TransientError: Google did not answer.
+    """
+    where = split_id(instance_id)
+    if where is None:
+        raise CloudspotError(f"{instance_id} is no machine of cloudspot's: expected ZONE/NAME")
+    client = clients.compute("InstancesClient")
+    request = {"project": clients.project, "zone": where[0], "instance": where[1]}
+    with translated(f"looking for {instance_id}"):
+        try:
+            machine = client.get(request=request, retry=None, timeout=READ_SECONDS)
+        except api.NotFound as error:
+            raise CloudspotError(f"there is no machine {instance_id}") from error
+    scheduling = machine.scheduling
+    if scheduling.provisioning_model != "SPOT" or machine.status != "RUNNING":
+        raise CloudspotError(
+            f"{instance_id} is no spot machine that runs, and nothing else is ever reclaimed; end it with: "
+            f"gcloud compute instances delete {where[1]} --zone {where[0]}"
+        )
+    own = float(scheduling.preemption_notice_duration.seconds)
+    if notice_seconds not in {None, own, own or SHUTDOWN_SECONDS}:
+        raise CloudspotError(
+            f"Compute Engine takes this machine {own or SHUTDOWN_SECONDS:g} s after its notice, and never "
+            "otherwise; leave out --notice and --no-notice"
+        )
+    with translated(f"the drill on {instance_id}"):
+        operation = client.simulate_maintenance_event_unary(request=request, retry=None, timeout=READ_SECONDS)
+    causes = causes_of(operation) if is_done(operation) else []
+    if causes:
+        raise CloudspotError(f"the drill on {instance_id}: {causes[0].message} ({causes[0].code})")

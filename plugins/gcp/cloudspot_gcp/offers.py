@@ -1,0 +1,248 @@
+"""What can be bought: machine types by region and market, with today's prices.
+
+All zones of a region have one price, and a launch asks the region for whichever of its zones has the
+machines: so an offer is of a region, and its ``zone`` is the region's name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from cloudspot.errors import AuthError, CloudspotError, TransientError
+from cloudspot.model import Market, Offer, Resources
+from cloudspot_gcp.clients import GcpClients
+from cloudspot_gcp.lookups import (
+    COMPACT_FAMILIES,
+    Image,
+    MachineType,
+    all_types,
+    check_names,
+    find_image,
+    find_zones,
+    fitting_types,
+    named_types,
+    wanted_regions,
+)
+from cloudspot_gcp.options import GcpOptions, field_error, subnetwork_region
+from cloudspot_gcp.pricing import PriceList, read_price_list
+
+FACTS_SECONDS: Final = 3600.0
+"""How long images, networks, types and prices are kept. Google lets spot prices change once a month at most
+("Spot VMs pricing")."""
+FAILURE_SECONDS: Final = 60.0
+"""How long a price list that could not be read is not asked for again."""
+MAX_CANDIDATES: Final = 60
+"""Of the types that fit, so many of the smallest are compared by price."""
+MAX_TYPES: Final = 4
+"""So many of the cheapest are offered: more of them cost more calls than they bring chances."""
+FROM_LIST: Final = "Google's price list"
+FROM_OPTIONS: Final = "the job's options"
+
+_log = logging.getLogger("cloudspot.gcp.offers")
+T = TypeVar("T")
+
+
+class _Price(msgspec.Struct, frozen=True):
+    usd: float
+    source: str
+
+
+class OfferFinder:
+    """Asks Google for offers, and keeps for a while what does not change. Thread-safe."""
+
+    def __init__(
+        self,
+        options: GcpOptions,
+        clients: GcpClients,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._clients = clients
+        self._monotonic = monotonic
+        self._lock = threading.RLock()
+        self._kept: dict[Hashable, tuple[Any, float]] = {}
+
+    def offers(self, resources: Resources) -> tuple[Offer, ...]:
+        """Return the offers; in each region that has the type, on each market that it is sold on."""
+        options, clients = self._options, self._clients
+        regions = wanted_regions(options)
+        image = self._keep("image", lambda: find_image(clients, options))
+        all_zones = {region: self._zones(region) for region in regions}
+        zones = _allowed(options, all_zones)
+        self._keep("names", lambda: check_names(clients, options, regions))
+        types = self._types(resources, image, zones)
+        account = _service_account(options, clients)
+        found: list[Offer] = []
+        unpriced: list[tuple[str, str]] = []
+        for region in regions:
+            here = [one for one in types if set(one.zones) & set(zones[region])]
+            priced: list[tuple[float, MachineType, dict[Market, _Price]]] = []
+            for one in here:
+                prices = {market: self._price(one, region, market) for market in Market}
+                known = {market: price for market, price in prices.items() if price is not None}
+                if Market.ON_DEMAND in known:
+                    priced.append((min(price.usd for price in known.values()), one, known))
+                else:
+                    unpriced.append((one.name, region))
+            if not options.machine_types:
+                priced = sorted(priced, key=lambda each: each[0])[:MAX_TYPES]
+            for _, one, known in priced:
+                able = [zone for zone in zones[region] if zone in one.zones]
+                others = [zone for zone in all_zones[region] if zone not in able]
+                details = self._details(one, region, image, account) | {"zones": ",".join(able)}
+                if others:
+                    details["other_zones"] = ",".join(others)
+                found += [
+                    Offer(
+                        instance_type=one.name,
+                        zone=region,
+                        market=market,
+                        price_per_hour=price.usd,
+                        on_demand_price_per_hour=known[Market.ON_DEMAND].usd,
+                        details={**details, "price_source": price.source},
+                    )
+                    for market, price in known.items()
+                ]
+        if not found and unpriced:
+            self._refuse_unpriced(*unpriced[0])
+        return tuple(found)
+
+    def _zones(self, region: str) -> tuple[str, ...]:
+        return self._keep(("zones", region), lambda: find_zones(self._clients, region))
+
+    def _types(
+        self, resources: Resources, image: Image, zones: Mapping[str, tuple[str, ...]]
+    ) -> list[MachineType]:
+        options, clients = self._options, self._clients
+        everywhere = tuple(zone for own in zones.values() for zone in own)
+        asked = (resources.accelerator, resources.accelerator_count)
+        if options.machine_types:
+            types = self._keep(("types", asked), lambda: named_types(clients, options, everywhere, resources))
+            wrong = [one for one in types if one.architecture != image.architecture]
+            if wrong:
+                raise field_error(
+                    "machine_types",
+                    f'"{wrong[0].name}" is {wrong[0].architecture}, but image {image.path} is '
+                    f"{image.architecture}",
+                )
+            return self._placeable([one for one in types if one.fits(resources)])
+        known = self._keep(("all types", asked), lambda: all_types(clients, options, everywhere, resources))
+        usable = [one for one in known if one.architecture == image.architecture]
+        return self._placeable(fitting_types(usable, resources))[:MAX_CANDIDATES]
+
+    def _placeable(self, types: list[MachineType]) -> list[MachineType]:
+        """Return the types that can be placed close together, where that is wanted."""
+        if self._options.placement_policy is None:
+            return types
+        able = [one for one in types if one.family in COMPACT_FAMILIES]
+        if types and not able and self._options.machine_types:
+            raise field_error(
+                "placement_policy", f'"{types[0].name}" cannot be placed close together; leave it out'
+            )
+        return able
+
+    def _details(self, one: MachineType, region: str, image: Image, account: str) -> dict[str, str]:
+        details = {
+            "project": self._clients.project,
+            "region": region,
+            "image": image.path,
+            "image_gib": str(image.size_gib),
+            "service_account": account,
+        }
+        if one.accelerator_count:
+            details["has_accelerator"] = str(one.accelerator)
+        if one.is_attached:
+            details["accelerator"] = str(one.accelerator)
+            details["accelerator_count"] = str(one.accelerator_count)
+        return details
+
+    # --- prices -----------------------------------------------------------------------------------
+
+    def _price(self, one: MachineType, region: str, market: Market) -> _Price | None:
+        prices = self._price_list()
+        if isinstance(prices, PriceList):
+            usd = prices.of(
+                one.name,
+                cpus=one.cpus,
+                memory_gib=one.memory_mib / 1024,
+                accelerator=one.accelerator,
+                accelerator_count=one.accelerator_count,
+                region=region,
+                market=market,
+            )
+            if usd is not None:
+                return _Price(usd, FROM_LIST)
+        options = self._options
+        table = options.spot_prices if market is Market.SPOT else options.on_demand_prices
+        name = one.name
+        if one.is_attached:
+            name += f"+{one.accelerator_count}x{one.accelerator}"
+        usd = table.get(f"{region}/{name}", table.get(name))
+        return None if usd is None else _Price(usd, FROM_OPTIONS)
+
+    def _price_list(self) -> PriceList | CloudspotError:
+        """Return the price list, or why it cannot be read: a table in the options may do."""
+
+        def read() -> PriceList | CloudspotError:
+            try:
+                return read_price_list(self._clients, wanted_regions(self._options))
+            except (AuthError, TransientError) as error:
+                _log.warning("prices are those of the job's options: %s", error)
+                return error
+
+        kept: PriceList | CloudspotError = self._keep("prices", read)
+        if isinstance(kept, CloudspotError):
+            with self._lock:
+                value, until = self._kept["prices"]
+                soon = self._monotonic() + FAILURE_SECONDS
+                self._kept["prices"] = (value, min(until, soon))
+        return kept
+
+    def _refuse_unpriced(self, name: str, region: str) -> None:
+        prices = self._price_list()
+        if isinstance(prices, CloudspotError):
+            advice = "; or give the prices in providers.gcp.on_demand_prices and spot_prices"
+            raise type(prices)(f"{prices}{advice}") from prices
+        raise field_error(
+            "on_demand_prices",
+            f'Google\'s price list has no "{name}" in {region}; give its price here, in USD an hour',
+        )
+
+    def _keep(self, key: Hashable, ask: Callable[[], T], *, seconds: float = FACTS_SECONDS) -> T:
+        """Return what ``ask`` returned not long ago, or ask; a failure is not kept."""
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or self._monotonic() >= kept[1]:
+                kept = (ask(), self._monotonic() + seconds)
+                self._kept[key] = kept
+            value: T = kept[0]
+            return value
+
+
+def _allowed(options: GcpOptions, all_zones: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the zones in which machines may run, by region."""
+    known = {zone for zones in all_zones.values() for zone in zones}
+    unknown = [zone for zone in options.zones if zone not in known]
+    if unknown:
+        raise field_error("zones", f'there is no "{unknown[0]}"; there are {", ".join(sorted(known))}')
+    if options.subnetworks:
+        lacking = set(all_zones) - set(map(subnetwork_region, options.subnetworks))
+        if lacking:
+            raise field_error("subnetworks", f"none is in {min(lacking)}; name one for each region")
+    return {
+        region: tuple(zone for zone in zones if not options.zones or zone in options.zones)
+        for region, zones in all_zones.items()
+    }
+
+
+def _service_account(options: GcpOptions, clients: GcpClients) -> str:
+    """Return the service account's whole address."""
+    name = options.service_account
+    return name if "@" in name else f"{name}@{clients.project}.iam.gserviceaccount.com"

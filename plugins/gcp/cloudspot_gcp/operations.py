@@ -1,0 +1,46 @@
+"""Waits for Compute Engine's operations, whose own error must be read: a failed one is done, too."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from cloudspot.errors import TransientError
+from cloudspot_gcp.clients import GcpClients
+from cloudspot_gcp.listing import is_done
+from cloudspot_gcp.lookups import ask
+
+WAIT_SECONDS: Final = 150.0
+"""How long one call of ``wait`` may take: the server holds it for two minutes (discovery document)."""
+MAX_SECONDS: Final = 120.0
+"""After so long an operation is left to itself; whoever asks again finds it by its request's id."""
+NUM_WAITS: Final = 20
+"""A server that is busy answers a wait at once: so often it is asked, a second apart."""
+
+
+def wait_for_region(clients: GcpClients, region: str, operation: Any, what: str) -> Any:
+    """Return the operation when it is done; whether well, ``refusals.causes_of`` tells.
+
+    The SDK's own waiting does not do: it asks another endpoint than the one that is configured, and takes an
+    operation with errors for a good one.
+
+    Raises:
+        TransientError: it is not done yet, or Google did not answer: the outcome is open.
+    """
+    client = clients.compute("RegionOperationsClient")
+    request = {"project": clients.project, "region": region, "operation": operation.name}
+    began = time.monotonic()
+    for _ in range(NUM_WAITS):
+        if is_done(operation):
+            return operation
+        operation = ask(
+            what,
+            lambda: client.wait(request=request, retry=None, timeout=WAIT_SECONDS),
+        )
+        if not is_done(operation):
+            if time.monotonic() - began > MAX_SECONDS:
+                break
+            time.sleep(1.0)
+    if is_done(operation):
+        return operation
+    raise TransientError(f"{what}: not decided yet after {time.monotonic() - began:.0f} s; asking again")

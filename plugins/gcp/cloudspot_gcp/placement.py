@@ -1,0 +1,89 @@
+"""Compact placement policies: made for a job of several nodes, and removed with it.
+
+Source: Compute Engine documentation, "Create and apply compact placement policies"; a policy is of a region,
+and cannot be deleted while a machine has it (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from google.api_core import exceptions as api
+
+from cloudspot.errors import CloudspotError, ProvisionError, QuotaError, TransientError
+from cloudspot_gcp import attributes
+from cloudspot_gcp.clients import READ_SECONDS, GcpClients
+from cloudspot_gcp.errors import one_line, translated
+from cloudspot_gcp.lookups import list_all, wanted_regions
+from cloudspot_gcp.operations import wait_for_region
+from cloudspot_gcp.options import GcpOptions
+from cloudspot_gcp.refusals import LAUNCH_CODES, causes_of
+from cloudspot_gcp.request import ComputeRequest, policy_name
+
+
+def make(clients: GcpClients, body: ComputeRequest) -> None:
+    """Make the policy that a launch names; the one that stands already stays as it is.
+
+    Raises:
+        QuotaError: there are too many policies.
+        AuthError: a right is missing.
+        TransientError: Google did not answer.
+    """
+    name = body.made_placement_policy
+    what = f"making placement policy {name}"
+    client = clients.compute("ResourcePoliciesClient")
+    resource = {
+        "name": name,
+        "description": f"cloudspot: job {body.labels[attributes.JOB]}",
+        "group_placement_policy": {"collocation": "COLLOCATED"},
+    }
+    with translated(what, LAUNCH_CODES):
+        try:
+            operation = client.insert_unary(
+                request={
+                    "project": body.project,
+                    "region": body.region,
+                    "resource_policy_resource": resource,
+                },
+                retry=None,
+                timeout=READ_SECONDS,
+            )
+        except api.Conflict:
+            return  # it is there already
+    _check(wait_for_region(clients, body.region, operation, what), what)
+
+
+def remove(clients: GcpClients, options: GcpOptions, job_id: str, *, store_url: str) -> None:
+    """Remove the job's policies; safe to repeat.
+
+    Raises:
+        TransientError: a machine still has one, or Google did not answer.
+        AuthError: a right is missing.
+    """
+    what = "removing the job's placement policies"
+    pattern = re.compile(re.escape(attributes.machine_stem(job_id)) + "-[0-9a-f]{8}")
+    for region in wanted_regions(options):
+        for policy in list_all(clients, "ResourcePoliciesClient", what, region=region):
+            is_ours = pattern.fullmatch(policy.name) is not None
+            if is_ours and (not store_url or policy.name == policy_name(job_id, store_url)):
+                _remove(clients, region, policy.name, what)
+
+
+def _remove(clients: GcpClients, region: str, name: str, what: str) -> None:
+    client = clients.compute("ResourcePoliciesClient")
+    request = {"project": clients.project, "region": region, "resource_policy": name}
+    with translated(what, {"resourceInUseByAnotherResource": TransientError}):
+        try:
+            operation = client.delete_unary(request=request, retry=None, timeout=READ_SECONDS)
+        except api.NotFound:
+            return  # another was faster
+    _check(wait_for_region(clients, region, operation, what), what, kind=TransientError)
+
+
+def _check(operation: Any, what: str, *, kind: type[CloudspotError] = ProvisionError) -> None:
+    for cause in causes_of(operation):
+        if cause.code in {"RESOURCE_NOT_FOUND", "RESOURCE_ALREADY_EXISTS"}:
+            continue
+        found = QuotaError if LAUNCH_CODES.get(cause.code) is QuotaError else kind
+        raise found(f"{what}: {one_line(cause.message)} ({cause.code})")

@@ -1,0 +1,149 @@
+"""What Compute Engine's refusals of a launch mean: no capacity, no quota, no right, or never."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from google.api_core import exceptions as api
+
+from cloudspot.errors import (
+    AuthError,
+    CapacityError,
+    CloudspotError,
+    ProvisionError,
+    QuotaError,
+    TransientError,
+)
+from cloudspot_gcp.errors import THROTTLED, error_code, one_line, translation
+from cloudspot_gcp.request import ComputeRequest
+
+MIN_COUNT: Final = "VM_MIN_COUNT_NOT_REACHED"
+"""Of a bulk insert that fell short; the cause is told by the operations of its machines."""
+LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
+    "ZONE_RESOURCE_POOL_EXHAUSTED": CapacityError,
+    "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS": CapacityError,
+    "REGION_RESOURCE_POOL_EXHAUSTED": CapacityError,
+    "RESOURCE_POOL_EXHAUSTED": CapacityError,
+    "STOCKOUT": CapacityError,
+    "stockout": CapacityError,
+    "IP_SPACE_EXHAUSTED": CapacityError,
+    MIN_COUNT: CapacityError,
+    # What failed in passing, and was told by an operation: to send this launch again would only find that
+    # operation again. The next launch may go well.
+    "INTERNAL_ERROR": CapacityError,
+    "SERVICE_UNAVAILABLE": CapacityError,
+    "RESOURCE_NOT_READY": CapacityError,
+    "RESOURCE_OPERATION_RATE_EXCEEDED": CapacityError,
+    "RATE_LIMIT_EXCEEDED": CapacityError,
+    "QUOTA_EXCEEDED": QuotaError,
+    "quotaExceeded": QuotaError,
+    "limitExceeded": QuotaError,
+    "GPUS_ALL_REGIONS_QUOTA_EXCEEDED": QuotaError,
+    "PERMISSIONS_ERROR": AuthError,
+    "SERVICE_ACCOUNT_ACCESS_DENIED": AuthError,
+    "UNSUPPORTED_OPERATION": ProvisionError,
+    "RESOURCE_ALREADY_EXISTS": ProvisionError,
+    "alreadyExists": ProvisionError,
+    "CONDITION_NOT_MET": ProvisionError,
+}
+"""Codes of operations in capitals, reasons of refused requests in small letters (Compute Engine
+documentation, "Troubleshooting resource availability errors", "Troubleshooting quota errors"; public code
+that reads them; the rest from memory; checked 2026-11)."""
+_FIELDS: Final = (
+    ("/images/", "image"),
+    ("serviceAccount", "service_account"),
+    ("service account", "service_account"),
+    ("/subnetworks/", "subnetworks"),
+    ("subnetwork", "subnetworks"),
+    ("/networks/", "network"),
+    ("resourcePolic", "placement_policy"),
+    ("machineType", "machine_types"),
+    ("diskSizeGb", "disk"),
+    ("diskType", "disk_type"),
+    ("preemptionNoticeDuration", "preemption_notice"),
+    (".labels", "labels"),
+    (".tags", "network_tags"),
+)
+"""By what a refusal speaks of: the option that is wrong."""
+_QUOTA_ADVICE: Final = "; ask for more under IAM & Admin > Quotas, or use another type, market or region"
+_POLICY_ADVICE: Final = "; docs/gcp.md has the role"
+_NEEDED: Final = re.compile(r"Required '([a-zA-Z.]+)' permission")
+THROTTLE_WAITS: Final = (1.0, 2.0)
+"""Seconds before the second and third try of a launch that Compute Engine had no time for."""
+
+T = TypeVar("T")
+
+
+class Cause(NamedTuple):
+    """One error of an operation."""
+
+    code: str
+    message: str
+
+
+def causes_of(operation: Any) -> list[Cause]:
+    """Return what went wrong in an operation. Only this tells: an operation that failed is DONE as well."""
+    found = [Cause(str(one.code), str(one.message)) for one in operation.error.errors]
+    if not found and operation.http_error_status_code:
+        found = [Cause(str(operation.http_error_status_code), str(operation.http_error_message))]
+    return found
+
+
+def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
+    """Return what a refused request for machines means, and whose field it is."""
+    what = launching(body)
+    found = translation(error, what, LAUNCH_CODES)
+    if isinstance(found, AuthError):
+        needed = _NEEDED.search(str(error))
+        if needed is not None:
+            return AuthError(f"{what}: the credentials lack {needed[1]}{_POLICY_ADVICE}")
+        return AuthError(f"{found}{_POLICY_ADVICE}") if error_code(error) in LAUNCH_CODES else found
+    return _with_advice(found, str(error))
+
+
+def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
+    """Return what the errors of operations mean: the gravest counts, since it will be there again."""
+    kinds = (AuthError, ProvisionError, QuotaError, CapacityError)
+    by_kind: dict[type[CloudspotError], Cause] = {}
+    for cause in causes:
+        by_kind.setdefault(LAUNCH_CODES.get(cause.code, ProvisionError), cause)
+    if len(by_kind) > 1 and by_kind.get(CapacityError, Cause("", "")).code == MIN_COUNT:
+        del by_kind[CapacityError]  # It only says that there is another.
+    kind = next(kind for kind in kinds if kind in by_kind)
+    cause = by_kind[kind]
+    error = kind(f"{launching(body)}: {one_line(cause.message)} ({cause.code})")
+    if kind is AuthError:
+        return AuthError(f"{error}{_POLICY_ADVICE}")
+    return _with_advice(error, cause.message)
+
+
+def launching(body: ComputeRequest) -> str:
+    """Return what a launch is called in messages."""
+    properties = body.bulk_insert["instanceProperties"]
+    spot = "spot" if properties["scheduling"]["provisioningModel"] == "SPOT" else "on-demand"
+    return f"launching {body.bulk_insert['count']} {spot} {body.machine_type} in {body.region}"
+
+
+def unless_throttled(call: Callable[[], T]) -> T:
+    """Return what the call returns; where Google throttles it, nothing was done, and it is made again."""
+    for seconds in THROTTLE_WAITS:
+        try:
+            return call()
+        except api.GoogleAPICallError as error:
+            if error_code(error) not in THROTTLED:
+                raise
+            time.sleep(seconds)
+    return call()
+
+
+def _with_advice(found: CloudspotError, said: str) -> CloudspotError:
+    if isinstance(found, QuotaError):
+        return QuotaError(f"{found}{_QUOTA_ADVICE}")
+    if isinstance(found, (CapacityError, TransientError, AuthError)):
+        return found
+    field = next((name for word, name in _FIELDS if word in said), None)
+    # A refusal that nobody has named: this very request will never do.
+    return ProvisionError(str(found) if field is None else f"providers.gcp.{field}: {found}")

@@ -1,0 +1,254 @@
+"""Renders the very bulk insert of a launch; pure: all that must be looked up stands in the offer."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from typing import Any, Final
+
+import msgspec
+
+from cloudspot.decoding import convert
+from cloudspot.errors import ProvisionError, SpecError
+from cloudspot.model import DEFAULT_MASTER_PORT, InstanceGroup, LaunchRequest, Market
+from cloudspot_gcp import attributes
+from cloudspot_gcp.options import GcpOptions, subnetwork_region
+from cloudspot_gcp.shutdownscript import KEY as SHUTDOWN_SCRIPT
+from cloudspot_gcp.shutdownscript import render_shutdown_script
+
+STARTUP_SCRIPT: Final = "startup-script"
+"""The attribute that the guest agent runs as root at each boot."""
+MAX_SCRIPT_BYTES: Final = 262144
+"""Of one attribute's value (Compute Engine documentation, "Set custom metadata", limitations)."""
+MIN_RUN_SECONDS: Final = 30
+MAX_RUN_SECONDS: Final = 120 * 24 * 3600
+"""What maxRunDuration may be ("Limit the run time of a VM"; checked 2026-11)."""
+GRACE_SECONDS: Final = 600
+"""The machine's own timer comes first: it ends the machine in good order."""
+GIB: Final = 2**30
+DEFAULT_EXTRA_GIB: Final = 50
+"""What is left free on the boot disk where nobody says how much is needed."""
+_TOKEN_SPACE: Final = uuid.UUID("6f2a4c7e-51d8-4d8b-9a35-0c3e8a6f1b27")
+
+
+class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a launch request."""
+
+    project: str
+    region: str
+    """A request id counts per project and region: the same request in another one would launch again."""
+    bulk_insert: dict[str, Any]
+    """The body of regionInstances.bulkInsert, as the REST API has it."""
+    made_placement_policy: str | None = None
+    """The policy to make before the first machine, and to remove with the job."""
+
+    @property
+    def machine_type(self) -> str:
+        """Return such as ``n2-standard-4``."""
+        return str(self.bulk_insert["instanceProperties"]["machineType"])
+
+    @property
+    def market(self) -> Market:
+        """Return on which market they are asked for."""
+        scheduling = self.bulk_insert["instanceProperties"]["scheduling"]
+        return Market.SPOT if scheduling["provisioningModel"] == "SPOT" else Market.ON_DEMAND
+
+    @property
+    def store_url(self) -> str:
+        """Return where the job's records lie, as the machines are told."""
+        items = self.bulk_insert["instanceProperties"]["metadata"]["items"]
+        return next((str(one["value"]) for one in items if one["key"] == attributes.STORE), "")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the machines' labels."""
+        return dict(self.bulk_insert["instanceProperties"]["labels"])
+
+
+def decode_request(request: LaunchRequest) -> ComputeRequest:
+    """Return the body of a stored request.
+
+    Raises:
+        ProvisionError: it is none of this provider's.
+    """
+    try:
+        body: ComputeRequest = convert(request.body, ComputeRequest)
+        return body
+    except msgspec.ValidationError as error:
+        raise ProvisionError(f"the request is none of provider 'gcp': {error}") from error
+
+
+def request_id(token: str) -> str:
+    """Return the launch token as Compute Engine wants it: a UUID, the same each time."""
+    return str(uuid.uuid5(_TOKEN_SPACE, token))
+
+
+def render_request(options: GcpOptions, group: InstanceGroup, *, provider: str) -> LaunchRequest:
+    """Return one bulk insert for all machines of the group.
+
+    Raises:
+        SpecError: the boot script is too long for Compute Engine.
+    """
+    size = len(group.user_data.encode())
+    if size > MAX_SCRIPT_BYTES:
+        raise SpecError(
+            f"the boot script has {size} bytes; Compute Engine takes {MAX_SCRIPT_BYTES}: put less into the "
+            "boot profile"
+        )
+    details = group.offer.details
+    made_policy = None
+    if options.placement_policy == "auto" and group.num_nodes > 1:
+        made_policy = policy_name(group.job_id, group.store_url)
+    names = [
+        attributes.machine_name(group.job_id, group.store_url, group.launch, rank)
+        for rank in range(group.num_nodes)
+    ]
+    policy = made_policy if options.placement_policy == "auto" else options.placement_policy
+    value: dict[str, Any] = msgspec.to_builtins(
+        ComputeRequest(
+            project=details["project"],
+            region=details["region"],
+            bulk_insert={
+                "count": str(group.num_nodes),
+                "minCount": str(group.min_nodes),
+                "perInstanceProperties": {name: {} for name in names},
+                "locationPolicy": _location_policy(group),
+                "instanceProperties": _properties(options, group, names[0], policy),
+            },
+            made_placement_policy=made_policy,
+        )
+    )
+    return LaunchRequest(
+        provider=provider, body={name: item for name, item in value.items() if item is not None}
+    )
+
+
+def policy_name(job_id: str, store_url: str) -> str:
+    """Return the name of the placement policy that is made for a job, in each region where it has one.
+
+    Another store may have a job of the same id.
+    """
+    return f"{attributes.machine_stem(job_id)}-{attributes.store_digest(store_url)}"
+
+
+def _location_policy(group: InstanceGroup) -> dict[str, Any]:
+    """Return in which one zone of the region: Compute Engine chooses it, by what it has."""
+    details = group.offer.details
+    locations = {f"zones/{zone}": {"preference": "ALLOW"} for zone in details["zones"].split(",")}
+    for zone in filter(None, details.get("other_zones", "").split(",")):
+        locations[f"zones/{zone}"] = {"preference": "DENY"}
+    return {"targetShape": "ANY_SINGLE_ZONE", "locations": locations}
+
+
+def _properties(
+    options: GcpOptions, group: InstanceGroup, first_name: str, policy: str | None
+) -> dict[str, Any]:
+    details = group.offer.details
+    labels = {
+        **options.labels,
+        attributes.JOB: group.job_id,
+        attributes.LAUNCH: str(group.launch),
+        attributes.STORE: attributes.store_digest(group.store_url),
+    }
+    properties: dict[str, Any] = {
+        "description": f"cloudspot: job {group.job_id}, launch {group.launch}",
+        "machineType": group.offer.instance_type,
+        "labels": labels,
+        "disks": [_boot_disk(options, group, labels)],
+        "networkInterfaces": [_interface(options, details)],
+        "serviceAccounts": [
+            {"email": details["service_account"], "scopes": list(options.scopes)},
+        ],
+        "scheduling": _scheduling(options, group, is_placed=policy is not None),
+        "metadata": {
+            "items": [
+                {"key": key, "value": text} for key, text in _attributes(options, group, first_name).items()
+            ]
+        },
+    }
+    if "accelerator" in details:
+        properties["guestAccelerators"] = [
+            {
+                "acceleratorType": details["accelerator"],
+                "acceleratorCount": int(details["accelerator_count"]),
+            }
+        ]
+    if options.network_tags:
+        properties["tags"] = {"items": list(options.network_tags)}
+    if policy is not None:
+        properties["resourcePolicies"] = [policy]
+    return properties
+
+
+def _boot_disk(options: GcpOptions, group: InstanceGroup, labels: dict[str, str]) -> dict[str, Any]:
+    details = group.offer.details
+    image_gib = int(details["image_gib"])
+    if options.disk:
+        size_gib = math.ceil(options.disk / GIB)
+    else:
+        size_gib = image_gib + (math.ceil(group.resources.disk_bytes / GIB) or DEFAULT_EXTRA_GIB)
+    return {
+        "boot": True,
+        "autoDelete": True,
+        "initializeParams": {
+            "sourceImage": details["image"],
+            "diskSizeGb": str(max(size_gib, image_gib)),
+            "diskType": options.disk_type,
+            "labels": labels,
+        },
+    }
+
+
+def _interface(options: GcpOptions, details: Any) -> dict[str, Any]:
+    interface: dict[str, Any] = {}
+    subnetwork = next(
+        (one for one in options.subnetworks if subnetwork_region(one) == details["region"]), None
+    )
+    if subnetwork is None:
+        network = options.network
+        interface["network"] = network if "/" in network else f"global/networks/{network}"
+    else:
+        interface["subnetwork"] = subnetwork
+    if options.public_ip:
+        interface["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
+    return interface
+
+
+def _scheduling(options: GcpOptions, group: InstanceGroup, *, is_placed: bool) -> dict[str, Any]:
+    """Return how the machines end: by a reclaim, or when their time is up, they are deleted.
+
+    Source: Compute Engine documentation, "Create and use Spot VMs", "Limit the run time of a VM", and the
+    description of Scheduling in the API's discovery document (checked 2026-11).
+    """
+    limit = math.ceil(group.max_seconds) + GRACE_SECONDS
+    scheduling: dict[str, Any] = {
+        "provisioningModel": "STANDARD",
+        "automaticRestart": False,
+        "instanceTerminationAction": "DELETE",
+        "maxRunDuration": {"seconds": str(min(max(limit, MIN_RUN_SECONDS), MAX_RUN_SECONDS))},
+    }
+    # Neither accelerators nor machines that are placed together move to another host while they run.
+    can_move = not group.offer.details.get("has_accelerator") and not is_placed
+    scheduling["onHostMaintenance"] = "MIGRATE" if can_move else "TERMINATE"
+    if group.offer.market is Market.SPOT:
+        scheduling |= {"provisioningModel": "SPOT", "onHostMaintenance": "TERMINATE"}
+        if options.preemption_notice:
+            scheduling["preemptionNoticeDuration"] = {"seconds": f"{options.preemption_notice:.0f}"}
+    return scheduling
+
+
+def _attributes(options: GcpOptions, group: InstanceGroup, first_name: str) -> dict[str, str]:
+    found = {
+        attributes.JOB: group.job_id,
+        attributes.LAUNCH: str(group.launch),
+        attributes.STORE: group.store_url,
+        attributes.MAX_SECONDS: f"{group.max_seconds:.0f}",
+        attributes.NUM_NODES: str(group.num_nodes),
+        attributes.MASTER_ADDR: first_name,
+        attributes.MASTER_PORT: str(DEFAULT_MASTER_PORT),
+        STARTUP_SCRIPT: group.user_data,
+        SHUTDOWN_SCRIPT: render_shutdown_script(),
+    }
+    if group.offer.market is Market.SPOT:
+        found[attributes.NOTICE_SECONDS] = f"{options.preemption_notice:.0f}"
+    return found
