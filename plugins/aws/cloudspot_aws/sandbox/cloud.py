@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from cloudspot.testing.emulation import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
+from cloudspot.testing.emulation import EmulatedCloud, EmulatedMachine, MachineHost
 from cloudspot.testing.faults import Faults
+from cloudspot.testing.furnishing import FurnishedHost
 from cloudspot.testing.rolekeys import Secrets
 from cloudspot.testing.serving import Server
 from cloudspot.testing.trail import Trail
@@ -92,7 +93,9 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         known = Secrets({self._access_key: self._secret_key}, keys)
         logs = StrictLogs(moto, faults=self.faults, secrets=known)
         s3 = StrictS3(logs, faults=self.faults, secrets=known)
-        self._ec2 = StrictEc2(s3, _RoleHost(host, keys), secrets=known, faults=self.faults)
+        self._ec2 = StrictEc2(
+            s3, FurnishedHost(host, partial(_equip, keys)), secrets=known, faults=self.faults
+        )
         self._server = Server(RoleCheck(self._ec2, keys, now=_now), host=address)
         self._furnish()
         self._trail = Trail(
@@ -165,36 +168,14 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self.faults.calls.clear()
 
 
-class _RoleHost(MachineHost):
-    """Gives machines what they need to know of their role, and what AWS's images have installed."""
-
-    def __init__(self, host: MachineHost, keys: RoleKeys) -> None:
-        self.network = host.network
-        self._host = host
-        self._keys = keys
-
-    def allocate_address(self) -> str:
-        return self._host.allocate_address()
-
-    def start(self, machine: EmulatedMachine) -> None:
-        facts = {**machine.metadata, "role-seed": self._keys.seed}
-        role = _role_of(str(machine.metadata.get("instance-profile", "")))
-        if role is not None:
-            facts["role"] = role
-        programs = {DEFAULT_TRAIN_PYTHON: sys.executable}
-        self._host.start(msgspec.structs.replace(machine, metadata=facts, programs=programs))
-
-    def terminate(self, machine_id: str) -> None:
-        self._host.terminate(machine_id)
-
-    def reclaim(self, machine_id: str, *, notice_seconds: float) -> None:
-        self._host.reclaim(machine_id, notice_seconds=notice_seconds)
-
-    def set_tags(self, machine_id: str, tags: Mapping[str, str]) -> None:
-        self._host.set_tags(machine_id, tags)
-
-    def states(self) -> Mapping[str, MachineStatus]:
-        return self._host.states()
+def _equip(keys: RoleKeys, machine: EmulatedMachine) -> EmulatedMachine:
+    """Give a machine what it needs to know of its role, and what AWS's images have installed."""
+    facts = {**machine.metadata, "role-seed": keys.seed}
+    role = _role_of(str(machine.metadata.get("instance-profile", "")))
+    if role is not None:
+        facts["role"] = role
+    programs = {DEFAULT_TRAIN_PYTHON: sys.executable}
+    return msgspec.structs.replace(machine, metadata=facts, programs=programs)
 
 
 def _role_of(profile: str) -> str | None:
