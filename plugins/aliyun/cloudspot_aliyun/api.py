@@ -7,6 +7,7 @@ style signs both alike (ECS developer reference, "RPC mechanism", checked 2026-1
 from __future__ import annotations
 
 import importlib
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,14 +41,20 @@ def ask(
     """Make a call once and return its answer; a key that has expired is renewed first, where it can be.
 
     What the SDK raises comes as it is: see :mod:`cloudspot_aliyun.errors`.
+
+    Raises:
+        TransientError: the answer is none of Alibaba Cloud's.
     """
     used = clients.credentials.get().access_key_id
     try:
+        try:
+            return clients.ask_ecs(_request(product, action, parameters), region=region)
+        except SDK_ERRORS as error:
+            if error_code(error) not in EXPIRED or not clients.credentials.renew(used):
+                raise
         return clients.ask_ecs(_request(product, action, parameters), region=region)
-    except SDK_ERRORS as error:
-        if error_code(error) not in EXPIRED or not clients.credentials.renew(used):
-            raise
-    return clients.ask_ecs(_request(product, action, parameters), region=region)
+    except json.JSONDecodeError as error:  # such as a proxy's page in place of the answer
+        raise TransientError(f"{action}: the answer cannot be read") from error
 
 
 def read(

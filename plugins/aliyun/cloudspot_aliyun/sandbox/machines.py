@@ -150,16 +150,14 @@ class Machines:
 
     def refresh(self) -> None:
         """Follow how the machines are now, and release those whose time is up."""
-        statuses = self._host.states()
-        for machine in self.by_id.values():
-            if machine.is_released:
-                continue
+        for machine in self.alive():
             if machine.auto_release_at is not None and self._clock() >= machine.auto_release_at:
                 machine.auto_release_at = None
                 self.release(machine)
-            status = statuses.get(machine.id)
-            if status is not None:
-                _follow(machine, status)
+        statuses = self._host.states()
+        for machine in self.alive():
+            if machine.id in statuses:
+                _follow(machine, statuses[machine.id])
         due = [one for one in self._late_tags if one[0] <= self._clock()]
         self._late_tags = [one for one in self._late_tags if one[0] > self._clock()]
         for _, instance_id, values in due:

@@ -1,0 +1,666 @@
+import base64
+import concurrent.futures
+import gzip
+from datetime import datetime, timezone
+
+import msgspec
+import pytest
+
+from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
+from cloudspot.model import EndReason, InstanceGroup, InstanceState, LaunchRequest, Market, Resources
+from cloudspot_aliyun.options import AliyunOptions
+from cloudspot_aliyun.provider import AliyunProvider
+
+SCRIPT = "#!/usr/bin/env bash\necho boot\n"
+STORE = "oss://bucket/prefix"
+TYPE = "ecs.gn7i-c8g1.2xlarge"
+ZONE = "cn-hangzhou-i"
+NO_STOCK = "OperationDenied.NoStock"
+
+
+class Kit:
+    """A provisioner of an emulated account, and requests for it."""
+
+    def __init__(self, cloud, **options):
+        self.cloud = cloud
+        self.provisioner = cloud.provider(**{"instance_types": (TYPE,), **options}).provisioner()
+
+    def group(self, *, launch=1, num_nodes=1, market="spot", zone=ZONE, script=SCRIPT, **fields):
+        return InstanceGroup(
+            **{
+                "job_id": "digits-1",
+                "launch": launch,
+                "num_nodes": num_nodes,
+                "min_nodes": num_nodes,
+                "offer": self.cloud.offer(self.provisioner, market=market, zone=zone),
+                "resources": Resources(),
+                "user_data": script,
+                "max_seconds": 3600.0,
+                "store_url": STORE,
+                **fields,
+            }
+        )
+
+    def request(self, **fields):
+        return self.provisioner.render(self.group(**fields))
+
+    def launch(self, *, token="token-1", **fields):
+        return self.provisioner.create(self.request(**fields), token=token)
+
+    def listed(self, job_id="digits-1"):
+        return {one.id: one for one in self.provisioner.instances(job_id=job_id)}
+
+
+@pytest.fixture
+def kit(cloud):
+    return Kit(cloud)
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+def test_the_request_holds_all_that_ecs_is_asked_for(cloud):
+    cloud.place.key_pairs.add("mine")
+    kit = Kit(
+        cloud,
+        key_pair="mine",
+        max_price=9.125,
+        disk=200 * 2**30,
+        disk_performance="PL2",
+        metadata_hops=2,
+        public_bandwidth=5,
+        resource_group="rg-acfm1234567890",
+        protected_hour=True,
+        tags={"team": "vision"},
+    )
+    body = kit.request(num_nodes=2).body
+    assert body["region"] == "cn-hangzhou"
+    (group,) = cloud.place.groups
+    assert body["run_instances"] == {
+        "InstanceType": TYPE,
+        "ImageId": "ubuntu_24_04_x64_20G_alibase_20261101.vhd",
+        "ZoneId": ZONE,
+        "VSwitchId": "vsw-bp1cnhangzhou0002",
+        "SecurityGroupIds": [group],
+        "Amount": 2,
+        "MinAmount": 2,
+        "InstanceName": "digits-1-1-[0,1]",
+        "HostName": "digits-1-1-[0,1]",
+        "InstanceChargeType": "PostPaid",
+        "SpotStrategy": "SpotWithPriceLimit",
+        "SpotPriceLimit": 9.125,
+        "SpotDuration": 1,
+        "SpotInterruptionBehavior": "Terminate",
+        "SystemDisk": {"Category": "cloud_essd", "Size": "200", "PerformanceLevel": "PL2"},
+        "RamRoleName": "cloudspot-node",
+        "HttpEndpoint": "enabled",
+        "HttpTokens": "required",
+        "HttpPutResponseHopLimit": 2,
+        "InternetMaxBandwidthOut": 5,
+        "InternetChargeType": "PayByTraffic",
+        "KeyPairName": "mine",
+        "ResourceGroupId": "rg-acfm1234567890",
+        "UserData": base64.b64encode(SCRIPT.encode()).decode(),
+        "Tag": [
+            {"Key": "team", "Value": "vision"},
+            {"Key": "cloudspot-job", "Value": "digits-1"},
+            {"Key": "cloudspot-launch", "Value": "1"},
+            {"Key": "cloudspot-num-nodes", "Value": "2"},
+            {"Key": "cloudspot-max-seconds", "Value": "3600"},
+            {"Key": "MASTER_PORT", "Value": "29500"},
+            {"Key": "cloudspot-store", "Value": STORE},
+        ],
+    }
+
+
+def test_the_market_price_goes_where_nobody_bids(kit):
+    asked = kit.request().body["run_instances"]
+    assert (asked["SpotStrategy"], asked["SpotDuration"]) == ("SpotAsPriceGo", 0)
+    assert "SpotPriceLimit" not in asked
+
+
+def test_a_machine_by_pay_as_you_go_is_asked_for_without_a_word_of_spot(kit):
+    asked = kit.request(market="on-demand").body["run_instances"]
+    assert [(name, value) for name, value in asked.items() if name.startswith("Spot")] == [
+        ("SpotStrategy", "NoSpot")
+    ]
+
+
+def test_rendering_asks_nobody_and_gives_the_same_bytes_each_time(kit):
+    group = kit.group(num_nodes=2)
+    first = kit.provisioner.render(group)
+    num_calls = len(kit.cloud.faults.calls)
+    kit.cloud.now += 86400.0
+    again = msgspec.json.decode(msgspec.json.encode(group), type=InstanceGroup)
+    other = kit.cloud.provider(instance_types=(TYPE,)).provisioner()
+    assert msgspec.json.encode(other.render(again)) == msgspec.json.encode(first)
+    assert len(kit.cloud.faults.calls) == num_calls
+
+
+def test_the_request_is_the_same_after_it_was_stored(kit):
+    request = kit.request(num_nodes=2)
+    assert msgspec.json.decode(msgspec.json.encode(request), type=LaunchRequest) == request
+
+
+def test_the_system_disk_has_the_images_size_and_what_the_job_asks_on_top(kit):
+    def size(**resources):
+        request = kit.request(resources=Resources(**resources))
+        return request.body["run_instances"]["SystemDisk"]["Size"]
+
+    assert size() == str(20 + 50)
+    assert size(disk_bytes=100 * 2**30 + 1) == str(20 + 101)
+
+
+def test_a_long_boot_script_is_compressed_always_to_the_same_bytes(kit):
+    script = SCRIPT + "# so that it is long\n" * 3000
+    body = kit.request(script=script).body
+    assert body == kit.request(script=script).body
+    (instance,) = kit.launch(script=script)
+    assert gzip.decompress(kit.cloud.host.machines[instance.id].user_data).decode() == script
+
+
+def test_a_script_of_32_kib_goes_as_it_is(kit):
+    script = SCRIPT + "x" * (32768 - len(SCRIPT))
+    (instance,) = kit.launch(script=script)
+    assert kit.cloud.host.machines[instance.id].user_data == script.encode()
+
+
+def test_a_boot_script_that_is_too_long_even_compressed_is_refused(kit):
+    script = SCRIPT + "".join(f"{i**7 % 1000003:x}" for i in range(24000))
+    with pytest.raises(SpecError, match=r"the boot script has \d+ bytes and \d+ compressed; ECS takes 32768"):
+        kit.request(script=script)
+
+
+def test_more_machines_than_one_call_makes_are_refused(kit):
+    with pytest.raises(SpecError, match="nodes: ECS launches 100 machines at once at most; got 101"):
+        kit.request(num_nodes=101)
+
+
+def test_a_long_label_of_the_store_is_carried_whole(kit):
+    store = "oss://bucket/" + "p" * 187
+    kit.launch(store_url=store)
+    (one,) = kit.listed().values()
+    assert (one.store_url, len(store)) == (store, 200)
+
+
+@pytest.mark.parametrize("job_id", ["8-digits", "a" * 63, "a--b"])
+def test_every_jobs_machines_have_names_that_ecs_takes_and_ranks_at_their_end(kit, job_id):
+    kit.launch(job_id=job_id, num_nodes=12)
+    listed = kit.listed(job_id)
+    assert sorted(one.rank for one in listed.values()) == list(range(12))
+    for one in listed.values():
+        assert kit.cloud.host.machines[one.id].host_name.endswith(f"-1-{one.rank:02d}")
+        assert kit.cloud.describe(one.id)[one.id]["InstanceName"].endswith(f"{job_id}-1-{one.rank:02d}")
+
+
+# --- create ---------------------------------------------------------------------------------------
+
+
+def test_one_call_makes_all_machines_of_a_launch(kit):
+    made = kit.launch(num_nodes=3)
+    assert kit.cloud.faults.count("RunInstances") == 1
+    assert [(one.state, one.launch, one.job_id, one.market) for one in made] == [
+        (InstanceState.PENDING, 1, "digits-1", Market.SPOT)
+    ] * 3
+    listed = kit.listed()
+    assert set(listed) == {one.id for one in made} == set(kit.cloud.host.machines)
+    assert sorted((one.rank, one.zone, one.instance_type, one.store_url) for one in listed.values()) == [
+        (rank, ZONE, TYPE, STORE) for rank in range(3)
+    ]
+    assert len({one.address for one in listed.values()}) == 3
+
+
+def test_each_machine_boots_with_its_own_facts(kit):
+    made = kit.launch(num_nodes=2)
+    machines = [kit.cloud.host.machines[one.id] for one in made]
+    assert [one.job.rank for one in machines] == [0, 1]
+    for rank, machine in enumerate(machines):
+        assert machine.user_data == SCRIPT.encode()
+        assert (machine.job.job_id, machine.job.launch, machine.job.num_nodes) == ("digits-1", 1, 2)
+        facts = machine.metadata
+        assert facts["hostname"] == machine.host_name == f"digits-1-1-{rank}"
+        assert (facts["http-tokens"], facts["role"], facts["zone-id"]) == ("required", "cloudspot-node", ZONE)
+        assert facts["private-ipv4"] == machine.address
+
+
+def test_the_same_token_and_request_give_the_same_machines(kit):
+    first = kit.launch(num_nodes=2)
+    again = kit.launch(num_nodes=2)
+    assert [one.id for one in again] == [one.id for one in first]
+    assert len(kit.cloud.alive) == 2
+
+
+def test_many_at_once_with_one_token_make_one_set_of_machines(kit):
+    request = kit.request(num_nodes=2)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: kit.provisioner.create(request, token="t"), range(8)))
+    assert len({tuple(one.id for one in each) for each in made}) == 1
+    assert len(kit.cloud.alive) == 2
+
+
+def test_a_replay_sends_the_very_bytes_of_the_first_time(kit):
+    kit.launch(num_nodes=2)
+    kit.cloud.now += 300.0
+    kit.launch(num_nodes=2)
+    changing = {"Signature", "SignatureNonce", "Timestamp"}
+    first, again = (
+        {name: value for name, value in call.items() if name not in changing}
+        for call in kit.cloud.calls("RunInstances")
+    )
+    assert first == again
+    assert "AutoReleaseTime" not in first
+
+
+def test_a_token_that_was_used_for_another_request_is_refused(kit):
+    kit.launch()
+    with pytest.raises(ProvisionError, match="IdempotentParameterMismatch"):
+        kit.launch(script=SCRIPT + "more\n")
+
+
+def test_a_token_counts_for_as_long_as_the_plugin_says_and_no_longer(kit):
+    (one,) = kit.launch()
+    kit.cloud.now += kit.provisioner.token_seconds - 1
+    assert [again.id for again in kit.launch()] == [one.id]
+    kit.cloud.now += 1
+    assert [again.id for again in kit.launch()] != [one.id]
+
+
+def test_a_token_whose_machines_are_gone_makes_no_others(kit):
+    (one,) = kit.launch()
+    kit.cloud.host.end(one.id, EndReason.RECLAIMED)
+    assert [again.id for again in kit.launch()] == [one.id]
+    assert kit.cloud.alive == []
+
+
+def test_a_request_of_somebody_elses_is_refused(kit):
+    with pytest.raises(ProvisionError, match="none of provider 'aliyun'"):
+        kit.provisioner.create(LaunchRequest(provider="local", body={"job_id": "x"}), token="t")
+
+
+def test_no_stock_is_found_out_in_one_try_and_leaves_nothing(kit):
+    request = kit.request(num_nodes=2)
+    kit.cloud.faults.capacity[ZONE, "*", "spot"] = 1
+    with pytest.raises(
+        CapacityError, match=rf"^launching 2 spot {TYPE} in {ZONE}: .*sold out.*\({NO_STOCK}\)$"
+    ):
+        kit.provisioner.create(request, token="t")
+    assert kit.cloud.faults.count("RunInstances") == 1
+    assert kit.cloud.alive == []
+
+
+def test_fewer_machines_than_wished_but_enough_are_returned(kit):
+    kit.cloud.faults.capacity[ZONE, "*", "*"] = 2
+    made = kit.launch(num_nodes=3, min_nodes=2)
+    assert len(made) == 2
+    assert sorted(one.rank for one in kit.listed().values()) == [0, 1]
+
+
+def test_a_bid_below_the_markets_price_is_a_lack_of_capacity(cloud):
+    kit = Kit(cloud, max_price=0.9)
+    cloud.ecs.catalogue.prices[TYPE, ZONE] = 0.901
+    with pytest.raises(CapacityError, match="SpotPriceLowerThanPublicPrice"):
+        kit.launch()
+    cloud.ecs.catalogue.prices[TYPE, ZONE] = 0.9
+    assert len(kit.launch()) == 1
+
+
+def test_a_quota_says_what_to_ask_for(kit):
+    kit.cloud.faults.vcpu_quota["on-demand"] = 8
+    kit.launch(market="on-demand")
+    with pytest.raises(
+        QuotaError, match=r"QuotaExceed\.AfterpayInstance\); ask for more in the Quota Center"
+    ):
+        kit.launch(market="on-demand", token="token-2", launch=2)
+
+
+def test_an_account_in_arrears_stops_everything(kit):
+    request = kit.request()
+    kit.cloud.ecs.is_in_arrears = True
+    with pytest.raises(AuthError) as error:
+        kit.provisioner.create(request, token="t")
+    assert str(error.value) == (
+        f"launching 1 spot {TYPE} in {ZONE}: the account cannot buy: Your account has been in arrears. "
+        "(Account.Arrearage); settle it in the console's Expenses"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("Zone.NotOnSale", 403, CapacityError),
+        ("InvalidResourceType.NotSupported", 403, CapacityError),
+        ("InstanceType.Offline", 403, CapacityError),
+        ("OperationDenied.SpotPriceLowerThanPublicPrice", 403, CapacityError),
+        ("InvalidSpotPriceLimit.LowerThanPublicPrice", 400, CapacityError),
+        ("QuotaExceeded.PrivateIpAddress", 400, CapacityError),
+        ("QuotaExceed.ElasticQuota", 403, QuotaError),
+        ("QuotaExceed.PostPaidDisk", 403, QuotaError),
+        ("InvalidInstanceType.ValueUnauthorized", 403, QuotaError),
+        ("InsufficientBalance", 403, AuthError),
+        ("RealNameAuthenticationError", 403, AuthError),
+        ("Forbidden.RiskControl", 403, AuthError),
+        ("InvalidAccessKeyId.Inactive", 400, AuthError),
+        ("InvalidParameter.Conflict", 400, ProvisionError),
+        ("InternalError", 500, TransientError),
+        ("ServiceUnavailable", 503, TransientError),
+        ("IdempotentProcessing", 400, TransientError),
+        ("LastTokenProcessing", 400, TransientError),
+    ],
+)
+def test_each_refusal_says_what_to_do_next(kit, code, status, kind, capfd):
+    request = kit.request()
+    kit.cloud.faults.inject("RunInstances", code, status=status)
+    with pytest.raises(kind, match=code) as error:
+        kit.provisioner.create(request, token="t")
+    assert type(error.value) is kind
+    assert kit.cloud.faults.count("RunInstances") == 1
+    assert capfd.readouterr() == ("", "")  # The SDK would have its own say.
+
+
+def test_a_throttled_launch_is_tried_three_times(kit):
+    request = kit.request()
+    kit.cloud.faults.inject("RunInstances", "Throttling.User", status=400, times=5)
+    with pytest.raises(TransientError, match="throttles the requests"):
+        kit.provisioner.create(request, token="t")
+    assert kit.cloud.faults.count("RunInstances") == 3
+    assert len(kit.provisioner.create(request, token="t")) == 1
+
+
+def test_a_lost_answer_leaves_the_outcome_open_and_the_replay_finds_the_machine(kit):
+    request = kit.request()
+    kit.cloud.faults.inject("RunInstances", "InternalError", happens=True)
+    with pytest.raises(TransientError):
+        kit.provisioner.create(request, token="t")
+    (instance,) = kit.provisioner.create(request, token="t")
+    assert kit.cloud.alive == [instance.id]
+
+
+def test_an_api_that_is_not_there_leaves_the_outcome_open(cloud, monkeypatch):
+    request = Kit(cloud).request()
+    monkeypatch.setenv("ECS_ENDPOINT", "http://127.0.0.1:1")
+    provisioner = AliyunProvider(AliyunOptions(region="cn-hangzhou")).provisioner()
+    with pytest.raises(TransientError, match="no answer from Alibaba Cloud"):
+        provisioner.create(request, token="t")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"ImageId": "m-bp1nobodysimage0000"}, "image"),
+        ({"InstanceType": "ecs.z9.huge"}, "instance_types"),
+        ({"KeyPairName": "nobodys"}, "key_pair"),
+        ({"RamRoleName": "nobodys"}, "role"),
+        ({"DeploymentSetId": "ds-bp1nobodysset0000"}, "deployment_set"),
+        ({"VSwitchId": "vsw-bp1nobodysvswitch"}, "vswitches"),
+        ({"SecurityGroupIds": ["sg-bp1nobodysgroup00"]}, "security_groups"),
+        ({"SystemDisk": {"Category": "cloud_essd", "Size": "1"}}, "disk"),
+        ({"SystemDisk": {"Category": "cloud_tape", "Size": "40"}}, "disk_type"),
+    ],
+)
+def test_what_was_removed_since_the_offers_is_named_by_its_option(kit, change, field):
+    request = kit.request()
+    request.body["run_instances"].update(change)
+    with pytest.raises(ProvisionError, match=rf"^providers\.aliyun\.{field}: launching 1 spot ecs\.\S+ in "):
+        kit.provisioner.create(request, token="t")
+
+
+@pytest.mark.parametrize("right", ["ram:PassRole", "ecs:RunInstances"])
+def test_a_right_that_is_missing_is_named(kit, right):
+    request = kit.request()
+    kit.cloud.faults.denied = {right}
+    with pytest.raises(AuthError, match=rf"lack {right}.*docs/aliyun\.md has the policy"):
+        kit.provisioner.create(request, token="t")
+
+
+def test_credentials_that_have_expired_are_told(kit):
+    request = kit.request()
+    kit.cloud.faults.expired_keys = {"LTAI5tExampleKeyOfATest"}
+    with pytest.raises(AuthError, match="the Alibaba Cloud credentials have expired"):
+        kit.provisioner.create(request, token="t")
+
+
+def test_a_key_that_expires_in_mid_run_is_renewed_and_the_call_made_again(kit, monkeypatch):
+    request = kit.request()
+    kit.cloud.ecs._gate._keys["LTAI5tTheNextKey"] = "TheNextSecret"
+
+    def expire(call):
+        kit.cloud.faults.expired_keys = {"LTAI5tExampleKeyOfATest"}
+        monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_ID", "LTAI5tTheNextKey")
+        monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "TheNextSecret")
+
+    kit.cloud.faults.expired_keys = {"LTAI5tExampleKeyOfATest"}
+    kit.cloud.faults.on_call = expire
+    assert len(kit.provisioner.create(request, token="t")) == 1
+    assert [call.error for call in kit.cloud.faults.calls][-2:] == ["InvalidSecurityToken.Expired", None]
+
+
+# --- instances ------------------------------------------------------------------------------------
+
+
+def test_a_job_sees_its_own_machines_only(kit):
+    (one,) = kit.launch()
+    (other,) = kit.launch(job_id="digits-2", token="t-2")
+    kit.cloud.ask(
+        "RunInstances",
+        ImageId="ubuntu_24_04_x64_20G_alibase_20261101.vhd",
+        InstanceType="ecs.g7.large",
+        VSwitchId="vsw-bp1cnhangzhou0001",
+        SecurityGroupId=next(iter(kit.cloud.place.groups)),
+    )
+    assert len(kit.cloud.alive) == 3
+    assert list(kit.listed()) == [one.id]
+    assert {found.id for found in kit.provisioner.instances()} == {one.id, other.id}
+
+
+def test_every_page_of_a_listing_is_read(kit):
+    for launch in (1, 2):
+        kit.launch(launch=launch, token=f"token-{launch}", num_nodes=60)
+    assert len(kit.listed()) == 120
+    assert kit.cloud.faults.count("DescribeInstances") == 2
+
+
+def test_a_machine_that_is_being_taken_is_on_its_way_out_and_then_told_as_reclaimed(kit):
+    (one,) = kit.launch()
+    assert kit.listed()[one.id].state is InstanceState.RUNNING
+    kit.cloud.host.warn(one.id, datetime(2026, 11, 20, tzinfo=timezone.utc))
+    found = kit.listed()[one.id]
+    assert (found.state, found.end_reason) == (InstanceState.SHUTTING_DOWN, EndReason.RECLAIMED)
+    kit.cloud.host.end(one.id, EndReason.RECLAIMED)
+    found = kit.listed()[one.id]
+    assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason.RECLAIMED)
+    kit.cloud.monotonic += 3600.0
+    assert kit.listed() == {}
+
+
+def test_a_machine_that_vanishes_unannounced_proves_nothing(kit):
+    (one,) = kit.launch()
+    assert list(kit.listed()) == [one.id]
+    kit.cloud.host.end(one.id, EndReason.LOST)
+    assert kit.listed() == {}
+
+
+def test_a_released_machine_is_told_as_ended_by_whoever_released_it(kit):
+    (one,) = kit.launch()
+    kit.listed()
+    kit.cloud.host.ends_at_once = False
+    kit.provisioner.terminate([one.id])
+    assert kit.listed()[one.id].state is InstanceState.SHUTTING_DOWN
+    kit.cloud.host.end(one.id, EndReason.TERMINATED)
+    found = kit.listed()[one.id]
+    assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason.TERMINATED)
+    other = kit.cloud.provider(instance_types=(TYPE,)).provisioner()
+    assert other.instances(job_id="digits-1") == ()
+
+
+def test_a_machine_that_has_shut_itself_down_is_billed_and_not_dead(kit):
+    (one,) = kit.launch()
+    kit.cloud.host.end(one.id, EndReason.SELF)
+    assert kit.listed()[one.id].state is InstanceState.SHUTTING_DOWN
+    assert kit.cloud.describe(one.id)[one.id]["Status"] == "Stopped"
+    kit.provisioner.terminate([one.id])
+    assert kit.cloud.describe(one.id) == {}
+
+
+def test_a_machine_without_its_tags_is_still_found_by_its_id(kit):
+    (one,) = kit.launch()
+    before = kit.listed()[one.id]
+    kit.cloud.ask("UntagResources", ResourceType="instance", ResourceId=[one.id], TagKey=["cloudspot-job"])
+    assert kit.listed() == {one.id: before}
+
+
+def test_a_machine_whose_launch_tag_was_tampered_with_belongs_to_none(kit):
+    (one,) = kit.launch()
+    kit.cloud.ask(
+        "TagResources",
+        ResourceType="instance",
+        ResourceId=[one.id],
+        Tag=[{"Key": "cloudspot-launch", "Value": "first"}],
+    )
+    assert kit.listed()[one.id].launch == 0
+
+
+def test_a_young_machine_is_in_no_listing_and_its_token_finds_it(kit):
+    kit.cloud.faults.describe_lag_seconds = 10.0
+    (one,) = kit.launch()
+    assert kit.listed() == {}
+    assert [again.id for again in kit.launch()] == [one.id]
+    kit.cloud.now += 10
+    assert list(kit.listed()) == [one.id]
+
+
+def test_a_listing_that_fails_tells_nothing(kit):
+    kit.cloud.faults.inject("DescribeInstances", "InternalError", times=3)
+    with pytest.raises(TransientError, match="listing the machines: Alibaba Cloud failed"):
+        kit.listed()
+
+
+def test_a_listing_that_fails_once_is_made_again(kit):
+    (one,) = kit.launch()
+    kit.cloud.faults.inject("DescribeInstances", "ServiceUnavailable", status=503, times=2)
+    assert list(kit.listed()) == [one.id]
+
+
+def test_another_accounts_empty_listing_proves_nothing(cloud):
+    provisioner = cloud.provider(account="9999999999999999").provisioner()
+    with pytest.raises(AuthError) as error:
+        provisioner.instances()
+    assert str(error.value) == (
+        "providers.aliyun.account: the job's machines are in account 9999999999999999, and these credentials "
+        "are of 1234567890123456; use others"
+    )
+    assert cloud.provider(account="1234567890123456").provisioner().instances() == ()
+
+
+# --- announce, terminate, release -----------------------------------------------------------------
+
+
+def test_announced_facts_are_tags_which_the_machines_metadata_show(kit):
+    made = kit.launch(num_nodes=2)
+    listed = list(kit.listed().values())
+    facts = {"MASTER_ADDR": listed[0].address, "NUM_NODES": "2"}
+    assert [kit.cloud.host.tags[one.id] for one in made] == [{}, {}]
+    for _ in range(2):
+        kit.provisioner.announce(listed, facts)
+    for one in made:
+        shown = kit.cloud.host.tags[one.id]
+        assert {name: shown[name] for name in ("MASTER_ADDR", "NUM_NODES", "MASTER_PORT")} == {
+            **facts,
+            "MASTER_PORT": "29500",
+        }
+        assert kit.cloud.describe(one.id)[one.id]["MetadataOptions"]["HttpTokens"] == "required"
+    assert kit.cloud.faults.count("ModifyInstanceMetadataOptions") == 2
+
+
+def test_announcing_to_machines_that_are_not_visible_yet_is_tried_again(kit):
+    kit.cloud.faults.describe_lag_seconds = 10.0
+    made = kit.launch()
+    with pytest.raises(TransientError, match=r"InvalidResourceId\.NotFound"):
+        kit.provisioner.announce(made, {"MASTER_ADDR": "10.77.0.11"})
+
+
+def test_a_machine_is_released_by_ecs_when_its_time_is_up(kit):
+    (one,) = kit.launch()
+    kit.provisioner.announce(list(kit.listed().values()), {"NUM_NODES": "1"})
+    (asked,) = kit.cloud.calls("ModifyInstanceAutoReleaseTime")
+    # An hour and ten minutes after the minute in which it was created.
+    assert f"{datetime.fromtimestamp(kit.cloud.now, timezone.utc):%H:%M:%S}" == "14:13:20"
+    assert asked["AutoReleaseTime"] == "2026-09-21T15:23:00Z"
+    kit.provisioner.announce(list(kit.listed().values()), {"NUM_NODES": "1"})
+    other = kit.cloud.provider(instance_types=(TYPE,)).provisioner()
+    other.announce(other.instances(job_id="digits-1"), {"NUM_NODES": "1"})
+    assert kit.cloud.faults.count("ModifyInstanceAutoReleaseTime") == 1
+    kit.cloud.now += 3600.0 + 600.0 - 21.0
+    assert one.id in kit.listed()
+    kit.cloud.now += 1.0
+    assert kit.listed() == {}
+    assert kit.cloud.alive == []
+
+
+@pytest.mark.parametrize("late", [0.0, 86400.0])
+def test_a_limit_that_is_near_or_over_is_set_as_near_as_ecs_allows(kit, late):
+    kit.launch(max_seconds=60.0)
+    kit.cloud.now += late
+    kit.provisioner.announce(list(kit.listed().values()), {"NUM_NODES": "1"})
+    (asked,) = kit.cloud.calls("ModifyInstanceAutoReleaseTime")
+    at = datetime.fromisoformat(asked["AutoReleaseTime"].replace("Z", "+00:00"))
+    assert 31 * 60 <= at.timestamp() - kit.cloud.now < 32 * 60
+
+
+def test_terminating_is_safe_to_repeat_and_passes_over_unknown_ids(kit):
+    made = kit.launch(num_nodes=2)
+    for _ in range(2):
+        kit.provisioner.terminate(["i-bp1nobodys0000000", made[0].id, "machine-1", made[1].id])
+    assert kit.cloud.alive == []
+    assert sorted(kit.cloud.host.terminated) == sorted(one.id for one in made)
+
+
+def test_one_machine_that_cannot_be_released_yet_keeps_no_other(kit):
+    first, second = kit.launch(num_nodes=2)
+    kit.cloud.faults.inject("DeleteInstances", "IncorrectInstanceStatus", status=403, times=2)
+    with pytest.raises(TransientError, match="IncorrectInstanceStatus"):
+        kit.provisioner.terminate([first.id, second.id])
+    assert kit.cloud.alive == [first.id]
+
+
+def test_terminating_nothing_asks_nobody(kit):
+    kit.provisioner.terminate([])
+    assert kit.cloud.faults.calls == []
+
+
+def test_a_deployment_set_is_made_used_and_removed_with_the_job(cloud):
+    kit = Kit(cloud, deployment_set="auto")
+    made = kit.launch(num_nodes=2)
+    ((set_id, name),) = cloud.place.deployment_sets.items()
+    assert name == "cloudspot-digits-1-bb20024f"
+    described = cloud.describe(*(one.id for one in made))
+    assert {one["DeploymentSetId"] for one in described.values()} == {set_id}
+    assert [one.id for one in kit.launch(num_nodes=2)] == [one.id for one in made]
+    with pytest.raises(TransientError, match="DependencyViolation"):
+        kit.provisioner.release("digits-1", store_url=STORE)
+    kit.provisioner.terminate([one.id for one in made])
+    kit.provisioner.release("digits-1", store_url="oss://bucket/another")
+    assert list(cloud.place.deployment_sets) == [set_id]
+    for _ in range(2):
+        kit.provisioner.release("digits-1", store_url=STORE)
+    assert cloud.place.deployment_sets == {}
+
+
+def test_one_node_needs_no_deployment_set(cloud):
+    Kit(cloud, deployment_set="auto").launch()
+    assert cloud.faults.count("CreateDeploymentSet") == 0
+
+
+def test_without_a_deployment_set_release_asks_nobody(kit):
+    kit.provisioner.release("digits-1")
+    assert kit.cloud.faults.calls == []
+
+
+def test_an_answer_that_is_none_of_ecss_leaves_the_outcome_open(kit, ecs_door):
+    def proxy(environ, start_response):
+        start_response("200 OK", [("Content-Type", "text/html"), ("Content-Length", "6")])
+        return [b"<html>"]
+
+    request = kit.request()
+    ecs_door.app = proxy
+    with pytest.raises(TransientError, match="the answer cannot be read"):
+        kit.provisioner.create(request, token="t")
