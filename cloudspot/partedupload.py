@@ -206,26 +206,10 @@ class PartedUpload(Upload):
             ObjectExists: another's object was there first.
             TransientError: it is still unknown, or the parts are gone: upload again.
         """
-        is_unknown = False
-
-        def attempt() -> None:
-            nonlocal is_unknown
-            try:
-                publish()
-            except Passing:
-                raise
-            except TransientError:
-                is_unknown = True
-                if not self._is_ours():
-                    raise
-            except (ObjectExists, UploadGone) as error:
-                if is_unknown and self._is_ours():
-                    return
-                if isinstance(error, ObjectExists):
-                    raise
-                raise self._lost(error) from error
-
-        self._persist(attempt)
+        try:
+            settle(publish, is_ours=self._is_ours, sleep=self._sleep)
+        except UploadGone as error:
+            raise self._lost(error) from error
 
     def _lost(self, error: UploadGone) -> CloudspotError:
         """Return what an upload that is gone means: a store may drop one whose condition has failed."""
@@ -239,3 +223,35 @@ class PartedUpload(Upload):
     def _check_open(self) -> None:
         if not self._is_open:
             raise ValueError(f"the upload of {self._key} was committed or aborted")
+
+
+def settle(
+    publish: Callable[[], None], *, is_ours: Callable[[], bool], sleep: Callable[[float], None]
+) -> None:
+    """Make an object by ``publish``, again where it failed in passing: one that stands there may be ours.
+
+    For what may be repeated: a condition guards it, or it completes an upload. ``is_ours`` says whether the
+    object under the key carries this writer's mark.
+
+    Raises:
+        ObjectExists: another's object was there first.
+        UploadGone: as ``publish`` raised it, and no object is there that is ours.
+        TransientError: it is still unknown.
+    """
+    is_unknown = False
+
+    def attempt() -> None:
+        nonlocal is_unknown
+        try:
+            publish()
+        except Passing:
+            raise
+        except TransientError:
+            is_unknown = True
+            if not is_ours():
+                raise
+        except (ObjectExists, UploadGone):
+            if not (is_unknown and is_ours()):
+                raise
+
+    persist(attempt, sleep=sleep)

@@ -10,6 +10,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +30,7 @@ READ_SECONDS = 60.0
 TIMEOUT = (CONNECT_SECONDS, READ_SECONDS)
 MAX_CONNECTIONS = 32
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+_NEVER = datetime.max  # noqa: DTZ901 - google-auth compares times without zones
 USER_AGENT = f"cloudspot/{cloudspot.__version__}"
 
 
@@ -104,6 +106,8 @@ class GcpClients:
                     # Of a user's own login Google warns that quota is counted elsewhere.
                     warnings.simplefilter("ignore")
                     self._found = google.auth.default(scopes=SCOPES)
+                    if is_redirected("iamcredentials"):
+                        _ask_no_boundary(self._found[0])
             return self._found
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
@@ -125,13 +129,17 @@ class GcpClients:
     def _make_storage(self) -> Any:
         import google.cloud.storage
 
-        return google.cloud.storage.Client(
+        client = google.cloud.storage.Client(
             project=None,  # Objects are found by their bucket alone.
             credentials=self.credentials(),
             _http=self.session(),
             client_info=ClientInfo(user_agent=USER_AGENT),
             client_options={"api_endpoint": endpoint("storage")},
         )
+        # For its traces it would else ask in a thread of its own for the bucket's settings, even where nobody
+        # traces; a node has no right to them.
+        client._bucket_metadata_cache = None  # noqa: SLF001 - its switch is a variable of the environment
+        return client
 
     def _make_logging(self) -> Any:
         import google.cloud.logging
@@ -153,6 +161,21 @@ class GcpClients:
             transport="rest",
             client_options={"api_endpoint": endpoint("compute")},
         )
+
+
+def _ask_no_boundary(credentials: Any) -> None:
+    """Keep google-auth from asking where the credentials may be used, in a thread at the first token.
+
+    It asks at IAM's real address, wherever the other services are said to be.
+    """
+    manager = getattr(credentials, "_rab_manager", None)
+    if manager is not None:
+        manager._data = manager._data._replace(cooldown_expiry=_NEVER)  # noqa: SLF001 - no switch
+
+
+def is_redirected(service: str) -> bool:
+    """Say whether a service is said to be elsewhere than at Google's."""
+    return endpoint(service) != f"https://{service}.googleapis.com"
 
 
 def endpoint(service: str) -> str:

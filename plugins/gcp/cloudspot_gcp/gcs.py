@@ -29,11 +29,12 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
+from cloudspot.partedupload import PART_BYTES, PartedUpload, Passing, settle
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import status_of
 from cloudspot_gcp.gcsbody import extend_crc32c, shown_crc32c
 from cloudspot_gcp.gcsbucket import Bucket
-from cloudspot_gcp.gcsupload import PART_BYTES, GcsUpload, put_whole
+from cloudspot_gcp.gcsupload import GcsRequests
 
 MAX_PAGE = 1000
 MAX_PRESIGN_SECONDS = 7 * 24 * 3600
@@ -74,9 +75,16 @@ class GcsStore(ObjectStore):
 
         A replacing put is made again only where Storage says that it did nothing: it throttles.
         """
-        self._bucket.full(key)
+        requests, writer = GcsRequests(self._bucket, key, if_absent=if_absent), secrets.token_hex(16)
         with memoryview(data) as given, given.cast("B") as view:
-            put_whole(self._bucket, key, view, if_absent=if_absent, writer=secrets.token_hex(16))
+            if not if_absent:
+                self._bucket.persist(lambda: requests.put(writer, view), kind=Passing)
+                return
+            settle(
+                lambda: requests.put(writer, view),
+                is_ours=lambda: requests.found_writer() == writer,
+                sleep=self._bucket.sleep,
+            )
 
     def get(self, key: str) -> bytes:
         """Return the whole object; see ObjectStore.
@@ -147,8 +155,16 @@ class GcsStore(ObjectStore):
             return
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
-        """Start a streamed put; see ObjectStore. Holds up to three parts in memory."""
-        return GcsUpload(self._bucket, key, if_absent=if_absent, part_bytes=self._part_bytes)
+        """Start a streamed put; see ObjectStore. Holds two parts in memory: 32 MiB."""
+        return PartedUpload(
+            GcsRequests(self._bucket, key, if_absent=if_absent),
+            key=key,
+            url=self.url,
+            if_absent=if_absent,
+            part_bytes=self._part_bytes,
+            num_threads=1,
+            sleep=self._bucket.sleep,
+        )
 
     def presign_get(self, key: str, *, seconds: float) -> str:
         """Return a URL that reads the object; see ObjectStore.

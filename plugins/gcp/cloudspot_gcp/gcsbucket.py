@@ -23,13 +23,11 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.interfaces import check_key
+from cloudspot.partedupload import Passing, UploadGone
 from cloudspot.persistence import Result, persist
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, error_code, status_of, translation
 
-NUM_TRIES = 6
-"""Of a request that did nothing: 3.1 s in all, since Storage takes one write of an object a second and
-throttles more. Source: "Quotas & limits", the rate of writes to one object name (checked 2026-11)."""
 WRITER = "cloudspot-writer"
 """The metadata by which a writer knows its own object where an answer was lost."""
 
@@ -45,14 +43,6 @@ _RIGHTS = {
 
 # Below the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.gcp.gcs")
-
-
-class Passing(TransientError):
-    """Storage did nothing this time: the very request may be made again, a create-only one too."""
-
-
-class UploadGone(CloudspotError):
-    """The resumable upload is no more: cancelled, or older than a week."""
 
 
 class Bucket:
@@ -120,40 +110,9 @@ class Bucket:
 
     def persist(self, call: Callable[[], Result], *, kind: type[TransientError] = TransientError) -> Result:
         """Return what ``call`` returns; after a ``kind`` it is made again, some times."""
-        return persist(call, sleep=self.sleep, kind=kind, num_tries=NUM_TRIES)
+        return persist(call, sleep=self.sleep, kind=kind)
 
-    def settle(self, key: str, writer: str, publish: Callable[[], None]) -> None:
-        """Make an object by ``publish``, again where an answer is lost; one that stands there may be ours.
-
-        For what may be repeated: with a condition, or by a resumable upload. ``writer`` is what its metadata
-        say under ``WRITER``.
-
-        Raises:
-            ObjectExists: another's object was there first.
-            TransientError: it is still unknown.
-        """
-        is_unknown = False
-
-        def attempt() -> None:
-            nonlocal is_unknown
-            try:
-                publish()
-            except Passing:
-                raise
-            except TransientError:
-                is_unknown = True
-                if self._writer_of(key) != writer:
-                    raise
-            except (ObjectExists, UploadGone) as error:
-                if is_unknown and self._writer_of(key) == writer:
-                    return
-                if isinstance(error, ObjectExists):
-                    raise
-                raise CloudspotError(f"{error}; upload again") from error
-
-        self.persist(attempt)
-
-    def _writer_of(self, key: str) -> str | None:
+    def writer_of(self, key: str) -> str | None:
         """Return who wrote the object that stands there ("" unknown), or None where there is none."""
         with self.asking("read", key):
             blob = self.handle().blob(self.full(key))

@@ -1,280 +1,160 @@
-"""Streams into Cloud Storage: pieces go up one behind the other, and on after a broken connection."""
+"""How objects get into Cloud Storage: whole, or in pieces that go on after a broken connection.
+
+Source: Cloud Storage, "Resumable uploads", "Perform resumable uploads" (checked 2026-11). The condition of a
+create-only upload is looked at when it ends: googleapis/google-cloud-java#201.
+"""
 
 from __future__ import annotations
 
-import logging
-import queue
 import re
-import secrets
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.interfaces import Data, Upload
-from cloudspot.persistence import FIRST_DELAY_SECONDS
+from cloudspot.partedupload import PartedRequests
 from cloudspot_gcp.clients import TIMEOUT
 from cloudspot_gcp.gcsbody import Body, extend_crc32c, multipart, shown_crc32c
-from cloudspot_gcp.gcsbucket import NUM_TRIES, WRITER, Bucket, Passing
+from cloudspot_gcp.gcsbucket import WRITER, Bucket
 
 UNIT_BYTES = 256 << 10
 """Every piece but the last must be a multiple of it."""
-PART_BYTES = 16 << 20
-"""How much is sent by a request. One is on its way while the next is being filled: 48 MiB in all."""
-NUM_BUFFERS = 3
-_RANGE = re.compile(r"bytes=0-(\d+)")
-
-# Below the logger whose lines an agent delivers with its job's log.
-_log = logging.getLogger("cloudspot.gcp.gcs")
+_CONTENT_TYPE = "application/octet-stream"
+_REACHED = re.compile(r"bytes=0-(\d+)")
 
 
-class GcsUpload(Upload):
-    """A resumable upload, or a single put where all of it fits into one part.
+class GcsRequests(PartedRequests):
+    """The requests of one upload. Its parts go up one behind the other: one thread at a time.
 
-    A process that dies in the middle leaves nothing that is billed: Storage forgets the upload after a week.
+    The last part's odd end is held back for ``complete``, since only with it the size is known. An upload
+    that is not completed bills nothing, and Storage forgets it after a week.
     """
 
-    def __init__(self, bucket: Bucket, key: str, *, if_absent: bool, part_bytes: int = PART_BYTES) -> None:
-        """Do no I/O. ``part_bytes`` is a multiple of 256 KiB."""
-        if part_bytes < UNIT_BYTES or part_bytes % UNIT_BYTES:
-            raise ValueError(f"part_bytes must be a multiple of {UNIT_BYTES}: got {part_bytes}")
+    def __init__(self, bucket: Bucket, key: str, *, if_absent: bool) -> None:
+        """Do no I/O."""
         self._bucket = bucket
         self._key = key
         self._full = bucket.full(key)
-        self._if_absent = if_absent
-        self._part_bytes = part_bytes
-        self._writer = secrets.token_hex(16)
-        self._is_open = True
-        self._session: str | None = None
-        self._is_complete = False
-        self._has_failed = False
-        self._pool: ThreadPoolExecutor | None = None
-        self._pieces: list[Future[None]] = []
-        self._buffer = bytearray()
-        self._filled = 0
-        self._sent = 0
+        self._path = f"/upload/storage/v1/b/{quote(bucket.name, safe='')}/o"
+        self._condition = {"ifGenerationMatch": "0"} if if_absent else {}
+        self._num_sent = 0
+        self._start = 0
+        """Where the part that is on its way begins."""
+        self._position: int | None = 0
+        """How much Storage has, None: that is unknown, since a connection broke."""
         self._checksum = 0
-        self._num_buffers = 0
-        self._free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
+        self._rest = b""
 
-    def write(self, data: Data) -> None:
-        """Append bytes; see Upload. Blocks while all buffers are on their way."""
-        self._check_open()
-        with memoryview(data).cast("B") as view:
-            position = 0
-            while position < len(view):
-                if self._filled == len(self._buffer):
-                    self._next_buffer()
-                count = min(len(self._buffer) - self._filled, len(view) - position)
-                with view[position : position + count] as piece:
-                    self._buffer[self._filled : self._filled + count] = piece
-                self._filled += count
-                position += count
-
-    def commit(self) -> None:
-        """Make the object visible; see Upload."""
-        self._check_open()
-        try:
-            if self._session is None:
-                with memoryview(self._buffer) as view, view[: self._filled] as data:
-                    put_whole(self._bucket, self._key, data, if_absent=self._if_absent, writer=self._writer)
-            else:
-                self._finish_pieces()
-                self._bucket.settle(self._key, self._writer, self._send_last)
-            self._is_complete = True
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """Drop what was written; see Upload."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        for piece in self._pieces:
-            piece.cancel()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-        self._buffer = bytearray()
-        self._free = queue.SimpleQueue()
-        if self._session is not None and not self._is_complete:
-            try:
-                self._bucket.persist(self._cancel)
-            except CloudspotError as error:
-                _log.info("an upload that was dropped stays for a week, unbilled: %s", error)
-
-    # --- pieces -----------------------------------------------------------------------------------
-
-    def _next_buffer(self) -> None:
-        """Send the buffer if there is one, and find another."""
-        if self._buffer:
-            self._send_piece()
-        if self._num_buffers < NUM_BUFFERS:
-            self._num_buffers += 1
-            self._buffer = bytearray(self._part_bytes)
-        else:
-            self._buffer = self._free.get()  # As soon as a piece has arrived, or failed.
-        self._finish_pieces(wait=False)
-        self._filled = 0
-
-    def _send_piece(self) -> None:
-        if self._session is None:
-            self._session = self._bucket.persist(self._begin)
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="cloudspot-gcs")
-        assert self._pool is not None
-        self._pieces.append(self._pool.submit(self._carry, self._buffer, self._sent))
-        self._sent += len(self._buffer)
-        self._buffer = bytearray()
-
-    def _finish_pieces(self, *, wait: bool = True) -> None:
-        """Raise what went wrong with a piece; those that arrived are forgotten."""
-        while self._pieces and (wait or self._pieces[0].done()):
-            self._pieces.pop(0).result()
-
-    def _carry(self, buffer: bytearray, start: int) -> None:
-        try:
-            if self._has_failed:
-                return  # What comes before it is missing: it leads nowhere.
-            with memoryview(buffer) as view:
-                self._checksum = extend_crc32c(self._checksum, view)
-                self._carry_view(view, start, total=None)
-        except BaseException:
-            self._has_failed = True
-            raise
-        finally:
-            self._free.put(buffer)
-
-    def _send_last(self) -> None:
-        with memoryview(self._buffer) as view, view[: self._filled] as data:
-            checksum = extend_crc32c(self._checksum, data)
-            stored = self._carry_view(data, self._sent, total=self._sent + len(data), checksum=checksum)
-        if stored.get("crc32c") != shown_crc32c(checksum):
-            raise TransientError(f"{self._bucket.url}: {self._key} arrived damaged; upload again")
-
-    def _carry_view(
-        self, view: memoryview, start: int, *, total: int | None, checksum: int = 0
-    ) -> dict[str, Any]:
-        """Send what belongs at ``start``, on from where Storage has it, until it has all of it.
-
-        Returns the object's description where ``total`` says that this is the end, else nothing.
-        """
-        end, position, num_failures = start + len(view), start, 0
-        headers = {} if total is None else {"x-goog-hash": f"crc32c={shown_crc32c(checksum)}"}
-        while True:
-            try:
-                with view[position - start :] as rest:
-                    answer = self._put(rest, position, total, headers)
-            except TransientError:
-                num_failures += 1
-                if num_failures == NUM_TRIES:
-                    raise
-                self._bucket.sleep(FIRST_DELAY_SECONDS * 2 ** (num_failures - 1))
-                try:
-                    answer = self._put(memoryview(b""), None, total, {})  # How far is it?
-                except TransientError:
-                    continue
-            if answer.status_code != HTTPStatus.PERMANENT_REDIRECT:
-                return dict(answer.json())
-            reached = _reached(answer)
-            if not start <= reached <= end:
-                raise CloudspotError(
-                    f"{self._bucket.url}: {self._key} stands at {reached} bytes, not between {start} "
-                    f"and {end}; upload again"
-                )
-            if reached > position:
-                num_failures = 0
-            position = reached
-            if position == end and total is None:
-                return {}
-
-    # --- requests ---------------------------------------------------------------------------------
-
-    def _begin(self) -> str:
-        with self._bucket.asking("write", self._key):
-            answer = self._bucket.send(
+    def put(self, writer: str, data: memoryview) -> None:
+        """Store the whole object in one request; see PartedRequests."""
+        described = {
+            "name": self._full,
+            "contentType": _CONTENT_TYPE,
+            "crc32c": shown_crc32c(extend_crc32c(0, data)),
+            "metadata": {WRITER: writer},
+        }
+        body, content_type = multipart(data, described)
+        with self._bucket.asking("write", self._key), body:
+            self._bucket.send(
                 "POST",
-                _upload_path(self._bucket),
-                params={
-                    "uploadType": "resumable",
-                    "name": self._full,
-                    **_condition(if_absent=self._if_absent),
-                },
-                json={"contentType": _CONTENT_TYPE, "metadata": {WRITER: self._writer}},
-            )
-            return str(answer.headers["Location"])
-
-    def _put(self, view: memoryview, start: int | None, total: int | None, headers: dict[str, str]) -> Any:
-        """Send bytes, or without ``start`` ask how far the upload is."""
-        assert self._session is not None
-        whole = "*" if total is None else str(total)
-        span = "*" if start is None or not view else f"{start}-{start + len(view) - 1}"
-        if start is None:
-            whole = "*"
-        with self._bucket.asking("write", self._key), Body(view) as body:
-            return self._bucket.send(
-                "PUT",
-                self._session,
-                data=body if len(view) else b"",
-                headers={"Content-Range": f"bytes {span}/{whole}", **headers},
-            )
-
-    def _cancel(self) -> None:
-        assert self._session is not None
-        with self._bucket.asking("write", self._key):
-            # The answer is 499 where it worked, 404 where it was no more.
-            self._bucket.clients.session().delete(self._session, timeout=TIMEOUT)
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise ValueError(f"the upload of {self._key} was committed or aborted")
-
-
-_CONTENT_TYPE = "application/octet-stream"
-
-
-def put_whole(bucket: Bucket, key: str, view: memoryview, *, if_absent: bool, writer: str) -> None:
-    """Store an object by a single request.
-
-    Create-only it is repeated where an answer is lost, and known for ours by ``writer``. Else it is made
-    again only where Storage says that it did nothing.
-
-    Raises:
-        ObjectExists: another's object was there first.
-        TransientError: the outcome is unknown.
-    """
-    described = {
-        "name": bucket.full(key),
-        "contentType": _CONTENT_TYPE,
-        "crc32c": shown_crc32c(extend_crc32c(0, view)),
-        "metadata": {WRITER: writer},
-    }
-
-    def attempt() -> None:
-        body, content_type = multipart(view, described)
-        with bucket.asking("write", key), body:
-            bucket.send(
-                "POST",
-                _upload_path(bucket),
-                params={"uploadType": "multipart", **_condition(if_absent=if_absent)},
+                self._path,
+                params={"uploadType": "multipart", **self._condition},
                 data=body,
                 headers={"Content-Type": content_type},
             )
 
-    if if_absent:
-        bucket.settle(key, writer, attempt)
-    else:
-        bucket.persist(attempt, kind=Passing)
+    def begin(self, writer: str) -> str:
+        """Begin a resumable upload; return its URL, which is its only credential."""
+        with self._bucket.asking("write", self._key):
+            answer = self._bucket.send(
+                "POST",
+                self._path,
+                params={"uploadType": "resumable", "name": self._full, **self._condition},
+                json={"contentType": _CONTENT_TYPE, "metadata": {WRITER: writer}},
+            )
+        return str(answer.headers["Location"])
 
+    def send(self, upload_id: str, number: int, part: memoryview) -> Any:
+        """Send a part, on from where Storage has it; see PartedRequests."""
+        if number != self._num_sent + 1:
+            raise CloudspotError(f"{self._bucket.url}: a part of {self._key} before this one is missing")
+        whole = len(part) - len(part) % UNIT_BYTES
+        with part[:whole] as pieces, part[whole:] as rest:
+            self._carry(upload_id, pieces, total=None)
+            self._checksum = extend_crc32c(extend_crc32c(self._checksum, pieces), rest)
+            self._rest = bytes(rest)
+        self._start += whole
+        self._num_sent = number
+        return None
 
-def _upload_path(bucket: Bucket) -> str:
-    return f"/upload/storage/v1/b/{quote(bucket.name, safe='')}/o"
+    def complete(self, upload_id: str, parts: Sequence[Any]) -> None:
+        """Send what is left, and make it the object; see PartedRequests."""
+        with memoryview(self._rest) as rest:
+            stored = self._carry(upload_id, rest, total=self._start + len(rest))
+        if stored.get("crc32c") != shown_crc32c(self._checksum):
+            raise CloudspotError(f"{self._bucket.url}: {self._key} arrived damaged; upload it again")
 
+    def drop(self, upload_id: str) -> None:
+        """Let Storage forget the upload; see PartedRequests."""
+        with self._bucket.asking("write", self._key):
+            # The answer is 499 where it worked, 404 where it was no more.
+            self._bucket.clients.session().delete(upload_id, timeout=TIMEOUT)
 
-def _condition(*, if_absent: bool) -> dict[str, str]:
-    return {"ifGenerationMatch": "0"} if if_absent else {}
+    def found_writer(self) -> str | None:
+        """Return who wrote the object that stands there; see PartedRequests."""
+        return self._bucket.writer_of(self._key)
 
+    def _carry(self, upload_id: str, view: memoryview, *, total: int | None) -> dict[str, Any]:
+        """Send what belongs at the start, until Storage has all of it.
 
-def _reached(answer: Any) -> int:
-    """Return how many bytes Storage has of an upload."""
-    found = _RANGE.fullmatch(answer.headers.get("Range", ""))
-    return 0 if found is None else int(found[1]) + 1
+        Returns the object's description where ``total`` says that this is the end, else nothing.
+
+        Raises:
+            TransientError: a connection broke, or Storage failed; the next call goes on from where it was.
+        """
+        start, end = self._start, self._start + len(view)
+        while total is not None or self._position != end:
+            try:
+                if self._position is None:
+                    answer = self._ask(upload_id, b"", "bytes */*")
+                else:
+                    with view[self._position - start :] as rest:
+                        answer = self._ask_with(upload_id, rest, self._position, total)
+            except TransientError:
+                self._position = None
+                raise
+            if answer.status_code != HTTPStatus.PERMANENT_REDIRECT:
+                return dict(answer.json())
+            reached = _REACHED.fullmatch(answer.headers.get("Range", ""))
+            position = 0 if reached is None else int(reached[1]) + 1
+            if not start <= position <= end:
+                raise CloudspotError(
+                    f"{self._bucket.url}: {self._key} stands at {position} bytes, not between {start} "
+                    f"and {end}; upload it again"
+                )
+            has_moved = self._position is None or position > self._position
+            self._position = position
+            if not has_moved:
+                raise TransientError(
+                    f"{self._bucket.url}: the upload of {self._key} stays at {position} bytes"
+                )
+        return {}
+
+    def _ask_with(self, upload_id: str, view: memoryview, start: int, total: int | None) -> Any:
+        span = f"{start}-{start + len(view) - 1}" if len(view) else "*"
+        if total is None:
+            return self._ask(upload_id, view, f"bytes {span}/*")
+        hashes = {"x-goog-hash": f"crc32c={shown_crc32c(self._checksum)}"}
+        return self._ask(upload_id, view, f"bytes {span}/{total}", hashes)
+
+    def _ask(
+        self, upload_id: str, data: memoryview | bytes, span: str, headers: dict[str, str] | None = None
+    ) -> Any:
+        with self._bucket.asking("write", self._key), memoryview(data) as view, Body(view) as body:
+            return self._bucket.send(
+                "PUT",
+                upload_id,
+                data=body if view else b"",
+                headers={"Content-Range": span, **(headers or {})},
+            )

@@ -155,6 +155,14 @@ class StorageMethods:
             > MAX_METADATA_BYTES
         ):
             raise ApiError(400, "invalid", "Your metadata headers exceed the maximum allowed metadata size.")
+        existing = self._buckets.get(bucket).live.get(name)
+        if existing is not None and "storage.objects.delete" in self._faults.denied:
+            check_conditions(existing, query)
+            raise ApiError(  # To replace one is to delete it.
+                403,
+                "forbidden",
+                "The caller does not have storage.objects.delete access to the Google Cloud Storage object.",
+            )
         kept = {
             key: value
             for key, value in fields.items()

@@ -124,10 +124,6 @@ class StrictStorage:
     def _authorize(self, matched: Matched, caller: str) -> None:
         method, path = matched.method_id, matched.path
         wanted = [_RIGHTS.get(method, method)]
-        if method == "storage.objects.insert":
-            name = matched.query.get("name")
-            if name is not None and self._is_there(path["bucket"], name):
-                wanted.append("storage.objects.delete")  # To replace one is to delete it.
         if method == "storage.objects.get" and not self._is_there(path["bucket"], path["object"]):
             wanted.append("storage.objects.list")  # Who may not list does not learn that one is missing.
         for right in wanted:
