@@ -14,6 +14,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timezone
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from cloudspot.model import (
     Instance,
     InstanceGroup,
     LaunchRequest,
+    LogPiece,
     LogRecord,
     NodeIdentity,
     ObjectMeta,
@@ -297,6 +299,9 @@ class ObjectStore(ABC):
 class LogSink(ABC):
     """Where log lines go and are read again after the machines are gone."""
 
+    is_in_store: ClassVar[bool] = False
+    """Its pieces are in the job's object store, and are removed with the job."""
+
     @abstractmethod
     def write(self, records: Sequence[LogRecord]) -> None:
         """Deliver records of one stream, in ascending ``seq``; returns when they are durable.
@@ -323,6 +328,34 @@ class LogSink(ABC):
         job waits for no more than a screen of its log.
         """
         yield from reversed(list(self.read(stream)))
+
+    def pieces(self) -> Sequence[LogPiece]:
+        """Return what the log consists of, by stream and day, as far as the sink can tell.
+
+        This reads all streams; override it where the pieces can be listed.
+        """
+        found = []
+        for stream in self.streams():
+            records = list(self.read(stream))
+            days = [record.time.astimezone(timezone.utc).date() for record in records]
+            if days:
+                size = sum(len(record.text.encode("utf-8", "replace")) + 1 for record in records)
+                found.append(
+                    LogPiece(
+                        stream=stream, name=stream, first_day=min(days), last_day=max(days), num_bytes=size
+                    )
+                )
+        return found
+
+    def remove(self, pieces: Sequence[LogPiece]) -> None:
+        """Delete pieces for good; one that is gone is no error.
+
+        A stream goes on behind what was removed from it.
+
+        Raises:
+            CloudspotError: nothing can be removed here; the message says what is done instead.
+        """
+        raise CloudspotError("this log cannot be pruned: where it is kept it ends by its retention alone")
 
 
 class Provider(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Final
 
 import msgspec
@@ -185,6 +185,20 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The line without its newline; a progress bar is one line, with carriage returns between its states."""
     source: str = "train"
     """``train`` for the training script, ``setup`` for its setup, ``agent`` for ours."""
+
+
+class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sink keeps, shows and removes as one: a file, an object, or a whole stream."""
+
+    stream: str
+    name: str
+    """What the sink finds it by; for people too, where they can look for it."""
+    first_day: date
+    """The UTC date of its first lines."""
+    last_day: date
+    """The UTC date of its newest lines."""
+    num_bytes: int | None = None
+    """None: the service does not tell."""
 
 
 class BootProfile(msgspec.Struct, frozen=True, kw_only=True):

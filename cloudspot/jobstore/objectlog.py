@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import date as calendar_date
 from datetime import timezone
 from itertools import groupby
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import LogSink, ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
-from cloudspot.model import LogRecord
+from cloudspot.model import LogPiece, LogRecord
 
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_SEGMENT = re.compile(r"\d{4}-\d{2}-\d{2}/(\d{12,})")
+_SEGMENT = re.compile(r"(\d{4}-\d{2}-\d{2})/(\d{12,})")
 _WHOLE_LISTING = 1000
 """Up to so many segments are listed anew each time: that is one request."""
 _NUM_LATE_DATES = 2
@@ -46,6 +47,8 @@ class ObjectStoreLogSink(LogSink):
     A segment is never changed. Lines that are delivered again, by an agent that was killed before it
     took note, meet the segment they are in, or lie in a second one; readers drop the repeats.
     """
+
+    is_in_store: ClassVar[bool] = True
 
     def __init__(
         self, store: ObjectStore, job_id: str, *, sleep: Callable[[float], None] = time.sleep
@@ -122,6 +125,28 @@ class ObjectStoreLogSink(LogSink):
             for segment in left:
                 self._last_seq[segment.key] = min(top, self._last_seq.get(segment.key, top))
 
+    def pieces(self) -> Sequence[LogPiece]:
+        """Return the segments of a stream's day as one piece; see LogSink. Fetches none."""
+        prefix = keys.logs_prefix(self._job_id)
+        found = []
+        for stream in self.streams():
+            start = f"{prefix}{stream}/"
+            segments = self._list(start, start, None)
+            for name, day in groupby(segments, lambda segment: segment.key.rpartition("/")[0] + "/"):
+                date = calendar_date.fromisoformat(name.removeprefix(start).rstrip("/"))
+                size = sum(segment.size for segment in day)
+                found.append(
+                    LogPiece(stream=stream, name=name, first_day=date, last_day=date, num_bytes=size)
+                )
+        return found
+
+    def remove(self, pieces: Sequence[LogPiece]) -> None:
+        """Delete a stream's days; see LogSink."""
+        for piece in pieces:
+            for meta in self._store.list_objects(piece.name):
+                self._store.delete(meta.key)
+            self._listed.pop(piece.stream, None)
+
     def _write_segment(self, date: str, records: list[LogRecord]) -> None:
         while records:
             first = records[0]
@@ -158,7 +183,7 @@ class ObjectStoreLogSink(LogSink):
             for meta in page.objects:
                 match = _SEGMENT.fullmatch(meta.key.removeprefix(stream_prefix))
                 if match is not None:
-                    yield _Segment(int(match[1]), meta.key, meta.size)
+                    yield _Segment(int(match[2]), meta.key, meta.size)
             after = page.next_after
             if after is None:
                 return

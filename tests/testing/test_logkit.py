@@ -1,8 +1,11 @@
 """The kit of sink tests: a sink that is broken on purpose fails the tests that are meant for it, alone."""
 
+from datetime import timedelta
+
 import msgspec
 import pytest
 
+from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot.testing.memorystore import InMemoryStore
@@ -83,10 +86,35 @@ class ForgetsWhatIsNewAfterTheFirstRead(Sink):
         yield from () if self._last_seq else super().read(stream, after=after)
 
 
+class TellsTheWrongDay(Sink):
+    def pieces(self):
+        day = timedelta(days=1)
+        return [msgspec.structs.replace(one, first_day=one.first_day - day) for one in super().pieces()]
+
+
+class RemovesTheWholeStream(Sink):
+    def remove(self, pieces):
+        super().remove([msgspec.structs.replace(one, name=one.name[:-11]) for one in pieces])
+
+
+class RemovesNothing(Sink):
+    def remove(self, pieces):
+        pass
+
+
+class CannotRemove(Sink):
+    def remove(self, pieces):
+        LogSink.remove(self, pieces)
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
         (Sink, set()),
+        (CannotRemove, set()),
+        (TellsTheWrongDay, {"test_the_pieces_tell_which_streams_there_are_and_of_what_days"}),
+        (RemovesTheWholeStream, {"test_what_is_removed_is_gone_and_the_stream_goes_on"}),
+        (RemovesNothing, {"test_what_is_removed_is_gone_and_the_stream_goes_on"}),
         (
             ShowsRepeats,
             {
@@ -130,6 +158,7 @@ class ForgetsWhatIsNewAfterTheFirstRead(Sink):
             {
                 "test_a_stream_of_no_good_name_is_a_callers_bug",
                 "test_streams_are_named_in_order_and_do_not_mix",
+                "test_the_pieces_tell_which_streams_there_are_and_of_what_days",
             },
         ),
         (
