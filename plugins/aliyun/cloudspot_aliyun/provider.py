@@ -69,12 +69,14 @@ class AliyunProvider(Provider):
             environment={"ALIBABA_CLOUD_REGION_ID": region},
             shutdown_command="shutdown -h now",
             has_cloudspot=self._options.image_has_cloudspot,
-            fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
+            fetch_code=""
+            if self._options.image_has_cloudspot
+            else Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
         )
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
         """Return OSS append logs, unless the options keep the logs as on every provider."""
-        if self._options.logs == "bucket":
+        if self._options.logs == "bucket" or not store.url.lower().startswith("oss://"):
             return None
         from cloudspot_aliyun.osslogs import OssLogSink
 

@@ -1,0 +1,72 @@
+"""How log lines stand in a file that people read too: time, number, source and text, one after the other.
+
+::
+
+    2026-11-20T06:25:01.123456Z 41 train: step 100, loss 0.12
+
+A line break within a text begins a line with a tab. Lines of any other form are passed over: others may
+have written them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from urllib.parse import quote, unquote
+
+from cloudspot.model import LogRecord
+
+LEAST_LINE_BYTES = len("2026-11-20T06:25:01.123456Z 0 a: \n")
+_LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z (\d+) (\S+): (.*)", re.DOTALL)
+
+
+def encode(records: Sequence[LogRecord]) -> bytes:
+    """Return the lines as they stand in a file; each ends with a newline."""
+    return b"".join(map(_encode_one, records))
+
+
+def decode(data: bytes, stream: str) -> Iterator[LogRecord]:
+    """Yield the records of whole lines, in their order there."""
+    held: re.Match[bytes] | None = None
+    more: list[bytes] = []
+    for line in data.split(b"\n"):
+        if held is not None and line.startswith(b"\t"):
+            more.append(line[1:])
+            continue
+        if held is not None:
+            yield _record(held, more, stream)
+        held, more = _LINE.fullmatch(line), []
+    if held is not None:
+        yield _record(held, more, stream)
+
+
+def first_start(data: bytes) -> int:
+    """Return where the first record begins in a piece from a file's middle; its length where none does."""
+    at = 0
+    while at < len(data):
+        end = data.find(b"\n", at)
+        line = data[at : len(data) if end < 0 else end]
+        # What is before the first newline may be the rest of a line that only looks like a whole one.
+        if at > 0 and _LINE.fullmatch(line):
+            return at
+        at = len(data) if end < 0 else end + 1
+    return len(data)
+
+
+def _encode_one(record: LogRecord) -> bytes:
+    at = record.time.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")
+    text = record.text.replace("\n", "\n\t")
+    return f"{at}Z {record.seq} {quote(record.source) or '-'}: {text}\n".encode("utf-8", "surrogatepass")
+
+
+def _record(match: re.Match[bytes], more: list[bytes], stream: str) -> LogRecord:
+    text = b"\n".join((match[4], *more)).decode("utf-8", "surrogatepass")
+    source = unquote(match[3].decode("ascii", "replace"))
+    return LogRecord(
+        stream=stream,
+        seq=int(match[2]),
+        time=datetime.fromisoformat(match[1].decode("ascii")).replace(tzinfo=timezone.utc),
+        text=text,
+        source="" if source == "-" else source,
+    )

@@ -1,0 +1,303 @@
+"""Log lines in OSS: appendable objects ``logs/<instance>/<date>/...``, as people of Alibaba Cloud know them.
+
+::
+
+    logs/i-bp1.../2026-11-20/digits-7kq2.1-0.000000000000.log     the job, its stream, its first line's number
+    jobs/digits-7kq2/logs/1-0/i-bp1...                            tells on which machines a stream was written
+
+An object holds lines without a gap, of one UTC date. A writer knows how long the object is and which line is
+its last; where an append finds it longer, the writer reads its end and appends only what is not there. So
+each line is there once, also where an answer was lost, or an agent began anew.
+Source: OSS API reference, AppendObject (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, timezone
+from itertools import groupby
+from typing import ClassVar, Final, NamedTuple
+
+from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
+from cloudspot.interfaces import LogSink, ObjectStore
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.patience import patient
+from cloudspot.logorder import Arrival, read_back
+from cloudspot.model import LogPiece, LogRecord
+from cloudspot.persistence import persist
+from cloudspot_aliyun import loglines
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.metadata import EcsMetadata
+from cloudspot_aliyun.oss import OssStore
+from cloudspot_aliyun.ossbucket import NotAppendable, OssBucket, PositionTaken
+
+LOGS: Final = "logs/"
+BLOCK_BYTES: Final = 4 << 20
+"""In such pieces a log is read from its beginning."""
+END_BYTES: Final = 128 << 10
+"""And in such from its end, at first: a screen of lines and more."""
+MAX_OBJECT_BYTES: Final = 1 << 30
+"""A longer one is followed by another: OSS takes 5 GiB, people less."""
+NUM_TRIES: Final = 5
+
+_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class _Moved(TransientError):
+    """The object is longer than was known, or the answer to an append was lost: look, and go on."""
+
+
+class _File(NamedTuple):
+    """An object of a stream's log, as the listing shows it; sorts by its first line's number."""
+
+    first: int
+    key: str
+    size: int
+    day: date
+
+
+@dataclass
+class _End:
+    """Where a writer goes on."""
+
+    key: str
+    day: date
+    size: int
+    last_seq: int
+
+
+class OssLogSink(LogSink):
+    """A job's log in OSS, in the bucket of its store. Thread-safe."""
+
+    is_in_store: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        job_id: str,
+        *,
+        clients: AliyunClients | None = None,
+        instance_id: str | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Do no I/O. ``instance_id`` is the machine that writes; None: the one this is, by its metadata.
+
+        Raises:
+            SpecError: the store is not in OSS.
+        """
+        if isinstance(store, OssStore) and clients is None:
+            self._bucket = store.bucket  # Its credentials, connections, and what it knows of the bucket.
+        else:
+            self._bucket = OssBucket(store.url, clients or AliyunClients(), sleep)
+        self._store = patient(store, sleep=sleep)
+        self._job_id = job_id
+        self._sleep = sleep
+        self._instance_id = instance_id
+        self._lock = threading.Lock()
+        self._ends: dict[str, _End | None] = {}
+        """Of streams that this sink writes."""
+        self._instances: dict[str, tuple[str, ...]] = {}
+        """On which machines a stream was written, once it is known."""
+        self._read_to: dict[str, tuple[int, int]] = {}
+        """Of objects that were read: how far, and the last line's number there."""
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def write(self, records: Sequence[LogRecord]) -> None:
+        """Deliver records of one stream; see LogSink."""
+        if not records:
+            return
+        stream = records[0].stream
+        if _STREAM.fullmatch(stream) is None:
+            raise ValueError(f"a stream is named by letters, digits and .-_: got {stream!r}")
+        with self._lock:
+            persist(
+                lambda: self._write(stream, records),
+                sleep=self._sleep,
+                num_tries=NUM_TRIES,
+            )
+
+    def _write(self, stream: str, records: Sequence[LogRecord]) -> None:
+        if stream not in self._ends:
+            self._ends[stream] = self._find_end(stream)
+        for day, run in groupby(records, lambda record: record.time.astimezone(timezone.utc).date()):
+            end = self._ends[stream]
+            left = [record for record in run if end is None or record.seq > end.last_seq]
+            if left:
+                self._append(stream, day, left)
+
+    def _append(self, stream: str, day: date, records: list[LogRecord]) -> None:
+        end = self._ends[stream]
+        if end is None or end.day != day or end.size >= MAX_OBJECT_BYTES:
+            key = self._key(self._instance(), day, stream, records[0].seq)
+            end = _End(key, day, 0, records[0].seq - 1)
+        data = loglines.encode(records)
+        try:
+            size = self._append_bytes(end.key, end.size, data)
+        except (PositionTaken, TransientError) as error:
+            del self._ends[stream]
+            raise _Moved(str(error)) from error
+        except NotAppendable as error:
+            # Somebody has put a copy in its place: the log goes on in another object.
+            if end.size == 0:
+                raise
+            self._ends[stream] = None
+            raise _Moved(str(error)) from error
+        self._ends[stream] = _End(end.key, day, size, records[-1].seq)
+
+    def _append_bytes(self, key: str, position: int, data: bytes) -> int:
+        with self._bucket.asking("append to", key) as client:
+            headers = {"Content-Type": "text/plain; charset=utf-8"}
+            answer = client.append_object(self._bucket.full(key), position, data, headers=headers)
+        return int(answer.next_position)
+
+    def _find_end(self, stream: str) -> _End | None:
+        """Return where the machine's log of the stream ends; the first time it is made known to readers."""
+        instance = self._instance()
+        marker = f"{keys.logs_prefix(self._job_id)}{stream}/{instance}"
+        files = self._files_of(instance, stream)
+        if not files:
+            self._store.put(marker, b"")
+            return None
+        last = files[-1]
+        newest = next(self._back_through(last, stream), None)
+        seqs = [] if newest is None else [arrival.record.seq for arrival in newest]
+        return _End(last.key, last.day, last.size, max(seqs, default=last.first - 1))
+
+    def _instance(self) -> str:
+        if self._instance_id is None:
+            self._instance_id = EcsMetadata().require("meta-data/instance-id").strip()
+        if _INSTANCE.fullmatch(self._instance_id) is None:
+            raise CloudspotError(f"{self._instance_id!r} is no id of an instance")
+        return self._instance_id
+
+    def _key(self, instance: str, day: date, stream: str, first: int) -> str:
+        return f"{LOGS}{instance}/{day.isoformat()}/{self._job_id}.{stream}.{first:012d}.log"
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def streams(self) -> Sequence[str]:
+        """Return the names of the job's streams, sorted; see LogSink. Costs a request for each."""
+        prefix = keys.logs_prefix(self._job_id)
+        found: list[str] = []
+        after: str | None = None
+        while True:
+            page = self._store.list_page(prefix, after=after, limit=1)
+            if not page.objects:
+                return tuple(sorted(found))
+            name, slash, _ = page.objects[0].key.removeprefix(prefix).partition("/")
+            after = f"{prefix}{name}/~"  # Sorts after all of the stream's machines.
+            if slash and _STREAM.fullmatch(name):
+                found.append(name)
+
+    def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
+        """Yield the stream's records with ``seq > after``, in order, each once; see LogSink."""
+        newest = after
+        for file in self._files(stream):
+            start, last = self._read_to.get(file.key, (0, -1))
+            if last > after:
+                start = 0
+            for record in self._lines(file, start, stream):
+                last = max(last, record.seq)
+                if record.seq > newest:
+                    newest = record.seq
+                    yield record
+            self._read_to[file.key] = max(start, file.size), last
+
+    def read_back(self, stream: str) -> Iterator[LogRecord]:
+        """Yield the stream's records from the newest back; see LogSink. Fetches little more than is asked."""
+        files = self._files(stream)
+        pages = (page for file in reversed(files) for page in self._back_through(file, stream))
+        top = -1
+        try:
+            for record in read_back(pages):
+                top = max(top, record.seq)
+                yield record
+        finally:
+            # Whoever goes on from here needs nothing that is there now.
+            for file in files:
+                self._read_to.setdefault(file.key, (file.size, top))
+
+    def pieces(self) -> Sequence[LogPiece]:
+        """Return the objects of the log; see LogSink. Fetches none."""
+        return [
+            LogPiece(stream=stream, name=file.key, first_day=file.day, last_day=file.day, num_bytes=file.size)
+            for stream in self.streams()
+            for file in self._files(stream)
+        ]
+
+    def remove(self, pieces: Sequence[LogPiece]) -> None:
+        """Delete objects of the log; see LogSink."""
+        for piece in pieces:
+            self._store.delete(piece.name)
+
+    def _files(self, stream: str) -> list[_File]:
+        """Return the objects of a stream, by their first line."""
+        instances = self._instances.get(stream, ())
+        if not instances:
+            prefix = f"{keys.logs_prefix(self._job_id)}{stream}/"
+            instances = tuple(meta.key[len(prefix) :] for meta in self._store.list_objects(prefix))
+            self._instances[stream] = instances
+        return sorted(file for instance in instances for file in self._files_of(instance, stream))
+
+    def _files_of(self, instance: str, stream: str) -> list[_File]:
+        prefix = f"{LOGS}{instance}/"
+        name = re.compile(rf"(\d{{4}}-\d\d-\d\d)/{re.escape(f'{self._job_id}.{stream}')}\.(\d{{12,}})\.log")
+        found = []
+        for meta in self._store.list_objects(prefix):
+            match = name.fullmatch(meta.key.removeprefix(prefix))
+            if match is not None:
+                found.append(_File(int(match[2]), meta.key, meta.size, date.fromisoformat(match[1])))
+        return sorted(found)
+
+    def _lines(self, file: _File, start: int, stream: str) -> Iterator[LogRecord]:
+        """Yield the lines of an object from ``start``, where one begins, to the end that was listed."""
+        rest = b""
+        while start < file.size:
+            block = self._range(file.key, start, min(BLOCK_BYTES, file.size - start))
+            if not block:
+                return  # It was removed meanwhile.
+            start += len(block)
+            rest += block
+            if start < file.size:
+                cut = _last_start(rest)
+                yield from loglines.decode(rest[:cut], stream)
+                rest = rest[cut:]
+        yield from loglines.decode(rest, stream)
+
+    def _back_through(self, file: _File, stream: str) -> Iterator[list[Arrival]]:
+        """Yield the lines of an object in pages from its end."""
+        end, length, rest = file.size, END_BYTES, b""
+        while end > 0:
+            start = max(0, end - length)
+            block = self._range(file.key, start, end - start)
+            if len(block) < end - start:
+                return  # It was removed meanwhile.
+            rest = block + rest
+            cut = 0 if start == 0 else loglines.first_start(rest)
+            page = [Arrival(record, 0, 0) for record in loglines.decode(rest[cut:], stream)]
+            rest, end, length = rest[:cut], start, length * 2
+            if page:
+                yield page
+
+    def _range(self, key: str, start: int, length: int) -> bytes:
+        try:
+            return self._store.get_range(key, start, length)
+        except ObjectMissing:
+            return b""
+
+
+def _last_start(data: bytes) -> int:
+    """Return where the last line with a head of its own begins, or 0."""
+    at = len(data)
+    while True:
+        at = data.rfind(b"\n", 0, at)
+        if at < 0:
+            return 0
+        if loglines.first_start(data[at:]) == 1:
+            return at + 1
