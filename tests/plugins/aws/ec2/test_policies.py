@@ -12,7 +12,7 @@ from cloudspot_aws.sandbox.rights import rights_of
 POLICIES = Path(__file__).parents[4] / "docs" / "aws"
 ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"
 ELSEWHERE = ("s3:*", "logs:*")
-"""Compared where whole jobs run: tests/e2e/test_sandbox_aws.py."""
+"""Compared where whole jobs run: tests/e2e/test_sandboxes.py."""
 
 
 def granted(name):
