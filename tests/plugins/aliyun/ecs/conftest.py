@@ -6,12 +6,14 @@ import pytest
 from listed_host import ListedHost
 
 from cloudspot.model import Market, Resources
+from cloudspot.testing.rolekeys import Secrets
 from cloudspot.testing.serving import Server
 from cloudspot_aliyun.api import ask
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner
 from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.provider import AliyunProvider
+from cloudspot_aliyun.sandbox.rolekeys import RoleKeys
 from cloudspot_aliyun.sandbox.strict_ecs import StrictEcs
 
 KEY = "LTAI5tExampleKeyOfATest"
@@ -43,7 +45,10 @@ class Cloud:
         self.now = 1_790_000_000.0
         self.monotonic = 0.0
         self.host = ListedHost()
-        self.ecs = StrictEcs(self.host, secrets={KEY: SECRET}, clock=lambda: self.now)
+        self.keys = RoleKeys("0" * 32)
+        self.secrets = {KEY: SECRET, "LTAI5tTheNextKey": "TheNextSecret"}
+        known = Secrets(self.secrets, self.keys)
+        self.ecs = StrictEcs(self.host, secrets=known, roles=self.keys, clock=lambda: self.now)
         self.faults = self.ecs.faults
         self.account = self.ecs.account
         self.place = self.account.place(REGION)

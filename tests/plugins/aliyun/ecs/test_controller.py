@@ -96,8 +96,7 @@ def one_thread(monkeypatch):
 @pytest.fixture
 def found(ecs_door, cloud):
     """``found(**tables)``: found a town."""
-    (secrets,) = (cloud.ecs._gate._keys,)
-    return lambda **tables: EcsTown(ecs_door, secrets, **tables)
+    return lambda **tables: EcsTown(ecs_door, cloud.secrets, **tables)
 
 
 # --- capacity -------------------------------------------------------------------------------------

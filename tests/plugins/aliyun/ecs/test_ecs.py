@@ -421,7 +421,6 @@ def test_credentials_that_have_expired_are_told(kit):
 
 def test_a_key_that_expires_in_mid_run_is_renewed_and_the_call_made_again(kit, monkeypatch):
     request = kit.request()
-    kit.cloud.ecs._gate._keys["LTAI5tTheNextKey"] = "TheNextSecret"
 
     def expire(call):
         kit.cloud.faults.expired_keys = {"LTAI5tExampleKeyOfATest"}

@@ -1,0 +1,79 @@
+"""A machine's own end: what the boot script runs, as a program of its own, against metadata and ECS."""
+
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from cloudspot.model import InstanceGroup, Resources
+
+TYPE = "ecs.g7.large"
+
+
+@pytest.fixture
+def machine(cloud, serve_metadata):
+    """Return a launched machine, behind a metadata service of its own; with the service's address."""
+    provisioner = cloud.provider(instance_types=(TYPE,)).provisioner()
+    group = InstanceGroup(
+        job_id="digits-1",
+        launch=1,
+        num_nodes=1,
+        min_nodes=1,
+        offer=cloud.offer(provisioner),
+        resources=Resources(),
+        user_data="#!/bin/sh\n",
+        max_seconds=60.0,
+        store_url="oss://bucket",
+    )
+    (instance,) = provisioner.create(provisioner.render(group), token="t")
+    facts = {**cloud.host.machines[instance.id].metadata, "role-seed": cloud.keys.seed}
+    return instance.id, serve_metadata(facts)
+
+
+def end(cloud, url):
+    """Run what a machine runs to end itself, with a ``shutdown`` that says so."""
+    command = cloud.provider(agent_python=sys.executable).boot_profile().shutdown_command
+    script = f"shutdown() {{ echo shutdown $*; }}; {command}"
+    environ = {**os.environ, "CLOUDSPOT_ALIYUN_METADATA": url, "ECS_ENDPOINT": cloud.url}
+    return subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=False)
+
+
+def test_a_machine_releases_itself_by_its_role_and_then_goes_down(cloud, machine):
+    instance_id, url = machine
+    ended = end(cloud, url)
+    assert (ended.stdout, ended.stderr) == ("shutdown -h now\n", "")
+    assert cloud.host.terminated == [instance_id]
+    call = cloud.faults.calls[-1]
+    assert (call.action, call.error, call.access_key[:5]) == ("DeleteInstance", None, "STS.N")
+
+
+def test_a_machine_that_may_not_release_itself_says_why_and_goes_down(cloud, machine):
+    _, url = machine
+    cloud.faults.denied = {"ecs:DeleteInstance"}
+    ended = end(cloud, url)
+    assert ended.stdout == "shutdown -h now\n"
+    assert "Forbidden.RAM" in ended.stderr.splitlines()[-1]
+    assert cloud.host.terminated == []
+
+
+def test_a_machine_without_a_metadata_service_goes_down(cloud):
+    ended = end(cloud, "http://127.0.0.1:1")
+    assert ended.stdout == "shutdown -h now\n"
+
+
+def test_a_role_key_needs_its_token_and_ends(cloud, monkeypatch):
+    issued = cloud.keys.issue("i-1", expires_at=datetime.now(timezone.utc) + timedelta(hours=1))
+    monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_ID", issued.access_key)
+    monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", issued.secret_key)
+    with pytest.raises(Exception, match="MissingSecurityToken"):
+        cloud.ask("DescribeRegions")
+    monkeypatch.setenv("ALIBABA_CLOUD_SECURITY_TOKEN", issued.token)
+    assert cloud.ask("GetCallerIdentity", product="Sts")["Arn"].endswith(":assumed-role/cloudspot-node/node")
+    over = cloud.keys.issue("i-1", expires_at=datetime.now(timezone.utc) - timedelta(seconds=2))
+    monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_ID", over.access_key)
+    monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", over.secret_key)
+    monkeypatch.setenv("ALIBABA_CLOUD_SECURITY_TOKEN", over.token)
+    with pytest.raises(Exception, match=r"InvalidSecurityToken\.Expired"):
+        cloud.ask("DescribeRegions")
