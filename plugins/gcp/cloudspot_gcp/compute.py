@@ -42,6 +42,9 @@ PAGE: Final = 500
 _ENDS: Final = " OR ".join(f'(operationType = "{kind}")' for kind in END_OPERATIONS)
 """Whose targets' names are compared here: the API's own filter finds nothing by a part of a URL."""
 
+_LATER: Final = {"notFound": TransientError, "conditionNotMet": TransientError}
+"""A machine that does not show yet, and one whose attributes somebody else has just changed."""
+
 
 class ComputeProvisioner(Provisioner):
     """The machines of one project. Thread-safe; asks nothing before it is asked."""
@@ -267,7 +270,7 @@ class ComputeProvisioner(Provisioner):
         zone, name = where
         client = self._clients.compute("InstancesClient")
         request = {"project": self._clients.project, "zone": zone, "instance": name}
-        with translated("announcing to the machines", {"notFound": TransientError}):
+        with translated("announcing to the machines", _LATER):
             metadata = client.get(request=request, retry=None, timeout=READ_SECONDS).metadata
             told = {one.key: one.value for one in metadata.items}
             mended = dict(told)

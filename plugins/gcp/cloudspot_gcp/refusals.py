@@ -108,10 +108,9 @@ def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
     """Return what the errors of operations mean: the gravest counts, since it will be there again."""
     kinds = (AuthError, ProvisionError, QuotaError, CapacityError)
     by_kind: dict[type[CloudspotError], Cause] = {}
-    for cause in causes:
+    # That too few could be made only says that there is another error.
+    for cause in [one for one in causes if one.code != MIN_COUNT] or causes:
         by_kind.setdefault(LAUNCH_CODES.get(cause.code, ProvisionError), cause)
-    if len(by_kind) > 1 and by_kind.get(CapacityError, Cause("", "")).code == MIN_COUNT:
-        del by_kind[CapacityError]  # It only says that there is another.
     kind = next(kind for kind in kinds if kind in by_kind)
     cause = by_kind[kind]
     error = kind(f"{launching(body)}: {one_line(cause.message)} ({cause.code})")

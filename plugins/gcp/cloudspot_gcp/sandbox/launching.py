@@ -202,7 +202,7 @@ def names_of(body: Mapping[str, Any], taken: Sequence[str]) -> list[str]:
     if named:
         if len(named) != count:
             raise bad("resource.perInstanceProperties", len(named), "There must be as many as count.")
-        names = list(named)
+        names = sorted(named)
     else:
         found = re.fullmatch(r"([^#]*)(#+)([^#]*)", pattern)
         if found is None:

@@ -1,0 +1,797 @@
+import concurrent.futures
+import json
+
+import msgspec
+import pytest
+from google.cloud import compute_v1
+
+from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
+from cloudspot.model import EndReason, InstanceGroup, InstanceState, LaunchRequest, Market, Resources
+from cloudspot_gcp.clients import GcpClients
+from cloudspot_gcp.options import GcpOptions
+from cloudspot_gcp.provider import GcpProvider
+from cloudspot_gcp.request import request_id
+
+SCRIPT = "#!/usr/bin/env bash\necho boot\n"
+STORE = "gs://bucket/prefix"
+NAMES = [f"cs-digits-1-60e73611-1-{rank}" for rank in range(3)]
+BULK_INSERT = "compute.regionInstances.bulkInsert"
+IN_A = "us-central1-a"
+
+
+class Kit:
+    """A provisioner of an emulated project, and requests for it."""
+
+    def __init__(self, cloud, **options):
+        self.cloud = cloud
+        self.provisioner = cloud.provider(**options).provisioner()
+
+    def request(self, *, launch=1, num_nodes=1, market="spot", region=None, script=SCRIPT, **fields):
+        offer = self.cloud.offer(self.provisioner, market=market, region=region)
+        group = InstanceGroup(
+            **{
+                "job_id": "digits-1",
+                "launch": launch,
+                "num_nodes": num_nodes,
+                "min_nodes": num_nodes,
+                "offer": offer,
+                "resources": Resources(),
+                "user_data": script,
+                "max_seconds": 3600.0,
+                "store_url": STORE,
+                **fields,
+            }
+        )
+        return self.provisioner.render(group)
+
+    def launch(self, *, token="token-1", **fields):
+        return self.provisioner.create(self.request(**fields), token=token)
+
+    def listed(self, job_id="digits-1"):
+        return {one.id: one for one in self.provisioner.instances(job_id=job_id)}
+
+
+@pytest.fixture
+def kit(cloud):
+    return Kit(cloud)
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+def test_the_request_holds_all_that_compute_engine_is_asked_for(cloud):
+    kit = Kit(
+        cloud,
+        zones=(IN_A, "us-central1-b"),
+        disk=200 * 2**30,
+        disk_type="pd-ssd",
+        public_ip=False,
+        network_tags=("training",),
+        labels={"team": "vision"},
+    )
+    body = kit.request(num_nodes=2).body
+    assert (body["project"], body["region"]) == ("my-project-123", "us-central1")
+    asked = dict(body["bulk_insert"])
+    properties = dict(asked.pop("instanceProperties"))
+    assert asked == {
+        "count": "2",
+        "minCount": "2",
+        "perInstanceProperties": {NAMES[0]: {}, NAMES[1]: {}},
+        "locationPolicy": {
+            "targetShape": "ANY_SINGLE_ZONE",
+            "locations": {
+                "zones/us-central1-a": {"preference": "ALLOW"},
+                "zones/us-central1-b": {"preference": "ALLOW"},
+                "zones/us-central1-c": {"preference": "DENY"},
+                "zones/us-central1-f": {"preference": "DENY"},
+            },
+        },
+    }
+    labels = {
+        "team": "vision",
+        "cloudspot-job": "digits-1",
+        "cloudspot-launch": "1",
+        "cloudspot-store": "60e73611",
+    }
+    found = {one["key"]: one["value"] for one in properties.pop("metadata")["items"]}
+    assert found.pop("shutdown-script").startswith("#!/bin/bash\n")
+    assert found == {
+        "cloudspot-job": "digits-1",
+        "cloudspot-launch": "1",
+        "cloudspot-store": STORE,
+        "cloudspot-max-seconds": "3600",
+        "cloudspot-notice-seconds": "120",
+        "NUM_NODES": "2",
+        "MASTER_ADDR": NAMES[0],
+        "MASTER_PORT": "29500",
+        "startup-script": SCRIPT,
+    }
+    (disk,) = properties.pop("disks")
+    assert disk == {
+        "boot": True,
+        "autoDelete": True,
+        "initializeParams": {
+            "sourceImage": "projects/deeplearning-platform-release/global/images/"
+            "pytorch-2-7-cu128-ubuntu-2204-nvidia-570-v20261001",
+            "diskSizeGb": "200",
+            "diskType": "pd-ssd",
+            "labels": labels,
+        },
+    }
+    assert properties == {
+        "description": "cloudspot: job digits-1, launch 1",
+        "machineType": "n2-standard-4",
+        "labels": labels,
+        "networkInterfaces": [{"network": "global/networks/default"}],
+        "serviceAccounts": [
+            {
+                "email": "cloudspot-node@my-project-123.iam.gserviceaccount.com",
+                "scopes": ["https://www.googleapis.com/auth/cloud-platform"],
+            }
+        ],
+        "scheduling": {
+            "provisioningModel": "SPOT",
+            "automaticRestart": False,
+            "instanceTerminationAction": "DELETE",
+            "onHostMaintenance": "TERMINATE",
+            "maxRunDuration": {"seconds": "4200"},
+            "preemptionNoticeDuration": {"seconds": "120"},
+        },
+        "tags": {"items": ["training"]},
+    }
+
+
+def test_a_machine_on_demand_is_asked_for_without_a_word_of_spot_and_with_the_same_limit(kit):
+    properties = kit.request(market="on-demand").body["bulk_insert"]["instanceProperties"]
+    assert properties["scheduling"] == {
+        "provisioningModel": "STANDARD",
+        "automaticRestart": False,
+        "instanceTerminationAction": "DELETE",
+        "onHostMaintenance": "MIGRATE",
+        "maxRunDuration": {"seconds": "4200"},
+    }
+    keys = {one["key"] for one in properties["metadata"]["items"]}
+    assert "cloudspot-notice-seconds" not in keys
+
+
+def test_without_a_notice_none_is_asked_for(cloud):
+    properties = Kit(cloud, preemption_notice=0.0).request().body["bulk_insert"]["instanceProperties"]
+    assert "preemptionNoticeDuration" not in properties["scheduling"]
+    assert {"key": "cloudspot-notice-seconds", "value": "0"} in properties["metadata"]["items"]
+
+
+def test_rendering_asks_nobody_and_gives_the_same_bytes_each_time(kit):
+    first = kit.request(num_nodes=2)
+    offer = kit.cloud.offer(kit.provisioner)
+    num_calls = len(kit.cloud.faults.calls)
+    group = InstanceGroup(
+        job_id="digits-1",
+        launch=1,
+        num_nodes=2,
+        min_nodes=2,
+        offer=msgspec.json.decode(msgspec.json.encode(offer), type=type(offer)),
+        resources=Resources(),
+        user_data=SCRIPT,
+        max_seconds=3600.0,
+        store_url=STORE,
+    )
+    other = kit.cloud.provider().provisioner()
+    assert msgspec.json.encode(other.render(group)) == msgspec.json.encode(first)
+    assert len(kit.cloud.faults.calls) == num_calls
+
+
+def test_what_is_sent_is_what_was_rendered_and_stored(kit):
+    request = kit.request(num_nodes=2)
+    stored = msgspec.json.decode(msgspec.json.encode(request), type=LaunchRequest)
+    assert stored == request
+    kit.provisioner.create(stored, token="token-1")
+    (call,) = [call for call in kit.cloud.faults.calls if call.action == BULK_INSERT]
+    assert call.parameters["body"] == request.body["bulk_insert"]
+    assert call.parameters["requestId"] == request_id("token-1")
+
+
+def test_the_boot_disk_has_the_images_size_and_what_the_job_asks_on_top(kit):
+    def size(**resources):
+        request = kit.request(resources=Resources(**resources))
+        (disk,) = request.body["bulk_insert"]["instanceProperties"]["disks"]
+        return disk["initializeParams"]["diskSizeGb"]
+
+    assert size() == str(50 + 50)
+    assert size(disk_bytes=100 * 2**30 + 1) == str(50 + 101)
+
+
+def test_a_boot_script_of_256_kib_goes_and_a_longer_one_is_refused(kit):
+    script = SCRIPT + "x" * (262144 - len(SCRIPT))
+    kit.launch(script=script)
+    assert kit.cloud.host.machines[NAMES[0]].user_data == script.encode()
+    with pytest.raises(SpecError, match="the boot script has 262145 bytes; Compute Engine takes 262144"):
+        kit.request(script=script + "x")
+
+
+def test_a_job_of_the_longest_id_has_machines_with_names_that_say_their_rank(kit):
+    job_id = "d" + 61 * "i" + "g"
+    made = kit.launch(num_nodes=2, job_id=job_id, launch=9999)
+    assert [(one.job_id, one.launch, one.rank) for one in made] == [(job_id, 9999, 0), (job_id, 9999, 1)]
+    assert all(len(one.id.partition("/")[2]) <= 63 for one in made)
+    kit.cloud.host.end(made[0].id.partition("/")[2], EndReason.RECLAIMED)
+    assert kit.listed(job_id)[made[0].id].end_reason is EndReason.RECLAIMED
+
+
+# --- create ---------------------------------------------------------------------------------------
+
+
+def test_one_call_makes_all_machines_of_a_launch(kit):
+    made = kit.launch(num_nodes=3)
+    assert kit.cloud.faults.count(BULK_INSERT) == 1
+    assert [(one.id, one.rank, one.launch, one.job_id) for one in made] == [
+        (f"{IN_A}/{NAMES[rank]}", rank, 1, "digits-1") for rank in range(3)
+    ]
+    assert {(one.market, one.zone, one.store_url) for one in made} == {(Market.SPOT, IN_A, STORE)}
+    assert len({one.address for one in made}) == 3
+    assert set(kit.listed()) == {one.id for one in made}
+    assert sorted(kit.cloud.host.machines) == NAMES
+
+
+def test_each_machine_boots_with_its_own_facts(kit):
+    for rank, one in enumerate(kit.launch(num_nodes=2)):
+        machine = kit.cloud.host.machines[NAMES[rank]]
+        assert machine.user_data == SCRIPT.encode()
+        assert (machine.address, machine.host_name) == (one.address, NAMES[rank])
+        assert (machine.job.job_id, machine.job.launch, machine.job.rank, machine.job.num_nodes) == (
+            "digits-1",
+            1,
+            rank,
+            2,
+        )
+        assert machine.tags["MASTER_ADDR"] == NAMES[0]
+        assert (machine.metadata["name"], machine.metadata["zone"]) == (NAMES[rank], IN_A)
+
+
+def test_the_same_token_and_request_give_the_same_machines(kit):
+    first = kit.launch(num_nodes=2)
+    again = kit.launch(num_nodes=2)
+    assert [one.id for one in again] == [one.id for one in first]
+    assert len(kit.cloud.alive) == 2
+
+
+def test_many_at_once_with_one_token_make_one_set_of_machines(kit):
+    request = kit.request(num_nodes=2)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: kit.provisioner.create(request, token="t"), range(8)))
+    assert len({tuple(one.id for one in each) for each in made}) == 1
+    assert len(kit.cloud.alive) == 2
+
+
+def test_an_operation_that_takes_long_leaves_the_outcome_open_and_is_found_again(kit):
+    kit.cloud.compute.operation_seconds = 60.0
+    with pytest.raises(TransientError, match="not decided yet after 0 s; asking again"):
+        kit.launch()
+    kit.cloud.now += 60.0
+    (instance,) = kit.launch()
+    assert kit.cloud.alive == [instance.id.partition("/")[2]]
+
+
+def test_a_token_whose_machines_are_gone_makes_no_others_and_tells_why(kit):
+    kit.launch()
+    kit.cloud.host.end(NAMES[0], EndReason.RECLAIMED)
+    (instance,) = kit.launch()
+    assert (instance.state, instance.end_reason) == (InstanceState.ENDED, EndReason.RECLAIMED)
+    assert kit.cloud.alive == []
+
+
+def test_machines_that_were_preempted_while_they_were_created_are_told_as_such(kit):
+    kit.cloud.faults.inject("preemption", "")
+    first, second = kit.launch(num_nodes=2)
+    assert (first.state, first.end_reason, first.rank) == (InstanceState.ENDED, EndReason.RECLAIMED, 0)
+    assert (second.state, second.end_reason, second.rank) == (InstanceState.RUNNING, None, 1)
+
+
+def test_a_request_of_somebody_elses_is_refused(kit):
+    with pytest.raises(ProvisionError, match="none of provider 'gcp'"):
+        kit.provisioner.create(LaunchRequest(provider="local", body={"job_id": "x"}), token="t")
+
+
+def test_a_launch_of_names_that_are_taken_touches_none_of_their_machines(kit):
+    """As when a token is sent again so late that nobody remembers it."""
+    kit.launch(num_nodes=2)
+    with pytest.raises(ProvisionError, match=r"already exists \(RESOURCE_ALREADY_EXISTS\)"):
+        kit.launch(num_nodes=2, token="another")
+    assert kit.cloud.alive == NAMES[:2]
+    assert kit.cloud.host.terminated == []
+
+
+def test_where_one_zone_has_too_few_another_zone_of_the_region_has_all(kit):
+    kit.cloud.faults.capacity[IN_A, "*", "*"] = 1
+    kit.cloud.faults.capacity["us-central1-b", "*", "*"] = 0
+    assert {one.zone for one in kit.launch(num_nodes=2)} == {"us-central1-c"}
+
+
+def test_no_capacity_in_any_zone_is_told_by_its_cause_and_leaves_nothing(kit):
+    kit.cloud.faults.capacity["*", "*", "spot"] = 1
+    with pytest.raises(
+        CapacityError,
+        match=r"launching 2 spot n2-standard-4 in us-central1: .* does not have enough resources available"
+        r".*\(ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS\)$",
+    ):
+        kit.launch(num_nodes=2)
+    assert kit.cloud.faults.count(BULK_INSERT) == 1
+    assert kit.cloud.alive == []
+
+
+def test_fewer_machines_than_wished_but_enough_are_returned(kit):
+    kit.cloud.faults.capacity["*", "*", "*"] = 2
+    made = kit.launch(num_nodes=3, min_nodes=2)
+    assert [one.rank for one in made] == [0, 1]
+
+
+@pytest.mark.parametrize(("market", "metric"), [("spot", "PREEMPTIBLE_CPUS"), ("on-demand", "CPUS")])
+def test_a_quota_is_found_behind_the_minimum_that_was_not_reached(kit, market, metric):
+    kit.cloud.faults.vcpu_quota[market] = 4
+    kit.launch(market=market)
+    with pytest.raises(
+        QuotaError,
+        match=rf"Quota '{metric}' exceeded\. Limit: 4\.0 in region us-central1\. \(QUOTA_EXCEEDED\); ask for "
+        "more under IAM & Admin > Quotas",
+    ):
+        kit.launch(market=market, token="token-2", launch=2)
+    assert kit.cloud.alive == [NAMES[0]]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("ZONE_RESOURCE_POOL_EXHAUSTED", CapacityError),
+        ("VM_MIN_COUNT_NOT_REACHED", CapacityError),
+        ("INTERNAL_ERROR", CapacityError),
+        ("QUOTA_EXCEEDED", QuotaError),
+        ("PERMISSIONS_ERROR", AuthError),
+        ("SOMETHING_NEW", ProvisionError),
+    ],
+)
+@pytest.mark.parametrize("is_made", [False, True])
+def test_an_operation_that_is_done_with_an_error_is_no_success_and_leaves_nothing(kit, code, kind, is_made):
+    kit.cloud.faults.inject(f"operation {BULK_INSERT}", code, message="so it is", happens=is_made)
+    with pytest.raises(kind, match=rf"so it is \({code}\)") as error:
+        kit.launch(num_nodes=2)
+    assert type(error.value) is kind
+    assert len(kit.cloud.host.machines) == (2 if is_made else 0)
+    assert kit.cloud.alive == []
+
+
+def test_what_a_failed_launch_has_left_and_cannot_be_deleted_leaves_the_outcome_open(kit):
+    request = kit.request()
+    kit.cloud.faults.inject(f"operation {BULK_INSERT}", "INTERNAL_ERROR", happens=True)
+    kit.cloud.faults.inject("compute.instances.delete", "forbidden", status=403)
+    with pytest.raises(TransientError, match="deleting what is left of it: .*; machines may be left"):
+        kit.provisioner.create(request, token="t")
+    with pytest.raises(CapacityError, match="INTERNAL_ERROR"):
+        kit.provisioner.create(request, token="t")
+    assert kit.cloud.alive == []
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("quotaExceeded", 403, QuotaError),
+        ("limitExceeded", 403, QuotaError),
+        ("resourceNotReady", 400, ProvisionError),
+        ("invalid", 400, ProvisionError),
+        ("conditionNotMet", 412, ProvisionError),
+        ("backendError", 503, TransientError),
+        ("internalError", 500, TransientError),
+        ("forbidden", 403, AuthError),
+        ("accessNotConfigured", 403, AuthError),
+        ("authError", 401, AuthError),
+    ],
+)
+def test_each_refusal_says_what_to_do_next(kit, code, status, kind):
+    request = kit.request()
+    kit.cloud.faults.inject(BULK_INSERT, code, status=status, times=3)
+    with pytest.raises(kind, match=code) as error:
+        kit.provisioner.create(request, token="t")
+    assert type(error.value) is kind
+    assert kit.cloud.faults.count(BULK_INSERT) == (1 if status != 401 else 3)  # a fresh token is tried
+    assert kit.cloud.alive == []
+
+
+def test_an_api_that_is_not_enabled_says_how_to_enable_it(kit):
+    request = kit.request()
+    message = "Compute Engine API has not been used in project 1 before or it is disabled."
+    kit.cloud.faults.inject(BULK_INSERT, "accessNotConfigured", status=403, message=message)
+    with pytest.raises(AuthError, match=r"the API is not enabled; run: gcloud services enable compute\.goo"):
+        kit.provisioner.create(request, token="t")
+
+
+def test_a_throttled_launch_is_tried_three_times(kit):
+    request = kit.request()
+    kit.cloud.faults.inject(BULK_INSERT, "rateLimitExceeded", status=403, times=5)
+    with pytest.raises(TransientError, match="Google throttles the requests"):
+        kit.provisioner.create(request, token="t")
+    assert kit.cloud.faults.count(BULK_INSERT) == 3
+    assert len(kit.provisioner.create(request, token="t")) == 1
+    assert kit.cloud.faults.count(BULK_INSERT) == 6
+
+
+@pytest.mark.parametrize("action", [BULK_INSERT, "compute.regionOperations.wait"])
+def test_a_lost_answer_leaves_the_outcome_open_and_the_replay_finds_the_machine(kit, action):
+    request = kit.request()
+    kit.cloud.compute.operation_seconds = 1.0
+    kit.cloud.faults.inject(action, "internalError", happens=True, times=4)
+    with pytest.raises(TransientError):
+        kit.provisioner.create(request, token="t")
+    kit.cloud.now += 1
+    kit.cloud.faults._injected.clear()
+    (instance,) = kit.provisioner.create(request, token="t")
+    assert kit.cloud.alive == [instance.id.partition("/")[2]]
+
+
+def test_an_api_that_is_not_there_leaves_the_outcome_open(cloud, monkeypatch):
+    request = Kit(cloud).request()
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://127.0.0.1:1")
+    provider = GcpProvider(GcpOptions(project="my-project-123"))
+    provider._clients = GcpClients(project="my-project-123")
+    with pytest.raises(TransientError, match=r"no answer from 127\.0\.0\.1:1: .*refused"):
+        provider.provisioner().create(request, token="t")
+    with pytest.raises(TransientError, match=r"listing the machines: no answer from 127\.0\.0\.1:1"):
+        provider.provisioner().instances()
+
+
+def test_an_answer_that_is_none_of_googles_leaves_the_outcome_open(kit, compute_door):
+    def proxy(environ, start_response):
+        start_response("502 Bad Gateway", [("Content-Type", "text/html"), ("Content-Length", "6")])
+        return [b"<html>"]
+
+    request = kit.request()
+    compute_door.app = proxy
+    with pytest.raises(TransientError, match="launching 1 spot n2-standard-4 in us-central1: Google failed"):
+        kit.provisioner.create(request, token="t")
+    with pytest.raises(TransientError, match="listing the machines: Google failed"):
+        kit.listed()
+
+
+def put(request, path, value):
+    *steps, last = path
+    for step in steps:
+        request = request[step]
+    request[last] = value
+
+
+PROPERTIES = ("bulk_insert", "instanceProperties")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (
+            ("disks", 0, "initializeParams", "sourceImage"),
+            "projects/ubuntu-os-cloud/global/images/gone",
+            "image",
+        ),
+        (("disks", 0, "initializeParams", "diskSizeGb"), "1", "disk"),
+        (("disks", 0, "initializeParams", "diskType"), "pd-golden", "disk_type"),
+        (("machineType",), "z9-huge-1", "machine_types"),
+        (("networkInterfaces", 0, "network"), "global/networks/gone", "network"),
+        (
+            ("networkInterfaces", 0, "subnetwork"),
+            "regions/us-central1/subnetworks/gone",
+            "subnetworks",
+        ),
+        (("serviceAccounts", 0, "email"), "gone@my-project-123.iam.gserviceaccount.com", "service_account"),
+        (("resourcePolicies",), ["gone"], "placement_policy"),
+        (("labels", "UPPER"), "case", "labels"),
+        (
+            ("scheduling", "preemptionNoticeDuration", "seconds"),
+            "121",
+            "preemption_notice",
+        ),
+    ],
+)
+def test_what_was_removed_or_broken_since_the_offers_is_named_by_its_option(kit, path, value, field):
+    request = kit.request()
+    put(request.body, (*PROPERTIES, *path), value)
+    with pytest.raises(
+        ProvisionError, match=rf"^providers\.gcp\.{field}: launching 1 spot \S+ in us-central1: "
+    ):
+        kit.provisioner.create(request, token="t")
+    assert kit.cloud.alive == []
+
+
+@pytest.mark.parametrize("right", ["compute.instances.create", "compute.subnetworks.useExternalIp"])
+def test_a_right_that_is_missing_is_named(kit, right):
+    request = kit.request()
+    kit.cloud.faults.denied = {right}
+    with pytest.raises(AuthError) as error:
+        kit.provisioner.create(request, token="t")
+    assert str(error.value) == (
+        f"launching 1 spot n2-standard-4 in us-central1: the credentials lack {right}; docs/gcp.md has the role"
+    )
+
+
+def test_a_service_account_that_one_may_not_give_to_machines_is_named(kit):
+    request = kit.request()
+    kit.cloud.faults.denied = {"iam.serviceAccounts.actAs"}
+    with pytest.raises(
+        AuthError, match=r"does not have access to service account 'cloudspot-node@.*docs/gcp\.md"
+    ):
+        kit.provisioner.create(request, token="t")
+
+
+# --- listing --------------------------------------------------------------------------------------
+
+
+def test_a_listing_has_every_page(kit, monkeypatch):
+    for launch in range(1, 9):
+        kit.launch(launch=launch, token=f"t-{launch}")
+    monkeypatch.setattr("cloudspot_gcp.compute.PAGE", 3)
+    kit.cloud.faults.calls.clear()
+    assert sorted(one.launch for one in kit.listed().values()) == list(range(1, 9))
+    assert kit.cloud.faults.count("compute.instances.aggregatedList") == 3
+
+
+def test_a_job_sees_its_own_machines_only(kit):
+    (one,) = kit.launch()
+    (other,) = kit.launch(job_id="digits-2", token="t-2")
+    stranger = json.dumps(kit.request(job_id="stranger").body["bulk_insert"])
+    resource = compute_v1.BulkInsertInstanceResource.from_json(stranger)
+    resource.instance_properties.labels = {}
+    kit.cloud.client("RegionInstancesClient").bulk_insert_unary(
+        project="my-project-123", region="us-central1", bulk_insert_instance_resource_resource=resource
+    )
+    assert len(kit.cloud.alive) == 3
+    assert list(kit.listed()) == [one.id]
+    assert {found.id for found in kit.provisioner.instances()} == {one.id, other.id}
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_listed"),
+    [
+        (EndReason.RECLAIMED, False),
+        (EndReason.SELF, True),
+        (EndReason.TERMINATED, False),
+        (EndReason.LOST, True),
+    ],
+)
+def test_an_ended_machine_says_why_though_compute_engine_may_not_list_it_any_more(kit, reason, is_listed):
+    (instance,) = kit.launch()
+    if reason is EndReason.TERMINATED:
+        kit.provisioner.terminate([instance.id])
+    else:
+        kit.cloud.host.end(NAMES[0], reason)
+    assert (NAMES[0] in kit.cloud.listed()) is is_listed
+    found = kit.listed()[instance.id]
+    assert (found.state, found.end_reason) == (InstanceState.ENDED, reason)
+    assert (found.job_id, found.launch, found.rank, found.zone) == ("digits-1", 1, 0, IN_A)
+    assert found.store_url == STORE
+    assert kit.provisioner.instances()[0].id == instance.id
+
+
+def test_another_controller_knows_of_a_machine_that_is_gone_all_but_its_store(kit):
+    (instance,) = kit.launch()
+    kit.cloud.host.end(NAMES[0], EndReason.RECLAIMED)
+    (found,) = kit.cloud.provider().provisioner().instances(job_id="digits-1")
+    assert (found.id, found.end_reason, found.store_url) == (instance.id, EndReason.RECLAIMED, "")
+
+
+def test_a_machine_that_is_taken_and_then_deleted_was_reclaimed(kit):
+    (instance,) = kit.launch()
+    kit.cloud.host.end(NAMES[0], EndReason.RECLAIMED, shutting_down=True)
+    found = kit.listed()[instance.id]
+    assert (found.state, found.end_reason) == (InstanceState.SHUTTING_DOWN, EndReason.RECLAIMED)
+    kit.provisioner.terminate([instance.id])
+    found = kit.listed()[instance.id]
+    assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason.RECLAIMED)
+
+
+def test_a_machine_that_is_going_is_alive(kit):
+    (instance,) = kit.launch()
+    kit.cloud.host.ends_at_once = False
+    kit.provisioner.terminate([instance.id])
+    found = kit.listed()[instance.id]
+    assert (found.state, found.end_reason) == (InstanceState.SHUTTING_DOWN, EndReason.TERMINATED)
+
+
+def test_an_ended_machine_is_remembered_for_two_weeks_with_its_end(kit):
+    (instance,) = kit.launch()
+    kit.cloud.now += 100
+    kit.provisioner.terminate([instance.id])
+    found = kit.listed()[instance.id]
+    assert found.ended_at.timestamp() == kit.cloud.now
+    kit.cloud.now += 14 * 86400 - 1
+    assert instance.id in kit.listed()
+    kit.cloud.now += 2
+    assert kit.listed() == {}
+
+
+def test_a_listed_machine_says_when_it_was_launched(kit):
+    kit.launch()
+    (found,) = kit.listed().values()
+    assert found.launched_at.timestamp() == kit.cloud.now
+    assert (found.instance_type, found.market) == ("n2-standard-4", Market.SPOT)
+
+
+def test_a_machine_whose_launch_label_was_tampered_with_belongs_to_none(kit):
+    kit.launch()
+    client = kit.cloud.client("InstancesClient")
+    labels = dict(kit.cloud.listed()[NAMES[0]].labels) | {"cloudspot-launch": "7"}
+    client.set_labels_unary(
+        project="my-project-123",
+        zone=IN_A,
+        instance=NAMES[0],
+        instances_set_labels_request_resource={
+            "labels": labels,
+            "label_fingerprint": kit.cloud.listed()[NAMES[0]].label_fingerprint,
+        },
+    )
+    (found,) = kit.listed().values()
+    assert found.launch == 0
+
+
+def test_a_young_machine_is_in_no_listing_and_its_launch_tells_of_it(kit):
+    kit.cloud.faults.describe_lag_seconds = 10.0
+    (instance,) = kit.launch(market="on-demand")
+    assert (instance.state, instance.rank, instance.market) == (InstanceState.PENDING, 0, Market.ON_DEMAND)
+    assert kit.listed() == {}
+    assert [one.id for one in kit.launch(market="on-demand")] == [instance.id]
+    kit.cloud.now += 10
+    assert list(kit.listed()) == [instance.id]
+
+
+def test_a_listing_that_fails_tells_nothing(kit):
+    kit.cloud.faults.inject("compute.instances.aggregatedList", "backendError", status=503, times=4)
+    with pytest.raises(TransientError, match="listing the machines: Google failed"):
+        kit.listed()
+    assert kit.cloud.faults.count("compute.instances.aggregatedList") == 4
+
+
+def test_a_listing_without_the_memory_of_what_ended_tells_nothing_either(kit):
+    kit.cloud.faults.inject("compute.globalOperations.aggregatedList", "backendError", status=503, times=4)
+    with pytest.raises(TransientError, match="listing what became of the machines"):
+        kit.listed()
+
+
+def test_the_machines_end_after_their_time_without_anybodys_doing(kit):
+    (instance,) = kit.launch()
+    kit.cloud.now += 3600 + 599
+    assert kit.listed()[instance.id].state is InstanceState.RUNNING
+    kit.cloud.now += 1
+    assert kit.listed()[instance.id].state is InstanceState.ENDED
+    assert kit.cloud.alive == []
+
+
+# --- announce, terminate, release -----------------------------------------------------------------
+
+
+def test_machines_know_from_their_request_what_would_be_announced(kit):
+    made = kit.launch(num_nodes=2)
+    kit.cloud.faults.calls.clear()
+    kit.provisioner.announce(made, {"MASTER_ADDR": made[0].address, "NUM_NODES": "2"})
+    assert "compute.instances.setMetadata" not in kit.cloud.faults.actions()
+    assert kit.cloud.host.tags[NAMES[1]]["MASTER_ADDR"] == NAMES[0]
+
+
+def test_machines_of_a_smaller_launch_are_told_how_many_they_are(kit):
+    kit.cloud.faults.capacity["*", "*", "*"] = 2
+    made = kit.launch(num_nodes=3, min_nodes=2)
+    for _ in range(2):
+        kit.provisioner.announce(made, {"MASTER_ADDR": made[0].address, "NUM_NODES": "2"})
+    assert [kit.cloud.host.tags[name]["NUM_NODES"] for name in NAMES[:2]] == ["2", "2"]
+    assert kit.cloud.host.tags[NAMES[0]]["startup-script"] == SCRIPT
+    assert kit.cloud.faults.count("compute.instances.setMetadata") == 2
+
+
+def test_where_the_first_machine_is_missing_another_address_is_told(kit):
+    kit.launch(num_nodes=2)
+    (_, second) = kit.listed().values()
+    kit.provisioner.announce([second], {"MASTER_ADDR": second.address, "NUM_NODES": "1"})
+    assert kit.cloud.host.tags[NAMES[1]]["MASTER_ADDR"] == second.address
+    assert kit.cloud.host.tags[NAMES[0]]["MASTER_ADDR"] == NAMES[0]
+
+
+def test_announcing_to_machines_that_are_not_visible_yet_is_tried_again(kit):
+    kit.cloud.faults.describe_lag_seconds = 10.0
+    made = kit.launch()
+    with pytest.raises(TransientError, match=r"announcing to the machines: .* was not found"):
+        kit.provisioner.announce(made, {"NUM_NODES": "2"})
+
+
+def test_attributes_that_somebody_else_has_just_changed_are_not_overwritten(kit):
+    made = kit.launch(num_nodes=2)
+    kit.cloud.faults.inject("compute.instances.setMetadata", "conditionNotMet", status=412)
+    with pytest.raises(TransientError, match="conditionNotMet"):
+        kit.provisioner.announce(made, {"NUM_NODES": "1"})
+
+
+def test_terminating_is_safe_to_repeat_and_passes_over_unknown_ids(kit):
+    made = kit.launch(num_nodes=2)
+    strangers = ["us-central1-b/cs-digits-1-60e73611-1-0", "machine-1", "us-central1-a/web-1"]
+    for _ in range(2):
+        kit.provisioner.terminate([strangers[0], made[0].id, *strangers[1:], made[1].id])
+    assert kit.cloud.alive == []
+    assert sorted(kit.cloud.host.terminated) == NAMES[:2]
+
+
+def test_one_machine_that_cannot_be_terminated_does_not_keep_the_others(kit):
+    made = kit.launch(num_nodes=2)
+    kit.cloud.faults.inject("compute.instances.delete", "forbidden", status=403)
+    with pytest.raises(AuthError, match="deleting machines: access denied"):
+        kit.provisioner.terminate([one.id for one in made])
+    assert kit.cloud.alive == NAMES[:1]
+
+
+def test_terminating_nothing_asks_nobody(kit):
+    kit.provisioner.terminate([])
+    assert kit.cloud.faults.calls == []
+
+
+def test_stopped_machines_go_with_the_job_and_those_of_another_store_stay(kit):
+    """One that shuts itself down stays, stopped, with its disk."""
+    kit.launch()
+    (other,) = kit.launch(store_url="gs://bucket/another", token="t-2")
+    for name in list(kit.cloud.host.machines):
+        kit.cloud.host.end(name, EndReason.SELF)
+    assert len(kit.cloud.listed()) == 2
+    for _ in range(2):
+        kit.provisioner.release("digits-1", store_url=STORE)
+    assert list(kit.cloud.listed()) == [other.id.partition("/")[2]]
+    found = kit.listed()[f"{IN_A}/{NAMES[0]}"]
+    assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason.SELF)
+
+
+def test_a_machine_that_runs_is_not_released(kit):
+    kit.launch()
+    kit.provisioner.release("digits-1", store_url=STORE)
+    assert kit.cloud.alive == [NAMES[0]]
+
+
+def test_a_placement_policy_is_made_used_and_removed_with_the_job(cloud):
+    kit = Kit(cloud, placement_policy="auto")
+    made = kit.launch(num_nodes=2)
+    (policy,) = cloud.listed("ResourcePoliciesClient").values()
+    assert policy.name == "cs-digits-1-60e73611"
+    assert policy.group_placement_policy.collocation == "COLLOCATED"
+    for machine in cloud.listed().values():
+        assert [one.rpartition("/")[2] for one in machine.resource_policies] == [policy.name]
+        assert machine.scheduling.on_host_maintenance == "TERMINATE"
+    with pytest.raises(TransientError, match="is already being used by"):
+        kit.provisioner.release("digits-1", store_url=STORE)
+    kit.provisioner.terminate([one.id for one in made])
+    kit.provisioner.release("digits-1", store_url="gs://bucket/another")
+    assert list(cloud.listed("ResourcePoliciesClient")) == [policy.name]
+    for _ in range(2):
+        kit.provisioner.release("digits-1", store_url=STORE)
+    assert cloud.listed("ResourcePoliciesClient") == {}
+
+
+def test_a_placement_policy_of_the_job_is_used_again_and_another_stores_job_has_its_own(cloud):
+    kit = Kit(cloud, placement_policy="auto")
+    kit.launch(num_nodes=2)
+    kit.launch(num_nodes=2, launch=2, token="token-2")
+    assert len(cloud.listed("ResourcePoliciesClient")) == 1
+    kit.launch(num_nodes=2, token="token-3", store_url="gs://bucket/another")
+    assert len(cloud.listed("ResourcePoliciesClient")) == 2
+
+
+def test_one_node_needs_no_placement_policy(cloud):
+    Kit(cloud, placement_policy="auto").launch()
+    assert cloud.faults.count("compute.resourcePolicies.insert") == 0
+
+
+def test_a_placement_policy_of_ones_own_is_used_and_stays(cloud):
+    cloud.client("ResourcePoliciesClient").insert_unary(
+        project="my-project-123",
+        region="us-central1",
+        resource_policy_resource={"name": "mine", "group_placement_policy": {"collocation": "COLLOCATED"}},
+    )
+    kit = Kit(cloud, placement_policy="mine")
+    kit.provisioner.terminate([one.id for one in kit.launch()])
+    kit.provisioner.release("digits-1")
+    assert list(cloud.listed("ResourcePoliciesClient")) == ["mine"]
+
+
+def test_a_policy_that_cannot_be_made_is_told_before_any_machine_is_asked_for(cloud):
+    kit = Kit(cloud, placement_policy="auto")
+    request = kit.request(num_nodes=2)
+    cloud.faults.inject("compute.resourcePolicies.insert", "quotaExceeded", status=403)
+    with pytest.raises(QuotaError, match="making placement policy cs-digits-1-60e73611"):
+        kit.provisioner.create(request, token="t")
+    assert cloud.faults.count(BULK_INSERT) == 0
