@@ -25,15 +25,15 @@ from cloudspot.spec import Nodes
 from cloudspot.testing.simnodes import Training
 from cloudspot.testing.simulation import Odds
 
-NUM_HISTORIES = 2000
+NUM_HISTORIES = 800
 
 
 # --- the protocol ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_no_history_has_two_live_attempts_and_each_comes_to_its_end(part):
-    results = [play(seed) for seed in range(part, NUM_HISTORIES, 4)]
+    results = [play(seed) for seed in range(part, NUM_HISTORIES, 2)]
     # They are worth something only if much goes wrong in them.
     assert sum(one.num_launches for one in results) > 2 * len(results)
     assert sum(one.num_attempts for one in results) > 1.2 * len(results)
@@ -163,8 +163,8 @@ def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
 
 def test_without_slots_a_late_or_expired_create_gives_two_attempts_and_two_machines_of_one_rank():
     options = {"training": Training(heeds_slots=False), "nodes": (1, 1)}
-    assert first_violation("are alive at once", **options) is not None
-    assert first_violation("train as the same rank", **options) is not None
+    assert first_violation("are alive at once", known=(205,), **options) is not None
+    assert first_violation("train as the same rank", known=(380,), **options) is not None
 
 
 def test_with_slots_a_token_of_any_age_gives_one_machine_of_each_rank(change_decisions):
@@ -225,4 +225,4 @@ def test_a_reaper_with_records_older_than_its_listing_ends_machines_that_have_a_
 
 def test_without_a_boot_limit_a_job_hangs_with_its_machine(monkeypatch):
     monkeypatch.setattr(decide_module, "BOOT_LIMIT_SECONDS", float("inf"))
-    assert first_violation("does not end") is not None
+    assert first_violation("does not end", known=(93,)) is not None

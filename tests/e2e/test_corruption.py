@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from acting_user import User, wait_for
 
 SETS = ('run.env.TINY_EPOCHS="30"', 'run.env.TINY_STEP_SECONDS="0.03"', 'checkpoint.interval="700ms"')
@@ -50,6 +51,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_costs_only_that_one(user: User) 
     assert user.show("bit")["state"] == "succeeded"
 
 
+@pytest.mark.soak
 def test_a_truncated_chunk_is_found_too(user: User) -> None:
     job = stop_with_commits(user, "short", 2)
     newest, before = newest_commits(job)[:2]

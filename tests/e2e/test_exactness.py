@@ -10,7 +10,6 @@ from acting_user import User
 
 SETS = ("procs_per_node=2", 'run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.02"')
 NUM_STEPS = 12 * 10
-CI_SEEDS = (1, 2)
 SOAK_SEEDS = tuple(range(100, 120))
 
 
@@ -49,14 +48,12 @@ def check(user: User, undisturbed: str, seed: int, notice: str) -> None:
         assert len(shown["notices"]) == 1
 
 
-@pytest.mark.parametrize("seed", CI_SEEDS)
-def test_a_reclaim_with_notice_changes_no_bit(user: User, undisturbed: str, seed: int) -> None:
-    check(user, undisturbed, seed, "8s")
+def test_a_reclaim_with_notice_changes_no_bit(user: User, undisturbed: str) -> None:
+    check(user, undisturbed, 1, "8s")
 
 
-@pytest.mark.parametrize("seed", CI_SEEDS)
-def test_a_machine_killed_without_notice_changes_no_bit(user: User, undisturbed: str, seed: int) -> None:
-    check(user, undisturbed, seed, "0s")
+def test_a_machine_killed_without_notice_changes_no_bit(user: User, undisturbed: str) -> None:
+    check(user, undisturbed, 2, "0s")
 
 
 @pytest.mark.soak

@@ -30,8 +30,6 @@ PUTS = {
 }
 CI_PUTS = (
     ("intent", "after"),
-    ("slot", "before"),
-    ("part", "after"),
     ("commit", "before"),
     ("exit", "after"),
 )

@@ -48,7 +48,8 @@ def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(
 ) -> None:
     job = copy_example("unmodified", tmp_path / "unmodified")
     # Reclaimed once it has a checkpoint, whenever that is on this machine.
-    cli = user.start("run", str(job), "--name", "plain", "--set", "providers.local.reclaims=[]")
+    sets = ("--set", "providers.local.reclaims=[]", "--set", 'run.env.TOTAL_STEPS="400"')
+    cli = user.start("run", str(job), "--name", "plain", *sets)
     commits = user.home / "store" / "jobs" / "plain" / "commits"
     wait_for("a checkpoint of the script's own", lambda: list(commits.glob("*")), seconds=150)
     user.cloudspot("preempt", "plain", "--notice", "6s")
