@@ -83,7 +83,12 @@ class GcpProvider(Provider):
             return None
         from cloudspot_gcp.cloudlogging import CloudLoggingSink
 
-        return CloudLoggingSink(job_id, clients=self._gcp(), log_name=self._options.log_name)
+        return CloudLoggingSink(
+            job_id,
+            store_url=store.canonical_url,
+            clients=self._gcp(),
+            log_name=self._options.log_name,
+        )
 
     def pinned_options(self) -> Mapping[str, Any]:
         """Return the project and the regions, which the submitter's environment decides.

@@ -9,6 +9,7 @@ import pytest
 from cloudspot.testing.faults import Faults
 from cloudspot.testing.serving import Server
 from cloudspot_gcp.sandbox.identities import Identities, ServiceAccount, write_key_file
+from cloudspot_gcp.sandbox.strict_logging import StrictLogging
 from cloudspot_gcp.sandbox.strict_storage import StrictStorage
 
 PROJECT = "my-project-123"
@@ -24,7 +25,8 @@ class EmulatedGcp:
         self.account = ACCOUNT
         self.identities = Identities(faults=self.faults)
         self.identities.add(ACCOUNT)
-        self.storage = StrictStorage(self.identities, faults=self.faults, identities=self.identities)
+        self.logging = StrictLogging(self.identities, faults=self.faults, identities=self.identities)
+        self.storage = StrictStorage(self.logging, faults=self.faults, identities=self.identities)
         self.server = Server(self.storage)
         self.url = self.server.url
 
@@ -32,6 +34,7 @@ class EmulatedGcp:
         """Forget rules and calls; the objects stay the same, since the servers hold them."""
         self.faults.__init__()
         self.storage.sessions.breaks.clear()
+        self.logging.clear()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,69 @@
+"""From Cloud Logging's entries to lines, which are in one entry or several; and its times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from cloudspot.logorder import Arrival, Joiner
+from cloudspot.model import LogRecord
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
+
+
+class EntryReader:
+    """Turns entries of a stream into lines.
+
+    Logging compares labels without regard to case: what is another job's is passed over here.
+    """
+
+    def __init__(self, stream: str, labels: Mapping[str, str]) -> None:
+        """``labels`` are those that every entry of the job has."""
+        self._stream = stream
+        self._wanted = {**labels, "stream": stream}
+        self._joiner = Joiner()
+
+    def add(self, entry: Mapping[str, Any]) -> Iterator[Arrival]:
+        """Yield the line that this entry completes, if any; what others wrote is passed over."""
+        labels: Mapping[str, str] = entry.get("labels") or {}
+        if any(labels.get(name) != value for name, value in self._wanted.items()):
+            return
+        try:
+            record = LogRecord(
+                stream=self._stream,
+                seq=int(labels["seq"]),
+                time=parse_time(labels.get("time", entry["timestamp"])),
+                text=entry.get("textPayload", ""),
+                source=labels["source"],
+            )
+            part, num_parts = int(labels.get("part", 0)), int(labels.get("parts", 1))
+        except (KeyError, ValueError):
+            return
+        received = milliseconds(entry.get("receiveTimestamp", ""))
+        arrival = Arrival(record, milliseconds(entry["timestamp"]), received)
+        yield from self._joiner.add(arrival, part=part, num_parts=num_parts)
+
+
+def parse_time(text: str) -> datetime:
+    """Return a time of Logging's, to the microsecond.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(f"no time: {text!r}")
+    fraction = (found[2] or "")[:6].ljust(6, "0")
+    return datetime.fromisoformat(f"{found[1]}.{fraction}+00:00")
+
+
+def milliseconds(text: str) -> int:
+    """Return a time of Logging's in milliseconds since 1970; 0 where there is none."""
+    return int(parse_time(text).timestamp() * 1000) if text else 0
+
+
+def iso(moment: datetime) -> str:
+    """Return a time as Logging takes it."""
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%S.%fZ}"
