@@ -98,6 +98,7 @@ class HeartbeatWriter:
             upload_seconds=self._status.upload_seconds,
             notice_seconds=self._status.notice_seconds,
             transfer=self._status.transfer,
+            log=self._status.log_standing(),
             warnings=self._status.warnings,
             phases=self._status.phases,
             failed=self._status.failed,

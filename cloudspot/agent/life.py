@@ -74,6 +74,7 @@ class Life:
             position_path=node.directory / "logpump.json",
             flush_seconds=job.spec.logs.flush_seconds,
         )
+        self.status.log_standing = self.logs.standing
         self.events = EventFiles(node)
         self.artifacts = Artifacts(
             store, node.job_id, node.artifacts, rank=identity.rank, prepare=self.events.update

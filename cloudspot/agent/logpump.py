@@ -19,6 +19,7 @@ import msgspec
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import LogSink
+from cloudspot.jobstore.records import LogStanding
 from cloudspot.model import LogRecord
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class LogPump:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._failures = 0
+        self._error = ""
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         try:
             self._position: _Position = decode(position_path.read_bytes(), _Position)
@@ -89,6 +91,17 @@ class LogPump:
             time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
         return False
 
+    def standing(self) -> LogStanding:
+        """Say how far the delivery has come; asked from any thread."""
+        with self._lock:
+            files = tuple(self._files)
+        position = self._position
+        waiting = 0
+        for path, _ in files:
+            with suppress(OSError):  # not there yet
+                waiting += max(0, path.stat().st_size - position.offsets.get(path.name, 0))
+        return LogStanding(num_lines=position.next_seq, waiting_bytes=waiting, error=self._error)
+
     def _run(self) -> None:
         while not self._stopped.wait(self._wait_seconds()):
             self._deliver(final=False)
@@ -109,10 +122,12 @@ class LogPump:
                 self._sink.write(position.pending)
             except CloudspotError as error:
                 self._failures += 1
+                self._error = str(error)
                 if self._failures in {1, 10, 100}:
                     _log.warning("log lines are kept back: %s", error)
                 return False
             self._failures = 0
+            self._error = ""
             position.pending = []
             self._save()
 

@@ -10,7 +10,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cloudspot.agent.watcher import Reclaim
-from cloudspot.jobstore.records import CheckpointId, Failed, Generation, Phase, StopRequest, Transfer
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Failed,
+    Generation,
+    LogStanding,
+    Phase,
+    StopRequest,
+    Transfer,
+)
 from cloudspot.train import handoff as files
 
 MAX_PHASES = 64
@@ -51,6 +59,8 @@ class Status:
         self.upload_seconds: float | None = None
         self.notice_seconds: float | None = None
         """How long before it takes a machine the provider says so."""
+        self.log_standing: Callable[[], LogStanding | None] = lambda: None
+        """Tells how far the log is delivered."""
         self._warnings: dict[str, str] = {}
         self._warning = threading.Lock()
         self._transfer: _Transfer | None = None

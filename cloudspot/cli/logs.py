@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -43,6 +43,7 @@ SOURCES = ("train", "setup", "agent", METRICS)
     metavar="WHEN",
     help="Begin at a moment: `10m` (ago), `06:25`, `2026-11-20T06:25` (local time), `2026-11-20T06:25Z`.",
 )
+@click.option("--until", metavar="WHEN", help="End before a moment, as for --since.")
 @click.option("--node", "rank", type=click.IntRange(min=0), metavar="RANK", help="Only this node's lines.")
 @click.option(
     "--attempt",
@@ -68,6 +69,9 @@ SOURCES = ("train", "setup", "agent", METRICS)
     metavar="DIR",
     help="Write the lines into text files, one for each attempt and node.",
 )
+@click.option("--list", "listed", is_flag=True, help="List each node's log: days, size, and delivery.")
+@click.option("--prune", metavar="WHEN", help="Delete what is from days before WHEN, as for --since.")
+@click.option("-y", "--yes", is_flag=True, help="With --prune: do not ask.")
 @store_option
 @json_option
 @debug_option
@@ -76,31 +80,65 @@ def logs(
     follow: bool,
     count: int | None,
     since: str | None,
+    until: str | None,
     rank: int | None,
     attempt: int | None,
     sources: Sequence[str],
     pattern: str | None,
     download: Path | None,
+    listed: bool,
+    prune: str | None,
+    yes: bool,
     store_url: str | None,
     as_json: bool,
 ) -> None:
     """Print a job's log.
 
-    The lines of setup, training script and agent, all attempts in order.
+    The lines of setup, training script and agent, all attempts in order. Or list what there is, and delete
+    what is old.
 
     With --json each line is one JSON object.
     """
     if download is not None and (follow or count is not None):
         raise SpecError("--download writes whole files: give it without --follow and --tail")
+    if until is not None and follow:
+        raise SpecError("--until and --follow contradict each other: give one of them")
+    if yes and prune is None:
+        raise SpecError("--yes answers the question of --prune: give both or none")
+    given = {
+        "--list": listed,
+        "--prune": prune is not None,
+        "--download": download is not None,
+        "--follow": follow,
+        "--tail": count is not None,
+        "--since": since is not None,
+        "--until": until is not None,
+        "--source": bool(sources),
+        "--grep": pattern is not None,
+    }
+    _check_whole("--list", given)
+    _check_whole("--prune", given)
     grep = _compile(pattern)
-    moment = _parse_since(since)
+    moment = _parse_moment("--since", since)
+    end = _parse_moment("--until", until)
+    oldest = _parse_moment("--prune", prune)
     job = open_job(store_url, job_id)
     launch = None if attempt is None else _launch_of(job, attempt)
-    shown = _Filter(sources=frozenset(sources), grep=grep, since=moment, with_metrics=as_json)
+    shown = _Filter(sources=frozenset(sources), grep=grep, since=moment, until=end, with_metrics=as_json)
 
     def wanted(stream_launch: int, stream_rank: int) -> bool:
         return (launch is None or stream_launch == launch) and (rank is None or stream_rank == rank)
 
+    if listed:
+        from cloudspot.cli.logpieces import list_streams
+
+        list_streams(job, wanted=wanted, as_json=as_json)
+        return
+    if oldest is not None:
+        from cloudspot.cli import logpieces
+
+        logpieces.prune(job, oldest, wanted=wanted, yes=yes, as_json=as_json)
+        return
     if download is not None:
         from cloudspot.cli.logfiles import download_logs
 
@@ -120,6 +158,7 @@ class _Filter:
     """Where no source is named; they are for programs."""
     grep: re.Pattern[str] | None
     since: datetime | None
+    until: datetime | None
 
     def __call__(self, record: LogRecord) -> bool:
         if self.sources:
@@ -128,6 +167,8 @@ class _Filter:
         elif record.source == METRICS and not self.with_metrics:
             return False
         if self.since is not None and record.time < self.since:
+            return False
+        if self.until is not None and record.time >= self.until:
             return False
         return self.grep is None or self.grep.search(printable(record.text)) is not None
 
@@ -195,6 +236,13 @@ def _print(job: Job, printer: _Printer, *, count: int | None, follow: bool) -> N
         time.sleep(FOLLOW_SECONDS)
 
 
+def _check_whole(name: str, given: Mapping[str, bool]) -> None:
+    """Refuse what chooses lines beside an option that is about whole streams."""
+    other = next((one for one, is_given in given.items() if is_given and one != name), None)
+    if given[name] and other is not None:
+        raise SpecError(f"{name} is about whole days of a node: give it without {other}")
+
+
 def _launch_of(job: Job, attempt: int) -> int:
     attempts = job.first_history.attempts
     if attempt > len(attempts):
@@ -211,10 +259,10 @@ def _compile(pattern: str | None) -> re.Pattern[str] | None:
         raise SpecError(f"--grep: {pattern!r} is no regular expression: {error}") from None
 
 
-def _parse_since(text: str | None) -> datetime | None:
+def _parse_moment(option: str, text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
         return parse_moment(text, now=datetime.now(timezone.utc).astimezone())
     except ValueError as error:
-        raise SpecError(f"--since: {error}") from None
+        raise SpecError(f"{option}: {error}") from None

@@ -18,7 +18,6 @@ from cloudspot.controller.states import is_over
 from cloudspot.errors import CloudspotError, JobNotFound, PluginError, SpecError, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
 from cloudspot.model import InstanceState
 
@@ -47,12 +46,25 @@ def rm(job_ids: Sequence[str], yes: bool, store_url: str | None) -> None:
         _ask(jobs)
     for job in jobs:
         try:
+            _remove_log(job)
             with transfer(f"deleting {job.id}", sizes[job.id][1]) as advance:
                 remove_job(store, job.id, progress=advance)
         except BaseException:  # Ctrl-C too.
             output.warn(f"job {job.id} is half deleted; finish it with: {job.command('rm')}")
             raise
         output.echo(f"deleted job {job.id}")
+
+
+def _remove_log(job: Job) -> None:
+    """Delete what of the log is in the store and not below the job's own prefix."""
+    if read_entry(job.store, job.id).removal is not None:
+        return  # That was done before the rest, which an interruption has left.
+    try:
+        sink = job.log_sink
+    except (JobNotFound, PluginError):
+        return  # It was never submitted whole, or said so above.
+    if sink.is_in_store:
+        sink.remove(sink.pieces())
 
 
 def _ask(jobs: Sequence[Job]) -> None:
@@ -106,7 +118,7 @@ def _checked(store: ObjectStore, text: str) -> Job:
 def _check_provider(job: Job, history: History) -> None:
     """Refuse while a machine lives, which reads and writes what would be deleted; say what stays."""
     try:
-        if not isinstance(job.log_sink, ObjectStoreLogSink):
+        if not job.log_sink.is_in_store:
             output.warn(f"the log of job {job.id} is not in {job.store.url}, and stays where it is")
         machines = job.provider.provisioner().instances(job_id=job.id)
     except (PluginError, TransientError) as error:

@@ -183,6 +183,17 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes."""
 
 
+class LogStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a node has come with the delivery of its log."""
+
+    num_lines: int
+    """How many lines it has numbered so far; those that the sink lacks of them are on their way."""
+    waiting_bytes: int
+    """Of what its log files hold beyond these."""
+    error: str = ""
+    """Why the sink has not taken the last ones; empty: it has."""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What a node says of itself every few seconds; overwritten."""
 
@@ -212,6 +223,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """How long before it takes a machine the provider says so; None: an agent that does not tell."""
     transfer: Transfer | None = None
     """What it moves now; None: nothing."""
+    log: LogStanding | None = None
+    """None: an agent that does not tell."""
     warnings: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     """What the node has done since its agent started, oldest first; of very many only the newest."""

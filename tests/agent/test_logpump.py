@@ -11,6 +11,7 @@ import pytest
 from cloudspot.agent.logpump import LogPump
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import LogSink
+from cloudspot.jobstore.records import LogStanding
 from cloudspot.model import LogRecord
 
 
@@ -147,3 +148,17 @@ def test_a_full_disk_stops_no_line(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("No space left on device\n")
     assert finish(made)
     assert sink.texts() == ["No space left on device"]
+
+
+def test_it_tells_how_many_lines_there_are_and_what_waits_for_the_sink(tmp_path: Path) -> None:
+    sink, text = ListSink(), b"one\ntwo\n"
+    made = pump(sink, tmp_path)
+    made.follow(tmp_path / "not-there", "setup")
+    assert made.standing() == LogStanding(num_lines=0, waiting_bytes=0)
+    (tmp_path / "a.log").write_bytes(text)
+    assert made.standing() == LogStanding(num_lines=0, waiting_bytes=8)
+    sink.fail_before = 1
+    made._deliver(final=False)
+    assert made.standing() == LogStanding(num_lines=2, waiting_bytes=0, error="down")
+    assert finish(made)
+    assert made.standing() == LogStanding(num_lines=2, waiting_bytes=0)

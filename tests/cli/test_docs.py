@@ -85,6 +85,8 @@ READING = [
     ("cloudspot checkpoints ls", ["checkpoints", "verify", "digits-7k3f"]),
     ("cloudspot checkpoints export", ["checkpoints", "export", "digits-7k3f", "--to", "TARGET"]),
     ("cloudspot logs", ["logs", "digits-7k3f", "--download", "TARGET"]),
+    ("cloudspot logs", ["logs", "digits-7k3f", "--list"]),
+    ("cloudspot logs", ["logs", "digits-7k3f", "--prune", "1d", "--yes"]),
     ("cloudspot artifacts ls", ["artifacts", "ls", "digits-7k3f"]),
     ("cloudspot artifacts download", ["artifacts", "download", "digits-7k3f", "--to", "TARGET"]),
     ("cloudspot providers list", ["providers"]),
