@@ -10,7 +10,6 @@ import importlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,6 +63,7 @@ def read(
     parameters: Mapping[str, Any] = MappingProxyType({}),
     *,
     product: str = "Ecs",
+    region: str | None = None,
     codes: Codes = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Make a call that may be made twice; where the service fails, three times.
@@ -74,7 +74,7 @@ def read(
 
     def once() -> dict[str, Any]:
         with translated(what, codes):
-            return ask(clients, action, parameters, product=product)
+            return ask(clients, action, parameters, product=product, region=region)
 
     return persist(once, sleep=time.sleep, kind=TransientError, num_tries=NUM_TRIES)
 
@@ -160,14 +160,3 @@ def _request(product: str, action: str, parameters: Mapping[str, Any]) -> RpcReq
     for name, value in flatten(parameters).items():
         request.add_body_params(name, value)
     return request
-
-
-@contextmanager
-def naming(codes: Sequence[str], error: Exception) -> Iterator[None]:
-    """Raise ``error`` in place of an SDK's whose code begins with one of these."""
-    try:
-        yield
-    except SDK_ERRORS as found:
-        if not error_code(found).startswith(tuple(codes)):
-            raise
-        raise error from found

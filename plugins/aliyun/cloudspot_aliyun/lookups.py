@@ -13,12 +13,13 @@ from typing import Any, Final
 
 import msgspec
 
-from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot_aliyun import tags
 from cloudspot_aliyun.api import items, read, read_numbered_pages
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.options import DEFAULT_IMAGE_FAMILY, AliyunOptions, field_error
 
+CENTRAL_REGION: Final = "cn-hangzhou"
 _HOW: Final = f'name them, or tag those to use with "{tags.FOUND_BY}"'
 
 
@@ -44,9 +45,17 @@ class NotThere(CloudspotError):
 
 
 def check_region(clients: AliyunClients) -> str:
-    """Return the region; refuse one that Alibaba Cloud does not have."""
+    """Return the region; refuse one that Alibaba Cloud does not have.
+
+    Such a one has no address that could say so: the region that has every service is asked.
+    """
     region = clients.region
-    answer = read(clients, "listing the regions", "DescribeRegions")
+    try:
+        answer = read(clients, "listing the regions", "DescribeRegions", region=CENTRAL_REGION)
+    except TransientError:
+        if region == CENTRAL_REGION:
+            raise
+        return region  # It is far away; the region itself may answer.
     known = [str(one["RegionId"]) for one in items(answer, "Regions", "Region")]
     if region not in known:
         near = difflib.get_close_matches(region, known, n=1)

@@ -167,9 +167,7 @@ def _check_tags(tags: dict[str, str]) -> None:
     for name, value in tags.items():
         for text, limit in ((name, 64), (value, 128)):
             if len(text) > limit:
-                raise field_error(
-                    "tags", f'"{name}": {len(text)} characters are too many; ECS allows {limit}'
-                )
+                raise field_error("tags", f'"{name}": {len(text)} characters are more than {limit}')
             if "http://" in text or "https://" in text:
                 raise field_error("tags", f'"{name}": ECS allows no http:// and no https:// in a tag')
             if text.startswith(("aliyun", "acs:")):
