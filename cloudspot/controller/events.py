@@ -157,8 +157,13 @@ def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Eve
     for rank, notice in sorted(launch.notices.items()):
         if before is None or rank not in before.notices:
             left = max(0.0, (notice.deadline - notice.at).total_seconds())
-            text = f"node {rank} will be taken in {left:.0f} s ({notice.source}), at step {notice.step}"
+            text = f"node {rank} will be taken in {left:.0f} s ({notice.source}){_at_step(notice.step, ', ')}"
             yield Noticed(text, notice)
+
+
+def _at_step(step: int, before: str) -> str:
+    """Return the end of a sentence; nothing where no step was made, or none that is known of."""
+    return f"{before}at step {step}" if step else ""
 
 
 def _started(generation: Generation) -> Iterator[Event]:
@@ -175,7 +180,7 @@ def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Even
         last = own_exit(launch, rank)
         if last is not None and (before is None or own_exit(before, rank) is None):
             why = f": {last.detail}" if last.detail else ""
-            yield NodeEnded(f"node {rank} {last.outcome} at step {last.step}{why}", last)
+            yield NodeEnded(f"node {rank} {last.outcome}{_at_step(last.step, ' ')}{why}", last)
     if launch.closed is not None and (before is None or before.closed is None):
         why = f": {launch.closed.detail}" if launch.closed.detail else ""
         yield LaunchClosed(f"launch {launch.number} is over, {launch.closed.outcome}{why}", launch.closed)

@@ -95,3 +95,15 @@ def test_the_last_word_of_a_machine_that_owns_no_rank_is_not_told(records):
     before = records.history(records.launch(1))
     after = records.history(records.launch(1, exits={0: records.exit("failed", instance_id="i-other")}))
     assert diff(before, after) == ()
+
+
+def test_a_node_whose_steps_nobody_knows_is_said_to_be_at_none(records):
+    # As with a script that has no session.
+    launch = records.launch(
+        1,
+        notices={0: records.notice(step=0)},
+        exits={0: records.exit("succeeded", step=0, detail="the training finished")},
+    )
+    told = texts(diff(None, records.history(launch)))
+    assert "node 0 will be taken in 30 s (sim)" in told
+    assert "node 0 succeeded: the training finished" in told
