@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import Any
 
-from cloudspot.errors import AuthError, CloudspotError, StoreRefused
+from cloudspot.errors import AuthError, CloudspotError, StoreRefused, TransientError
 from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
 from cloudspot.partedupload import PART_BYTES, PartedUpload
@@ -26,6 +27,8 @@ from cloudspot_aliyun.osspayload import compare, payload
 from cloudspot_aliyun.ossupload import BINARY, FORBID_OVERWRITE, OssUploadRequests
 
 MAX_PAGE = 1000
+READ_BYTES = 1 << 20
+"""What is taken from the socket at once on its way into a buffer."""
 MAX_PRESIGN_SECONDS = 7 * 24 * 3600
 """A signature of version 4 holds no longer; one by a role's credentials ends with them, hours at most."""
 # Without it a range past the end, or one that begins there, gets the whole object.
@@ -98,22 +101,25 @@ class OssStore(ObjectStore):
         if length == 0:
             self.head(key)  # HTTP has no empty range; whether the object is there is asked all the same.
             return b""
-        full = self.bucket.full(key)
 
         def attempt() -> bytes:
-            with self.bucket.asking("read", key) as client:
-                try:
-                    answer = client.get_object(
-                        full, byte_range=(start, start + length - 1), headers=_STANDARD
-                    )
-                except SDK_ERRORS as error:
-                    if error_code(error) == "InvalidRange":
-                        return b""  # It begins at the object's end or beyond.
-                    raise
-                if answer.status != HTTPStatus.PARTIAL_CONTENT:
-                    answer.resp.response.close()
-                    raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
-                return _whole(answer)
+            with self._reading(key, start, length) as answer:
+                return b"" if answer is None else _whole(answer)
+
+        return self.bucket.persist(attempt)
+
+    def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        """Read some of the object's bytes into the buffer; see ObjectStore."""
+        if start < 0:
+            raise ValueError(f"start must be >= 0: got {start}")
+
+        def attempt() -> int:
+            with memoryview(buffer).cast("B") as view:
+                if len(view) == 0:
+                    self.head(key)  # as in get_range
+                    return 0
+                with self._reading(key, start, len(view)) as answer:
+                    return 0 if answer is None else _into(answer, view)
 
         return self.bucket.persist(attempt)
 
@@ -201,6 +207,22 @@ class OssStore(ObjectStore):
             self._check_setting("bucket lifecycle", self._lifecycle),
         )
 
+    @contextmanager
+    def _reading(self, key: str, start: int, length: int) -> Iterator[Any]:
+        """Lend the answer to a get of a range; None: it begins at the object's end or beyond."""
+        full = self.bucket.full(key)
+        with self.bucket.asking("read", key) as client:
+            try:
+                answer = client.get_object(full, byte_range=(start, start + length - 1), headers=_STANDARD)
+            except SDK_ERRORS as error:
+                if error_code(error) != "InvalidRange":
+                    raise
+                answer = None
+            if answer is not None and answer.status != HTTPStatus.PARTIAL_CONTENT:
+                answer.resp.response.close()
+                raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
+            yield answer
+
     def _check_setting(self, name: str, ask: Callable[[], str]) -> CheckResult:
         try:
             return CheckResult(name=name, ok=True, detail=ask())
@@ -233,6 +255,18 @@ def _whole(answer: Any) -> bytes:
     """Return all of an answer's body, straight from the connection."""
     data: bytes = answer.resp.response.raw.read(decode_content=False)  # Raises where the answer broke off.
     return data
+
+
+def _into(answer: Any, view: memoryview) -> int:
+    """Read an answer's body into the buffer; return how long it is."""
+    raw, length, filled = answer.resp.response.raw, min(int(answer.content_length), len(view)), 0
+    while filled < length:
+        with view[filled : min(filled + READ_BYTES, length)] as block:
+            count = raw.readinto(block)  # Raises where the answer broke off.
+        if not count:
+            raise TransientError("the answer is shorter than it said")
+        filled += count
+    return length
 
 
 def _moment(seconds: int) -> datetime:

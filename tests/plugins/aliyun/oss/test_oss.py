@@ -262,3 +262,47 @@ def test_the_command_lines_profile_is_used(oss, bucket, monkeypatch, tmp_path):
     (tmp_path / ".aliyun/config.json").write_text(json.dumps({"current": "work", "profiles": [profile]}))
     quick(bucket).put("k", b"x")
     assert oss.faults.calls[-1].access_key == "LTAI5tEXAMPLEexample0001"
+
+
+def test_an_answer_that_breaks_off_is_a_transient_error_and_never_a_short_object(oss, bucket, monkeypatch):
+    store = quick(bucket)
+    store.put("k", bytes(3 << 20))
+    whole = oss.app._get
+
+    def cut(request, held):
+        status, headers, body = whole(request, held)
+        return status, {"Content-Length": str(len(body)), **headers}, body[: len(body) // 2]
+
+    monkeypatch.setattr(oss.app, "_get", cut)
+    for call in (
+        lambda: store.get("k"),
+        lambda: store.get_range("k", 5, 2 << 20),
+        lambda: store.get_range_into("k", 5, bytearray(2 << 20)),
+    ):
+        with pytest.raises(TransientError, match="k: the connection broke"):
+            call()
+
+
+def test_a_server_that_ignores_ranges_is_refused(oss, bucket, monkeypatch):
+    store = quick(bucket)
+    store.put("k", b"0123456789")
+    monkeypatch.setattr("cloudspot_aliyun.sandbox.strict_oss._range_of", lambda *span, **options: None)
+    for call in (
+        lambda: store.get_range("k", 2, 3),
+        lambda: store.get_range_into("k", 2, bytearray(3)),
+    ):
+        with pytest.raises(StoreRefused, match="the server ignores ranges"):
+            call()
+
+
+def test_a_range_is_read_into_a_buffer_that_is_there(bucket):
+    store = quick(bucket)
+    data = bytes(range(256)) * 10_000
+    store.put("k", data)
+    buffer = bytearray(len(data) - 5)
+    assert store.get_range_into("k", 10, memoryview(buffer)) == len(data) - 10
+    assert buffer[: len(data) - 10] == data[10:]
+    assert store.get_range_into("k", len(data), buffer) == 0
+    assert store.get_range_into("k", 0, bytearray()) == 0
+    with pytest.raises(ValueError, match="start must be >= 0"):
+        store.get_range_into("k", -1, buffer)
