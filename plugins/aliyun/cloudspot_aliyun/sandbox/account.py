@@ -134,6 +134,7 @@ class Account:
 
     def describe_vswitches(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer VPC's DescribeVSwitches."""
+        tags = wanted_tags(parameters)
         found = [
             one
             for one in self.place(region).vswitches.values()
@@ -141,7 +142,7 @@ class Account:
             and parameters.get("VpcId", one.vpc) == one.vpc
             and parameters.get("ZoneId", one.zone) == one.zone
             and parameters.get("IsDefault", str(one.is_default).lower()) == str(one.is_default).lower()
-            and has_tags(one.tags, parameters)
+            and has_tags(one.tags, tags)
         ]
         rows = [
             {
@@ -159,7 +160,7 @@ class Account:
 
     def describe_security_groups(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer DescribeSecurityGroups."""
-        named = json_list(parameters, "SecurityGroupIds")
+        named, tags = json_list(parameters, "SecurityGroupIds"), wanted_tags(parameters)
         rows = [
             {
                 "SecurityGroupId": one.id,
@@ -171,7 +172,7 @@ class Account:
             for one in self.place(region).groups.values()
             if (named is None or one.id in named)
             and parameters.get("VpcId", one.vpc) == one.vpc
-            and has_tags(one.tags, parameters)
+            and has_tags(one.tags, tags)
         ]
         return numbered_page("SecurityGroups", "SecurityGroup", rows, parameters, most=100)
 
@@ -241,15 +242,21 @@ class Account:
         return numbered_page("DeploymentSets", "DeploymentSet", rows, parameters, most=50)
 
 
-def has_tags(tags: Mapping[str, str], parameters: Parameters) -> bool:
-    """Say whether all the tags that a request asks for are there."""
-    for one in nested(parameters, "Tag"):
-        name, value = one.get("Key"), one.get("Value")
-        if not name:
-            raise ApiError("InvalidTagKey.Malformed", "The specified Tag.n.Key is not valid.")
-        if name not in tags or (value is not None and tags[name] != value):
-            return False
-    return True
+def wanted_tags(parameters: Parameters) -> list[tuple[str, str | None]]:
+    """Return the tags that a listing asks for; without a value, any will do.
+
+    Raises:
+        ApiError: one has no name.
+    """
+    found = [(str(one.get("Key", "")), one.get("Value")) for one in nested(parameters, "Tag")]
+    if any(not name for name, _ in found):
+        raise ApiError("InvalidTagKey.Malformed", "The specified Tag.n.Key is not valid.")
+    return found
+
+
+def has_tags(tags: Mapping[str, str], wanted: Sequence[tuple[str, str | None]]) -> bool:
+    """Say whether all of them are there."""
+    return all(name in tags and value in {None, tags[name]} for name, value in wanted)
 
 
 def numbered_page(

@@ -19,9 +19,7 @@ def rights_of(call: Call) -> frozenset[str]:
     """Return the rights that the call took, such as ``ecs:RunInstances``."""
     if call.service == "oss":
         return frozenset({RIGHTS.get(call.action, f"oss:{call.action}")})
-    # The right to delete several has the name of the call that deletes one.
-    action = "DeleteInstance" if call.action == "DeleteInstances" else call.action
-    rights = {f"{call.service}:{action}"}
+    rights = {f"{call.service}:{call.action}"}
     if "RamRoleName" in call.parameters:
         rights.add("ram:PassRole")
     if call.action == "RunInstances" and any(name.startswith("Tag.") for name in call.parameters):

@@ -14,7 +14,7 @@ from cloudspot.testing.emulation import MachineHost
 from cloudspot.testing.faults import Call, Faults
 from cloudspot.testing.rolekeys import RoleKeys
 from cloudspot_aliyun.sandbox import launching
-from cloudspot_aliyun.sandbox.account import ACCOUNT_ID, NODE_ROLE, Account, has_tags
+from cloudspot_aliyun.sandbox.account import ACCOUNT_ID, NODE_ROLE, Account, has_tags, wanted_tags
 from cloudspot_aliyun.sandbox.catalogue import Catalogue
 from cloudspot_aliyun.sandbox.machines import Machine, Machines
 from cloudspot_aliyun.sandbox.rpc import (
@@ -176,7 +176,7 @@ class StrictEcs:
             raise ApiError("InvalidSecurityToken.Expired", "Specified SecurityToken is expired.")
 
     def _authorize(self, product: str, action: str) -> None:
-        right = f"{product.lower()}:{'DeleteInstance' if action == 'DeleteInstances' else action}"
+        right = f"{product.lower()}:{action}"
         if right in self.faults.denied and action != "GetCallerIdentity":
             code = "NoPermission" if product in {"Ram", "Sts"} else "Forbidden.RAM"
             message = (
@@ -239,14 +239,14 @@ class StrictEcs:
             raise ApiError(
                 "SandboxNotImplemented", f"the emulated ECS does not know the filter {min(unknown)}"
             )
-        named = json_list(parameters, "InstanceIds")
+        named, tags = json_list(parameters, "InstanceIds"), wanted_tags(parameters)
         rows = [
             one.describe()
             for one in self.machines.known(region)
             if (named is None or one.id in named)
             and parameters.get("ZoneId", one.zone) == one.zone
             and parameters.get("Status", one.status) == one.status
-            and has_tags(one.tags, parameters)
+            and has_tags(one.tags, tags)
         ]
         answer: dict[str, Any] = {"TotalCount": len(rows)}
         if "MaxResults" in parameters or "NextToken" in parameters:

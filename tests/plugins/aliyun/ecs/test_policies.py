@@ -1,0 +1,117 @@
+"""The policies in docs/aliyun grant what the plugin asks for, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cloudspot.model import InstanceGroup, Resources
+from cloudspot_aliyun.sandbox.rights import rights_of
+
+POLICIES = Path(__file__).parents[4] / "docs" / "aliyun"
+ELSEWHERE = "oss:"
+"""Compared where whole jobs run."""
+TYPE = "ecs.g7.large"
+
+
+def statements(name):
+    policy = json.loads((POLICIES / name).read_text())
+    assert policy["Version"] == "1"
+    for statement in policy["Statement"]:
+        assert statement["Effect"] == "Allow"
+        action = statement["Action"]
+        yield ({action} if isinstance(action, str) else set(action)), statement
+
+
+def granted(name):
+    return set().union(*(actions for actions, _ in statements(name)))
+
+
+def needed(calls):
+    """Return the rights that the recorded calls took."""
+    return set().union(*map(rights_of, calls))
+
+
+def session(cloud):
+    """Use everything that the provider can do."""
+    cloud.place.key_pairs.add("mine")
+    mine = cloud.ask("CreateDeploymentSet", DeploymentSetName="mine")["DeploymentSetId"]
+    image = next(iter(cloud.account.images))
+    (group,) = cloud.place.groups
+    vswitches = tuple(cloud.place.vswitches)
+    cloud.faults.calls.clear()
+    options = {
+        "instance_types": (TYPE, "ecs.t6-c1m4.large"),
+        "security_groups": (group,),
+        "vswitches": vswitches,
+        "image": image,
+        "key_pair": "mine",
+    }
+    cloud.provider(**options, deployment_set=mine).provisioner().offers(Resources())
+    cloud.provider().provisioner().offers(Resources(cpus=4))
+    provider = cloud.provider(**options, deployment_set="auto", account="1234567890123456")
+    provisioner = provider.provisioner()
+    for market in ("spot", "on-demand"):
+        request = provisioner.render(
+            InstanceGroup(
+                job_id="digits-1",
+                launch=1,
+                num_nodes=2,
+                min_nodes=2,
+                offer=cloud.offer(provisioner, market=market),
+                resources=Resources(),
+                user_data="#!/bin/sh\n",
+                max_seconds=60.0,
+            )
+        )
+        provisioner.create(request, token=market)
+    machines = provisioner.instances(job_id="digits-1")
+    assert len(machines) == 4
+    provisioner.announce(machines, {"MASTER_ADDR": "10.77.0.11"})
+    assert provider.pinned_options()["account"] == "1234567890123456"
+    assert [one.name for one in provider.check(resources=Resources()) if not one.ok] == []
+    provisioner.terminate([one.id for one in machines])
+    provisioner.release("digits-1")
+    return cloud.faults.calls
+
+
+def test_a_submitter_needs_no_right_that_the_policy_lacks_and_the_policy_has_none_to_spare(cloud):
+    allowed = granted("policy-submitter.json")
+    rights = needed(session(cloud))
+    assert sorted(rights - allowed) == []
+    others = {one for one in allowed if one.startswith(ELSEWHERE)}
+    # Some pages name the right to delete several machines as that to delete one.
+    assert sorted(allowed - rights - others) == ["ecs:DeleteInstance"]
+
+
+def test_the_comparison_can_fail(cloud):
+    rights = needed(session(cloud))
+    assert {"ecs:RunInstances", "ecs:TagResources", "ram:PassRole", "vpc:DescribeVSwitches"} <= rights
+
+
+def test_a_session_without_one_of_the_rights_is_refused(cloud):
+    for right in ("ecs:RunInstances", "ram:PassRole", "ecs:ModifyInstanceAutoReleaseTime"):
+        cloud.faults.denied = {right}
+        with pytest.raises(Exception, match=r"denied|lack|Forbidden"):
+            session(cloud)
+
+
+def test_a_node_may_use_its_bucket_and_release_machines_of_cloudspots():
+    actions = granted("policy-node.json")
+    assert {action for action in actions if not action.startswith("oss:")} == {"ecs:DeleteInstance"}
+    assert "*" not in "".join(actions)
+
+
+def test_machines_are_ended_and_changed_only_if_they_are_cloudspots():
+    for name in ("policy-submitter.json", "policy-node.json"):
+        for actions, statement in statements(name):
+            if actions & {"ecs:DeleteInstance", "ecs:DeleteInstances", "ecs:ModifyInstanceMetadataOptions"}:
+                assert statement["Condition"] == {"StringLike": {"acs:ResourceTag/cloudspot-job": "*"}}
+
+
+def test_only_the_nodes_role_is_passed_on_and_to_ecs():
+    ((_, statement),) = [one for one in statements("policy-submitter.json") if "ram:PassRole" in one[0]]
+    assert statement["Resource"] == "acs:ram:*:*:role/cloudspot-node"
+    assert statement["Condition"] == {"StringEquals": {"acs:Service": "ecs.aliyuncs.com"}}
+    (trust,) = json.loads((POLICIES / "trust-node.json").read_text())["Statement"]
+    assert trust["Principal"] == {"Service": ["ecs.aliyuncs.com"]}
