@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 
+import google.auth
 import pytest
+from google.auth.transport.requests import AuthorizedSession
 
 from cloudspot.testing.faults import Faults
+from cloudspot.testing.machinehost import emulated
 from cloudspot.testing.serving import Server
+from cloudspot_gcp.sandbox.catalogue import IMAGES
+from cloudspot_gcp.sandbox.cloud import NODE
+from cloudspot_gcp.sandbox.cloud import EmulatedGcp as WholeGcp
 from cloudspot_gcp.sandbox.identities import Identities, ServiceAccount, write_key_file
 from cloudspot_gcp.sandbox.strict_logging import StrictLogging
 from cloudspot_gcp.sandbox.strict_storage import StrictStorage
 
 PROJECT = "my-project-123"
 ACCOUNT = ServiceAccount.make(f"cloudspot-node@{PROJECT}.iam.gserviceaccount.com", project=PROJECT)
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 SERVICES = ("compute", "iamcredentials", "logging", "storage")
 
 
@@ -59,3 +68,62 @@ def gcp(gcp_servers: EmulatedGcp, monkeypatch: pytest.MonkeyPatch, tmp_path) -> 
     gcp_servers.reset_faults()
     yield gcp_servers
     gcp_servers.reset_faults()
+
+
+class Project:
+    """The project of a whole emulated cloud with machines, as its owner sees it."""
+
+    def __init__(self, cloud, host, wait_until):
+        self.cloud, self.host, self.wait_until = cloud, host, wait_until
+        for name in [name for name in os.environ if name.startswith(cloud.foreign_variables)]:
+            del os.environ[name]  # This process is the test's alone.
+        os.environ.update(cloud.environment())
+        credentials, project = google.auth.default(scopes=[SCOPE])
+        self.session = AuthorizedSession(credentials)
+        self.compute = f"{os.environ['CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE']}projects/{project}"
+
+    def run(
+        self, script: str, *, name: str = "cs-digits-0a1b2c3d-1-0", image: str = IMAGES[0].path, **properties
+    ) -> str:
+        items = {"startup-script": f"#!/bin/bash\n{script}\n", **properties.pop("attributes", {})}
+        body = {
+            "count": "1",
+            "perInstanceProperties": {name: {}},
+            "locationPolicy": {"targetShape": "ANY_SINGLE_ZONE"},
+            "instanceProperties": {
+                "machineType": "n2-standard-2",
+                "disks": [{"boot": True, "initializeParams": {"sourceImage": image}}],
+                "networkInterfaces": [{"network": "global/networks/default"}],
+                "serviceAccounts": [{"email": NODE, "scopes": [SCOPE]}],
+                "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
+                **properties,
+            },
+        }
+        answer = self.session.post(f"{self.compute}/regions/us-central1/instances/bulkInsert", json=body)
+        assert answer.status_code == 200, answer.text
+        return name
+
+    def instances(self) -> list[dict]:
+        found = self.session.get(f"{self.compute}/aggregated/instances").json()["items"].values()
+        return [one for scope in found for one in scope.get("instances", ())]
+
+    def operations(self) -> list[str]:
+        found = self.session.get(f"{self.compute}/aggregated/operations").json()["items"].values()
+        return [one["operationType"] for scope in found for one in scope.get("operations", ())]
+
+    def wait_for_console(self, name: str, text: str) -> list[str]:
+        self.wait_until(lambda: text in self.host.console(name))
+        return self.host.console(name).splitlines()
+
+
+@pytest.fixture
+def project(tmp_path, wait_until):
+    """``with project() as it``: to be entered inside, by a test marked ``enclosed``."""
+
+    @contextlib.contextmanager
+    def make():
+        cloud = WholeGcp()
+        with emulated(cloud, tmp_path / "gcp", is_isolated=True) as host:
+            yield Project(cloud, host, wait_until)
+
+    return make

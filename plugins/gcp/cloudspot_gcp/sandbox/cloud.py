@@ -23,6 +23,7 @@ from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 from cloudspot_gcp.sandbox.identities import Identities, ServiceAccount, write_key_file
 from cloudspot_gcp.sandbox.machinetokens import MachineTokens
 from cloudspot_gcp.sandbox.strict_compute import PROJECT, StrictCompute
+from cloudspot_gcp.sandbox.strict_logging import StrictLogging
 from cloudspot_gcp.sandbox.strict_storage import StrictStorage
 from cloudspot_gcp.sandbox.taken import resource_of, rights_of
 
@@ -89,9 +90,10 @@ class EmulatedGcp(EmulatedCloud):
         submitter, node = (ServiceAccount.make(email, project=PROJECT) for email in (SUBMITTER, NODE))
         identities.add(submitter)
         identities.add(node)
+        logs = StrictLogging(identities, faults=self.faults, identities=identities)
         contents = directory / "objects"
         contents.mkdir()
-        storage = StrictStorage(identities, faults=self.faults, identities=identities, directory=contents)
+        storage = StrictStorage(logs, faults=self.faults, identities=identities, directory=contents)
 
         def furnish(machine: EmulatedMachine) -> EmulatedMachine:
             facts = {**machine.metadata, "token-seed": tokens.seed}

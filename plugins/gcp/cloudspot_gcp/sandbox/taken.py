@@ -23,6 +23,8 @@ _STORAGE: Final = {
 _LOGGING: Final = {
     "logging.entries.list": "logging.logEntries.list",
     "logging.entries.write": "logging.logEntries.create",
+    "logging.projects.logs.delete": "logging.logs.delete",
+    "logging.projects.logs.list": "logging.logs.list",
 }
 _FREE: Final = frozenset({"storage.buckets.testIamPermissions"})
 
