@@ -22,7 +22,7 @@ import msgspec
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.interfaces import LogSink
 from cloudspot.logorder import Arrival, Order, read_back
-from cloudspot.model import LogRecord
+from cloudspot.model import LogPiece, LogRecord
 from cloudspot.persistence import persist
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
@@ -162,6 +162,27 @@ class CloudWatchLogSink(LogSink):
         """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for."""
         _check_stream(stream)
         yield from read_back(self._pages(stream, startFromHead=False))
+
+    def pieces(self) -> Sequence[LogPiece]:
+        """Return each stream as one piece; see LogSink. Reads the first and the last page of each."""
+        found = []
+        for stream in self.streams():
+            ends = [next(self.read(stream), None), next(self.read_back(stream), None)]
+            days = [record.time.astimezone(timezone.utc).date() for record in ends if record is not None]
+            if days:
+                name = f"{self.group}:{self._prefix}{stream}"
+                found.append(LogPiece(stream=stream, name=name, first_day=min(days), last_day=max(days)))
+        return found
+
+    def remove(self, pieces: Sequence[LogPiece]) -> None:
+        """Delete streams; see LogSink."""
+        for piece in pieces:
+            try:
+                self._ask(
+                    "delete_log_stream", logGroupName=self.group, logStreamName=self._prefix + piece.stream
+                )
+            except _Missing:
+                continue
 
     # --- writing ----------------------------------------------------------------------------------
 

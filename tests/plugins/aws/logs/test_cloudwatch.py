@@ -232,3 +232,19 @@ def test_what_others_write_into_the_stream_is_passed_over(job, make_sink):
 def test_options_that_cloudwatch_would_refuse_are_spec_errors(options, message):
     with pytest.raises(SpecError, match=message):
         CloudWatchLogSink("x", store_url=STORE, **options)
+
+
+def test_a_stream_is_a_piece_that_can_be_removed_and_is_made_again_by_its_writer(aws, job, make_sink):
+    writer = make_sink()
+    writer.write([line(0), line(1)])
+    writer.write([line(0, stream="1-1")])
+    pieces = make_sink().pieces()
+    assert [(piece.stream, piece.num_bytes) for piece in pieces] == [("1-0", None), ("1-1", None)]
+    assert pieces[0].name.startswith(f"/cloudspot/{job}:")
+    make_sink().remove(pieces[:1])
+    assert make_sink().streams() == ("1-1",)
+    writer.write([line(2)])
+    assert [record.seq for record in make_sink().read("1-0", after=1)] == [2]
+    aws.faults.denied.add("logs:DeleteLogStream")
+    with pytest.raises(AuthError, match="logs:DeleteLogStream"):
+        make_sink().remove(pieces)
