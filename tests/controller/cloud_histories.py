@@ -39,6 +39,7 @@ class WorldHost(MachineHost):
     def __init__(self, town):
         self.town = town
         self.made = {}
+        self._ids = {}
         self.violations = []
         self.truth = SimCloud(
             town.world,
@@ -53,7 +54,7 @@ class WorldHost(MachineHost):
     def start(self, emulated):
         world = self.town.world
         machine = Machine(
-            id=emulated.id,
+            id=self.town.instance_id_of(emulated),
             job_id=emulated.job.job_id,
             launch=emulated.job.launch,
             rank=emulated.job.rank,
@@ -64,6 +65,7 @@ class WorldHost(MachineHost):
             kept_seconds=0.0,
         )
         self.made[machine.id] = emulated
+        self._ids[emulated.id] = machine.id
         self.truth.machines[machine.id] = machine
         self.truth._set(machine, InstanceState.RUNNING)
         machine.life = world.start(self.truth._node(machine))
@@ -71,7 +73,7 @@ class WorldHost(MachineHost):
             world.start(self.truth._reclaim(machine), delay=world.rng.uniform(1, 300))
 
     def terminate(self, machine_id):
-        machine = self.truth.machines[machine_id]
+        machine = self.truth.machines[self._ids[machine_id]]
         if machine.has_ended:
             return
         if self.town.is_rightful(machine):
@@ -88,7 +90,7 @@ class WorldHost(MachineHost):
 
     def states(self):
         return {
-            machine.id: MachineStatus(
+            self.made[machine.id].id: MachineStatus(
                 state=machine.states[-1][1],
                 address=self.made[machine.id].address,
                 end_reason=machine.end_reason,
@@ -155,6 +157,10 @@ class Town:
     def zone_of(self, emulated):
         """Return the zone of an EmulatedMachine."""
         raise NotImplementedError
+
+    def instance_id_of(self, emulated):
+        """Return what the machine itself and the provider's listing call it."""
+        return emulated.id
 
     def check_leftovers(self):
         """Look for what a job leaves behind beside its machines."""

@@ -270,8 +270,11 @@ class ComputeProvisioner(Provisioner):
         zone, name = where
         client = self._clients.compute("InstancesClient")
         request = {"project": self._clients.project, "zone": zone, "instance": name}
-        with translated("announcing to the machines", _LATER):
-            metadata = client.get(request=request, retry=None, timeout=READ_SECONDS).metadata
+        what = "announcing to the machines"
+        with translated(what, _LATER):
+            metadata = unless_throttled(
+                lambda: client.get(request=request, retry=None, timeout=READ_SECONDS)
+            ).metadata
             told = {one.key: one.value for one in metadata.items}
             mended = dict(told)
             if attributes.NUM_NODES in facts:
@@ -285,12 +288,13 @@ class ComputeProvisioner(Provisioner):
                 "fingerprint": metadata.fingerprint,
                 "items": [{"key": key, "value": value} for key, value in mended.items()],
             }
-            operation = client.set_metadata_unary(
-                request={**request, "metadata_resource": resource}, retry=None, timeout=READ_SECONDS
+            asked = {**request, "metadata_resource": resource}
+            operation = unless_throttled(
+                lambda: client.set_metadata_unary(request=asked, retry=None, timeout=READ_SECONDS)
             )
         causes = causes_of(operation) if is_done(operation) else []
         if causes:
-            raise TransientError(f"announcing to {name}: {causes[0].message} ({causes[0].code})")
+            raise TransientError(f"{what}: {causes[0].message} ({causes[0].code})")
 
     def _delete(self, targets: Sequence[tuple[str, str]], what: str) -> None:
         """Ask for the end of each, also where that of another cannot be asked for; the first error counts."""

@@ -18,7 +18,7 @@ from cloudspot_gcp.errors import one_line, translated
 from cloudspot_gcp.lookups import list_all, wanted_regions
 from cloudspot_gcp.operations import wait_for_region
 from cloudspot_gcp.options import GcpOptions
-from cloudspot_gcp.refusals import LAUNCH_CODES, causes_of
+from cloudspot_gcp.refusals import LAUNCH_CODES, causes_of, unless_throttled
 from cloudspot_gcp.request import ComputeRequest, policy_name
 
 
@@ -38,16 +38,11 @@ def make(clients: GcpClients, body: ComputeRequest) -> None:
         "description": f"cloudspot: job {body.labels[attributes.JOB]}",
         "group_placement_policy": {"collocation": "COLLOCATED"},
     }
+    request = {"project": body.project, "region": body.region, "resource_policy_resource": resource}
     with translated(what, LAUNCH_CODES):
         try:
-            operation = client.insert_unary(
-                request={
-                    "project": body.project,
-                    "region": body.region,
-                    "resource_policy_resource": resource,
-                },
-                retry=None,
-                timeout=READ_SECONDS,
+            operation = unless_throttled(
+                lambda: client.insert_unary(request=request, retry=None, timeout=READ_SECONDS)
             )
         except api.Conflict:
             return  # it is there already
@@ -75,7 +70,9 @@ def _remove(clients: GcpClients, region: str, name: str, what: str) -> None:
     request = {"project": clients.project, "region": region, "resource_policy": name}
     with translated(what, {"resourceInUseByAnotherResource": TransientError}):
         try:
-            operation = client.delete_unary(request=request, retry=None, timeout=READ_SECONDS)
+            operation = unless_throttled(
+                lambda: client.delete_unary(request=request, retry=None, timeout=READ_SECONDS)
+            )
         except api.NotFound:
             return  # another was faster
     _check(wait_for_region(clients, region, operation, what), what, kind=TransientError)

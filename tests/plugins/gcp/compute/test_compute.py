@@ -362,7 +362,7 @@ def test_what_a_failed_launch_has_left_and_cannot_be_deleted_leaves_the_outcome_
     request = kit.request()
     kit.cloud.faults.inject(f"operation {BULK_INSERT}", "INTERNAL_ERROR", happens=True)
     kit.cloud.faults.inject("compute.instances.delete", "forbidden", status=403)
-    with pytest.raises(TransientError, match="deleting what is left of it: .*; machines may be left"):
+    with pytest.raises(TransientError, match=r"deleting what is left of it: .*; machines may be left"):
         kit.provisioner.create(request, token="t")
     with pytest.raises(CapacityError, match="INTERNAL_ERROR"):
         kit.provisioner.create(request, token="t")
@@ -443,7 +443,7 @@ def test_an_answer_that_is_none_of_googles_leaves_the_outcome_open(kit, compute_
 
     request = kit.request()
     compute_door.app = proxy
-    with pytest.raises(TransientError, match="launching 1 spot n2-standard-4 in us-central1: Google failed"):
+    with pytest.raises(TransientError, match=r"launching 1 spot n2-standard-4 in us-central1: Google failed"):
         kit.provisioner.create(request, token="t")
     with pytest.raises(TransientError, match="listing the machines: Google failed"):
         kit.listed()
