@@ -146,7 +146,7 @@ def _service(error: api.GoogleAPICallError) -> str:
         )
         if metadata and metadata.get("service"):
             return str(metadata["service"])
-    found = re.search(r"\b([a-z]+\.googleapis\.com)\b", str(error.message or ""))
+    found = re.search(r"\b([a-z]+\.googleapis\.com)\b", message_of(error))
     return found[1] if found else "compute.googleapis.com storage.googleapis.com logging.googleapis.com"
 
 

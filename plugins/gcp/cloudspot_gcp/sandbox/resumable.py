@@ -68,9 +68,10 @@ class Sessions:
         self._sessions[session.id] = session
         return session
 
-    def pending(self) -> list[Session]:
-        """Return the sessions that have not ended."""
-        return [session for session in self._sessions.values() if session.answer is None]
+    def pending(self, bucket: str) -> list[Session]:
+        """Return the uploads into the bucket that have not ended."""
+        found = [session for session in self._sessions.values() if session.bucket == bucket]
+        return [session for session in found if session.answer is None]
 
     def find(self, upload_id: str) -> Session:
         """Return the session.
@@ -144,6 +145,7 @@ class Sessions:
             del session.data[len(session.data) - len(session.data) % UNIT_BYTES :]
             connection: socket.socket = request.environ["werkzeug.socket"]
             connection.shutdown(socket.SHUT_RDWR)
+            stream.read()  # What lies in the buffer would else be taken for the next request.
             raise ConnectionAbortedError("the upload broke off")
 
     def _end(self, request: Request, session: Session, finish: Finish) -> Reply:

@@ -292,6 +292,6 @@ def _page_start(token: str | None) -> str | None:
     if token is None:
         return None
     try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
+        return base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
     except ValueError as error:
         raise ApiError(400, "invalid", "Invalid argument.") from error

@@ -276,7 +276,7 @@ def _page_start(token: str | None) -> tuple[datetime, str] | None:
     if not token:
         return None
     try:
-        at, insert_id = base64.urlsafe_b64decode(token.encode()).decode().split(" ")
+        at, insert_id = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode().split(" ")
         return datetime.fromisoformat(at), insert_id
     except ValueError as error:
         raise invalid("page_token is invalid") from error

@@ -11,6 +11,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,7 @@ class StrictStorage:
                     error.status, {"Content-Type": "text/html; charset=UTF-8"}, error.message.encode()
                 )
         self._faults.record(Call("storage", action, parameters, "", code, caller))
-        return reply
+        return _with_links_here(request, reply)
 
     def _json_body(self, request: Request) -> Any:
         if request.path.startswith("/upload/") or request.path.startswith("/resumable/"):
@@ -168,3 +169,13 @@ class StrictStorage:
         parameters = {"bucket": bucket, "object": name}
         self._faults.record(Call("storage", "signed.get", parameters, "", code, caller))
         return reply
+
+
+def _with_links_here(request: Request, reply: Reply) -> Reply:
+    """Return the answer with its links to contents leading here: the SDK follows them, with its token."""
+    if not reply.headers.get("Content-Type", "").startswith("application/json"):
+        return reply
+    here = f"{request.environ['wsgi.url_scheme']}://{request.header('host')}/download/"
+    return replace(
+        reply, body=bytes(reply.body).replace(b"https://storage.googleapis.com/download/", here.encode())
+    )

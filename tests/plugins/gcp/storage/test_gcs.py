@@ -377,7 +377,7 @@ def test_a_stream_goes_up_in_pieces_and_a_small_one_in_a_single_put(gcp, store):
 
 @pytest.mark.parametrize("if_absent", [True, False])
 @pytest.mark.parametrize("size", [3 * MIB, 3 * MIB + 17])
-def test_a_broken_connection_in_mid_upload_is_gone_on_from(gcp, store, size, if_absent):
+def test_a_broken_connection_in_mid_upload_is_gone_on_from(gcp, bucket, store, size, if_absent):
     data = noise(size)[:size]
     gcp.storage.sessions.breaks += [700_000, 0, 100]
     upload(store, "k", data, if_absent=if_absent)
@@ -389,7 +389,7 @@ def test_a_broken_connection_in_mid_upload_is_gone_on_from(gcp, store, size, if_
     ]
     assert spans[:3] == ["bytes */*", "bytes */*", "bytes */*"]
     assert spans[3] == "bytes 524288-1048575/*"  # Two units of 256 KiB had arrived.
-    assert gcp.storage.sessions.pending() == []
+    assert gcp.storage.sessions.pending(bucket) == []
 
 
 def test_the_last_piece_may_break_off_too(gcp, store):
@@ -424,11 +424,11 @@ def test_a_stream_that_lost_to_another_while_its_answer_was_lost_says_so(gcp, st
     assert store.get("k") == b"another's"
 
 
-def test_an_aborted_stream_is_cancelled(gcp, store):
+def test_an_aborted_stream_is_cancelled(gcp, bucket, store):
     with store.open_upload("k") as stream:
         stream.write(bytes(3 * MIB))
-        assert [session.name for session in gcp.storage.sessions.pending()] == ["some/prefix/k"]
-    assert gcp.storage.sessions.pending() == []
+        assert [session.name for session in gcp.storage.sessions.pending(bucket)] == ["some/prefix/k"]
+    assert gcp.storage.sessions.pending(bucket) == []
     assert gcp.faults.count("resumable.cancel") == 1
 
 
@@ -449,10 +449,10 @@ def test_a_piece_that_fails_for_good_ends_the_stream(gcp, store):
     assert list(store.list_objects("")) == []
 
 
-def test_an_upload_that_storage_has_forgotten_says_what_to_do(gcp, store):
+def test_an_upload_that_storage_has_forgotten_says_what_to_do(gcp, bucket, store):
     stream = store.open_upload("k")
     stream.write(bytes(3 * MIB))
-    for session in gcp.storage.sessions.pending():
+    for session in gcp.storage.sessions.pending(bucket):
         gcp.storage.sessions.cancel(session.id)
     with pytest.raises(CloudspotError, match="its resumable upload is gone") as caught:
         stream.commit()
