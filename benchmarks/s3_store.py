@@ -75,6 +75,14 @@ def measure_rates(sink: Sink, num_bytes: int, num_rounds: int, num_threads: int)
 
         list(pool.map(chunk, starts))
 
+    kept = threading.local()
+
+    def get_into(start: int, length: int) -> None:
+        if not hasattr(kept, "buffer"):
+            kept.buffer = bytearray(CHUNK_BYTES)
+        with memoryview(kept.buffer)[:length] as view:
+            assert store.get_range_into("k", start, view) == length
+
     def upload_stream() -> None:
         with store.open_upload("stream") as upload:
             for start in starts:
@@ -92,6 +100,7 @@ def measure_rates(sink: Sink, num_bytes: int, num_rounds: int, num_threads: int)
             "GET   raw HTTP": lambda: each(raw.get_bytes),
             "GET   raw HTTP, one buffer kept": lambda: each(raw.get_into),
             "GET   S3Store.get_range": lambda: each(lambda at, n: check(store.get_range("k", at, n), n)),
+            "GET   S3Store.get_range_into, buffer kept": lambda: each(get_into),
             "GET   boto3 download_file": lambda: plain.download_file(BUCKET, "k", str(file)),
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -106,11 +115,11 @@ def measure_rates(sink: Sink, num_bytes: int, num_rounds: int, num_threads: int)
     pool.shutdown()
     gigabytes = len(data) / 1e9
     print(f"{gigabytes:.2f} GB in chunks of 64 MiB, {num_threads} at once, median of {num_rounds}")
-    print(f"{'':36}{'MB/s':>8}{'of raw':>9}{'CPU s/GB':>10}")
+    print(f"{'':42}{'MB/s':>8}{'of raw':>9}{'CPU s/GB':>10}")
     for name in ways:
         rate = 1e3 * gigabytes / statistics.median(seconds[name])
         floor = 1e3 * gigabytes / statistics.median(seconds[f"{name[:3]}   raw HTTP"])
-        print(f"{name:36}{rate:8.0f}{rate / floor:9.2f}{statistics.median(cpu[name]) / gigabytes:10.2f}")
+        print(f"{name:42}{rate:8.0f}{rate / floor:9.2f}{statistics.median(cpu[name]) / gigabytes:10.2f}")
 
 
 def measure_stream(num_bytes: int) -> None:

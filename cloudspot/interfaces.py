@@ -250,6 +250,23 @@ class ObjectStore(ABC):
             ValueError: ``start`` or ``length`` is negative.
         """
 
+    def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        """Read bytes from ``start`` (inclusive, from 0) into the buffer, and return how many there were.
+
+        The buffer is writable and in one piece. It is filled, unless the object ends earlier; what lies
+        behind the bytes that came is left undefined, and so is all of it after an error. For large reads
+        again and again: a buffer that is kept costs a fraction of fresh memory. This goes by way of
+        ``get_range``; override it where bytes can be read to where they belong.
+
+        Raises:
+            ObjectMissing: no such key.
+            ValueError: ``start`` is negative.
+        """
+        with memoryview(buffer).cast("B") as view:
+            data = self.get_range(key, start, len(view))
+            view[: len(data)] = data
+            return len(data)
+
     @abstractmethod
     def head(self, key: str) -> ObjectMeta:
         """Return what is known of the object without its bytes.

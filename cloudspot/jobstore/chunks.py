@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import xxhash
@@ -55,21 +56,25 @@ def check_sizes(store: ObjectStore, job_id: str, commit: Commit, chunks: Sequenc
         _check_size(stored, size)
 
 
-def read_chunk(store: ObjectStore, stored: StoredChunk) -> bytes:
-    """Return the bytes of a chunk, verified.
+@contextmanager
+def read_chunk(store: ObjectStore, stored: StoredChunk, buffer: bytearray) -> Iterator[memoryview]:
+    """Lend the bytes of a chunk, verified; they lie in the buffer, which holds a byte more at least.
 
     Raises:
         CorruptData: it is missing, cut short or changed.
     """
-    try:
-        # One byte more than there should be tells a longer object without reading all of it.
-        data = store.get_range(stored.key, 0, stored.chunk.size + 1)
-    except ObjectMissing as error:
-        raise CorruptData(f"chunk {stored.key} is missing") from error
-    _check_size(stored, len(data))
-    if xxh3_128(data) != stored.chunk.xxh3_128:
-        raise _changed(stored)
-    return data
+    with memoryview(buffer) as room:
+        try:
+            # One byte more than there should be tells a longer object without reading all of it.
+            with room[: stored.chunk.size + 1] as target:
+                size = store.get_range_into(stored.key, 0, target)
+        except ObjectMissing as error:
+            raise CorruptData(f"chunk {stored.key} is missing") from error
+        _check_size(stored, size)
+        with room[:size] as data:
+            if xxh3_128(data) != stored.chunk.xxh3_128:
+                raise _changed(stored)
+            yield data
 
 
 def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, bytes]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -78,8 +79,16 @@ def fetch(
     store = patient(store, sleep=sleep)
     chunks = stored_chunks(job_id, commit)
 
+    # A buffer for each thread, which is kept: memory that is touched for the first time costs more than the
+    # reading and the writing.
+    own = threading.local()
+    room = 1 + max((stored.chunk.size for stored in chunks), default=0)
+
     def carry(root: Path, files: Sequence[File], stored: StoredChunk) -> None:
-        _write(root, files, stored, read_chunk(store, stored))
+        if not hasattr(own, "buffer"):
+            own.buffer = bytearray(room)
+        with read_chunk(store, stored, own.buffer) as data:
+            _write(root, files, stored, data)
         progress(stored.chunk.size)
 
     # Before a byte is written: what a manifest claims must be there, so that no claim fills the disk.
@@ -151,7 +160,7 @@ def _create(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: bytes) -> None:
+def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryview) -> None:
     """Write a chunk's bytes to the files over which its part is spread."""
     position = 0
     for name, offset, length in extents(files, stored.start, stored.chunk.size):
@@ -159,7 +168,7 @@ def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: bytes) 
         try:
             done = 0
             while done < length:
-                with memoryview(data)[position + done : position + length] as rest:
+                with data[position + done : position + length] as rest:
                     done += os.pwrite(descriptor, rest, offset + done)
         finally:
             os.close(descriptor)

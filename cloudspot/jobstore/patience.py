@@ -54,6 +54,10 @@ class PatientStore(ObjectStore):
         """Return some of the object's bytes; see ObjectStore."""
         return self._persist(lambda: self._inner.get_range(key, start, length))
 
+    def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        """Read some of the object's bytes into the buffer; see ObjectStore."""
+        return self._persist(lambda: self._inner.get_range_into(key, start, buffer))
+
     def head(self, key: str) -> ObjectMeta:
         """Return what is known of the object; see ObjectStore."""
         return self._persist(lambda: self._inner.head(key))

@@ -94,6 +94,26 @@ class FileStore(ObjectStore):
             file.seek(start)
             return file.read(length)
 
+    def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        """Read some of the object's bytes into the buffer; see ObjectStore."""
+        if start < 0:
+            raise ValueError(f"start must be >= 0: got {start}")
+        path = self._path(key)
+        filled = 0
+        with (
+            self._translated("read", key),
+            path.open("rb", buffering=0) as file,
+            memoryview(buffer).cast("B") as view,
+        ):
+            file.seek(start)
+            while filled < len(view):
+                with view[filled:] as rest:
+                    count = file.readinto(rest)
+                if not count:
+                    break
+                filled += count
+        return filled
+
     def head(self, key: str) -> ObjectMeta:
         """Return what is known of the object; see ObjectStore."""
         path = self._path(key)

@@ -127,11 +127,38 @@ class ObjectStoreTests:
         assert store.get_range("k", 99, 1) == b""
         assert store.get_range("empty", 0, 1) == b""
 
+    def test_a_range_is_read_into_a_buffer_and_no_hold_of_it_is_kept(self, store: ObjectStore) -> None:
+        store.put("k", b"0123456789")
+        buffer = bytearray(b"????????")
+        assert store.get_range_into("k", 1, buffer) == 8
+        assert buffer == b"12345678"
+        with memoryview(buffer) as view, view[2:5] as middle:
+            assert store.get_range_into("k", 7, middle) == 3
+        assert buffer == b"12789678"
+        buffer.append(0)  # Raises BufferError while anybody holds a view.
+        large = _noise(self.stream_bytes)
+        store.put("large", large)
+        target = bytearray(len(large) - 3)
+        assert store.get_range_into("large", 3, target) == len(target)
+        assert target == large[3:]
+
+    def test_a_range_read_into_a_buffer_ends_with_the_object(self, store: ObjectStore) -> None:
+        store.put("k", b"0123456789")
+        store.put("empty", b"")
+        buffer = bytearray(5)
+        assert store.get_range_into("k", 8, buffer) == 2
+        assert buffer[:2] == b"89"
+        for key, start in (("k", 10), ("k", 99), ("empty", 0)):
+            assert store.get_range_into(key, start, buffer) == 0
+        assert store.get_range_into("k", 4, bytearray()) == 0
+
     def test_a_range_of_less_than_nothing_is_a_callers_bug(self, store: ObjectStore) -> None:
         store.put("k", b"0123456789")
         for start, length in ((-1, 1), (0, -1)):
             with raising(ValueError, "start and length"):
                 store.get_range("k", start, length)
+        with raising(ValueError, "start"):
+            store.get_range_into("k", -1, bytearray(1))
 
     def test_head_tells_key_size_and_time(self, store: ObjectStore) -> None:
         before = datetime.now(timezone.utc)
@@ -152,6 +179,8 @@ class ObjectStoreTests:
                 store.head,
                 lambda key: store.get_range(key, 0, 1),
                 lambda key: store.get_range(key, 0, 0),
+                lambda key: store.get_range_into(key, 0, bytearray(1)),
+                lambda key: store.get_range_into(key, 0, bytearray()),
             )
             for call in calls:
                 with raising(ObjectMissing, key):
@@ -179,6 +208,7 @@ class ObjectStoreTests:
                 store.open_upload,
                 lambda key: store.put(key, b""),
                 lambda key: store.get_range(key, 0, 1),
+                lambda key: store.get_range_into(key, 0, bytearray(1)),
                 lambda key: store.presign_get(key, seconds=60),
             )
             for call in calls if self.can_presign else calls[:-1]:

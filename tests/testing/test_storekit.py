@@ -95,6 +95,18 @@ class RefusesRangesPastTheEnd(InMemoryStore):
         return data
 
 
+class HoldsTheReadersBuffer(InMemoryStore):
+    def get_range_into(self, key, start, buffer):
+        self.held = memoryview(buffer)
+        return super().get_range_into(key, start, buffer)
+
+
+class CountsTheWholeBuffer(InMemoryStore):
+    def get_range_into(self, key, start, buffer):
+        super().get_range_into(key, start, buffer)
+        return len(buffer)
+
+
 class ListsAfterInclusively(InMemoryStore):
     def list_page(self, prefix, *, after=None, limit=1000):
         page = super().list_page(prefix, after=after, limit=limit)
@@ -257,9 +269,18 @@ class TakesMoreAfterTheEnd(Wrapped):
         ),
         (
             HasInclusiveRanges,
-            {"test_a_range_is_from_its_start_inclusive_as_long_as_asked"},
+            {
+                "test_a_range_is_from_its_start_inclusive_as_long_as_asked",
+                "test_a_range_is_read_into_a_buffer_and_no_hold_of_it_is_kept",
+                "test_a_range_read_into_a_buffer_ends_with_the_object",
+            },
         ),
-        (RefusesRangesPastTheEnd, {"test_a_range_ends_with_the_object"}),
+        (
+            RefusesRangesPastTheEnd,
+            {"test_a_range_ends_with_the_object", "test_a_range_read_into_a_buffer_ends_with_the_object"},
+        ),
+        (HoldsTheReadersBuffer, {"test_a_range_is_read_into_a_buffer_and_no_hold_of_it_is_kept"}),
+        (CountsTheWholeBuffer, {"test_a_range_read_into_a_buffer_ends_with_the_object"}),
         (
             ListsAfterInclusively,
             {

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -28,6 +29,8 @@ from cloudspot_aws.s3bucket import Bucket
 from cloudspot_aws.s3upload import S3UploadRequests
 
 MAX_PAGE = 1000
+READ_BYTES = 1 << 20
+"""What is taken from the socket at once on its way into a buffer: urllib3 copies it, out of the cache."""
 MAX_PRESIGN_SECONDS = 7 * 24 * 3600
 """A signature of version 4 holds no longer; one by a role's credentials ends with them, hours at most."""
 
@@ -85,6 +88,24 @@ class S3Store(ObjectStore):
             self.head(key)  # HTTP has no empty range; whether the object is there is asked all the same.
             return b""
         return self._read(key, Range=f"bytes={start}-{start + length - 1}")
+
+    def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        """Read some of the object's bytes into the buffer; see ObjectStore."""
+        with memoryview(buffer).cast("B") as view:
+            if start < 0:
+                raise ValueError(f"start must be >= 0: got {start}")
+            if len(view) == 0:
+                self.head(key)  # as in get_range
+                return 0
+            with self._reading(key, Range=f"bytes={start}-{start + len(view) - 1}") as answer:
+                if answer is None:
+                    return 0
+                length = min(int(answer["ContentLength"]), len(view))
+                filled = 0
+                while filled < length:
+                    with view[filled : min(filled + READ_BYTES, length)] as block:
+                        filled += answer["Body"].readinto(block)  # Raises where the answer broke off.
+                return length
 
     def head(self, key: str) -> ObjectMeta:
         """Return what is known of the object; see ObjectStore."""
@@ -174,23 +195,35 @@ class S3Store(ObjectStore):
             return CheckResult(name=name, ok=False, detail=str(error))
 
     def _read(self, key: str, **options: str) -> bytes:
-        full = self._bucket.full(key)
-        with self._bucket.asking("read", key) as client:
-            try:
-                answer = client.get_object(Bucket=self._bucket.name, Key=full, **options)
-            except client.exceptions.ClientError as error:
-                if options and error_code(error) in {"InvalidRange", "416"}:
-                    return b""  # It begins at the object's end or beyond.
-                raise
+        with self._reading(key, **options) as answer:
+            if answer is None:
+                return b""
             body, length = answer["Body"], answer["ContentLength"]
-            if options and answer["ResponseMetadata"]["HTTPStatusCode"] != HTTPStatus.PARTIAL_CONTENT:
-                body.close()
-                raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
             # Asked for by its length it comes in one piece, straight from the socket.
             data: bytes = body.read(length)
             while len(data) < length:
                 data += body.read(length - len(data))  # Raises where the answer broke off.
             return data
+
+    @contextmanager
+    def _reading(self, key: str, **options: str) -> Iterator[Any]:
+        """Lend the answer to a get; None: the range begins at the object's end or beyond."""
+        full = self._bucket.full(key)
+        with self._bucket.asking("read", key) as client:
+            try:
+                answer = client.get_object(Bucket=self._bucket.name, Key=full, **options)
+            except client.exceptions.ClientError as error:
+                if not options or error_code(error) not in {"InvalidRange", "416"}:
+                    raise
+                answer = None
+            if (
+                answer is not None
+                and options
+                and answer["ResponseMetadata"]["HTTPStatusCode"] != HTTPStatus.PARTIAL_CONTENT
+            ):
+                answer["Body"].close()
+                raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
+            yield answer
 
 
 def _is_key(key: str) -> bool:
