@@ -35,8 +35,8 @@ class Seen:
     """As the cloud's own tools show it."""
     trail: list[dict[str, Any]]
     """The job's requests."""
-    consoles: list[str]
-    """The machines'."""
+    consoles: dict[str, str]
+    """By the machine's name in the sandbox."""
 
 
 def run_sandboxed(
@@ -47,16 +47,21 @@ def run_sandboxed(
     arguments: Sequence[str] = (),
     options: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    sandbox: str | None = None,
 ) -> Seen:
-    """Run the job attached, in the cloud's sandbox with its ``options``, and look at all that is left."""
+    """Run the job attached, in the cloud's sandbox with its ``options``, and look at all that is left.
+
+    ``sandbox`` names another sandbox of the cloud than its own.
+    """
     inside = [sys.executable, str(Path(__file__)), cloud, str(job), *arguments]
-    command = [*COMMAND, "sandbox", cloud, *options, "--keep", "--", *inside]
+    command = [*COMMAND, "sandbox", sandbox or cloud, *options, "--keep", "--", *inside]
     done = subprocess.run(
         command, env={**user.environ, **(environ or {})}, capture_output=True, text=True, check=False
     )
     kept = Path(re.findall(r"kept in (\S+)", done.stderr)[-1]) / "state"
-    consoles = [path.read_text(errors="replace") for path in kept.glob("machines/*/console.log")]
-    ends = "\n".join(one[-2000:] for one in consoles)
+    found = kept.glob("machines/*/console.log")
+    consoles = {path.parent.name: path.read_text(errors="replace") for path in found}
+    ends = "\n".join(one[-2000:] for one in consoles.values())
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-8000:]}\n{ends}"
     seen = json.loads(done.stdout)
     requests = [json.loads(line) for line in (kept / "cloud" / "requests.jsonl").read_text().splitlines()]

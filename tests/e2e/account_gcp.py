@@ -1,0 +1,83 @@
+"""The emulated Google Cloud's project after a job, by its REST APIs; and what must be true of it."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from sandboxed import NAME, Seen, check_streams, rights_taken
+
+BUCKET = "cloudspot-sandbox"
+SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+
+
+def look():
+    """Return what the project's owner sees; inside."""
+    import google.auth
+    from google.auth.transport.requests import AuthorizedSession
+
+    credentials, project = google.auth.default(scopes=SCOPES)
+    session = AuthorizedSession(credentials)
+
+    def base(service):
+        return os.environ[f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}"]
+
+    def pages(method, url, items, **asked):
+        token = None
+        while token is None or token:
+            more = {**asked, **({"pageToken": token} if token else {})}
+            where = {"params": more} if method == "GET" else {"json": more}
+            answer = session.request(method, url, **where)
+            answer.raise_for_status()
+            value = answer.json()
+            yield from value.get(items, ())
+            token = value.get("nextPageToken", "")
+
+    def everywhere(kind):
+        answer = session.get(f"{base('COMPUTE')}projects/{project}/aggregated/{kind}")
+        answer.raise_for_status()
+        return [one for scope in answer.json()["items"].values() for one in scope.get(kind, ())]
+
+    objects = pages("GET", f"{base('STORAGE')}b/{BUCKET}/o", "items", fields="items(name),nextPageToken")
+    entries = pages(
+        "POST",
+        f"{base('LOGGING')}v2/entries:list",
+        "entries",
+        resourceNames=[f"projects/{project}"],
+        filter=f'labels.job="{NAME}"',
+        orderBy="timestamp asc",
+        pageSize=1000,
+    )
+    streams = {}
+    for entry in entries:
+        labels = entry["labels"]
+        line = {"seq": int(labels["seq"]), "text": entry.get("textPayload", "")}
+        streams.setdefault(labels["stream"], []).append(line | ({"part": 1} if "part" in labels else {}))
+    return {
+        "instances": everywhere("instances"),
+        "policies": everywhere("resourcePolicies"),
+        "operations": everywhere("operations"),
+        "streams": streams,
+        "keys": [one["name"] for one in objects],
+    }
+
+
+def check(seen: Seen) -> None:
+    """Nothing that costs is left, every line is in Cloud Logging, and the trail names all that was done."""
+    account = seen.account
+    assert (account["instances"], account["policies"]) == ([], [])
+    ends = [one["operationType"] for one in account["operations"]]
+    assert ends.count("compute.instances.preempted") == 1
+    # Who shuts itself down stays, stopped, until the submitter's controller deletes it.
+    assert ends.count("compute.instances.guestTerminate") == 3
+    assert {"code", "index", "jobs"} <= {key.partition("/")[0] for key in account["keys"]}
+    assert sorted(account["streams"]) == ["1-0", "1-1", "2-0", "2-1"]
+    check_streams(account["streams"], seen.show)
+    taken = {by: {right for right, _ in rights_taken(seen.trail, by)} for by in ("user", "machine")}
+    assert "compute.instances.create" in taken["user"]
+    assert "logging.logEntries.create" in taken["machine"]
+    assert not any(right.startswith("compute.") for right in taken["machine"])
+    ended = [
+        text for text in seen.consoles.values() if re.search("shutdown script ended with status 0", text)
+    ]
+    assert len(ended) == 4
