@@ -19,6 +19,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -78,14 +79,20 @@ def generated() -> Mapping[str, str]:
     }
 
 
+_PLUGINS = (("aliyun", "AliyunOptions"), ("aws", "AwsOptions"))
+"""Those of this repository that have a page with a table of their options."""
+
+
 def _plugin_pages() -> dict[str, str]:
     """Return the pages of the plugins of this repository that are installed."""
-    if find_spec("cloudspot_aws") is None:
-        return {}
-    from cloudspot_aws.options import AwsOptions
-
-    page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
-    return {"docs/aws.md": _with_regions(page, _provider_regions("providers.aws", AwsOptions))}
+    pages = {}
+    for name, options in _PLUGINS:
+        if find_spec(f"cloudspot_{name}") is not None:
+            found = getattr(import_module(f"cloudspot_{name}.options"), options)
+            page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+            regions = _provider_regions(f"providers.{name}", found)
+            pages[f"docs/{name}.md"] = _with_regions(page, regions)
+    return pages
 
 
 def _read(path: Path) -> str | None:

@@ -46,6 +46,7 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
     for name in (
         "README.md",
         "docs/generate.py",
+        "docs/aliyun.md",
         "docs/aws.md",
         "docs/cli.md",
         "docs/job-file.md",
@@ -122,7 +123,7 @@ def test_each_row_of_a_table_has_the_cells_of_its_head(page):
 
 # --- the code blocks ----------------------------------------------------------------------------
 
-TOOLS = {"aws", "python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest", "torchrun", "python"}
+TOOLS = {"aliyun", "aws", "python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest", "torchrun", "python"}
 """What a shell block may use beside cloudspot."""
 
 

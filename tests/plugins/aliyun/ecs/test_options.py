@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from cloudspot.errors import SpecError
@@ -113,3 +116,9 @@ def test_the_boot_profile_names_the_region_and_how_a_machine_ends():
 
 def test_logs_stay_beside_the_checkpoints_where_they_are_asked_to():
     assert AliyunProvider(AliyunOptions(logs="bucket")).log_sink(None, "digits-1") is None
+
+
+def test_the_chinese_page_tells_of_every_option_and_of_no_other():
+    page = (Path(__file__).parents[4] / "docs" / "aliyun.zh.md").read_text()
+    table = page.partition("| 字段 | 含义 |")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(AliyunOptions.__struct_fields__)
