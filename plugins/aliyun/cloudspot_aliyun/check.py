@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -16,7 +17,7 @@ from cloudspot_aliyun.errors import SDK_ERRORS, error_code
 from cloudspot_aliyun.lookups import check_region, check_role
 from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.refusals import refusal
-from cloudspot_aliyun.request import decode_request
+from cloudspot_aliyun.request import decode_request, parameters_of
 
 _POLICY: Final = "grant it: docs/aliyun/policy-submitter.json has all rights that a submitter needs"
 
@@ -87,7 +88,8 @@ def _launch(provisioner: EcsProvisioner, clients: AliyunClients, offer: Offer) -
     )
     body = decode_request(provisioner.render(group))
     try:
-        ask(clients, "RunInstances", {**body.run_instances, "DryRun": True}, region=body.region)
+        asked = {**parameters_of(body, uuid.uuid4().hex), "DryRun": True}
+        ask(clients, "RunInstances", asked, region=body.region)
     except SDK_ERRORS as error:
         if error_code(error) == "DryRunOperation":
             return f"{offer.instance_type} in {offer.zone} may be launched, and is in stock"

@@ -31,7 +31,7 @@ from cloudspot_aliyun.listing import is_being_taken, market_of, to_instance
 from cloudspot_aliyun.offers import OfferFinder
 from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.refusals import refusal, unless_throttled
-from cloudspot_aliyun.request import EcsRequest, decode_request, render_request
+from cloudspot_aliyun.request import EcsRequest, decode_request, parameters_of, render_request
 
 MAX_IDS: Final = 50
 """Of one call that takes instances' ids: TagResources takes 50, DescribeInstances and DeleteInstances 100."""
@@ -108,12 +108,11 @@ class EcsProvisioner(Provisioner):
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create all machines of the request in one call, or none; never by a second try of its own."""
         body = decode_request(request)
-        parameters = dict(body.run_instances)
+        parameters = parameters_of(body, token)
         if body.made_deployment_set is not None:
             parameters["DeploymentSetId"] = deploymentsets.make(
                 self._clients, body.made_deployment_set, region=body.region
             )
-        parameters["ClientToken"] = token
         try:
             answer = unless_throttled(
                 lambda: ask(self._clients, "RunInstances", parameters, region=body.region)

@@ -32,7 +32,12 @@ class EcsRequest(msgspec.Struct, frozen=True, kw_only=True):
     region: str
     """A token counts per region: the same request in another one would launch again."""
     run_instances: dict[str, Any]
-    """The parameters of RunInstances as ECS names them, but for ClientToken and what is not known yet."""
+    """The parameters of RunInstances as ECS names them, but for ClientToken, UserData and what is not known
+    before the launch."""
+    user_data: str = ""
+    """The boot script, as people can read it."""
+    user_data_gzip: str | None = None
+    """Compressed and in base64, where the script itself is too long for ECS."""
     made_deployment_set: str | None = None
     """The name of the set to make before the first machine, and to remove with the job."""
 
@@ -80,7 +85,6 @@ def render_request(options: AliyunOptions, group: InstanceGroup, *, provider: st
         "HttpTokens": "required",
         "HttpPutResponseHopLimit": options.metadata_hops,
         "InternetMaxBandwidthOut": options.public_bandwidth,
-        "UserData": _user_data(group.user_data),
         "Tag": tags.to_list(_tags(options, group)),
     }
     if options.public_bandwidth:
@@ -95,10 +99,23 @@ def render_request(options: AliyunOptions, group: InstanceGroup, *, provider: st
         made_set = deployment_set_name(group.job_id, group.store_url) if group.num_nodes > 1 else None
     elif options.deployment_set is not None:
         parameters["DeploymentSetId"] = options.deployment_set
-    body: dict[str, Any] = {"region": details["region"], "run_instances": parameters}
+    body: dict[str, Any] = {
+        "region": details["region"],
+        "run_instances": parameters,
+        **_user_data(group.user_data),
+    }
     if made_set is not None:
         body["made_deployment_set"] = made_set
     return LaunchRequest(provider=provider, body=body)
+
+
+def parameters_of(request: EcsRequest, token: str) -> dict[str, Any]:
+    """Return what RunInstances is asked; the same request and token give the same bytes."""
+    return {
+        **request.run_instances,
+        "UserData": base64.b64encode(user_data_of(request)).decode("ascii"),
+        "ClientToken": token,
+    }
 
 
 def deployment_set_name(job_id: str, store_url: str) -> str:
@@ -109,26 +126,28 @@ def deployment_set_name(job_id: str, store_url: str) -> str:
 
 def user_data_of(request: EcsRequest) -> bytes:
     """Return the machines' user data as ECS will hand it to them."""
-    return base64.b64decode(request.run_instances.get("UserData", ""))
+    if request.user_data_gzip is not None:
+        return base64.b64decode(request.user_data_gzip)
+    return request.user_data.encode()
 
 
-def _user_data(script: str) -> str:
-    """Return the script in base64, compressed where it is too long.
+def _user_data(script: str) -> dict[str, str]:
+    """Return the script, or, where it is too long, the compressed script in base64.
 
     cloud-init unpacks gzip (its documentation, "User data formats"). A script that came from the bucket
     by a signed URL would need a secret that expires in a request that is stored and replayed.
     """
     raw = script.encode()
-    if len(raw) > MAX_USER_DATA_BYTES:
-        # Without a time and a file name: the same script gives the same bytes.
-        packed = gzip.compress(raw, compresslevel=9, mtime=0)
-        if len(packed) > MAX_USER_DATA_BYTES:
-            raise SpecError(
-                f"the boot script has {len(raw)} bytes and {len(packed)} compressed; ECS takes "
-                f"{MAX_USER_DATA_BYTES}: put less into the boot profile"
-            )
-        raw = packed
-    return base64.b64encode(raw).decode("ascii")
+    if len(raw) <= MAX_USER_DATA_BYTES:
+        return {"user_data": script}
+    # Without a time and a file name: the same script gives the same bytes.
+    packed = gzip.compress(raw, compresslevel=9, mtime=0)
+    if len(packed) > MAX_USER_DATA_BYTES:
+        raise SpecError(
+            f"the boot script has {len(raw)} bytes and {len(packed)} compressed; ECS takes "
+            f"{MAX_USER_DATA_BYTES}: put less into the boot profile"
+        )
+    return {"user_data_gzip": base64.b64encode(packed).decode("ascii")}
 
 
 def _market(options: AliyunOptions, market: Market) -> dict[str, Any]:

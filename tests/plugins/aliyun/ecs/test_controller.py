@@ -216,8 +216,9 @@ def test_the_intents_bytes_are_what_ecs_gets(found):
     asked = intent.request.body["run_instances"]
     assert call.parameters["ClientToken"] == intent.token
     assert (len(intent.token) <= 64, intent.token.isascii()) == (True, True)
-    assert call.parameters["UserData"] == asked["UserData"]
-    assert base64.b64decode(asked["UserData"]).startswith(b"#!/usr/bin/env bash\n")
+    sent = base64.b64decode(call.parameters["UserData"]).decode()
+    assert sent == intent.request.body["user_data"]
+    assert sent.startswith("#!/usr/bin/env bash\n")
     sent = {name: value for name, value in call.parameters.items() if name in asked}
     assert sent == {name: str(asked[name]) for name in sent}
     assert len(sent) == len([value for value in asked.values() if not isinstance(value, (list, dict))])
