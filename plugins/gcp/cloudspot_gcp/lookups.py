@@ -31,6 +31,12 @@ NUM_TRIES: Final = 4
 """How often a question is asked that may be asked again."""
 ATTACHING_FAMILY: Final = "n1"
 """Whose machines alone can have accelerators attached; others have them built in ("GPU machine types")."""
+ATTACHABLE: Final = frozenset(
+    {"nvidia-tesla-p100", "nvidia-tesla-p4", "nvidia-tesla-t4", "nvidia-tesla-v100"}
+)
+"""What can be attached to them; other accelerators are built into types of their own."""
+COUNTS: Final = (1, 2, 4, 8)
+"""How many of an accelerator can be attached, as far as it allows so many."""
 HYPERDISK_ONLY: Final = frozenset({"a4", "a4x", "c4", "c4a", "c4d", "h4d", "m4", "n4", "n4a", "n4d", "x4"})
 """Families that take no Persistent Disk ("Hyperdisk", machine series support; from memory)."""
 COMPACT_FAMILIES: Final = frozenset(
@@ -306,9 +312,9 @@ def _attached(
             found.append(one)
             continue
         for name, places in offered.items():
-            able = tuple(zone for zone in one.zones if zone in places)
-            if able and is_called(name, wanted):
-                count = max(1, resources.accelerator_count)
+            count = next((n for n in COUNTS if n >= resources.accelerator_count), COUNTS[-1])
+            able = tuple(zone for zone in one.zones if places.get(zone, 0) >= count)
+            if able and name in ATTACHABLE and is_called(name, wanted):
                 found.append(
                     msgspec.structs.replace(
                         one, accelerator=name, accelerator_count=count, is_attached=True, zones=able
@@ -317,12 +323,11 @@ def _attached(
     return found
 
 
-def _accelerators_in(clients: GcpClients, zones: Sequence[str]) -> dict[str, set[str]]:
-    """Return in which zones each accelerator is."""
-    found: dict[str, set[str]] = {}
+def _accelerators_in(clients: GcpClients, zones: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return in which zones each accelerator is, and how many of it a machine can have there."""
+    found: dict[str, dict[str, int]] = {}
     for zone in zones:
         what = f"looking for accelerators in {zone}"
         for one in list_all(clients, "AcceleratorTypesClient", what, zone=zone):
-            if not one.name.endswith("-vws"):  # a virtual workstation's
-                found.setdefault(one.name, set()).add(zone)
+            found.setdefault(one.name, {})[zone] = int(one.maximum_cards_per_instance)
     return found

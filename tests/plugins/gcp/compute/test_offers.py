@@ -1,0 +1,378 @@
+import msgspec
+import pytest
+
+from cloudspot.errors import AuthError, SpecError, TransientError
+from cloudspot.model import Market, Offer, Resources
+from cloudspot_gcp.lookups import is_called
+from cloudspot_gcp.offers import FACTS_SECONDS, FAILURE_SECONDS, OfferFinder
+from cloudspot_gcp.options import GcpOptions
+
+GIB = 2**30
+SKUS = "cloudbilling.services.skus.list"
+CORE, RAM = 0.0316, 0.0042
+
+
+def offers(cloud, resources=None, **options):
+    return cloud.provider(**options).provisioner().offers(resources or Resources())
+
+
+def test_a_type_is_offered_in_each_region_on_both_markets_with_its_prices(cloud):
+    found = offers(cloud, regions=("us-central1", "europe-west4"))
+    assert {(one.zone, one.market) for one in found} == {
+        (region, market) for region in ("us-central1", "europe-west4") for market in Market
+    }
+    on_demand = {one.zone: one.on_demand_price_per_hour for one in found}
+    assert on_demand["us-central1"] == pytest.approx(4 * CORE + 16 * RAM)
+    assert on_demand["europe-west4"] == pytest.approx(1.1 * (4 * CORE + 16 * RAM))
+    for one in found:
+        if one.market is Market.SPOT:
+            assert 0.25 < one.price_per_hour / one.on_demand_price_per_hour < 0.41
+        else:
+            assert one.price_per_hour == one.on_demand_price_per_hour
+    assert {one.currency for one in found} == {"USD"}
+
+
+def test_what_rendering_needs_comes_with_the_offer_and_survives_the_journal(cloud):
+    offer = offers(cloud)[0]
+    assert offer.details == {
+        "project": "my-project-123",
+        "region": "us-central1",
+        "image": "projects/deeplearning-platform-release/global/images/"
+        "pytorch-2-7-cu128-ubuntu-2204-nvidia-570-v20261001",
+        "image_gib": "50",
+        "service_account": "cloudspot-node@my-project-123.iam.gserviceaccount.com",
+        "zones": "us-central1-a,us-central1-b,us-central1-c,us-central1-f",
+        "price_source": "Google's price list",
+    }
+    assert msgspec.json.decode(msgspec.json.encode(offer), type=Offer) == offer
+
+
+def test_only_zones_that_have_the_type_are_asked_for(cloud):
+    offer = offers(cloud, machine_types=("g2-standard-8",))[0]
+    assert offer.details["zones"] == "us-central1-a,us-central1-b,us-central1-c"
+    assert offer.details["other_zones"] == "us-central1-f"
+    assert offer.details["has_accelerator"] == "nvidia-l4"
+
+
+def test_only_the_zones_of_the_options_are_asked_for_and_their_regions(cloud):
+    found = offers(cloud, regions=(), zones=("us-east1-b", "us-central1-a"))
+    assert {one.zone: one.details["zones"] for one in found} == {
+        "us-east1": "us-east1-b",
+        "us-central1": "us-central1-a",
+    }
+
+
+@pytest.mark.parametrize(
+    ("resources", "names"),
+    [
+        (Resources(accelerator="L4", accelerator_count=1), {"g2-standard-4", "g2-standard-8"}),
+        (Resources(accelerator="l4", accelerator_count=2), {"g2-standard-24", "g2-standard-48"}),
+        (Resources(accelerator="a100-80gb", accelerator_count=1), {"a2-ultragpu-1g"}),
+        (
+            Resources(accelerator="A100", accelerator_count=1),
+            {"a2-highgpu-1g", "a2-highgpu-2g", "a2-ultragpu-1g"},
+        ),
+        (Resources(accelerator="nvidia-h100-80gb", accelerator_count=8), {"a3-highgpu-8g"}),
+        (Resources(accelerator="T4", accelerator_count=3), {"n1-standard-4", "n1-standard-8"}),
+        (Resources(accelerator="T4", accelerator_count=5), set()),
+        (Resources(accelerator="B9000", accelerator_count=1), set()),
+        (Resources(cpus=64, memory_bytes=200 * GIB), {"n2-standard-64"}),
+    ],
+)
+def test_types_are_found_by_what_a_node_must_have(cloud, resources, names):
+    found = {one.instance_type for one in offers(cloud, resources, machine_types=())}
+    assert names <= found
+    assert bool(found) is bool(names)
+    assert len(found) <= 4
+
+
+def test_of_the_types_that_fit_the_cheapest_are_offered(cloud):
+    found = offers(cloud, Resources(cpus=4, memory_bytes=16 * GIB), machine_types=())
+    by_price = sorted({(one.on_demand_price_per_hour, one.instance_type) for one in found})
+    assert by_price[0][1] == "e2-standard-4"
+    assert all(not one.instance_type.startswith(("g2", "a2", "t2a", "c4")) for one in found)
+
+
+def test_a_job_that_asks_for_nothing_gets_small_machines_that_can_train(cloud):
+    names = {one.instance_type for one in offers(cloud, machine_types=())}
+    assert "e2-standard-2" in names
+    assert not names & {"e2-medium", "n1-standard-1", "n2-highcpu-2"}
+
+
+def test_an_accelerator_is_attached_to_machines_that_have_none_of_their_own(cloud):
+    resources = Resources(accelerator="T4", accelerator_count=2, cpus=8)
+    found = offers(cloud, resources, machine_types=(), regions=("us-central1", "us-east1"))
+    assert {one.instance_type for one in found} <= {"n1-standard-8", "n1-standard-16", "n1-standard-32"}
+    offer = next(one for one in found if one.instance_type == "n1-standard-8" and one.zone == "us-east1")
+    assert (offer.details["accelerator"], offer.details["accelerator_count"]) == ("nvidia-tesla-t4", "2")
+    assert offer.details["zones"] == "us-east1-c"
+    assert offer.on_demand_price_per_hour == pytest.approx(8 * CORE + 30 * RAM + 2 * 0.35)
+
+
+def test_the_attached_accelerator_is_in_the_request_and_the_machine(cloud):
+    from cloudspot.model import InstanceGroup
+
+    provisioner = cloud.provider(machine_types=("n1-standard-8",)).provisioner()
+    resources = Resources(accelerator="T4", accelerator_count=1)
+    group = InstanceGroup(
+        job_id="digits-1",
+        launch=1,
+        num_nodes=1,
+        min_nodes=1,
+        offer=cloud.offer(provisioner, market="on-demand", resources=resources),
+        resources=resources,
+        user_data="",
+        max_seconds=60.0,
+    )
+    request = provisioner.render(group)
+    properties = request.body["bulk_insert"]["instanceProperties"]
+    assert properties["guestAccelerators"] == [{"acceleratorType": "nvidia-tesla-t4", "acceleratorCount": 1}]
+    assert properties["scheduling"]["onHostMaintenance"] == "TERMINATE"
+    (made,) = provisioner.create(request, token="t")
+    (machine,) = cloud.listed().values()
+    assert made.zone in {"us-central1-a", "us-central1-b", "us-central1-c", "us-central1-f"}
+    assert machine.guest_accelerators[0].accelerator_type.endswith("/nvidia-tesla-t4")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "wanted", "is_it"),
+    [
+        ("nvidia-tesla-t4", "T4", True),
+        ("nvidia-tesla-t4", "nvidia-tesla-t4", True),
+        ("nvidia-tesla-a100", "A100", True),
+        ("nvidia-a100-80gb", "A100", True),
+        ("nvidia-a100-80gb", "A100 80GB", True),
+        ("nvidia-tesla-a100", "A100-80GB", False),
+        ("nvidia-tesla-p4", "P", False),
+        (None, "T4", False),
+    ],
+)
+def test_an_accelerator_is_known_by_what_people_call_it(accelerator, wanted, is_it):
+    assert is_called(accelerator, wanted) is is_it
+
+
+def test_of_the_named_types_those_that_fit_are_offered(cloud):
+    found = offers(
+        cloud,
+        Resources(accelerator="L4", accelerator_count=1),
+        machine_types=("n2-standard-4", "g2-standard-8"),
+    )
+    assert {one.instance_type for one in found} == {"g2-standard-8"}
+
+
+def test_types_for_a_placement_policy_can_be_placed_together(cloud):
+    names = {one.instance_type for one in offers(cloud, machine_types=(), placement_policy="auto")}
+    assert names
+    assert not any(name.startswith(("e2", "n1")) for name in names)
+    with pytest.raises(SpecError, match='"e2-standard-4" cannot be placed close together; leave it out'):
+        offers(cloud, placement_policy="auto", machine_types=("e2-standard-4",))
+
+
+# --- prices ---------------------------------------------------------------------------------------
+
+
+def test_prices_of_the_options_stand_in_where_the_list_cannot_be_read(cloud):
+    cloud.faults.inject(SKUS, "accessNotConfigured", status=403)
+    found = offers(
+        cloud,
+        regions=("us-central1", "us-east1"),
+        on_demand_prices={"n2-standard-4": 0.2, "us-east1/n2-standard-4": 0.21},
+        spot_prices={"n2-standard-4": 0.05},
+    )
+    assert {(one.zone, one.market, one.price_per_hour) for one in found} == {
+        ("us-central1", Market.SPOT, 0.05),
+        ("us-central1", Market.ON_DEMAND, 0.2),
+        ("us-east1", Market.SPOT, 0.05),
+        ("us-east1", Market.ON_DEMAND, 0.21),
+    }
+    assert {one.details["price_source"] for one in found} == {"the job's options"}
+
+
+def test_googles_list_comes_first_and_the_options_tell_what_it_does_not(cloud, monkeypatch):
+    from cloudspot_gcp.sandbox import prices
+
+    without = [sku for sku in prices.skus() if "N2 Instance Ram" not in sku["description"]]
+    monkeypatch.setattr(prices, "skus", lambda: tuple(without))
+    options = {"on_demand_prices": {"n2-standard-4": 0.2, "e2-standard-4": 9.0}}
+    found = offers(cloud, machine_types=("n2-standard-4", "e2-standard-4"), **options)
+    assert {(one.instance_type, one.market, one.details["price_source"]) for one in found} == {
+        ("n2-standard-4", Market.ON_DEMAND, "the job's options"),
+        ("e2-standard-4", Market.ON_DEMAND, "Google's price list"),
+        ("e2-standard-4", Market.SPOT, "Google's price list"),
+    }
+    with pytest.raises(
+        SpecError,
+        match=r'^providers\.gcp\.on_demand_prices: Google\'s price list has no "n2-standard-4" in us-central1; ',
+    ):
+        offers(cloud)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [("accessNotConfigured", 403, AuthError), ("backendError", 503, TransientError)],
+)
+def test_without_any_price_it_is_said_where_to_give_one(cloud, code, status, kind):
+    cloud.faults.inject(SKUS, code, status=status)
+    with pytest.raises(
+        kind, match=r"reading Google's price list: .*; or give the prices in providers\.gcp\.on_demand_prices"
+    ):
+        offers(cloud)
+
+
+def test_the_price_of_an_attached_accelerator_can_be_given(cloud):
+    cloud.faults.inject(SKUS, "backendError", status=503)
+    (offer,) = offers(
+        cloud,
+        Resources(accelerator="T4", accelerator_count=1),
+        machine_types=("n1-standard-8",),
+        on_demand_prices={"n1-standard-8": 0.38, "n1-standard-8+1xnvidia-tesla-t4": 0.73},
+    )
+    assert offer.price_per_hour == 0.73
+
+
+def test_the_list_is_read_page_by_page_and_only_what_is_needed_of_it(cloud, monkeypatch):
+    monkeypatch.setattr("cloudspot_gcp.pricing.PAGE", 100)
+    assert offers(cloud)[0].on_demand_price_per_hour == pytest.approx(4 * CORE + 16 * RAM)
+    calls = [call for call in cloud.faults.calls if call.action == SKUS]
+    assert len(calls) == 3
+    assert "pricingInfo" in calls[0].parameters["fields"]
+
+
+def test_what_does_not_change_is_asked_for_once_an_hour_and_a_list_that_failed_once_a_minute(cloud):
+    now = 0.0
+    options = GcpOptions(
+        project="my-project-123",
+        machine_types=("n2-standard-4",),
+        on_demand_prices={"n2-standard-4": 0.2},
+    )
+    finder = OfferFinder(options, cloud.clients, monotonic=lambda: now)
+
+    def asked():
+        before = len(cloud.faults.calls)
+        finder.offers(Resources())
+        return sorted({call.action for call in cloud.faults.calls[before:]})
+
+    facts = [
+        SKUS,
+        "compute.images.getFromFamily",
+        "compute.machineTypes.list",
+        "compute.networks.get",
+        "compute.regions.get",
+    ]
+    cloud.faults.inject(SKUS, "backendError", status=503)
+    assert asked() == facts
+    assert asked() == []
+    now = FAILURE_SECONDS + 1
+    assert asked() == [SKUS]
+    now = FACTS_SECONDS - 1
+    assert asked() == []
+    now = FACTS_SECONDS + FAILURE_SECONDS + 2
+    assert asked() == facts
+
+
+# --- what the options name ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"regions": ("us-central2",)},
+            'providers.gcp.regions: "us-central2" is no region; did you mean "us-central1"?',
+        ),
+        (
+            {"zones": ("us-central1-x",)},
+            (
+                'providers.gcp.zones: there is no "us-central1-x"; there are us-central1-a, us-central1-b, '
+                "us-central1-c, us-central1-f"
+            ),
+        ),
+        (
+            {"machine_types": ("n2-standart-4",)},
+            'providers.gcp.machine_types: us-central1 has no "n2-standart-4"; did you mean "n2-standard-4"?',
+        ),
+        (
+            {"machine_types": ("t2a-standard-4",)},
+            (
+                'providers.gcp.machine_types: "t2a-standard-4" is ARM64, but image projects/'
+                "deeplearning-platform-release/global/images/pytorch-2-7-cu128-ubuntu-2204-nvidia-570-v20261001 is "
+                "X86_64"
+            ),
+        ),
+        (
+            {"machine_types": ("c4-standard-4",)},
+            'providers.gcp.disk_type: "c4-standard-4" takes "hyperdisk-balanced" only',
+        ),
+        (
+            {"image": "projects/my-project-123/global/images/gone"},
+            (
+                'providers.gcp.image: there is no "projects/my-project-123/global/images/gone", or none that you '
+                "may use"
+            ),
+        ),
+        ({"network": "gone"}, 'providers.gcp.network: there is no "gone"'),
+        (
+            {"subnetworks": ("regions/us-central1/subnetworks/gone",)},
+            'providers.gcp.subnetworks: there is no "regions/us-central1/subnetworks/gone"',
+        ),
+        (
+            {"subnetworks": ("regions/us-east1/subnetworks/default",)},
+            "providers.gcp.subnetworks: none is in us-central1; name one for each region",
+        ),
+        (
+            {"placement_policy": "gone"},
+            'providers.gcp.placement_policy: there is no "regions/us-central1/resourcePolicies/gone"',
+        ),
+    ],
+)
+def test_what_does_not_exist_is_named_by_its_option(cloud, options, message):
+    with pytest.raises(SpecError) as error:
+        offers(cloud, **options)
+    assert str(error.value) == message
+
+
+def test_a_subnetwork_of_ones_own_takes_the_place_of_the_network(cloud):
+    from cloudspot.model import InstanceGroup
+
+    provisioner = cloud.provider(subnetworks=("regions/us-central1/subnetworks/default",)).provisioner()
+    group = InstanceGroup(
+        job_id="digits-1",
+        launch=1,
+        num_nodes=1,
+        min_nodes=1,
+        offer=cloud.offer(provisioner),
+        resources=Resources(),
+        user_data="",
+        max_seconds=60.0,
+    )
+    request = provisioner.render(group)
+    (interface,) = request.body["bulk_insert"]["instanceProperties"]["networkInterfaces"]
+    assert interface == {
+        "subnetwork": "regions/us-central1/subnetworks/default",
+        "accessConfigs": [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}],
+    }
+    assert len(provisioner.create(request, token="t")) == 1
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "compute.regions.get",
+        "compute.images.getFromFamily",
+        "compute.networks.get",
+        "compute.machineTypes.list",
+    ],
+)
+def test_a_question_that_fails_in_passing_is_asked_four_times(cloud, action):
+    cloud.faults.inject(action, "backendError", status=503, times=3)
+    assert len(offers(cloud)) == 2
+    cloud.faults.inject(action, "backendError", status=503, times=4)
+    with pytest.raises(TransientError, match="Google failed"):
+        offers(cloud)
+
+
+def test_the_project_and_the_regions_are_stored_with_the_job(cloud):
+    assert cloud.provider(regions=()).pinned_options() == {
+        "project": "my-project-123",
+        "regions": ["us-central1"],
+    }
