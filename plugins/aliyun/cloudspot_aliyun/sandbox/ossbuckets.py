@@ -34,7 +34,7 @@ class Stored:
     @property
     def crc(self) -> int:
         """Return its CRC-64."""
-        return crc64.xz(self.data)
+        return int(crc64.xz(self.data))
 
 
 @dataclass
