@@ -34,6 +34,7 @@ from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.metadata import EcsMetadata
 from cloudspot_aliyun.oss import OssStore
 from cloudspot_aliyun.ossbucket import NotAppendable, OssBucket, PositionTaken
+from cloudspot_aliyun.osspayload import payload
 
 LOGS: Final = "logs/"
 BLOCK_BYTES: Final = 4 << 20
@@ -151,9 +152,10 @@ class OssLogSink(LogSink):
         self._ends[stream] = _End(end.key, day, size, records[-1].seq)
 
     def _append_bytes(self, key: str, position: int, data: bytes) -> int:
-        with self._bucket.asking("append to", key) as client:
-            headers = {"Content-Type": "text/plain; charset=utf-8"}
-            answer = client.append_object(self._bucket.full(key), position, data, headers=headers)
+        with self._bucket.asking("append to", key) as client, payload(data, key) as (body, headers, _):
+            # The sum in the answer is the whole object's: what changes on its way is noticed by Content-MD5.
+            headers["Content-Type"] = "text/plain; charset=utf-8"
+            answer = client.append_object(self._bucket.full(key), position, body, headers=headers)
         return int(answer.next_position)
 
     def _find_end(self, stream: str) -> _End | None:
