@@ -27,6 +27,8 @@ from cloudspot_gcp.sandbox.catalogue import (
 from cloudspot_gcp.sandbox.machines import Machines
 
 NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_HOST: Final = re.compile(r"^https?://[^/]+/compute/v1/")
+"""What whole URLs of resources begin with, where paths do as well."""
 _KEY: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _LABEL_KEY: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE: Final = re.compile(r"[a-z0-9_-]{0,63}")
@@ -225,9 +227,9 @@ def _check_disks(properties: Mapping[str, Any], site: Site, where: str) -> Image
             f"{where}.disks", len(disks), "Boot disk must be specified, and the emulation knows it alone."
         )
     parameters = boots[0].get("initializeParams", {})
-    source = re.sub(r"^https://[^/]+/compute/v1/", "", parameters.get("sourceImage", ""))
+    source = _HOST.sub("", parameters.get("sourceImage", ""))
     image = next((one for one in IMAGES if one.path == source), None)
-    if image is None and "/family/" in source:
+    if image is None and ("/family/" in source or "/imageFamilyViews/" in source):
         family = source.rpartition("/")[2]
         image = next((one for one in IMAGES if one.family == family), None)
     if image is None:
@@ -364,4 +366,4 @@ def _check_network(properties: Mapping[str, Any], site: Site, region: str, where
 
 def _of_project(path: str, site: Site) -> str:
     path = re.sub(r"^https://[^/]+/compute/v1/", "", path)
-    return path.removeprefix(f"projects/{site.project}/")
+    return _HOST.sub("", path).removeprefix(f"projects/{site.project}/")

@@ -20,6 +20,7 @@ from cloudspot.testing.faults import Call, Faults
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 from cloudspot_gcp.sandbox import prices
 from cloudspot_gcp.sandbox.apierror import ApiError
+from cloudspot_gcp.sandbox.batch import answer_batch
 from cloudspot_gcp.sandbox.catalogue import ZONES, zone_names
 from cloudspot_gcp.sandbox.computelists import Lists
 from cloudspot_gcp.sandbox.computewrites import Writes
@@ -41,6 +42,9 @@ _APIS: Final = (
     (f"/v1/services/{prices.SERVICE}/", "cloudbilling.v1"),
     ("/v1/projects/", "cloudresourcemanager.v1"),
 )
+
+
+_BATCH: Final = "/batch/compute/v1"
 
 
 class StrictCompute:
@@ -88,15 +92,20 @@ class StrictCompute:
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         request = Request.of(environ)
-        name = next((name for start, name in _APIS if request.path.startswith(start)), None)
-        is_ours = name is not None and (
-            name != "cloudresourcemanager.v1" or request.path.endswith(":testIamPermissions")
-        )
-        if name is None or not is_ours:
-            if self._inner is not None:
-                return self._inner(environ, start_response)
-            return Reply.refusal(ApiError(404, "notFound", "Not Found")).send(start_response)
-        return self._answer(request, name).send(start_response)
+        if self._inner is not None and _api_of(request) is None and request.path != _BATCH:
+            return self._inner(environ, start_response)
+        return self._reply(request).send(start_response)
+
+    def _reply(self, request: Request) -> Reply:
+        if request.path == _BATCH and request.method == "POST":
+            try:
+                return answer_batch(request, self._reply)
+            except ApiError as refused:
+                return Reply.refusal(refused)
+        name = _api_of(request)
+        if name is None:
+            return Reply.refusal(ApiError(404, "notFound", "Not Found"))
+        return self._answer(request, name)
 
     def _answer(self, request: Request, name: str) -> Reply:
         service = name.partition(".")[0]
@@ -186,3 +195,11 @@ class StrictCompute:
                 )
                 raise ApiError(400, "SERVICE_ACCOUNT_ACCESS_DENIED", message)
             raise ApiError(403, "forbidden", f"Required '{lacking[0]}' permission for '{where}'")
+
+
+def _api_of(request: Request) -> str | None:
+    """Return the document of the API that a request is for; None: it is for none of ours."""
+    name = next((name for start, name in _APIS if request.path.startswith(start)), None)
+    if name == "cloudresourcemanager.v1" and not request.path.endswith(":testIamPermissions"):
+        return None
+    return name
