@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 
 import pytest
-from acting_user import JOBS, User
+from acting_user import EXAMPLES, JOBS, User
 from sandboxed import run_sandboxed, weights_of
 
 from cloudspot.local.enclosure import why_not
@@ -21,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-CLOUDS = ("aws",)
+CLOUDS = ("aws", "aliyun")
 TINY = JOBS / "tiny" / "job.toml"
 SETS = ("nodes=2", 'run.env.TINY_STEP_SECONDS="0.1"', 'run.env.TINY_EPOCHS="10"')
 ARGUMENTS = tuple(word for one in SETS for word in ("--set", one))
@@ -57,3 +58,48 @@ def test_a_job_on_two_machines_survives_a_reclaim_and_makes_the_weights_that_it_
     assert weights_of(seen.show) == local_weights
     assert len(seen.log) > seen.show["steps_total"]  # the first rank prints a line a step
     importlib.import_module(f"account_{cloud}").check(seen)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_the_digits_example_makes_the_weights_that_it_makes_locally(user, cloud):
+    digits = EXAMPLES / "digits" / "job.toml"
+    user.cloudspot("run", str(digits), "--name", "local", timeout=600)
+    seen = run_sandboxed(user, cloud, digits)
+    assert (seen.show["state"], len(seen.show["notices"])) == ("succeeded", 1)
+    assert weights_of(seen.show) == weights_of(user.show("local"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_script_that_knows_nothing_of_cloudspot_goes_on_from_its_own_newest_checkpoint(user, cloud):
+    # Slow enough that a machine under load has a checkpoint by then that has not changed for ten seconds.
+    words = ["--set", 'run.env.STEP_SECONDS="0.15"']
+    plan = ["--reclaim", "launch=1,after_seconds=60,notice=20"]
+    unmodified = EXAMPLES / "unmodified" / "job.toml"
+    seen = run_sandboxed(user, cloud, unmodified, arguments=words, options=plan)
+    assert (seen.show["state"], len(seen.show["attempts"])) == ("succeeded", 2)
+    text = "\n".join(seen.log)
+    (resumed,) = re.findall(r"resuming from output/checkpoint-(\d+) at step (\d+)", text)
+    assert resumed[0] == resumed[1]
+    step = int(resumed[0])
+    first, second = seen.show["generations"]
+    assert (first["restored"], second["restored"]) == (None, {"generation": 1, "step": step})
+    assert step % 50 == 0
+    after = text[text.index("resuming from") :]
+    assert [int(one) for one in re.findall(r"step (\d+)  loss", after)] == list(range(step + 50, 601, 50))
+    assert "done after 600 steps" in after
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("cloud", "notice_seconds"), [("aws", 100), ("aliyun", 150)])
+def test_a_long_notice_is_trained_through_until_a_minute_is_left(user, cloud, notice_seconds):
+    sets = ("nodes=2", 'run.env.TINY_STEP_SECONDS="0.3"', 'run.env.TINY_EPOCHS="60"')
+    words = [word for one in sets for word in ("--set", one)]
+    plan = ["--reclaim", f"rank=1,after_steps=40,notice={notice_seconds}"]
+    seen = run_sandboxed(user, cloud, TINY, arguments=words, options=plan)
+    (notice,) = seen.show["notices"]
+    assert (seen.show["state"], seen.show["steps_lost"]) == ("succeeded", 0)
+    # A step takes 0.3 s at the least, and should not take three times as long.
+    trained_seconds = 0.3 * (notice["commit"]["step"] - notice["step"])
+    assert (notice_seconds - 60) / 3 < trained_seconds <= notice_seconds - 60
