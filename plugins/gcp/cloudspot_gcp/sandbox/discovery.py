@@ -22,6 +22,8 @@ from urllib.parse import unquote
 from cloudspot_gcp.sandbox.apierror import ApiError, invalid
 
 _PARAMETER = re.compile(r"\{(\+?)(\w+)\}")
+_UNDESCRIBED = {"returnPartialSuccess": {"type": "boolean", "location": "query"}}
+"""What newer documents leave out of many lists, and gcloud sends all the same (528, of 2025)."""
 _INTEGERS = {
     "int32": (-(1 << 31), (1 << 31) - 1),
     "uint32": (0, (1 << 32) - 1),
@@ -65,7 +67,7 @@ class Api:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._schemas: Mapping[str, Any] = document["schemas"]
-        self._common: Mapping[str, Any] = document.get("parameters", {})
+        self._common: Mapping[str, Any] = {**document.get("parameters", {}), **_UNDESCRIBED}
         self._is_proto = not document["servicePath"].startswith("storage/")
         """Its JSON is that of protocol buffers, which takes a field's snake_case name as well."""
         base = "/" + document["servicePath"]

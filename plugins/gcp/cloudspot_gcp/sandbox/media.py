@@ -18,19 +18,21 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 def read_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
     """Return the metadata and the content of a multipart/related body."""
     content_type = request.header("content-type") or ""
-    found = re.fullmatch(r'multipart/related;\s*boundary="?([^"]+)"?', content_type.strip())
+    found = re.fullmatch(r"""multipart/related;\s*boundary=["']?([^"']+)["']?""", content_type.strip())
     if found is None:
         raise ApiError(400, "badContent", f"Unsupported content with type: {content_type}")
     mark = b"--" + found[1].encode("latin-1")
     body = request.read()
-    if not body.startswith(mark + b"\r\n") or not body.rstrip(b"\r\n").endswith(b"\r\n" + mark + b"--"):
+    # gcloud ends lines with a mere line feed, as Google takes it.
+    end = b"\n" if body.startswith(mark + b"\n") else b"\r\n"
+    if not body.startswith(mark + end) or not body.rstrip(b"\r\n").endswith(end + mark + b"--"):
         raise ApiError(400, "badContent", "Malformed multipart body.")
-    body = body.rstrip(b"\r\n")[len(mark) + 2 : -len(mark) - 4]
-    described, separator, media = body.partition(b"\r\n" + mark + b"\r\n")
+    body = body.rstrip(b"\r\n").removeprefix(mark + end).removesuffix(end + mark + b"--")
+    described, separator, media = body.partition(end + mark + end)
     if not separator:
         raise ApiError(400, "badContent", "Malformed multipart body: two parts are expected.")
-    _, text = _split_part(described, "application/json")
-    _, data = _split_part(media, None)
+    _, text = _split_part(described, "application/json", end)
+    _, data = _split_part(media, None, end)
     fields = parse_json(text)
     if not isinstance(fields, dict):
         raise ApiError(400, "parseError", "Parse Error")
@@ -67,8 +69,8 @@ def media(request: Request, found: StoredObject) -> Reply:
     return Reply(206, headers, found.read(first, last + 1))
 
 
-def _split_part(part: bytes, content_type: str | None) -> tuple[Mapping[str, str], bytes]:
-    head, separator, body = part.partition(b"\r\n\r\n")
+def _split_part(part: bytes, content_type: str | None, end: bytes) -> tuple[Mapping[str, str], bytes]:
+    head, separator, body = part.partition(end + end)
     if not separator:
         raise ApiError(400, "badContent", "Malformed multipart body: a part has no headers.")
     parser = email.parser.BytesHeaderParser(policy=email.policy.HTTP)
