@@ -1,20 +1,18 @@
 """The strict EC2 over real HTTP, with machines that only stand in a list; real boto3 on the other side."""
 
-import itertools
 import json
 import logging
 import threading
-from datetime import datetime, timezone
 
 import boto3
 import pytest
+from listed_host import ListedHost
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.iam.models import iam_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from cloudspot.model import EndReason, InstanceState, Market, Resources
-from cloudspot.testing.emulation import MachineHost, MachineStatus
+from cloudspot.model import Market, Resources
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
@@ -34,54 +32,6 @@ TRUSTS_SCHEDULER = json.dumps(
         ],
     }
 )
-
-
-class ListedHost(MachineHost):
-    """Machines that boot nothing: a test says what becomes of each."""
-
-    def __init__(self):
-        self.machines = {}
-        self.status = {}
-        self.tags = {}
-        self.terminated = []
-        self.reclaimed = []
-        self.boots_at_once = True
-        self.ends_at_once = True
-        self._addresses = itertools.count(1)
-
-    def allocate_address(self):
-        return f"10.77.1.{next(self._addresses)}"
-
-    def start(self, machine):
-        assert machine.id not in self.machines
-        self.machines[machine.id] = machine
-        self.tags[machine.id] = dict(machine.tags)
-        state = InstanceState.RUNNING if self.boots_at_once else InstanceState.PENDING
-        self.status[machine.id] = MachineStatus(state=state, address=machine.address)
-
-    def terminate(self, machine_id):
-        self.terminated.append(machine_id)
-        self.end(machine_id, EndReason.TERMINATED, shutting_down=not self.ends_at_once)
-
-    def reclaim(self, machine_id, *, notice_seconds):
-        self.reclaimed.append((machine_id, notice_seconds))
-        self.end(machine_id, EndReason.RECLAIMED)
-
-    def set_tags(self, machine_id, tags):
-        self.tags[machine_id] = dict(tags)
-
-    def states(self):
-        return dict(self.status)
-
-    def end(self, machine_id, reason, *, shutting_down=False):
-        if self.status[machine_id].state is InstanceState.ENDED:
-            return
-        self.status[machine_id] = MachineStatus(
-            state=InstanceState.SHUTTING_DOWN if shutting_down else InstanceState.ENDED,
-            address=self.machines[machine_id].address,
-            end_reason=reason,
-            ended_at=datetime.now(timezone.utc),
-        )
 
 
 class Server:
@@ -168,9 +118,7 @@ class Cloud:
 
     @property
     def alive(self):
-        return sorted(
-            one for one, status in self.host.status.items() if status.state is not InstanceState.ENDED
-        )
+        return self.host.alive
 
 
 @pytest.fixture(autouse=True)

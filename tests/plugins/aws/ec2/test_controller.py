@@ -1,211 +1,79 @@
-"""Real controllers on the strict EC2 over HTTP, with the plugin between them; the nodes are simulated.
+"""Real controllers on the strict EC2 over HTTP, with the plugin between them; the nodes are simulated."""
 
-``World`` gives the time and the trouble: others run inside each request of the SDK, answers are lost,
-calls are throttled, listings lag, machines are reclaimed, and controllers are killed between any two
-requests, also in the middle of a ``create``.
-"""
-
+import base64
 import os
-import random
-from datetime import timedelta
 
 import pytest
+from cloud_histories import Town, check_histories, play
 from launch_histories import OneAtATime
 
-from cloudspot.controller.events import LaunchClosed, Warned
-from cloudspot.controller.loop import Controller
-from cloudspot.jobstore import codec, keys, parallel
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Closed, Intent, Submission
-from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot.spec import decode_options, spec_from_json, spec_to_json
-from cloudspot.testing.emulation import MachineHost, MachineStatus
-from cloudspot.testing.simcloud import Machine, SimCloud
-from cloudspot.testing.simnodes import SimNode, Training
-from cloudspot.testing.simulation import START, Odds, SimStore, Violation, World
+from cloudspot.controller.events import LaunchClosed
+from cloudspot.jobstore import parallel
+from cloudspot.model import EndReason
+from cloudspot.spec import decode_options
 from cloudspot_aws.options import AwsOptions
+from cloudspot_aws.provider import AwsProvider
 from cloudspot_aws.sandbox.strict_ec2 import StrictEc2
 
-JOB = "digits-1"
 NUM_HISTORIES = 6
-LIMIT_SECONDS = 60_000.0
 
 
-class Killed(BaseException):
-    """The end of a controller's process, wherever it stands."""
+class Ec2Town(Town):
+    """A job on the emulated AWS."""
 
+    provider_name = "aws"
+    zones = ("us-east-1a", "us-east-1b")
+    faults_of_the_api = (("RequestLimitExceeded", 503), ("InternalError", 500), ("Unavailable", 503))
 
-class WorldHost(MachineHost):
-    """Machines that live in the world's time, each with a simulated agent."""
+    def __init__(self, server, clients, **tables):
+        self._server = server
+        self._clients = clients
+        super().__init__(**tables)
 
-    def __init__(self, town):
-        self.town = town
-        self.made = {}
-        self.violations = []
-        self.network = "172.31.0.0/16"
-        self.truth = SimCloud(
-            town.world,
-            min_nodes=town.spec.nodes.min,
-            node=lambda machine: SimNode(town.world, self.truth, town.store, machine, town.training).live(),
-            is_rightful=lambda machine: False,
-        )
-
-    def allocate_address(self):
-        raise AssertionError("EC2 chooses addresses by itself")
-
-    def start(self, emulated):
-        world = self.town.world
-        machine = Machine(
-            id=emulated.id,
-            job_id=emulated.job.job_id,
-            launch=emulated.job.launch,
-            rank=emulated.job.rank,
-            num_nodes=emulated.job.num_nodes,
-            zone=emulated.metadata["availability-zone"],
-            market=emulated.market,
-            created_at=world.time,
-            kept_seconds=0.0,
-        )
-        self.made[machine.id] = emulated
-        self.truth.machines[machine.id] = machine
-        self.truth._set(machine, InstanceState.RUNNING)
-        machine.life = world.start(self.truth._node(machine))
-        if machine.market is Market.SPOT and world.chance(0.5):
-            world.start(self.truth._reclaim(machine), delay=world.rng.uniform(1, 300))
-
-    def terminate(self, machine_id):
-        machine = self.truth.machines[machine_id]
-        if machine.has_ended:
-            return
-        if self.town.is_rightful(machine):
-            self.violations.append(f"{machine_id} was terminated although it has every right to run")
-        self.truth._set(machine, InstanceState.SHUTTING_DOWN)
-        world = self.town.world
-        world.start(self.truth._finish_off(machine), delay=world.rng.uniform(1, 60))
-
-    def reclaim(self, machine_id, *, notice_seconds):
-        raise AssertionError("the world does that")
-
-    def set_tags(self, machine_id, tags):
-        pass
-
-    def states(self):
+    def options(self):
         return {
-            machine.id: MachineStatus(
-                state=machine.states[-1][1],
-                address=self.made[machine.id].address,
-                end_reason=machine.end_reason,
-            )
-            for machine in self.truth.machines.values()
+            "region": "us-east-1",
+            "account": "123456789012",
+            "instance_types": ["g5.xlarge"],
+            "zones": list(self.zones),
+            "image_has_cloudspot": True,
         }
 
-
-class Town:
-    """A job in a store, an emulated account, and as many controllers as one likes."""
-
-    def __init__(self, server, clients, *, seed=None, odds=None, options=None, **tables):
-        rng = random.Random(seed)
-        self.world = World(rng, odds=odds or Odds(), calm_at=0.0 if seed is None else rng.uniform(500, 3000))
-        self.store = SimStore(self.world)
-        self.spec = spec_from_json(
-            {
-                "name": "digits",
-                "run": {"entrypoint": "train.py"},
-                **tables,
-                "providers": {
-                    "aws": {
-                        "region": "us-east-1",
-                        "account": "123456789012",
-                        "instance_types": ["g5.xlarge"],
-                        "zones": ["us-east-1a", "us-east-1b"],
-                        "image_has_cloudspot": True,
-                        **(options or {}),
-                    }
-                },
-            }
-        )
-        self.training = Training(min_nodes=self.spec.nodes.min)
-        self.host = WorldHost(self)
+    def emulate(self):
         secrets = {os.environ["AWS_ACCESS_KEY_ID"]: os.environ["AWS_SECRET_ACCESS_KEY"]}
-        self.ec2 = StrictEc2(server.moto, self.host, secrets=secrets, clock=self._unix_time)
-        server.app = self.ec2
-        self.faults = self.ec2.faults
-        self._clients = clients
-        self.num_kills = 0
-        self.events = []
-        submission = Submission(
-            job_id=JOB,
-            provider="aws",
-            spec=spec_to_json(self.spec),
-            code_sha256="0" * 64,
-            code_bytes=0,
-            secret_names=(),
-            version="0",
-            at=START,
-            writer="submitter",
-        )
-        self.store.inner.put(keys.spec(JOB), codec.encode(submission))
-        self.store.inner.put(keys.index(JOB), b"")
+        self.ec2 = StrictEc2(self._server.moto, self.host, secrets=secrets, clock=self.unix_time)
+        self._server.app = self.ec2
+        return self.ec2.faults
 
-    def _unix_time(self):
-        return (START + timedelta(seconds=self.world.time)).timestamp()
-
-    def controller(self):
+    def provider(self):
         # Each is a process of its own, with nothing looked up; only the SDK's clients are dear to make.
-        from cloudspot_aws.provider import AwsProvider
-
         provider = AwsProvider(decode_options(self.spec, "aws", AwsOptions))
         provider._clients = self._clients
-        return Controller(self.store, JOB, provider, clock=self.world.clock(), sleep=self.world.sleep)
+        return provider
 
-    def run(self):
-        """Let one controller run the job to its end; return the history."""
-        return self.controller().run_until_finished(lambda tick: self.events.extend(tick.events))
+    def zone_of(self, emulated):
+        return emulated.metadata["availability-zone"]
 
-    @property
-    def history(self):
-        return HistoryReader(self.store.inner, JOB).read()
-
-    @property
-    def journal(self):
-        return Journal(self.store.inner, JOB).read()
-
-    def outcomes(self):
-        return [
-            (one.intent.offer.market.value, one.intent.offer.zone, one.closed.outcome)
-            for one in self.history.launches
-        ]
-
-    def warnings(self):
-        return [event.text for event in self.events if isinstance(event, Warned)]
-
-    def is_rightful(self, machine):
-        """Say whether nobody has any business to terminate the machine."""
-        history = self.history
-        if not 1 <= machine.launch <= len(history.launches):
-            return False
-        launch = history.launches[machine.launch - 1]
-        if history.stop is not None or launch.closed is not None or launch.is_void:
-            return False
-        slot = launch.slots.get(machine.rank)
-        if len(launch.slots) < launch.intent.num_nodes and machine.num_nodes > 1:
-            return False
-        return (slot is None or slot.instance_id == machine.id) and machine.rank not in launch.exits
-
-    def check_end(self):
-        """Whatever happened: nothing runs, nothing is left, and the journal has no gap."""
-        assert self.host.violations == []
-        left = [one.id for one in self.host.truth.machines.values() if not one.has_ended]
-        assert left == []
+    def check_leftovers(self):
         client = self._clients.client("ec2")
         assert client.describe_placement_groups()["PlacementGroups"] == []
         assert client.describe_volumes()["Volumes"] == []
-        kinds = [type(record) for record in self.journal[:-1]]
-        assert kinds == [Intent, Closed] * (len(kinds) // 2)
-        for machine in self.host.truth.machines.values():
-            launch = self.history.launches[machine.launch - 1]
-            assert launch.is_void or machine.rank in launch.slots, f"{machine.id} is in nobody's books"
+
+    def hook(self):
+        """Let others run, and controllers die, before each request of the SDK and after each answer."""
+        clients = [self._clients.client(service, num_attempts=3) for service in ("ec2", "sts")]
+        clients.append(self._clients.client("ec2", region="us-east-1", num_attempts=1))
+        for client in clients:
+            client.meta.events.register("before-send.*", self._on_request)
+            client.meta.events.register("after-call.*", self._on_request)
+
+    def unhook(self):
+        for client in self._clients._clients.values():
+            client.meta.events.unregister("before-send.*", self._on_request)
+            client.meta.events.unregister("after-call.*", self._on_request)
+
+    def _on_request(self, **_):
+        self.meet_fate()
 
 
 @pytest.fixture(autouse=True)
@@ -219,17 +87,14 @@ def found(ec2_server, ec2_clients, cloud):
     towns = []
 
     def make(**options):
-        town = Town(ec2_server, ec2_clients, **options)
+        town = Ec2Town(ec2_server, ec2_clients, **options)
+        town.hook()
         towns.append(town)
         return town
 
     yield make
     for town in towns:
-        unhook(town)
-
-
-def spot(price_zone):
-    return ("spot", price_zone)
+        town.unhook()
 
 
 # --- capacity -------------------------------------------------------------------------------------
@@ -338,8 +203,6 @@ def test_the_intents_bytes_are_what_ec2_gets(found):
     sent = dict(call.parameters)
     assert sent.pop("ClientToken") == intent.token
     asked = dict(intent.request.body["run_instances"])
-    import base64
-
     assert base64.b64decode(sent.pop("UserData")).decode() == asked.pop("UserData")
     assert sent == asked
 
@@ -347,131 +210,14 @@ def test_the_intents_bytes_are_what_ec2_gets(found):
 # --- histories ------------------------------------------------------------------------------------
 
 
-def hook(town):
-    """Let others run, and controllers die, before each request of the SDK and after each answer."""
-
-    def before(**_):
-        meet_fate(town)
-
-    def after(**_):
-        meet_fate(town)
-
-    town.hooks = (before, after)
-    for service in ("ec2", "sts"):
-        events = town._clients.client(service, num_attempts=3).meta.events
-        events.register("before-send.*", before)
-        events.register("after-call.*", after)
-    events = town._clients.client("ec2", region="us-east-1", num_attempts=1).meta.events
-    events.register("before-send.*", before)
-    events.register("after-call.*", after)
-
-
-def unhook(town):
-    for function in getattr(town, "hooks", ()):
-        for client in town._clients._clients.values():
-            client.meta.events.unregister("before-send.*", function)
-            client.meta.events.unregister("after-call.*", function)
-
-
-def meet_fate(town):
-    world = town.world
-    if not world._stack:
-        return
-    world.interrupt()
-    if world.chance(0.02):
-        town.num_kills += 1
-        raise Killed
-    if world.chance(0.04):
-        code, status = world.rng.choice(
-            [("RequestLimitExceeded", 503), ("InternalError", 500), ("Unavailable", 503)]
-        )
-        town.faults.inject("*", code, status=status, happens=world.rng.random() < 0.5)
-    if world.chance(0.05):
-        zone = world.rng.choice(["us-east-1a", "us-east-1b"])
-        town.faults.capacity[zone, "*", "spot"] = world.rng.choice([0, 1, None])
-    if world.is_calm:
-        town.faults.capacity.clear()
-        town.faults.throttle_every = 0
-        town.faults.describe_lag_seconds = town.faults.tag_lag_seconds = 0.0
-
-
-def drive(town):
-    """Be a controller, again and again killed, until the job is settled."""
-    world = town.world
-    while True:
-        try:
-            controller = town.controller()
-            while True:
-                steps = controller.steps()
-                while True:
-                    if world.chance(0.01):
-                        town.num_kills += 1
-                        raise Killed
-                    try:
-                        next(steps)
-                    except StopIteration as end:
-                        tick = end.value
-                        break
-                    if world.chance(0.2):
-                        yield world.rng.uniform(0, 30)
-                if tick.is_settled:
-                    return
-                yield 0.1 if tick.acted else world.rng.uniform(5, 40)
-        except Killed:
-            yield world.rng.uniform(0, 60)
-
-
-def play(found, seed):
-    """Run one history to its end and check it; return the town."""
-    rng = random.Random(seed)
-    num_nodes = rng.choice([1, 2, 2])
-    town = found(
-        seed=seed,
-        odds=Odds(long_seconds=300.0),
-        nodes={"min": rng.choice([1, num_nodes]), "max": num_nodes},
-        spot={"max_wait": 300.0},
-        limits={"max_restarts": 10_000},
-        options={"placement_group": rng.choice([None, "auto"])} if num_nodes > 1 else {},
-    )
-    town.faults.throttle_every = rng.choice([0, 0, 3, 7])
-    town.faults.describe_lag_seconds = rng.choice([0.0, 5.0, 30.0])
-    town.faults.tag_lag_seconds = rng.choice([0.0, 10.0])
-    hook(town)
-    lives = [town.world.start(drive(town), delay=rng.uniform(0, 30)) for _ in range(rng.randint(1, 2))]
-    while not all(life.is_over for life in lives):
-        if town.world.time > LIMIT_SECONDS or not town.world.step():
-            raise Violation(f"history {seed} does not end")
-    unhook(town)
-    town.world.calm_at = 0.0
-    settle(town)
-    assert town.history.finished.outcome == "succeeded"
-    town.check_end()
-    return town
-
-
-def settle(town):
-    """Let a last controller come by, as ``reconcile`` would."""
-    controller = town.controller()
-    for _ in range(100):
-        if controller.run_pass().is_settled:
-            return
-        town.world.run(until=town.world.time + 30.0)
-    raise Violation("machines run on")
-
-
-def check_histories(towns):
-    """They are worth something only if much goes wrong in them."""
-    assert sum(town.num_kills for town in towns) >= len(towns)
-    assert sum(len(town.history.launches) for town in towns) > len(towns)
-    assert any(call.error is not None for town in towns for call in town.faults.calls)
-
-
 def test_controllers_that_are_killed_between_any_two_requests_never_have_two_live_attempts(found):
-    check_histories([play(found, seed) for seed in range(NUM_HISTORIES)])
+    check_histories([play(found, seed, several={"placement_group": "auto"}) for seed in range(NUM_HISTORIES)])
 
 
 @pytest.mark.soak
 def test_many_histories_never_have_two_live_attempts(found):
     first = NUM_HISTORIES
     number = int(os.environ.get("CLOUDSPOT_SOAK_EC2", "40"))
-    check_histories([play(found, seed) for seed in range(first, first + number)])
+    check_histories(
+        [play(found, seed, several={"placement_group": "auto"}) for seed in range(first, first + number)]
+    )
