@@ -18,6 +18,7 @@ from cloudspot.controller.states import is_over
 from cloudspot.errors import CloudspotError, JobNotFound, PluginError, SpecError, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
 from cloudspot.model import InstanceState
 
@@ -63,7 +64,8 @@ def _remove_log(job: Job) -> None:
         sink = job.log_sink
     except (JobNotFound, PluginError):
         return  # It was never submitted whole, or said so above.
-    if sink.is_in_store:
+    # That one's lines lie below the prefix, and go with it many at a time.
+    if sink.is_in_store and not isinstance(sink, ObjectStoreLogSink):
         sink.remove(sink.pieces())
 
 

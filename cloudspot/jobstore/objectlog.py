@@ -14,9 +14,12 @@ from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import LogSink, ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.model import LogPiece, LogRecord
 
+NUM_THREADS = 8
+"""So many segments are deleted at once."""
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEGMENT = re.compile(r"(\d{4}-\d{2}-\d{2})/(\d{12,})")
 _WHOLE_LISTING = 1000
@@ -143,8 +146,8 @@ class ObjectStoreLogSink(LogSink):
     def remove(self, pieces: Sequence[LogPiece]) -> None:
         """Delete a stream's days; see LogSink."""
         for piece in pieces:
-            for meta in self._store.list_objects(piece.name):
-                self._store.delete(meta.key)
+            found = [meta.key for meta in self._store.list_objects(piece.name)]
+            each(self._store.delete, found, num_threads=NUM_THREADS)
             self._listed.pop(piece.stream, None)
 
     def _write_segment(self, date: str, records: list[LogRecord]) -> None:
