@@ -172,7 +172,7 @@ def _failure(error: Exception, what: str) -> CloudspotError:
     if isinstance(error, ClientException):
         said = one_line(_without_urls(str(error.get_error_msg())))
         if error.get_error_code() in _NETWORK:
-            return TransientError(f"{what}: no answer from Alibaba Cloud: {said}")
+            return TransientError(f"{what}: no answer from {_unreached(str(error.get_error_msg()))}")
         return SpecError(f"{what}: {said} ({error.get_error_code()})")
     if isinstance(error, oss.RequestError):
         return TransientError(f"{what}: no answer from OSS: {_innermost(error.exception)}")
@@ -181,6 +181,14 @@ def _failure(error: Exception, what: str) -> CloudspotError:
     if isinstance(error, oss.InconsistentError):
         return TransientError(f"{what}: the bytes arrived changed: {one_line(str(error.body))}")
     return CloudspotError(f"{what}: {one_line(_without_urls(str(getattr(error, 'body', error))))}")
+
+
+def _unreached(said: str) -> str:
+    """Return host and reason from what the SDK says of a broken connection: errors in errors."""
+    host = re.search(r"host='([^']+)'", said)
+    reason = said.rpartition("Caused by")[2].rpartition(": ")[2] if "Caused by" in said else said
+    reason = reason.rpartition("): ")[2].strip("'\")")
+    return f"{host[1] if host else 'Alibaba Cloud'}: {one_line(_without_urls(reason))}"
 
 
 def _innermost(error: BaseException) -> str:
