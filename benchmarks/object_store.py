@@ -1,11 +1,11 @@
-"""What bytes cost on their way to S3 and back: the store, raw HTTP, and boto3's defaults, to one plain sink.
+"""What bytes cost on their way to a cloud's store and back: ours, raw HTTP, the SDK's defaults, to one sink.
 
-    python benchmarks/s3_store.py [--gib 1] [--rounds 5] [--threads 4]
-    python benchmarks/s3_store.py --stream-gib 5      # the memory of a long stream
+    python benchmarks/object_store.py s3|gs [--gib 1] [--rounds 5] [--threads 4]
+    python benchmarks/object_store.py s3|gs --stream-gib 5      # the memory of a long stream
 
-The sink speaks just enough of S3 to satisfy boto3, drops what it is sent and sends what it holds in
-memory, over plain HTTP on loopback: real S3 adds TLS, the same for all, and spares boto3's defaults the
-hash of the payload. Rates are of one run; compare the ratios.
+The sink speaks just enough of S3 and of Cloud Storage to satisfy their SDKs, drops what it is sent and sends
+what it holds in memory, over plain HTTP on loopback: the real ones add TLS, the same for all, and S3 spares
+boto3's defaults the hash of the payload. Rates are of one run; compare the ratios.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from cloudspot.interfaces import ObjectStore
+from cloudspot.registry import open_store
 
 CHUNK_BYTES = 64 << 20
 """Of a checkpoint, as the courier uploads it (cloudspot.jobstore.parts)."""
@@ -35,6 +38,7 @@ BUCKET = "bench"
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("scheme", choices=["s3", "gs"], help="whose store")
     parser.add_argument("--gib", type=float, default=1.0, help="how much goes up and down (default 1)")
     parser.add_argument("--rounds", type=int, default=5, help="how often; medians are shown (default 5)")
     parser.add_argument("--threads", type=int, default=4, help="requests at once (default 4, the courier's)")
@@ -42,29 +46,95 @@ def main() -> None:
     arguments = parser.parse_args()
     num_bytes = int(arguments.gib * (1 << 30))
     held = CHUNK_BYTES if arguments.stream_gib is not None else max(num_bytes, CHUNK_BYTES)
-    with Sink(held) as sink:
-        os.environ.update(
-            AWS_ENDPOINT_URL=f"http://127.0.0.1:{sink.port}",
-            AWS_ACCESS_KEY_ID="AKIAIOSFODNN7EXAMPLE",
-            AWS_SECRET_ACCESS_KEY="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
-            AWS_REGION="us-east-1",
-            AWS_EC2_METADATA_DISABLED="true",
-        )
+    environment = {"s3": s3_environment, "gs": gs_environment}[arguments.scheme]
+    with Sink(held) as sink, environment(f"http://127.0.0.1:{sink.port}"):
+        store = open_store(f"{arguments.scheme}://{BUCKET}")
         if arguments.stream_gib is not None:
-            measure_stream(int(arguments.stream_gib * (1 << 30)))
-        else:
-            measure_rates(sink, num_bytes, arguments.rounds, arguments.threads)
+            measure_stream(store, int(arguments.stream_gib * (1 << 30)))
+            return
+        sdk = {"s3": Boto3, "gs": GoogleCloudStorage}[arguments.scheme]()
+        measure_rates(sink, store, sdk, num_bytes, arguments.rounds, arguments.threads)
 
 
-def measure_rates(sink: Sink, num_bytes: int, num_rounds: int, num_threads: int) -> None:
+@contextmanager
+def s3_environment(url: str) -> Iterator[None]:
+    """Let boto3 take the sink for S3."""
+    os.environ.update(
+        AWS_ENDPOINT_URL=url,
+        AWS_ACCESS_KEY_ID="AKIAIOSFODNN7EXAMPLE",
+        AWS_SECRET_ACCESS_KEY="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+        AWS_REGION="us-east-1",
+        AWS_EC2_METADATA_DISABLED="true",
+    )
+    yield
+
+
+@contextmanager
+def gs_environment(url: str) -> Iterator[None]:
+    """Let Google's SDK take the sink for Cloud Storage and for the token endpoint."""
+    from cloudspot_gcp.sandbox.identities import ServiceAccount, write_key_file
+
+    account = ServiceAccount.make("bench@my-project-123.iam.gserviceaccount.com", project="my-project-123")
+    with tempfile.TemporaryDirectory() as directory:
+        key_file = Path(directory) / "key.json"
+        key_file.write_text(write_key_file(account, f"{url}/token"))
+        os.environ.update(
+            STORAGE_EMULATOR_HOST=url,
+            CLOUDSDK_API_ENDPOINT_OVERRIDES_IAMCREDENTIALS=url,
+            GOOGLE_APPLICATION_CREDENTIALS=str(key_file),
+        )
+        yield
+
+
+class Boto3:
+    """What boto3 does by default."""
+
+    name = "boto3"
+
+    def __init__(self) -> None:
+        import boto3
+
+        self._client = boto3.session.Session().client("s3")
+
+    def upload(self, file: Path) -> None:
+        """Send a file."""
+        self._client.upload_file(str(file), BUCKET, "k")
+
+    def download(self, file: Path, size: int) -> None:
+        """Read into a file."""
+        self._client.download_file(BUCKET, "k", str(file))
+
+
+class GoogleCloudStorage:
+    """What google-cloud-storage does by default."""
+
+    name = "google-cloud-storage"
+
+    def __init__(self) -> None:
+        from cloudspot_gcp.clients import GcpClients
+
+        self._bucket = GcpClients().storage().bucket(BUCKET)
+
+    def upload(self, file: Path) -> None:
+        """Send a file."""
+        self._bucket.blob("k").upload_from_filename(str(file))
+
+    def download(self, file: Path, size: int) -> None:
+        """Read into a file."""
+        # The sink tells no checksum of the whole: what it holds are zeros that nobody has summed.
+        self._bucket.blob("k").download_to_filename(str(file), checksum=None)
+
+
+def measure_rates(
+    sink: Sink,
+    store: ObjectStore,
+    sdk: Boto3 | GoogleCloudStorage,
+    num_bytes: int,
+    num_rounds: int,
+    num_threads: int,
+) -> None:
     """Time every way in turn, so that a noisy moment meets them all."""
-    import boto3
-
-    from cloudspot_aws.s3 import S3Store
-
     data = memoryview(bytearray(os.urandom(1 << 20)) * (num_bytes >> 20))
-    store = S3Store(f"s3://{BUCKET}")
-    plain = boto3.session.Session().client("s3")
     starts = range(0, len(data), CHUNK_BYTES)
     pool = ThreadPoolExecutor(num_threads)
     raw = Raw(sink.port)
@@ -94,14 +164,18 @@ def measure_rates(sink: Sink, num_bytes: int, num_rounds: int, num_threads: int)
         file.write_bytes(data)
         ways: dict[str, Callable[[], None]] = {
             "PUT   raw HTTP": lambda: each(lambda at, n: raw.put(at, data[at : at + n])),
-            "PUT   S3Store.put": lambda: each(lambda at, n: store.put(f"chunk/{at}", data[at : at + n])),
-            "PUT   S3Store.open_upload": upload_stream,
-            "PUT   boto3 upload_file": lambda: plain.upload_file(str(file), BUCKET, "k"),
+            f"PUT   {type(store).__name__}.put": lambda: each(
+                lambda at, n: store.put(f"chunk/{at}", data[at : at + n])
+            ),
+            f"PUT   {type(store).__name__}.open_upload": upload_stream,
+            f"PUT   {sdk.name}, a file": lambda: sdk.upload(file),
             "GET   raw HTTP": lambda: each(raw.get_bytes),
             "GET   raw HTTP, one buffer kept": lambda: each(raw.get_into),
-            "GET   S3Store.get_range": lambda: each(lambda at, n: check(store.get_range("k", at, n), n)),
-            "GET   S3Store.get_range_into, buffer kept": lambda: each(get_into),
-            "GET   boto3 download_file": lambda: plain.download_file(BUCKET, "k", str(file)),
+            f"GET   {type(store).__name__}.get_range": lambda: each(
+                lambda at, n: check(store.get_range("k", at, n), n)
+            ),
+            f"GET   {type(store).__name__}.get_range_into, buffer kept": lambda: each(get_into),
+            f"GET   {sdk.name}, a file": lambda: sdk.download(file, len(data)),
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         cpu: dict[str, list[float]] = {name: [] for name in ways}
@@ -122,11 +196,8 @@ def measure_rates(sink: Sink, num_bytes: int, num_rounds: int, num_threads: int)
         print(f"{name:42}{rate:8.0f}{rate / floor:9.2f}{statistics.median(cpu[name]) / gigabytes:10.2f}")
 
 
-def measure_stream(num_bytes: int) -> None:
+def measure_stream(store: ObjectStore, num_bytes: int) -> None:
     """Stream and say how much memory it took at its worst."""
-    from cloudspot_aws.s3 import S3Store
-
-    store = S3Store(f"s3://{BUCKET}")
     store.put("warm", b"x")
     block = bytes(1 << 20)
     before = peak_bytes()
@@ -255,7 +326,7 @@ def serve_connection(connection: socket.socket, file: int, size: int) -> None:
             rest += more
         head, _, rest = rest.partition(b"\r\n\r\n")
         method, target = head.split(b" ", 2)[:2]
-        head = head.lower()
+        original, head = head, head.lower()
         if b"expect: 100-continue" in head:
             connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         length = int(found[1]) if (found := re.search(rb"\r\ncontent-length: *(\d+)", head)) else 0
@@ -277,6 +348,8 @@ def serve_connection(connection: socket.socket, file: int, size: int) -> None:
                 first += os.sendfile(connection.fileno(), file, first, last - first + 1)
         elif method == b"HEAD":
             send(connection, b"200 OK", b"Last-Modified: Fri, 20 Nov 2026 12:00:00 GMT\r\n", size)
+        elif b"/storage/v1/" in target or target == b"/token":
+            send_json(connection, method, target, original)
         else:
             send_xml(connection, method, target)
 
@@ -296,6 +369,24 @@ def send_xml(connection: socket.socket, method: bytes, target: bytes) -> None:
     elif method == b"POST":
         body = b'<CompleteMultipartUploadResult><ETag>"x"</ETag></CompleteMultipartUploadResult>'
     send(connection, b"200 OK", b"", len(body))
+    connection.sendall(body)
+
+
+def send_json(connection: socket.socket, method: bytes, target: bytes, head: bytes) -> None:
+    """Answer what takes bytes, as Cloud Storage would; and give tokens."""
+    status, headers, body = b"200 OK", b"Content-Type: application/json\r\n", b"{}"
+    piece = re.search(rb"(?i)\r\ncontent-range: *bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", head)
+    if target == b"/token":
+        body = b'{"access_token": "t", "expires_in": 3600, "token_type": "Bearer"}'
+    elif method == b"POST" and b"uploadtype=resumable" in target.lower():
+        host = re.search(rb"(?i)\r\nhost: *([^\r]+)", head)
+        assert host is not None
+        headers += b"Location: http://%s/upload/storage/v1/b/bench/o?upload_id=u\r\n" % host[1]
+    elif piece is not None and piece[2] and (piece[3] == b"*" or int(piece[2]) + 1 < int(piece[3])):
+        status, headers, body = b"308 Resume Incomplete", b"Range: bytes=0-%s\r\n" % piece[2], b""
+    elif found := re.search(rb"(?i)\r\nx-goog-hash: *crc32c=(\S+)", head):
+        body = b'{"crc32c": "%s"}' % found[1]
+    send(connection, status, headers, len(body))
     connection.sendall(body)
 
 
