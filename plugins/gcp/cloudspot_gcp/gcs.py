@@ -14,7 +14,8 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
@@ -31,14 +32,17 @@ from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
 from cloudspot.partedupload import PART_BYTES, PartedUpload, Passing, settle
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
-from cloudspot_gcp.errors import status_of
+from cloudspot_gcp.errors import SDK_ERRORS, status_of
 from cloudspot_gcp.gcsbody import extend_crc32c, shown_crc32c
 from cloudspot_gcp.gcsbucket import Bucket
+from cloudspot_gcp.gcscheck import check_settings
 from cloudspot_gcp.gcsupload import GcsRequests
 
 MAX_PAGE = 1000
 MAX_PRESIGN_SECONDS = 7 * 24 * 3600
 """A signature of version 4 holds no longer; one by IAM may end sooner, when Google changes its keys."""
+READ_BYTES = 256 << 10
+"""What is read at once into a buffer: the copy stays in the processor's cache."""
 _LISTED = "items(name,size,updated),nextPageToken"
 _CRC32C = re.compile(r"(?:^|,)\s*crc32c=([^,\s]+)")
 
@@ -102,6 +106,27 @@ class GcsStore(ObjectStore):
             self.head(key)  # HTTP has no empty range; whether the object is there is asked all the same.
             return b""
         return self._read(key, span=f"bytes={start}-{start + length - 1}")
+
+    def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        """Read some of the object's bytes into the buffer; see ObjectStore."""
+        with memoryview(buffer).cast("B") as view:
+            if start < 0:
+                raise ValueError(f"start must be >= 0: got {start}")
+            if len(view) == 0:
+                self.head(key)  # as in get_range
+                return 0
+            with self._reading(key, f"bytes={start}-{start + len(view) - 1}") as answer:
+                if answer is None:
+                    return 0
+                length = min(int(answer.headers["Content-Length"]), len(view))
+                filled = 0
+                while filled < length:
+                    block = _some(answer, min(READ_BYTES, length - filled))
+                    view[filled : filled + len(block)] = block
+                    filled += len(block)
+                with view[:length] as found:
+                    self._compare(key, found, answer)
+                return length
 
     def head(self, key: str) -> ObjectMeta:
         """Return what is known of the object; see ObjectStore."""
@@ -205,69 +230,55 @@ class GcsStore(ObjectStore):
             self.list_page("", limit=1)
         except CloudspotError as error:
             return (CheckResult(name="bucket", ok=False, detail=str(error)),)
-        reachable = CheckResult(name="bucket", ok=True, detail=self.url)
-        handle = self._bucket.handle()
-        try:
-            with self._bucket.asking("ask for", "the bucket's settings"):
-                handle.reload(retry=None, timeout=TIMEOUT)
-        except AuthError:
-            return (
-                reachable,
-                CheckResult(
-                    name="bucket settings",
-                    ok=True,
-                    detail="unknown: the right to ask is missing (storage.buckets.get)",
-                ),
-            )
-        except CloudspotError as error:
-            return (reachable, CheckResult(name="bucket settings", ok=False, detail=str(error)))
-        return (
-            CheckResult(name="bucket", ok=True, detail=f"{self.url}, in {handle.location}"),
-            CheckResult(name="bucket versioning", ok=True, detail=_versioning(handle)),
-            CheckResult(name="bucket soft delete", ok=True, detail=_soft_delete(handle)),
-            _check_retention(handle),
-        )
+        return check_settings(self._bucket)
 
     def _read(self, key: str, *, span: str | None = None) -> bytes:
+        with self._reading(key, span) as answer:
+            if answer is None:
+                return b""
+            length = int(answer.headers["Content-Length"])
+            # Asked for by its length it comes in one piece, straight from the socket.
+            data = _some(answer, length) if length else b""
+            while len(data) < length:
+                data += _some(answer, length - len(data))
+            with memoryview(data) as view:
+                self._compare(key, view, answer)
+            return data
+
+    @contextmanager
+    def _reading(self, key: str, span: str | None) -> Iterator[Any]:
+        """Lend the answer to a read of the object, or a span of it; None: it begins at the end or beyond."""
         full = self._bucket.full(key)
         path = f"/storage/v1/b/{quote(self._bucket.name, safe='')}/o/{quote(full, safe='')}"
         headers = {"Accept-Encoding": "identity", **({} if span is None else {"Range": span})}
         with self._bucket.asking("read", key):
             try:
                 answer = self._bucket.send("GET", path, params={"alt": "media"}, headers=headers, stream=True)
-            except Exception as error:
-                if span and status_of(error) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    return b""  # It begins at the object's end or beyond.
-                raise
+            except SDK_ERRORS as error:
+                if not span or status_of(error) != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    raise
+                yield None
+                return
             with answer:
                 if span is not None and answer.status_code != HTTPStatus.PARTIAL_CONTENT:
                     raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
-                data = _content(answer)
+                yield answer
+
+    def _compare(self, key: str, view: memoryview, answer: Any) -> None:
+        """Raise TransientError where an object was read whole and has not Storage's checksum of it."""
         _, _, total = answer.headers.get("Content-Range", "").partition("/")
-        if span is None or total == str(len(data)):
-            self._compare(key, data, answer.headers.get("x-goog-hash", ""))
-        return data
-
-    def _compare(self, key: str, data: bytes, hashes: str) -> None:
-        """Raise TransientError where the bytes have not the checksum that Storage has of the object."""
-        found = _CRC32C.search(hashes)
-        if found is None:
+        found = _CRC32C.search(answer.headers.get("x-goog-hash", ""))
+        if found is None or (answer.status_code == HTTPStatus.PARTIAL_CONTENT and total != str(len(view))):
             return
-        with memoryview(data) as view:
-            if shown_crc32c(extend_crc32c(0, view)) != found[1]:
-                raise TransientError(f"{self.url}: {key} arrived damaged; read it again")
+        if shown_crc32c(extend_crc32c(0, view)) != found[1]:
+            raise TransientError(f"{self.url}: {key} arrived damaged; read it again")
 
 
-def _content(answer: Any) -> bytes:
-    """Return all that comes; urllib3 raises where it breaks off before the length that was said."""
-    length = int(answer.headers["Content-Length"])
-    # Asked for by its length it comes in one piece, straight from the socket.
-    data: bytes = answer.raw.read(length, decode_content=False)
-    while len(data) < length:
-        more = answer.raw.read(length - len(data), decode_content=False)
-        if not more:
-            raise ConnectionError(f"{len(data)} of {length} bytes came")
-        data += more
+def _some(answer: Any, num_bytes: int) -> bytes:
+    """Return what comes next, at most so much; urllib3 raises where it breaks off before its length."""
+    data: bytes = answer.raw.read(num_bytes, decode_content=False)
+    if not data:
+        raise ConnectionError("the answer is shorter than it said")
     return data
 
 
@@ -277,34 +288,3 @@ def _is_key(key: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _versioning(handle: Any) -> str:
-    if not handle.versioning_enabled:
-        return "off"
-    return (
-        "on: what cloudspot deletes or replaces stays as an old version and is billed; add a lifecycle rule "
-        "that deletes noncurrent versions"
-    )
-
-
-def _soft_delete(handle: Any) -> str:
-    policy = handle.soft_delete_policy
-    seconds = int(policy.retention_duration_seconds or 0) if policy is not None else 0
-    if seconds == 0:
-        return "off"
-    return (
-        f"on: what cloudspot deletes or replaces is billed for {seconds / 86400:g} more days; turn it off "
-        f"(gcloud storage buckets update gs://{handle.name} --clear-soft-delete)"
-    )
-
-
-def _check_retention(handle: Any) -> CheckResult:
-    if not handle.retention_period:
-        return CheckResult(name="bucket retention", ok=True, detail="none")
-    return CheckResult(
-        name="bucket retention",
-        ok=False,
-        detail=f"objects cannot be replaced or deleted for {handle.retention_period} s",
-        remedy="use a bucket without a retention policy",
-    )

@@ -1,0 +1,70 @@
+"""What a bucket is set to: what it keeps that is billed, and what would keep jobs from working."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.model import CheckResult
+from cloudspot_gcp.clients import TIMEOUT
+from cloudspot_gcp.gcsbucket import Bucket
+
+
+def check_settings(bucket: Bucket) -> Sequence[CheckResult]:
+    """Return what is to be said of a bucket that can be reached."""
+    handle = bucket.handle()
+    try:
+        with bucket.asking("ask for", "the bucket's settings"):
+            handle.reload(retry=None, timeout=TIMEOUT)
+    except AuthError:
+        return (
+            CheckResult(name="bucket", ok=True, detail=bucket.url),
+            CheckResult(
+                name="bucket settings",
+                ok=True,
+                detail="unknown: the right to ask is missing (storage.buckets.get)",
+            ),
+        )
+    except CloudspotError as error:
+        return (
+            CheckResult(name="bucket", ok=True, detail=bucket.url),
+            CheckResult(name="bucket settings", ok=False, detail=str(error)),
+        )
+    return (
+        CheckResult(name="bucket", ok=True, detail=f"{bucket.url}, in {handle.location}"),
+        CheckResult(name="bucket versioning", ok=True, detail=_versioning(handle)),
+        CheckResult(name="bucket soft delete", ok=True, detail=_soft_delete(handle)),
+        _check_retention(handle),
+    )
+
+
+def _versioning(handle: Any) -> str:
+    if not handle.versioning_enabled:
+        return "off"
+    return (
+        "on: what cloudspot deletes or replaces stays as an old version and is billed; add a lifecycle rule "
+        "that deletes noncurrent versions"
+    )
+
+
+def _soft_delete(handle: Any) -> str:
+    policy = handle.soft_delete_policy
+    seconds = int(policy.retention_duration_seconds or 0) if policy is not None else 0
+    if seconds == 0:
+        return "off"
+    return (
+        f"on: what cloudspot deletes or replaces is billed for {seconds / 86400:g} more days; turn it off "
+        f"(gcloud storage buckets update gs://{handle.name} --clear-soft-delete)"
+    )
+
+
+def _check_retention(handle: Any) -> CheckResult:
+    if not handle.retention_period:
+        return CheckResult(name="bucket retention", ok=True, detail="none")
+    return CheckResult(
+        name="bucket retention",
+        ok=False,
+        detail=f"objects cannot be replaced or deleted for {handle.retention_period} s",
+        remedy="use a bucket without a retention policy",
+    )
