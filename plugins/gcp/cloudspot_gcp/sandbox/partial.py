@@ -35,10 +35,19 @@ def _parse(tokens: list[str], fields: str) -> dict[str, Any]:
     while True:
         if not tokens or not re.match(r"[\w*]", tokens[0]):
             raise _unreadable(fields)
-        found |= _parse_one(tokens, fields)
+        _merge(found, _parse_one(tokens, fields))
         if not tokens or tokens[0] != ",":
             return found
         tokens.pop(0)
+
+
+def _merge(found: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add what is selected besides; a name alone selects all that is in it."""
+    for name, inner in more.items():
+        if name in found and found[name] and inner:
+            _merge(found[name], inner)
+        else:
+            found[name] = {} if name in found else inner
 
 
 def _parse_one(tokens: list[str], fields: str) -> dict[str, Any]:
