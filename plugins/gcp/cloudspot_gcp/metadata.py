@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import logging
 import os
+import socket
 import time
 import urllib.error
 import urllib.parse
@@ -22,7 +23,7 @@ from typing import ClassVar, Final
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.model import ANNOUNCED, Market, NodeIdentity, PreemptionNotice
-from cloudspot_gcp.attributes import NOTICE_SECONDS, launch_and_rank
+from cloudspot_gcp.attributes import MASTER_ADDR, NOTICE_SECONDS, launch_and_rank
 
 HOST: Final = "GCE_METADATA_HOST"
 """The environment variable by which Google's own clients find another address: ``host`` or ``host:port``."""
@@ -227,14 +228,26 @@ def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
 
 
 def announced(metadata: Metadata | None = None) -> dict[str, str]:
-    """Return the attributes that the controller has set on this machine since it was created.
+    """Return what of a launch's facts stands in this machine's attributes.
+
+    The first node's address stands there as its name, which was known before it had an address. A name
+    that does not resolve, or not yet, tells nothing, and is left out.
 
     Raises:
         TransientError: the metadata server does not answer.
     """
     metadata = metadata or Metadata()
     found = {name: metadata.get(f"instance/attributes/{name}") for name in ANNOUNCED}
+    if found.get(MASTER_ADDR):
+        found[MASTER_ADDR] = _address_of(str(found[MASTER_ADDR]))
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _address_of(name: str) -> str | None:
+    try:
+        return socket.gethostbyname(name)
+    except (OSError, UnicodeError):  # the latter for what can be no host's name
+        return None
 
 
 PREEMPTED: Final = "instance/preempted"

@@ -107,10 +107,20 @@ def test_a_machine_that_is_none_of_cloudspots_has_no_rank(service):
         node_identity()
 
 
-def test_what_was_announced_is_what_the_attributes_say(service):
+@pytest.mark.parametrize(
+    ("told", "address"),
+    [
+        ("localhost", {"MASTER_ADDR": "127.0.0.1"}),
+        ("10.128.0.9", {"MASTER_ADDR": "10.128.0.9"}),
+        ("cs-digits-0a1b2c3d-4-0.invalid", {}),
+    ],
+)
+def test_what_was_announced_is_what_the_attributes_say_and_a_name_is_told_by_its_address(
+    service, told, address
+):
     assert announced() == {}
-    service.tags = {"MASTER_ADDR": "cs-digits-0a1b2c3d-4-0", "NUM_NODES": "2", "startup-script": "#!/bin/sh"}
-    assert announced() == {"MASTER_ADDR": "cs-digits-0a1b2c3d-4-0", "NUM_NODES": "2"}
+    service.tags = {"MASTER_ADDR": told, "NUM_NODES": "2", "startup-script": "#!/bin/sh"}
+    assert announced() == {"NUM_NODES": "2", **address}
 
 
 def test_an_error_of_the_server_tells_nothing(service):
