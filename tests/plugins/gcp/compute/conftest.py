@@ -13,7 +13,7 @@ from cloudspot_gcp.sandbox.identities import Identities, ServiceAccount, write_k
 from cloudspot_gcp.sandbox.strict_compute import StrictCompute
 
 PROJECT = "my-project-123"
-SERVICES = ("compute", "cloudbilling", "cloudresourcemanager")
+SERVICES = ("compute", "cloudbilling", "cloudresourcemanager", "iamcredentials")
 OPTIONS = {"project": PROJECT, "regions": ("us-central1",), "machine_types": ("n2-standard-4",)}
 
 
