@@ -79,7 +79,7 @@ def generated() -> Mapping[str, str]:
     }
 
 
-_PLUGINS = (("aliyun", "AliyunOptions"), ("aws", "AwsOptions"))
+_PLUGINS = (("aliyun", "AliyunOptions"), ("aws", "AwsOptions"), ("gcp", "GcpOptions"))
 """Those of this repository that have a page with a table of their options."""
 
 

@@ -49,6 +49,7 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
         "docs/aliyun.md",
         "docs/aws.md",
         "docs/cli.md",
+        "docs/gcp.md",
         "docs/job-file.md",
         "docs/failure-modes.md",
         "cloudspot/job.schema.json",
@@ -123,7 +124,8 @@ def test_each_row_of_a_table_has_the_cells_of_its_head(page):
 
 # --- the code blocks ----------------------------------------------------------------------------
 
-TOOLS = {"aliyun", "aws", "python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest", "torchrun", "python"}
+TOOLS = {"aliyun", "aws", "gcloud", "python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest"}
+TOOLS |= {"torchrun", "python"}
 """What a shell block may use beside cloudspot."""
 
 
