@@ -9,6 +9,7 @@ import re
 from sandboxed import DOCS, Seen, check_streams, granted_by, not_granted, rights_taken
 
 BUCKET = "cloudspot-sandbox"
+SETS = ()
 FILE = re.compile(r"logs/(i-[a-z0-9]+)/\d{4}-\d\d-\d\d/(.+)\.(\d+-\d+)\.(\d{12})\.log")
 LINE = re.compile(r"\S+Z (\d+) \S+: (.*)")
 

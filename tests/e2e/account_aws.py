@@ -8,6 +8,7 @@ import re
 from sandboxed import DOCS, Seen, check_streams, granted_by, not_granted, rights_taken
 
 BUCKET = "cloudspot-sandbox"
+SETS = ()
 
 
 def look():

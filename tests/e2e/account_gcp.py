@@ -8,6 +8,8 @@ import re
 from sandboxed import NAME, Seen, check_streams, rights_taken
 
 BUCKET = "cloudspot-sandbox"
+# No notice of two minutes, which would be trained through: a machine of this job is told with half a minute.
+SETS = ("providers.gcp.preemption_notice=0",)
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 
 

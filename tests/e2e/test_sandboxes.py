@@ -1,7 +1,8 @@
 """One job in every emulated cloud: nothing in the agent, the trainer or the SDKs knows that it is one.
 
 The same job file survives a reclaim on each and ends with the weights that it ends with locally. A new cloud
-joins by its name here, and a module ``account_NAME`` that looks at its account.
+joins by its name here, and by a module ``account_NAME``: ``SETS``, the options without which its test would
+wait; ``look``, what its owner sees when the job is over; ``check``, what must be true of that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-CLOUDS = ("aws", "aliyun")
+CLOUDS = ("aws", "gcp", "aliyun")
 TINY = JOBS / "tiny" / "job.toml"
 SETS = ("nodes=2", 'run.env.TINY_STEP_SECONDS="0.1"', 'run.env.TINY_EPOCHS="10"')
 ARGUMENTS = tuple(word for one in SETS for word in ("--set", one))
@@ -49,15 +50,17 @@ def local_weights(tmp_path_factory) -> str:
 def test_a_job_on_two_machines_survives_a_reclaim_and_makes_the_weights_that_it_makes_locally(
     user, local_weights, cloud, reclaimed
 ):
+    account = importlib.import_module(f"account_{cloud}")
+    words = [*ARGUMENTS, *(word for one in account.SETS for word in ("--set", one))]
     # A minute's notice: a longer one would be partly trained through.
     reclaim = f"rank={reclaimed},after_share=0.4,notice=60"
-    seen = run_sandboxed(user, cloud, TINY, arguments=ARGUMENTS, options=["--reclaim", reclaim])
+    seen = run_sandboxed(user, cloud, TINY, arguments=words, options=["--reclaim", reclaim])
     assert seen.show["state"] == "succeeded"
     assert len(seen.show["attempts"]) == 2
     assert len(seen.show["notices"]) == 1
     assert weights_of(seen.show) == local_weights
     assert len(seen.log) > seen.show["steps_total"]  # the first rank prints a line a step
-    importlib.import_module(f"account_{cloud}").check(seen)
+    account.check(seen)
 
 
 @pytest.mark.soak
