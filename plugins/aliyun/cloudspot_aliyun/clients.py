@@ -36,6 +36,20 @@ CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 60.0
 """How long a connection may be silent. The control plane answers within seconds."""
 USER_AGENT: Final = f"cloudspot/{cloudspot.__version__}"
+_CENTRAL_VPC: Final = frozenset(
+    {
+        "ap-southeast-1",
+        "cn-beijing",
+        "cn-hangzhou",
+        "cn-hongkong",
+        "cn-qingdao",
+        "cn-shanghai",
+        "cn-shenzhen",
+        "us-east-1",
+        "us-west-1",
+    }
+)
+"""The regions whose VPC is asked at one address, by the SDK's own table of endpoints."""
 
 
 class AliyunClients:
@@ -161,8 +175,8 @@ def _other_endpoints(region: str) -> dict[str, str | None]:
     """Return where the control plane's other products are; with ECS, where somebody has moved that."""
     products = {
         "Ram": "ram.aliyuncs.com",
-        "Sts": f"sts.{region}.aliyuncs.com",
-        "Vpc": f"vpc.{region}.aliyuncs.com",
+        "Sts": "sts.aliyuncs.com",
+        "Vpc": "vpc.aliyuncs.com" if region in _CENTRAL_VPC else f"vpc.{region}.aliyuncs.com",
     }
     if not os.environ.get(ECS_ENDPOINT):
         return dict(products)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from cloudspot.errors import AuthError, TransientError
+from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.model import (
     EndReason,
@@ -32,6 +33,8 @@ from cloudspot_aliyun.offers import OfferFinder
 from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.refusals import refusal, unless_throttled
 from cloudspot_aliyun.request import EcsRequest, decode_request, parameters_of, render_request
+
+_log = logging.getLogger("cloudspot.aliyun.ecs")
 
 MAX_IDS: Final = 50
 """Of one call that takes instances' ids: TagResources takes 50, DescribeInstances and DeleteInstances 100."""
@@ -140,16 +143,7 @@ class EcsProvisioner(Provisioner):
                 keep_limit(self._clients, one, now=self._now(), seconds=self._max_seconds.get(one.id))
                 self._has_limit.add(one.id)
             if one.id not in self._shows_tags and len(instances) > 1:
-                # What is not named here would fall back to the default: a service that asks for no token.
-                shown = {
-                    "InstanceId": one.id,
-                    "HttpEndpoint": "enabled",
-                    "HttpTokens": "required",
-                    "HttpPutResponseHopLimit": self._options.metadata_hops,
-                    "InstanceMetadataTags": "enabled",
-                }
-                what = "letting the machines read their tags"
-                read(self._clients, what, "ModifyInstanceMetadataOptions", shown, codes=_NOT_YET)
+                self._show_tags(one.id)
                 self._shows_tags.add(one.id)
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
@@ -197,6 +191,25 @@ class EcsProvisioner(Provisioner):
         """
         if self._options.deployment_set == "auto":
             deploymentsets.remove(self._clients, job_id, store_url=store_url)
+
+    def _show_tags(self, instance_id: str) -> None:
+        """Let the machine's metadata show its tags, where ECS lets us: not every account has that yet."""
+        wanted: dict[str, Any] = {
+            "InstanceId": instance_id,
+            # What is not named here would fall back to the default: a service that asks for no token.
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "InstanceMetadataTags": "enabled",
+        }
+        if self._options.metadata_hops > 1:
+            wanted["HttpPutResponseHopLimit"] = self._options.metadata_hops
+        what = "letting the machines read their tags"
+        try:
+            read(self._clients, what, "ModifyInstanceMetadataOptions", wanted, codes=_NOT_YET)
+        except TransientError:
+            raise
+        except CloudspotError as error:
+            _log.info("the nodes find each other by their records in the bucket: %s", error)
 
     def _look_for(self, missed: Sequence[Instance]) -> dict[str, Instance]:
         """Ask for machines by their ids that the listing does not have: a tag may be lost, or lag."""

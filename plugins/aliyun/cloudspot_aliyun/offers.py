@@ -12,7 +12,13 @@ from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.lookups import check_names, check_region, find_groups, find_image, find_network
 from cloudspot_aliyun.machinetypes import InstanceType, all_types, fitting_types, named_types, stock
 from cloudspot_aliyun.options import AliyunOptions, field_error
-from cloudspot_aliyun.pricing import SpotPrice, on_demand_price, release_rates, spot_prices
+from cloudspot_aliyun.pricing import (
+    SpotPrice,
+    asked_spot_price,
+    on_demand_price,
+    release_rates,
+    spot_prices,
+)
 
 FACTS_SECONDS: Final = 3600.0
 """How long images, networks, types and prices by pay-as-you-go are kept."""
@@ -77,6 +83,8 @@ class OfferFinder:
                     "security_groups": ",".join(groups),
                 }
                 spot = by_zone.get(zone)
+                if spot is None and in_stock[Market.SPOT].get((one.name, zone)):
+                    spot = self._asked_spot_price(one.name, zone)
                 for market in Market:
                     has_some = in_stock[market].get((one.name, zone))
                     if has_some is None or (market is Market.SPOT and spot is None):
@@ -141,6 +149,14 @@ class OfferFinder:
         return self._keep(
             ("spot", name),
             lambda: spot_prices(self._clients, name, spot_hours=hours),
+            seconds=STOCK_SECONDS,
+        )
+
+    def _asked_spot_price(self, name: str, zone: str) -> SpotPrice | None:
+        hours = self._spot_hours
+        return self._keep(
+            ("asked", name, zone),
+            lambda: asked_spot_price(self._clients, name, zone, spot_hours=hours),
             seconds=STOCK_SECONDS,
         )
 

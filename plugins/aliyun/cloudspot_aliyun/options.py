@@ -115,7 +115,8 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where the nodes' logs go: into appendable objects below ``logs/`` as people of Alibaba Cloud know them,
     or beside the checkpoints as on every provider."""
     metadata_hops: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """How far answers of the metadata service travel: 2 lets containers on the machine ask it."""
+    """How far answers of the metadata service travel: 2 lets containers on the machine ask it. Not every
+    account has more than 1."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     """Put on every instance and disk, beside cloudspot's own; for your bills."""
 

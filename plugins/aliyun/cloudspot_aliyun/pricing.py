@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, Final
 
 import msgspec
 
-from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot_aliyun.api import items, read
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.listing import parse_time
@@ -79,19 +79,43 @@ def on_demand_price(clients: AliyunClients, instance_type: str) -> Price:
         AuthError: the right ``ecs:DescribePrice`` is missing.
         TransientError: Alibaba Cloud did not answer.
     """
-    wanted = {"ResourceType": "instance", "InstanceType": instance_type, "PriceUnit": "Hour"}
     try:
-        answer = read(clients, f"asking what {instance_type} costs", "DescribePrice", wanted)
+        found, currency = _asked_price(clients, instance_type, {})
     except AuthError as error:
         raise AuthError(f"{error}; or give the price in providers.aliyun.on_demand_prices") from error
-    found = (answer.get("PriceInfo") or {}).get("Price") or {}
-    parts = {str(one.get("Resource")): one for one in items(found, "DetailInfos", "DetailInfo")}
-    price = float((parts.get("instanceType") or found).get("TradePrice") or 0.0)
+    price = float(found.get("TradePrice") or 0.0)
     if price <= 0:
         raise field_error(
             "on_demand_prices", f'ECS has no price of "{instance_type}" in {clients.region}; give it here'
         )
-    return Price(price=price, currency=str(found.get("Currency") or "CNY"))
+    return Price(price=price, currency=currency)
+
+
+def asked_spot_price(
+    clients: AliyunClients, instance_type: str, zone: str, *, spot_hours: int
+) -> SpotPrice | None:
+    """Return the spot price in a zone of which the history is silent; None: nobody can tell."""
+    wanted = {"ZoneId": zone, "SpotStrategy": "SpotAsPriceGo", "SpotDuration": spot_hours}
+    try:
+        found, currency = _asked_price(clients, instance_type, wanted)
+    except TransientError:
+        raise
+    except CloudspotError:
+        return None
+    price = float(found.get("TradePrice") or 0.0)
+    on_demand = float(found.get("OriginalPrice") or price)
+    return SpotPrice(price=price, on_demand=on_demand, currency=currency) if price > 0 else None
+
+
+def _asked_price(
+    clients: AliyunClients, instance_type: str, more: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], str]:
+    """Return DescribePrice's answer on the instance itself, and the currency."""
+    wanted = {"ResourceType": "instance", "InstanceType": instance_type, "PriceUnit": "Hour", **more}
+    answer = read(clients, f"asking what {instance_type} costs", "DescribePrice", wanted)
+    found = (answer.get("PriceInfo") or {}).get("Price") or {}
+    parts = {str(one.get("Resource")): one for one in items(found, "DetailInfos", "DetailInfo")}
+    return parts.get("instanceType") or found, str(found.get("Currency") or "CNY")
 
 
 def release_rates(clients: AliyunClients, names: Sequence[str]) -> dict[tuple[str, str], str]:

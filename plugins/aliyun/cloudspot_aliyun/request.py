@@ -83,10 +83,11 @@ def render_request(options: AliyunOptions, group: InstanceGroup, *, provider: st
         "RamRoleName": options.role,
         "HttpEndpoint": "enabled",
         "HttpTokens": "required",
-        "HttpPutResponseHopLimit": options.metadata_hops,
         "InternetMaxBandwidthOut": options.public_bandwidth,
         "Tag": tags.to_list(_tags(options, group)),
     }
+    if options.metadata_hops > 1:  # Not every account has the parameter (RunInstances, checked 2026-11).
+        parameters["HttpPutResponseHopLimit"] = options.metadata_hops
     if options.public_bandwidth:
         parameters["InternetChargeType"] = "PayByTraffic"
     if options.key_pair is not None:

@@ -22,6 +22,8 @@ class Catalogue:
     def __init__(self, faults: Faults, clock: Callable[[], float]) -> None:
         self.prices: dict[tuple[str, str], float] = {}
         """By (type, zone), what the spot market asks in place of its usual price; tests set it."""
+        self.silent: set[tuple[str, str]] = set()
+        """Of which (type, zone) the price history has nothing to tell."""
         self._faults = faults
         self._clock = clock
 
@@ -89,6 +91,8 @@ class Catalogue:
         rows = []
         for hours in (2, 1, 0):
             for zone in zones_of(kind, region) if kind.has_spot else ():
+                if (kind.name, zone) in self.silent:
+                    continue
                 price = self.price(kind, zone, is_protected=is_protected) * (1 + 0.1 * hours)
                 rows.append(
                     {
@@ -110,18 +114,22 @@ class Catalogue:
         if parameters.get("ResourceType", "instance") != "instance":
             raise ApiError("SandboxNotImplemented", "the emulated ECS knows ResourceType=instance")
         kind = self._kind(parameters, "InstanceType")
-        disk = 0.056
-        parts = [("instanceType", kind.price), ("systemDisk", disk)]
+        now = kind.price
+        if parameters.get("SpotStrategy", "NoSpot") != "NoSpot":
+            if parameters.get("ZoneId") not in zones_of(kind, region) or not kind.has_spot:
+                raise ApiError("PriceNotFound", "The price of your queried resource is not found.")
+            is_protected = parameters.get("SpotDuration", "1") != "0"
+            now = self.price(kind, parameters["ZoneId"], is_protected=is_protected)
+        parts = [("instanceType", now, kind.price), ("systemDisk", 0.056, 0.056)]
         details = [
-            {"Resource": name, "TradePrice": price, "OriginalPrice": price, "DiscountPrice": 0.0}
-            for name, price in parts
+            {"Resource": name, "TradePrice": price, "OriginalPrice": full, "DiscountPrice": full - price}
+            for name, price, full in parts
         ]
-        total = round(kind.price + disk, 3)
         price = {
             "Currency": "CNY",
-            "TradePrice": total,
-            "OriginalPrice": total,
-            "DiscountPrice": 0.0,
+            "TradePrice": round(sum(price for _, price, _ in parts), 3),
+            "OriginalPrice": round(sum(full for _, _, full in parts), 3),
+            "DiscountPrice": round(sum(full - price for _, price, full in parts), 3),
             "DetailInfos": {"DetailInfo": details},
         }
         return {"PriceInfo": {"Price": price, "Rules": {"Rule": []}}}

@@ -193,6 +193,13 @@ def test_an_unwell_api_costs_time_and_no_machine(found):
     town.check_end()
 
 
+def test_each_machine_of_a_job_has_a_limit_that_ecs_keeps(found):
+    town = found(nodes={"min": 2, "max": 2})
+    assert town.run().finished.outcome == "succeeded"
+    calls = [call for call in town.faults.calls if call.action == "ModifyInstanceAutoReleaseTime"]
+    assert sorted(call.parameters["InstanceId"] for call in calls) == sorted(town.host.made)
+
+
 def test_a_reclaimed_machine_is_followed_by_another(found):
     town = found()
 

@@ -570,6 +570,18 @@ def test_announced_facts_are_tags_which_the_machines_metadata_show(kit):
     assert kit.cloud.faults.count("ModifyInstanceMetadataOptions") == 2
 
 
+@pytest.mark.parametrize(("code", "status"), [("InvalidParameter", 400), ("Forbidden.RAM", 403)])
+def test_an_account_whose_metadata_cannot_show_tags_goes_without(kit, code, status):
+    kit.launch(num_nodes=2)
+    listed = list(kit.listed().values())
+    kit.cloud.faults.inject("ModifyInstanceMetadataOptions", code, status=status, times=2)
+    for _ in range(2):
+        kit.provisioner.announce(listed, {"MASTER_ADDR": listed[0].address})
+    assert kit.cloud.faults.count("ModifyInstanceMetadataOptions") == 2
+    assert kit.cloud.host.tags[listed[0].id] == {}
+    assert kit.cloud.faults.count("ModifyInstanceAutoReleaseTime") == 2
+
+
 def test_announcing_to_machines_that_are_not_visible_yet_is_tried_again(kit):
     kit.cloud.faults.describe_lag_seconds = 10.0
     made = kit.launch()

@@ -93,6 +93,18 @@ def test_a_type_without_a_spot_market_is_offered_by_pay_as_you_go_at_its_list_pr
     assert cloud.faults.count("DescribePrice") == 1
 
 
+def test_a_zone_of_which_the_history_is_silent_is_asked_for_its_price(cloud):
+    cloud.ecs.catalogue.silent.add((A10, "cn-hangzhou-i"))
+    found = {(one.zone, one.market): one for one in offers(cloud, instance_types=(A10,))}
+    one = found["cn-hangzhou-i", Market.SPOT]
+    assert one.price_per_hour == spot_price(KINDS[A10], "cn-hangzhou-i")
+    assert one.on_demand_price_per_hour == 9.5
+    (asked,) = cloud.calls("DescribePrice")
+    assert (asked["ZoneId"], asked["SpotStrategy"]) == ("cn-hangzhou-i", "SpotAsPriceGo")
+    cloud.faults.denied = {"ecs:DescribePrice"}
+    assert len(offers(cloud, instance_types=(A10,), on_demand_prices={A10: 9.5})) == 3
+
+
 def test_a_given_price_is_asked_nobody(cloud):
     cloud.faults.denied = {"ecs:DescribePrice"}
     given = {"instance_types": ("ecs.t6-c1m4.large",)}
