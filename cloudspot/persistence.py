@@ -9,6 +9,8 @@ from cloudspot.errors import TransientError
 
 NUM_TRIES = 5
 FIRST_DELAY_SECONDS = 0.1
+THROTTLE_WAITS = (1.0, 2.0)
+"""Seconds before the second and third try of a request that a service had no time for."""
 
 Result = TypeVar("Result")
 
@@ -30,4 +32,24 @@ def persist(
             return call()
         except kind:
             sleep(FIRST_DELAY_SECONDS * 2**number)
+    return call()
+
+
+def unless_throttled(
+    call: Callable[[], Result],
+    is_throttled: Callable[[Exception], bool],
+    *,
+    sleep: Callable[[float], None],
+) -> Result:
+    """Return what ``call`` returns; where the service throttles it, nothing was done, and it is made again.
+
+    Twice at the most, for requests that must not be repeated in any other case, such as a launch.
+    """
+    for seconds in THROTTLE_WAITS:
+        try:
+            return call()
+        except Exception as error:
+            if not is_throttled(error):
+                raise
+            sleep(seconds)
     return call()

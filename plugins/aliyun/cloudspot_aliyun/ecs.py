@@ -38,7 +38,14 @@ _log = logging.getLogger("cloudspot.aliyun.ecs")
 
 MAX_IDS: Final = 50
 """Of one call that takes instances' ids: TagResources takes 50, DescribeInstances and DeleteInstances 100."""
-_GONE: Final = frozenset({"InvalidInstanceId.NotFound", "InvalidInstanceIds.NotFound"})
+_GONE: Final = frozenset(
+    {
+        "InvalidInstanceId.Malformed",
+        "InvalidInstanceId.NotFound",
+        "InvalidInstanceIds.Malformed",
+        "InvalidInstanceIds.NotFound",
+    }
+)
 _NOT_YET: Final = {
     "IncorrectInstanceStatus": TransientError,
     "IncorrectInstanceStatus.Initializing": TransientError,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from cloudspot import persistence
 from cloudspot.errors import (
     AuthError,
     CapacityError,
@@ -15,7 +16,7 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.model import Market
-from cloudspot_aliyun.errors import DENIED, SDK_ERRORS, THROTTLED, error_code, error_message, translation
+from cloudspot_aliyun.errors import DENIED, THROTTLED, error_code, error_message, translation
 from cloudspot_aliyun.listing import market_of
 from cloudspot_aliyun.request import EcsRequest
 
@@ -92,8 +93,6 @@ _FIELDS: Final = (
 )
 """By the beginning of a code: the option that is wrong. The first one counts."""
 _QUOTA_ADVICE: Final = "; ask for more in the Quota Center, or use another type, market or region"
-THROTTLE_WAITS: Final = (1.0, 2.0)
-"""Seconds before the second and third try of a launch that ECS had no time for."""
 
 
 def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
@@ -124,11 +123,8 @@ def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
 
 def unless_throttled(call: Callable[[], Any]) -> Any:
     """Return what the call returns; where ECS throttles it, nothing was done, and it is made again."""
-    for seconds in THROTTLE_WAITS:
-        try:
-            return call()
-        except SDK_ERRORS as error:
-            if error_code(error) not in THROTTLED and not error_code(error).startswith("Throttling"):
-                raise
-            time.sleep(seconds)
-    return call()
+    return persistence.unless_throttled(call, _is_throttled, sleep=time.sleep)
+
+
+def _is_throttled(error: Exception) -> bool:
+    return error_code(error) in THROTTLED or error_code(error).startswith("Throttling")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime, timezone
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
+from cloudspot.keeping import Keeper
 from cloudspot.model import Market, Offer, Resources
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
@@ -51,9 +51,7 @@ class OfferFinder:
     ) -> None:
         self._options = options
         self._clients = clients
-        self._monotonic = monotonic
-        self._lock = threading.RLock()
-        self._kept: dict[Hashable, tuple[Any, float]] = {}
+        self._keeper = Keeper(monotonic=monotonic)
 
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
         """Return the offers; in each zone that has the type and a subnet, on each market that it has."""
@@ -142,14 +140,7 @@ class OfferFinder:
         )
 
     def _keep(self, key: Hashable, ask: Callable[[], T], *, seconds: float = FACTS_SECONDS) -> T:
-        """Return what ``ask`` returned not long ago, or ask; a failure is not kept."""
-        with self._lock:
-            kept = self._kept.get(key)
-            if kept is None or self._monotonic() >= kept[1]:
-                kept = (ask(), self._monotonic() + seconds)
-                self._kept[key] = kept
-            value: T = kept[0]
-            return value
+        return self._keeper.keep(key, ask, seconds=seconds)
 
 
 def read_spot_prices(clients: AwsClients, names: Sequence[str]) -> dict[tuple[str, str], float]:

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import botocore.exceptions
-
+from cloudspot import persistence
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, QuotaError
 from cloudspot_aws.caller import denied_action
 from cloudspot_aws.clients import AwsClients
@@ -53,8 +52,6 @@ _FIELDS: Final = (
 _WORDS: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype", "instance_types"))
 """By what the message of an InvalidParameterValue says, without its spaces."""
 _QUOTA_ADVICE: Final = "; ask for more in Service Quotas, or use another type, market or region"
-THROTTLE_WAITS: Final = (1.0, 2.0)
-"""Seconds before the second and third try of a launch that EC2 had no time for."""
 
 
 def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> CloudspotError:
@@ -84,11 +81,8 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
 
 def unless_throttled(call: Callable[[], Any]) -> Any:
     """Return what the call returns; where EC2 throttles it, nothing was done, and it is made again."""
-    for seconds in THROTTLE_WAITS:
-        try:
-            return call()
-        except botocore.exceptions.ClientError as error:
-            if error_code(error) not in THROTTLED:
-                raise
-            time.sleep(seconds)
-    return call()
+    return persistence.unless_throttled(call, _is_throttled, sleep=time.sleep)
+
+
+def _is_throttled(error: Exception) -> bool:
+    return error_code(error) in THROTTLED

@@ -7,14 +7,14 @@ machines: so an offer is of a region, and its ``zone`` is the region's name.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
+from cloudspot.keeping import Keeper
 from cloudspot.model import Market, Offer, Resources
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.lookups import (
@@ -65,9 +65,7 @@ class OfferFinder:
     ) -> None:
         self._options = options
         self._clients = clients
-        self._monotonic = monotonic
-        self._lock = threading.RLock()
-        self._kept: dict[Hashable, tuple[Any, float]] = {}
+        self._keeper = Keeper(monotonic=monotonic)
 
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
         """Return the offers; in each region that has the type, on each market that it is sold on."""
@@ -199,10 +197,7 @@ class OfferFinder:
 
         kept: PriceList | CloudspotError = self._keep("prices", read)
         if isinstance(kept, CloudspotError):
-            with self._lock:
-                value, until = self._kept["prices"]
-                soon = self._monotonic() + FAILURE_SECONDS
-                self._kept["prices"] = (value, min(until, soon))
+            self._keeper.shorten("prices", seconds=FAILURE_SECONDS)
         return kept
 
     def _refuse_unpriced(self, name: str, region: str) -> None:
@@ -216,14 +211,7 @@ class OfferFinder:
         )
 
     def _keep(self, key: Hashable, ask: Callable[[], T], *, seconds: float = FACTS_SECONDS) -> T:
-        """Return what ``ask`` returned not long ago, or ask; a failure is not kept."""
-        with self._lock:
-            kept = self._kept.get(key)
-            if kept is None or self._monotonic() >= kept[1]:
-                kept = (ask(), self._monotonic() + seconds)
-                self._kept[key] = kept
-            value: T = kept[0]
-            return value
+        return self._keeper.keep(key, ask, seconds=seconds)
 
 
 def _allowed(options: GcpOptions, all_zones: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from google.api_core import exceptions as api
-
+from cloudspot import persistence
 from cloudspot.errors import (
     AuthError,
     CapacityError,
@@ -71,8 +70,6 @@ _FIELDS: Final = (
 _QUOTA_ADVICE: Final = "; ask for more under IAM & Admin > Quotas, or use another type, market or region"
 _POLICY_ADVICE: Final = "; docs/gcp.md has the role"
 _NEEDED: Final = re.compile(r"Required '([a-zA-Z.]+)' permission")
-THROTTLE_WAITS: Final = (1.0, 2.0)
-"""Seconds before the second and third try of a launch that Compute Engine had no time for."""
 
 T = TypeVar("T")
 
@@ -128,14 +125,11 @@ def launching(body: ComputeRequest) -> str:
 
 def unless_throttled(call: Callable[[], T]) -> T:
     """Return what the call returns; where Google throttles it, nothing was done, and it is made again."""
-    for seconds in THROTTLE_WAITS:
-        try:
-            return call()
-        except api.GoogleAPICallError as error:
-            if error_code(error) not in THROTTLED:
-                raise
-            time.sleep(seconds)
-    return call()
+    return persistence.unless_throttled(call, _is_throttled, sleep=time.sleep)
+
+
+def _is_throttled(error: Exception) -> bool:
+    return error_code(error) in THROTTLED
 
 
 def _with_advice(found: CloudspotError, said: str) -> CloudspotError:

@@ -147,7 +147,7 @@ def test_types_that_are_to_be_had_come_before_those_that_are_not(cloud):
 def test_stock_is_asked_for_again_after_a_minute_and_facts_are_not(cloud, monkeypatch):
     provisioner = cloud.provider(instance_types=(A10,)).provisioner()
     now = [0.0]
-    provisioner._finder._monotonic = lambda: now[0]
+    provisioner._finder._keeper._monotonic = lambda: now[0]
     provisioner.offers(Resources())
     cloud.faults.calls.clear()
     provisioner.offers(Resources())
