@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from sandboxed import NAME, Seen, check_streams, rights_taken
+from sandboxed import DOCS, NAME, Seen, check_streams, rights_taken
 
 BUCKET = "cloudspot-sandbox"
 # No notice of two minutes, which would be trained through: a machine of this job is told with half a minute.
@@ -64,8 +64,14 @@ def look():
     }
 
 
+def granted(role: str) -> set[str]:
+    """Return the permissions of a role in the docs."""
+    text = (DOCS / "gcp" / f"role-{role}.yaml").read_text()
+    return set(re.findall(r"^- (\S+)$", text, re.MULTILINE))
+
+
 def check(seen: Seen) -> None:
-    """Nothing that costs is left, every line is in Cloud Logging, and the trail names all that was done."""
+    """Nothing that costs is left, every line is in Cloud Logging; no request took more than the roles grant."""
     account = seen.account
     assert (account["instances"], account["policies"]) == ([], [])
     ends = [one["operationType"] for one in account["operations"]]
@@ -75,10 +81,18 @@ def check(seen: Seen) -> None:
     assert {"code", "index", "jobs"} <= {key.partition("/")[0] for key in account["keys"]}
     assert sorted(account["streams"]) == ["1-0", "1-1", "2-0", "2-1"]
     check_streams(account["streams"], seen.show)
-    taken = {by: {right for right, _ in rights_taken(seen.trail, by)} for by in ("user", "machine")}
-    assert "compute.instances.create" in taken["user"]
-    assert "logging.logEntries.create" in taken["machine"]
-    assert not any(right.startswith("compute.") for right in taken["machine"])
+    bucket = f"projects/_/buckets/{BUCKET}"
+    # Who names a service account for the machines acts as it, by a right on the account alone.
+    for by, role, more in (("user", "submitter", {"iam.serviceAccounts.actAs"}), ("machine", "node", set())):
+        taken = rights_taken(seen.trail, by)
+        on_bucket = {(right, where) for right, where in taken if f"{where}/".startswith(f"{bucket}/")}
+        assert {right for right, _ in taken - on_bucket} - granted(role) - more == set()
+        assert {right for right, _ in on_bucket} - granted("bucket") == set()
+        # The comparison can fail: each of these was taken, and is missed when it is taken away.
+        rights = {right for right, _ in taken}
+        assert {"storage.objects.create", "storage.objects.get", "storage.objects.list"} <= rights
+        assert ("compute.instances.create" in rights) == (by == "user")
+        assert ("logging.logEntries.create" in rights) == (by == "machine")
     ended = [
         text for text in seen.consoles.values() if re.search("shutdown script ended with status 0", text)
     ]
