@@ -170,6 +170,9 @@ def _echo_body(body: Mapping[str, Any], *, indent: str) -> None:
         if isinstance(value, Mapping):
             output.echo(f"{indent}{name}:")
             _echo_body(value, indent=indent + "  ")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            for number, item in enumerate(value):
+                _echo_body({f"{name}[{number}]": item}, indent=indent)
         elif isinstance(value, str) and "\n" in value:
             output.echo(f"{indent}{name}:")
             for line in value.splitlines():
