@@ -32,6 +32,7 @@ class Account:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             del os.environ[name]  # This process is the test's alone.
         os.environ.update(cloud.environment())
+        boto3.setup_default_session()  # one that another test has made keeps its credentials
         self.ec2 = boto3.client("ec2")
         self.s3 = boto3.client("s3")
 

@@ -105,6 +105,7 @@ def boot(cloud, tmp_path, wait_until, *, agent_python, packed=False):
     script = render_boot_script(plan).encode()
     with emulated(cloud, tmp_path / "aws", is_isolated=True) as host:
         os.environ.update(cloud.environment())  # this process is the test's alone
+        boto3.setup_default_session()  # one that another test has made keeps its credentials
         ec2 = boto3.client("ec2")
         answer = ec2.run_instances(
             ImageId=BARE_IMAGE_ID,

@@ -95,4 +95,4 @@ def test_the_whole_script_fits_into_the_user_data():
             install=install,
         )
     )
-    assert len(script) < 12_000
+    assert len(script) < 15_000  # of 16,384; a longer one would go compressed

@@ -75,7 +75,10 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
         from moto.core import DEFAULT_ACCOUNT_ID
         from moto.ec2.models.vpcs import VPCBackend
+        from moto.iam.models import iam_backends
+        from moto.logs.models import logs_backends
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from moto.s3.models import s3_backends
 
         from cloudspot_aws.sandbox.strict_ec2 import StrictEc2
         from cloudspot_aws.sandbox.strict_logs import StrictLogs
@@ -88,6 +91,9 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
             return make_vpc(backend, host.network if more.get("is_default") else cidr_block, *rest, **more)
 
         VPCBackend.create_vpc = make_vpc_here
+        # moto's accounts are the process's, and a test's process may have had one before.
+        for backends in (iam_backends, logs_backends, s3_backends):
+            backends[DEFAULT_ACCOUNT_ID].reset()
         keys = RoleKeys(secrets.token_hex(16))
         moto = DomainDispatcherApplication(create_backend_app)
         known = Secrets({self._access_key: self._secret_key}, keys)
