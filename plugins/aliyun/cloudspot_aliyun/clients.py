@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import cloudspot
-from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.errors import CloudspotError, SpecError, TransientError
 from cloudspot_aliyun.credentials import (
     CONFIG_FILE,
     PROFILE,
     Credentials,
     CredentialsSource,
     find_credentials,
+    is_on_ecs,
     read_profile,
 )
 from cloudspot_aliyun.metadata import region_of_this_instance
@@ -196,11 +197,22 @@ def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
     return f"https://oss-{region}{'-internal' if is_internal else ''}.aliyuncs.com"
 
 
-@functools.cache
 def region_of_this_machine() -> str | None:
-    """Return the region of the ECS instance that this runs on; None: it is none."""
+    """Return the region of the ECS instance that this runs on; None: it is none, or does not say now."""
+    try:
+        return _region_by_metadata()
+    except TransientError:
+        return None
+
+
+@functools.cache
+def _region_by_metadata() -> str | None:
     try:
         return region_of_this_instance()
+    except TransientError:
+        if is_on_ecs():
+            raise  # Not to be kept: it will answer yet.
+        return None
     except CloudspotError:
         return None
 

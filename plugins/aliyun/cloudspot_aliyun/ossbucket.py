@@ -148,8 +148,7 @@ class OssBucket:
                 # Whoever may read and write objects need not see the bucket's settings: what the answers to
                 # writes say of versions must do then.
                 return client
-            region = elsewhere
-            client = self._client_in(region)
+            client = self._client_in(elsewhere)
             try:
                 info = client.get_bucket_info()
             except SDK_ERRORS as again:
@@ -158,14 +157,14 @@ class OssBucket:
                 return client
         if info.versioning_status:
             raise self._versioned(f"versioning {info.versioning_status}")
-        # Within the machine's region the internal endpoint costs nothing, and needs no way to the internet.
-        if is_on_ecs() and region_of_this_machine() == region:
-            return self._client_in(region, is_internal=True)
         return client
 
-    def _client_in(self, region: str, *, is_internal: bool = False) -> oss2.Bucket:
+    def _client_in(self, region: str) -> oss2.Bucket:
         if self._keys is None:
             self._keys = _Keys(self._clients.credentials)
+        # Within the machine's region the internal endpoint costs nothing, and needs no way to the internet:
+        # a machine that has none could not even ask for the bucket at the other.
+        is_internal = is_on_ecs() and region_of_this_machine() == region
         return oss2.Bucket(
             oss2.ProviderAuthV4(self._keys),
             oss_endpoint(region, is_internal=is_internal),

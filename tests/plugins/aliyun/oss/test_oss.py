@@ -14,6 +14,7 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
+from cloudspot_aliyun import clients
 from cloudspot_aliyun.clients import AliyunClients, oss_endpoint
 from cloudspot_aliyun.credentials import Credentials, CredentialsSource
 from cloudspot_aliyun.oss import OssStore
@@ -218,7 +219,35 @@ def test_the_internal_endpoint_is_taken_on_a_machine_of_the_buckets_region(oss, 
         )
         asked.clear()
         quick(bucket).list_page("")
-        assert asked[-1] == ("cn-hangzhou", is_internal)
+        # Not once the other, which a machine without a way to the internet does not reach.
+        assert asked == [("cn-hangzhou", is_internal)]
+    monkeypatch.setattr("cloudspot_aliyun.ossbucket.region_of_this_machine", lambda: "ap-southeast-1")
+    asked.clear()
+    quick(oss.make_bucket(region="ap-southeast-1")).list_page("")
+    assert asked == [("cn-hangzhou", False), ("ap-southeast-1", True)]
+    oss.faults.denied.add("oss:GetBucketInfo")
+    monkeypatch.setattr("cloudspot_aliyun.ossbucket.region_of_this_machine", lambda: "cn-hangzhou")
+    asked.clear()
+    quick(bucket).list_page("")
+    assert asked == [("cn-hangzhou", True)]
+
+
+def test_a_machines_region_that_its_metadata_did_not_tell_at_first_is_asked_for_again(monkeypatch):
+    answers = iter([TransientError("busy"), "cn-beijing"])
+
+    def ask():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    clients._region_by_metadata.cache_clear()
+    monkeypatch.setattr(clients, "region_of_this_instance", ask)
+    monkeypatch.setattr(clients, "is_on_ecs", lambda: True)
+    try:
+        assert [clients.region_of_this_machine() for _ in range(3)] == [None, "cn-beijing", "cn-beijing"]
+    finally:
+        clients._region_by_metadata.cache_clear()
 
 
 def test_endpoints_are_https_of_the_region_unless_the_environment_moves_them(monkeypatch):
