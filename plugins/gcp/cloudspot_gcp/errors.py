@@ -37,6 +37,8 @@ _NOT_ENABLED = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
 _NO_BILLING = frozenset(
     {"accountDisabled", "billingNotEnabled", "BILLING_DISABLED", "UserProjectAccountProblem"}
 )
+UNUSABLE = _NOT_ENABLED | _NO_BILLING
+"""No right that is granted helps: the API is off, or the project has no billing."""
 _SECRET = re.compile(
     r"X-Goog-(?:Signature|Credential)=[^&\s\"']+"
     r"|\b(?:access_token|refresh_token|upload_id|id_token|assertion)=[^&\s\"']+"
@@ -152,7 +154,7 @@ def _service(error: api.GoogleAPICallError) -> str:
 
 def _no_credentials(error: auth.GoogleAuthError, what: str) -> CloudspotError:
     """Return the error for credentials that are not there, or cannot be renewed."""
-    text = one_line(str(error))
+    text = one_line(_words(error))
     if isinstance(error, auth.DefaultCredentialsError):
         if "were not found" in text:
             return AuthError(
@@ -163,13 +165,30 @@ def _no_credentials(error: auth.GoogleAuthError, what: str) -> CloudspotError:
     if isinstance(error, auth.RefreshError):
         if "invalid_grant" in text or "Reauthentication" in text:
             return AuthError(f"{what}: the Google credentials have expired or were revoked; {_LOG_IN}")
-        if error.retryable:
+        if error.retryable or _is_passing(error):
             return TransientError(f"{what}: the Google credentials cannot be renewed now: {text}")
         return AuthError(f"{what}: the Google credentials cannot be renewed: {text}")
     if isinstance(error, auth.TransportError):
         cause = error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
         return TransientError(f"{what}: no token: {_unreached(cause)}")
     return AuthError(f"{what}: the Google credentials cannot be had: {text}")
+
+
+def _words(error: BaseException) -> str:
+    """Return what a google-auth error says: others may lie within, and answers beside the words."""
+    first = error.args[0] if error.args else None
+    if isinstance(first, auth.GoogleAuthError):
+        return _words(first)
+    return first if isinstance(first, str) else str(error)
+
+
+def _is_passing(error: auth.RefreshError) -> bool:
+    """Say whether a machine's metadata server failed, which google-auth tells like an ended login."""
+    cause = error.args[0] if error.args else None
+    if not isinstance(cause, auth.TransportError):
+        return False
+    status = getattr(cause.args[-1], "status", 0) if cause.args else 0
+    return not HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR or status == 429
 
 
 def _unreached(error: BaseException) -> str:

@@ -22,7 +22,6 @@ from typing import Any
 from urllib.parse import quote
 
 from cloudspot.errors import (
-    AuthError,
     CloudspotError,
     ObjectMissing,
     StoreRefused,
@@ -118,7 +117,7 @@ class GcsStore(ObjectStore):
             with self._reading(key, f"bytes={start}-{start + len(view) - 1}") as answer:
                 if answer is None:
                     return 0
-                length = min(int(answer.headers["Content-Length"]), len(view))
+                length = min(self._length(answer), len(view))
                 filled = 0
                 while filled < length:
                     block = _some(answer, min(READ_BYTES, length - filled))
@@ -205,23 +204,17 @@ class GcsStore(ObjectStore):
         full = self._bucket.full(key)
         if not 1 <= seconds <= MAX_PRESIGN_SECONDS:
             raise ValueError(f"seconds must be in 1 to {MAX_PRESIGN_SECONDS}: got {seconds}")
-        try:
-            with self._bucket.asking("read", key):
-                url: str = (
-                    self._bucket.handle()
-                    .blob(full)
-                    .generate_signed_url(
-                        version="v4",
-                        expiration=timedelta(seconds=math.ceil(seconds)),
-                        credentials=signer(self._clients),
-                        api_access_endpoint=endpoint("storage"),
-                    )
+        with self._bucket.asking("sign for", key):
+            url: str = (
+                self._bucket.handle()
+                .blob(full)
+                .generate_signed_url(
+                    version="v4",
+                    expiration=timedelta(seconds=math.ceil(seconds)),
+                    credentials=signer(self._clients),
+                    api_access_endpoint=endpoint("storage"),
                 )
-        except AuthError as error:
-            raise AuthError(
-                f"{self.url}: cannot presign {key}: the service account may not sign for itself; grant it "
-                f"roles/iam.serviceAccountTokenCreator on itself"
-            ) from error
+            )
         return url
 
     def check(self) -> Sequence[CheckResult]:
@@ -236,7 +229,7 @@ class GcsStore(ObjectStore):
         with self._reading(key, span) as answer:
             if answer is None:
                 return b""
-            length = int(answer.headers["Content-Length"])
+            length = self._length(answer)
             # Asked for by its length it comes in one piece, straight from the socket.
             data = _some(answer, length) if length else b""
             while len(data) < length:
@@ -263,6 +256,15 @@ class GcsStore(ObjectStore):
                 if span is not None and answer.status_code != HTTPStatus.PARTIAL_CONTENT:
                     raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
                 yield answer
+
+    def _length(self, answer: Any) -> int:
+        text = answer.headers.get("Content-Length", "")
+        if not text.isdecimal():
+            raise StoreRefused(
+                f"{self.url}: an answer does not say how long it is; leave out the proxy that takes it away, "
+                "or use another store"
+            )
+        return int(text)
 
     def _compare(self, key: str, view: memoryview, answer: Any) -> None:
         """Raise TransientError where an object was read whole and has not Storage's checksum of it."""

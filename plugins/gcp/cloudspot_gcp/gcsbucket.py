@@ -26,12 +26,14 @@ from cloudspot.interfaces import check_key
 from cloudspot.partedupload import Passing, UploadGone
 from cloudspot.persistence import Result, persist
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
-from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, error_code, status_of, translation
+from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, UNUSABLE, error_code, status_of, translation
 
 WRITER = "cloudspot-writer"
 """The metadata by which a writer knows its own object where an answer was lost."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_GO_ON = 308
+"""What Storage says of an upload that has not all yet."""
 _NO_BUCKET = "bucket does not exist"
 _RIGHTS = {
     "list": "storage.objects.list",
@@ -39,6 +41,7 @@ _RIGHTS = {
     "write": "storage.objects.create, and storage.objects.delete to replace one",
     "delete": "storage.objects.delete",
     "ask for": "storage.buckets.get",
+    "sign for": "roles/iam.serviceAccountTokenCreator of the service account on itself",
 }
 
 # Below the logger whose lines an agent delivers with its job's log.
@@ -98,6 +101,7 @@ class Bucket:
         Raises:
             GoogleAPICallError: the answer is an error.
             requests.RequestException: there was none.
+            TransientError: somebody else answered, such as a network's own page that asks to log in.
         """
         url = path if "://" in path else endpoint("storage") + path
         answer = self.clients.session().request(
@@ -106,6 +110,12 @@ class Bucket:
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
             with answer:
                 raise from_http_response(answer)
+        if answer.status_code >= HTTPStatus.MULTIPLE_CHOICES and answer.status_code != _GO_ON:
+            answer.close()
+            raise TransientError(
+                f"{self.url}: the answer leads elsewhere (HTTP status {answer.status_code}): is a proxy or a "
+                "login page between?"
+            )
         return answer
 
     def persist(self, call: Callable[[], Result], *, kind: type[TransientError] = TransientError) -> Result:
@@ -142,7 +152,7 @@ class Bucket:
         found = translation(error, what)
         if status == HTTPStatus.BAD_REQUEST and "match calculated" in str(error):
             return TransientError(f"{found}: the bytes changed on the way")
-        if status == HTTPStatus.FORBIDDEN and isinstance(found, AuthError):
+        if status == HTTPStatus.FORBIDDEN and isinstance(found, AuthError) and code not in UNUSABLE:
             return AuthError(f"{found}; it takes {_RIGHTS[verb]}")
         return found
 

@@ -56,13 +56,14 @@ class GcsRequests(PartedRequests):
         }
         body, content_type = multipart(data, described)
         with self._bucket.asking("write", self._key), body:
-            self._bucket.send(
+            answer = self._bucket.send(
                 "POST",
                 self._path,
                 params={"uploadType": "multipart", **self._condition},
                 data=body,
                 headers={"Content-Type": content_type},
             )
+        self._described(answer)
 
     def begin(self, writer: str) -> str:
         """Begin a resumable upload; return its URL, which is its only credential."""
@@ -92,7 +93,7 @@ class GcsRequests(PartedRequests):
         """Send what is left, and make it the object; see PartedRequests."""
         with memoryview(self._rest) as rest:
             stored = self._carry(upload_id, rest, total=self._start + len(rest))
-        if stored.get("crc32c") != shown_crc32c(self._checksum):
+        if stored["crc32c"] != shown_crc32c(self._checksum):
             raise CloudspotError(f"{self._bucket.url}: {self._key} arrived damaged; upload it again")
 
     def drop(self, upload_id: str) -> None:
@@ -125,7 +126,7 @@ class GcsRequests(PartedRequests):
                 self._position = None
                 raise
             if answer.status_code != HTTPStatus.PERMANENT_REDIRECT:
-                return dict(answer.json())
+                return self._described(answer)
             reached = _REACHED.fullmatch(answer.headers.get("Range", ""))
             position = 0 if reached is None else int(reached[1]) + 1
             if not start <= position <= end:
@@ -140,6 +141,18 @@ class GcsRequests(PartedRequests):
                     f"{self._bucket.url}: the upload of {self._key} stays at {position} bytes"
                 )
         return {}
+
+    def _described(self, answer: Any) -> dict[str, Any]:
+        """Return what Storage says of the object that an upload has become.
+
+        Raises:
+            TransientError: it says nothing that can be read: whose object stands there is to be looked up.
+        """
+        with self._bucket.asking("write", self._key):
+            described = answer.json()
+        if not isinstance(described, dict) or "crc32c" not in described:
+            raise TransientError(f"{self._bucket.url}: the answer about {self._key} cannot be read")
+        return described
 
     def _ask_with(self, upload_id: str, view: memoryview, start: int, total: int | None) -> Any:
         span = f"{start}-{start + len(view) - 1}" if len(view) else "*"

@@ -1,6 +1,7 @@
 """The errors of Google's SDKs as cloudspot's: class and message."""
 
 import json
+from types import SimpleNamespace
 
 import google.auth.exceptions as auth
 import pytest
@@ -113,6 +114,16 @@ def refused_connection():
             auth.RefreshError("internal_failure", retryable=True),
             TransientError,
             "x: the Google credentials cannot be renewed now: internal_failure",
+        ),
+        (
+            auth.RefreshError(auth.TransportError("Metadata Server unavailable. Response status: 503")),
+            TransientError,
+            "x: the Google credentials cannot be renewed now: Metadata Server unavailable. Response status: 503",
+        ),
+        (
+            auth.RefreshError(auth.TransportError("Status: 404", SimpleNamespace(status=404))),
+            AuthError,
+            "x: the Google credentials cannot be renewed: Status: 404",
         ),
         (
             auth.TransportError(refused_connection()),

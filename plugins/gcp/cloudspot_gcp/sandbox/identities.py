@@ -218,6 +218,9 @@ class Identities:
         caller, code = "", None
         try:
             caller = self.authenticate(request)
+            injected = self._faults.take("signBlob")
+            if injected is not None:  # A signature changes nothing: whether it was made is all the same.
+                raise ApiError(injected.status, injected.code, injected.message)
             account = self.account(email if email != "-" else caller)
             if account is None:
                 raise ApiError(404, "notFound", f"Not found; Gaia id not found for email {email}")

@@ -26,6 +26,9 @@ from cloudspot.registry import open_store
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.gcs import GcsStore
 from cloudspot_gcp.sandbox import storagemethods
+from cloudspot_gcp.sandbox.resumable import Sessions
+from cloudspot_gcp.sandbox.storagemethods import StorageMethods
+from cloudspot_gcp.sandbox.wsgi import Reply
 
 MIB = 1 << 20
 
@@ -187,6 +190,62 @@ def test_a_service_that_fails_is_a_transient_error(gcp, store):
     with pytest.raises(TransientError, match=r"Google failed: injected"):
         store.get("k")
     assert store.get("k") == b"x"
+
+
+@pytest.mark.parametrize("status", [302, 307, 304])
+def test_an_answer_that_leads_elsewhere_is_no_success(gcp, bucket, store, monkeypatch, status):
+    store.put("k", b"x")
+    refuse = StorageMethods.answer
+    monkeypatch.setattr(
+        StorageMethods,
+        "answer",
+        lambda self, asked: (
+            Reply(status, {"Location": "http://127.0.0.1:1/login"})
+            if asked.method_id in {"storage.objects.insert", "storage.objects.get"}
+            and "bucket" in asked.path
+            and (asked.matched.is_upload or asked.query.get("alt") == "media")
+            else refuse(self, asked)
+        ),
+    )
+    for call in (
+        lambda: store.put("k", b"y"),
+        lambda: store.put("new", b"y", if_absent=True),
+        lambda: upload(store, "new", b"y" * 3 * MIB),
+        lambda: store.get("k"),
+    ):
+        with pytest.raises(TransientError, match=f"leads elsewhere .HTTP status {status}") as caught:
+            call()
+        one_line(caught)
+    assert [one.name for one in gcp.storage.buckets.names(bucket)] == ["some/prefix/k"]
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}"])
+def test_an_upload_that_ended_with_an_answer_that_cannot_be_read_is_looked_up(gcp, store, monkeypatch, body):
+    real = Sessions.take
+
+    def take(self, request, session, finish):
+        reply = real(self, request, session, finish)
+        return replace(reply, body=body) if reply.status == 200 else reply
+
+    monkeypatch.setattr(Sessions, "take", take)
+    upload(store, "k", b"y" * 3 * MIB, if_absent=True)
+    assert store.head("k").size == 3 * MIB
+    with pytest.raises(ObjectExists):
+        upload(store, "k", b"z" * 3 * MIB, if_absent=True)
+
+
+def test_an_answer_without_its_length_is_refused_in_one_line(store, monkeypatch):
+    store.put("k", b"x")
+    monkeypatch.setattr(Reply, "send", send_without_length)
+    for call in (lambda: store.get("k"), lambda: store.get_range_into("k", 0, bytearray(1))):
+        with pytest.raises(StoreRefused, match="does not say how long it is") as caught:
+            call()
+        one_line(caught)
+
+
+def send_without_length(self, start_response):
+    start_response(f"{self.status} OK", list(self.headers.items()))
+    return iter([bytes(self.body)])
 
 
 def test_a_failed_put_lets_go_of_the_callers_mapping(gcp, store):
@@ -491,10 +550,17 @@ def test_on_a_machine_iam_signs(gcp, machine_store):
     assert gcp.faults.count("signBlob") == 1
     gcp.faults.denied.add("iam.serviceAccounts.signBlob")
     with pytest.raises(
-        AuthError, match=r"grant it roles/iam\.serviceAccountTokenCreator on itself"
+        AuthError, match=r"takes roles/iam\.serviceAccountTokenCreator of the service account on itself"
     ) as caught:
         machine_store.presign_get("k", seconds=60)
     one_line(caught)
+
+
+def test_a_url_that_cannot_be_signed_says_why(gcp, machine_store):
+    gcp.faults.inject("signBlob", "SERVICE_DISABLED", status=403)
+    with pytest.raises(AuthError, match="the API is not enabled; run: gcloud services enable") as caught:
+        machine_store.presign_get("k", seconds=60)
+    assert "TokenCreator" not in one_line(caught)
 
 
 def test_a_users_own_login_cannot_presign(gcp, machine_store):
