@@ -90,6 +90,10 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
             KEY_ID: self._key_id,
             KEY_SECRET: self._key_secret,
             REGION_VARIABLE: REGION,
+            # What oss2's own provider of credentials, and ossutil, look for.
+            "OSS_ACCESS_KEY_ID": self._key_id,
+            "OSS_ACCESS_KEY_SECRET": self._key_secret,
+            "OSS_REGION": REGION,
             DISABLED: "true",
             "CLOUDSPOT_STORE": f"oss://{BUCKET}",
         }
