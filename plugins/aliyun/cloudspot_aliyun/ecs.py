@@ -85,7 +85,8 @@ class EcsProvisioner(Provisioner):
         self._monotonic = monotonic
         self._finder = OfferFinder(options, clients)
         self._lock = threading.Lock()
-        self._account: str | None = None
+        self._checked_key: str | None = None
+        """The key that was seen to be of the job's account."""
         self._seen: dict[str, Instance] = {}
         """As they were when they were last listed."""
         self._going: dict[str, EndReason] = {}
@@ -118,6 +119,7 @@ class EcsProvisioner(Provisioner):
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create all machines of the request in one call, or none; never by a second try of its own."""
         body = decode_request(request)
+        self._check_account()
         parameters = parameters_of(body, token)
         if body.made_deployment_set is not None:
             parameters["DeploymentSetId"] = deploymentsets.make(
@@ -173,6 +175,8 @@ class EcsProvisioner(Provisioner):
             path=("Instances", "Instance"),
         )
         listed = list(pages)
+        # Somebody may have changed the profile while the pages came.
+        self._check_account()
         found = {one.id: one for one in map(to_instance, listed) if one is not None}
         with self._lock:
             self._note(listed, found)
@@ -185,10 +189,20 @@ class EcsProvisioner(Provisioner):
         return (*found.values(), *self._ended(job_id, found))
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Release the machines and return; ids that ECS does not know are left out."""
+        """Release the machines and return; ids that ECS does not know are left out.
+
+        One that cannot be released keeps no other.
+
+        Raises:
+            AuthError: the right ``ecs:DeleteInstances`` is missing.
+            TransientError: not all are released; call again.
+        """
         ids = list(dict.fromkeys(instance_ids))
+        failures: list[CloudspotError] = []
         for start in range(0, len(ids), MAX_IDS):
-            self._release(ids[start : start + MAX_IDS])
+            failures += self._release(ids[start : start + MAX_IDS])
+        if failures:
+            raise next((one for one in failures if not isinstance(one, TransientError)), failures[0])
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
         """Remove the job's deployment set; safe to repeat.
@@ -233,6 +247,8 @@ class EcsProvisioner(Provisioner):
                     now = to_instance({**described[one.id], "Tags": own})
                     assert now is not None
                     found[one.id] = msgspec.structs.replace(now, launch=one.launch, store_url=one.store_url)
+                    with self._lock:
+                        self._note([described[one.id]], found)
                 else:
                     self._miss(one)
         return found
@@ -275,40 +291,47 @@ class EcsProvisioner(Provisioner):
                 one for one, _ in self._gone.values() if one.id not in found and job_id in {None, one.job_id}
             ]
 
-    def _release(self, ids: list[str]) -> None:
+    def _release(self, ids: list[str]) -> list[CloudspotError]:
+        """Release the machines; return what kept some of them."""
         try:
             ask(self._clients, "DeleteInstances", {"InstanceId": ids, "Force": True})
         except SDK_ERRORS as error:
-            if len(ids) == 1:
-                if error_code(error) in _GONE:
-                    return
-                raise translation(error, f"releasing {ids[0]}", _NOT_YET) from error
-            # One that cannot be released fails the whole call.
-            failure: Exception | None = None
+            return self._not_released(ids, error)
+        except TransientError as error:
+            return [error]
+        with self._lock:
             for one in ids:
-                try:
-                    self._release([one])
-                except TransientError as failed:
-                    failure = failed
-            if failure is not None:
-                raise failure from error
-        else:
-            with self._lock:
-                for one in ids:
-                    self._going.setdefault(one, EndReason.TERMINATED)
+                self._going.setdefault(one, EndReason.TERMINATED)
+        return []
+
+    def _not_released(self, ids: list[str], error: Exception) -> list[CloudspotError]:
+        code = error_code(error)
+        what = f"releasing {ids[0]}" if len(ids) == 1 else f"releasing {len(ids)} machines"
+        found = translation(error, what, _NOT_YET)
+        if isinstance(found, TransientError) and code not in _NOT_YET:
+            return [found]
+        if len(ids) > 1:
+            # One that cannot be released fails the whole call.
+            return [failure for one in ids for failure in self._release([one])]
+        if code in _GONE:
+            return []
+        # Such as a protection against release, which somebody may lift: the job goes on meanwhile.
+        return [TransientError(str(found)) if type(found) is CloudspotError else found]
 
     def _check_account(self) -> None:
         """Refuse another account than the submitter's: its empty listing would prove nothing."""
         wanted = self._options.account
-        if wanted is None:
+        # The environment or a profile may hold another account's key by now; a role has a new one each hour.
+        key = self._clients.credentials.get().access_key_id
+        if wanted is None or key == self._checked_key:
             return
-        if self._account is None:
-            self._account = caller(self._clients).account
-        if self._account != wanted:
+        account = caller(self._clients).account
+        if account != wanted:
             raise AuthError(
                 f"providers.aliyun.account: the job's machines are in account {wanted}, and these "
-                f"credentials are of {self._account}; use others"
+                f"credentials are of {account}; use others"
             )
+        self._checked_key = key
 
 
 def _promised(instance_id: str, body: EcsRequest, *, is_alone: bool) -> Instance:

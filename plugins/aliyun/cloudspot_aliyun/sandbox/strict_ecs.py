@@ -70,6 +70,8 @@ class StrictEcs:
         self.catalogue = Catalogue(self.faults, clock)
         self.is_in_arrears = False
         """The account buys nothing any more."""
+        self.accounts: dict[str, str] = {}
+        """By key, whose it is, if not of the account; tests set it."""
         self._gate = Gate(secrets, roles)
         self._roles = roles
         self._inner = inner
@@ -329,7 +331,8 @@ class StrictEcs:
         key = parameters["AccessKeyId"]
         is_role = self._roles is not None and self._roles.is_role_key(key)
         who = f"assumed-role/{NODE_ROLE}/node" if is_role else "user/sandbox"
-        return {"AccountId": ACCOUNT_ID, "Arn": f"acs:ram::{ACCOUNT_ID}:{who}", "UserId": "2012345678"}
+        account = self.accounts.get(key, ACCOUNT_ID)
+        return {"AccountId": account, "Arn": f"acs:ram::{account}:{who}", "UserId": "2012345678"}
 
     def _machine(self, instance_id: str) -> Machine:
         if not self.machines.is_known(instance_id):

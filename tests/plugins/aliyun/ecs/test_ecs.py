@@ -550,6 +550,58 @@ def test_another_accounts_empty_listing_proves_nothing(cloud):
     assert cloud.provider(account="1234567890123456").provisioner().instances() == ()
 
 
+def test_a_profile_that_is_switched_to_another_account_in_mid_run_proves_nothing_and_launches_nothing(
+    kit, monkeypatch
+):
+    kit = Kit(kit.cloud, account="1234567890123456")
+    request = kit.request()
+    (one,) = kit.provisioner.create(request, token="t")
+    assert list(kit.listed()) == [one.id]
+    kit.cloud.ecs.accounts["LTAI5tTheNextKey"] = "9999999999999999"
+    monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_ID", "LTAI5tTheNextKey")
+    monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "TheNextSecret")
+    for call in (kit.listed, lambda: kit.provisioner.create(request, token="t-2")):
+        with pytest.raises(AuthError, match="these credentials are of 9999999999999999; use others"):
+            call()
+    assert kit.cloud.faults.count("RunInstances") == 1
+
+
+def test_a_profile_that_is_switched_while_the_machines_are_listed_proves_nothing(cloud, monkeypatch):
+    kit = Kit(cloud, account="1234567890123456")
+    kit.listed()
+    cloud.ecs.accounts["LTAI5tTheNextKey"] = "9999999999999999"
+
+    def switch(call):
+        monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_ID", "LTAI5tTheNextKey")
+        monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "TheNextSecret")
+
+    cloud.faults.on_call = switch
+    with pytest.raises(AuthError, match="these credentials are of 9999999999999999"):
+        kit.listed()
+
+
+def test_the_account_is_asked_for_once_for_each_key(cloud, monkeypatch):
+    kit = Kit(cloud, account="1234567890123456")
+    for _ in range(3):
+        kit.listed()
+    assert cloud.faults.count("GetCallerIdentity") == 1
+    monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_ID", "LTAI5tTheNextKey")
+    monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "TheNextSecret")
+    kit.listed()
+    assert cloud.faults.count("GetCallerIdentity") == 2
+
+
+def test_a_machine_that_was_missed_once_and_found_by_its_id_is_looked_for_as_before(kit):
+    (one,) = kit.launch()
+    kit.listed()
+    kit.cloud.ask("UntagResources", ResourceType="instance", ResourceId=[one.id], TagKey=["cloudspot-job"])
+    machine = kit.cloud.ecs.machines.by_id[one.id]
+    for hidden in (True, False, True, False):
+        machine.visible_at = kit.cloud.now + (1.0 if hidden else 0.0)
+        assert list(kit.listed()) == ([] if hidden else [one.id])
+        kit.cloud.monotonic += 1800.0
+
+
 # --- announce, terminate, release -----------------------------------------------------------------
 
 
@@ -631,6 +683,26 @@ def test_one_machine_that_cannot_be_released_yet_keeps_no_other(kit):
     with pytest.raises(TransientError, match="IncorrectInstanceStatus"):
         kit.provisioner.terminate([first.id, second.id])
     assert kit.cloud.alive == [first.id]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [("OperationDenied.DeletionProtection", TransientError), ("Forbidden.RAM", AuthError)]
+)
+def test_one_machine_that_can_never_be_released_keeps_no_other(kit, code, kind):
+    made = kit.launch(num_nodes=60)
+    # The first call as a whole, and then the first machine alone.
+    kit.cloud.faults.inject("DeleteInstances", code, status=403, times=2)
+    with pytest.raises(kind, match=rf"^releasing {made[0].id}: .*{code}"):
+        kit.provisioner.terminate([one.id for one in made])
+    assert kit.cloud.alive == [made[0].id]
+
+
+def test_an_api_that_is_unwell_is_not_asked_for_each_machine(kit):
+    made = kit.launch(num_nodes=2)
+    kit.cloud.faults.inject("DeleteInstances", "ServiceUnavailable", status=503)
+    with pytest.raises(TransientError, match=r"^releasing 2 machines: "):
+        kit.provisioner.terminate([one.id for one in made])
+    assert kit.cloud.faults.count("DeleteInstances") == 1
 
 
 def test_terminating_nothing_asks_nobody(kit):
