@@ -35,10 +35,10 @@ def decode(data: bytes, stream: str) -> Iterator[LogRecord]:
             more.append(line[1:])
             continue
         if held is not None:
-            yield _record(held, more, stream)
+            yield from _record(held, more, stream)
         held, more = _LINE.fullmatch(line), []
     if held is not None:
-        yield _record(held, more, stream)
+        yield from _record(held, more, stream)
 
 
 def first_start(data: bytes) -> int:
@@ -54,19 +54,29 @@ def first_start(data: bytes) -> int:
     return len(data)
 
 
+def last_start(data: bytes) -> int:
+    """Return where the last line begins that may be a record's first; 0 where none does but the first."""
+    end = len(data)
+    while True:
+        at = data.rfind(b"\n", 0, end)
+        if at < 0 or _LINE.fullmatch(data, at + 1, end):
+            return at + 1
+        end = at
+
+
 def _encode_one(record: LogRecord) -> bytes:
     at = record.time.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")
     text = record.text.replace("\n", "\n\t")
     return f"{at}Z {record.seq} {quote(record.source) or '-'}: {text}\n".encode("utf-8", "surrogatepass")
 
 
-def _record(match: re.Match[bytes], more: list[bytes], stream: str) -> LogRecord:
-    text = b"\n".join((match[4], *more)).decode("utf-8", "surrogatepass")
+def _record(match: re.Match[bytes], more: list[bytes], stream: str) -> Iterator[LogRecord]:
+    """Yield the record, unless it only looks like one: a month 13, or bytes that are no text."""
+    try:
+        text = b"\n".join((match[4], *more)).decode("utf-8", "surrogatepass")
+        at = datetime.fromisoformat(match[1].decode("ascii")).replace(tzinfo=timezone.utc)
+        seq = int(match[2])
+    except ValueError:
+        return
     source = unquote(match[3].decode("ascii", "replace"))
-    return LogRecord(
-        stream=stream,
-        seq=int(match[2]),
-        time=datetime.fromisoformat(match[1].decode("ascii")).replace(tzinfo=timezone.utc),
-        text=text,
-        source="" if source == "-" else source,
-    )
+    yield LogRecord(stream=stream, seq=seq, time=at, text=text, source="" if source == "-" else source)

@@ -17,7 +17,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import date, timezone
 from itertools import groupby
 from typing import ClassVar, Final, NamedTuple
@@ -34,7 +35,7 @@ from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.metadata import EcsMetadata
 from cloudspot_aliyun.oss import OssStore
 from cloudspot_aliyun.ossbucket import NotAppendable, OssBucket, PositionTaken
-from cloudspot_aliyun.osspayload import payload
+from cloudspot_aliyun.osspayload import digest_header
 
 LOGS: Final = "logs/"
 BLOCK_BYTES: Final = 4 << 20
@@ -67,6 +68,8 @@ class _End:
     """Where a writer goes on."""
 
     key: str
+    first: int
+    """The number in its key."""
     day: date
     size: int
     last_seq: int
@@ -135,8 +138,7 @@ class OssLogSink(LogSink):
     def _append(self, stream: str, day: date, records: list[LogRecord]) -> None:
         end = self._ends[stream]
         if end is None or end.day != day or end.size >= MAX_OBJECT_BYTES:
-            key = self._key(self._instance(), day, stream, records[0].seq)
-            end = _End(key, day, 0, records[0].seq - 1)
+            end = self._begin(stream, day, records[0].seq)
         data = loglines.encode(records)
         try:
             size = self._append_bytes(end.key, end.size, data)
@@ -144,19 +146,24 @@ class OssLogSink(LogSink):
             del self._ends[stream]
             raise _Moved(str(error)) from error
         except NotAppendable as error:
-            # Somebody has put a copy in its place: the log goes on in another object.
-            if end.size == 0:
-                raise
-            self._ends[stream] = None
+            # Somebody has put a copy in its place, or an empty object: the log goes on in another.
+            seq = records[0].seq
+            self._ends[stream] = replace(self._begin(stream, day, max(seq, end.first + 1)), last_seq=seq - 1)
             raise _Moved(str(error)) from error
-        self._ends[stream] = _End(end.key, day, size, records[-1].seq)
+        self._ends[stream] = replace(end, size=size, last_seq=records[-1].seq)
 
     def _append_bytes(self, key: str, position: int, data: bytes) -> int:
-        with self._bucket.asking("append to", key) as client, payload(data, key) as (body, headers, _):
-            # The sum in the answer is the whole object's: what changes on its way is noticed by Content-MD5.
-            headers["Content-Type"] = "text/plain; charset=utf-8"
-            answer = client.append_object(self._bucket.full(key), position, body, headers=headers)
+        # The sum in the answer is the whole object's: what changes on its way is noticed by Content-MD5.
+        headers = {"Content-Type": "text/plain; charset=utf-8", **digest_header(data)}
+        with self._bucket.asking("append to", key) as client:
+            answer = client.append_object(self._bucket.full(key), position, data, headers=headers)
         return int(answer.next_position)
+
+    def _begin(self, stream: str, day: date, first: int) -> _End:
+        """Return the end of an object that is not there yet."""
+        name = f"{self._job_id}.{stream}.{first:012d}.log"
+        key = f"{LOGS}{self._instance()}/{day.isoformat()}/{name}"
+        return _End(key, first, day, 0, first - 1)
 
     def _find_end(self, stream: str) -> _End | None:
         """Return where the machine's log of the stream ends; the first time it is made known to readers."""
@@ -169,7 +176,7 @@ class OssLogSink(LogSink):
         last = files[-1]
         newest = next(self._back_through(last, stream), None)
         seqs = [] if newest is None else [arrival.record.seq for arrival in newest]
-        return _End(last.key, last.day, last.size, max(seqs, default=last.first - 1))
+        return _End(last.key, last.first, last.day, last.size, max(seqs, default=last.first - 1))
 
     def _instance(self) -> str:
         if self._instance_id is None:
@@ -177,9 +184,6 @@ class OssLogSink(LogSink):
         if _INSTANCE.fullmatch(self._instance_id) is None:
             raise CloudspotError(f"{self._instance_id!r} is no id of an instance")
         return self._instance_id
-
-    def _key(self, instance: str, day: date, stream: str, first: int) -> str:
-        return f"{LOGS}{instance}/{day.isoformat()}/{self._job_id}.{stream}.{first:012d}.log"
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -200,16 +204,22 @@ class OssLogSink(LogSink):
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         """Yield the stream's records with ``seq > after``, in order, each once; see LogSink."""
         newest = after
-        for file in self._files(stream):
+        files = self._files(stream)
+        for number, file in enumerate(files):
+            if number + 1 < len(files) and files[number + 1].first <= after + 1:
+                continue
             start, last = self._read_to.get(file.key, (0, -1))
-            if last > after:
+            # Read from its end only, or removed meanwhile and begun anew.
+            if last > after or start > file.size:
                 start = 0
+            if start == 0 and after >= file.first:
+                start = self._start_after(file, stream, after)
             for record in self._lines(file, start, stream):
                 last = max(last, record.seq)
                 if record.seq > newest:
                     newest = record.seq
                     yield record
-            self._read_to[file.key] = max(start, file.size), last
+            self._read_to[file.key] = file.size, last
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
         """Yield the stream's records from the newest back; see LogSink. Fetches little more than is asked."""
@@ -222,7 +232,7 @@ class OssLogSink(LogSink):
                 yield record
         finally:
             # Whoever goes on from here needs nothing that is there now.
-            for file in files:
+            for file in files if top >= 0 else ():
                 self._read_to.setdefault(file.key, (file.size, top))
 
     def pieces(self) -> Sequence[LogPiece]:
@@ -254,8 +264,26 @@ class OssLogSink(LogSink):
         for meta in self._store.list_objects(prefix):
             match = name.fullmatch(meta.key.removeprefix(prefix))
             if match is not None:
-                found.append(_File(int(match[2]), meta.key, meta.size, date.fromisoformat(match[1])))
+                with suppress(ValueError):  # A name of somebody else's that looks like a day, and is none.
+                    found.append(_File(int(match[2]), meta.key, meta.size, date.fromisoformat(match[1])))
         return sorted(found)
+
+    def _start_after(self, file: _File, stream: str, after: int) -> int:
+        """Return where a line of the object begins before which no line's number exceeds ``after``.
+
+        By bisection: whoever wants the last hour of a long log fetches little more.
+        """
+        low, high = 0, file.size
+        while high - low > BLOCK_BYTES:
+            middle = (low + high) // 2
+            block = self._range(file.key, middle, END_BYTES)
+            start = loglines.first_start(block)
+            first = next(loglines.decode(block[start:], stream), None)
+            if first is None or first.seq > after:
+                high = middle
+            else:
+                low = middle + start
+        return low
 
     def _lines(self, file: _File, start: int, stream: str) -> Iterator[LogRecord]:
         """Yield the lines of an object from ``start``, where one begins, to the end that was listed."""
@@ -267,7 +295,7 @@ class OssLogSink(LogSink):
             start += len(block)
             rest += block
             if start < file.size:
-                cut = _last_start(rest)
+                cut = loglines.last_start(rest)
                 yield from loglines.decode(rest[:cut], stream)
                 rest = rest[cut:]
         yield from loglines.decode(rest, stream)
@@ -283,7 +311,7 @@ class OssLogSink(LogSink):
             rest = block + rest
             cut = 0 if start == 0 else loglines.first_start(rest)
             page = [Arrival(record, 0, 0) for record in loglines.decode(rest[cut:], stream)]
-            rest, end, length = rest[:cut], start, length * 2
+            rest, end, length = rest[:cut], start, min(length * 2, BLOCK_BYTES)
             if page:
                 yield page
 
@@ -292,14 +320,3 @@ class OssLogSink(LogSink):
             return self._store.get_range(key, start, length)
         except ObjectMissing:
             return b""
-
-
-def _last_start(data: bytes) -> int:
-    """Return where the last line with a head of its own begins, or 0."""
-    at = len(data)
-    while True:
-        at = data.rfind(b"\n", 0, at)
-        if at < 0:
-            return 0
-        if loglines.first_start(data[at:]) == 1:
-            return at + 1

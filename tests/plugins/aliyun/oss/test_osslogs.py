@@ -214,3 +214,87 @@ def test_lines_of_any_text_come_back_from_the_file():
         LogRecord(stream="1-0", seq=seq, time=START, text=text) for seq, text in enumerate(texts, start=4)
     ]
     assert list(loglines.decode(loglines.encode(written), "1-0")) == written
+
+
+@pytest.mark.parametrize("copy", [b"", b"no lines"])
+def test_a_file_that_somebody_has_emptied_does_not_hold_up_an_agent_that_begins_anew(
+    oss, store, make_sink, copy
+):
+    make_sink().write([line(0), line(1)])
+    (key,) = objects(oss, store)
+    store.put(key, copy)
+    make_sink().write([line(0), line(1), line(2)])
+    make_sink().write([line(2), line(3)])
+    assert seqs(make_sink().read("1-0")) == [0, 1, 2, 3]
+    assert seqs(make_sink().read("1-0", after=0)) == [1, 2, 3]
+    assert len(objects(oss, store)) == 2
+
+
+def test_a_copy_in_its_place_gets_no_line_twice_from_an_agent_that_begins_anew(oss, store, make_sink):
+    make_sink().write([line(0), line(1)])
+    (key,) = objects(oss, store)
+    store.put(key, store.get(key))
+    make_sink().write([line(0), line(1), line(2)])
+    assert [seqs(loglines.decode(one.data, "1-0")) for _, one in sorted(objects(oss, store).items())] == [
+        [0, 1],
+        [2],
+    ]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"2026-11-20T06:25:01.123456Z 7 train: \xff\xfe\n",
+        b"2026-13-40T06:25:01.123456Z 7 train: no day\n",
+    ],
+)
+def test_what_only_looks_like_a_line_is_passed_over(oss, store, make_sink, garbage):
+    make_sink().write([line(0)])
+    (key,) = objects(oss, store)
+    oss.app.buckets[store.bucket.name].objects[f"some/prefix/{key}"].data += garbage
+    store.put(key.replace("2026-11-20", "2026-13-40"), b"")
+    make_sink().write([line(1)])
+    assert seqs(make_sink().read("1-0")) == [0, 1]
+    assert seqs(make_sink().read_back("1-0")) == [1, 0]
+
+
+def fetched(oss):
+    spans = [call.parameters["range"] for call in oss.faults.calls if call.action == "GetObject"]
+    return sum(int(last) - int(first) + 1 for first, last in (span[6:].split("-") for span in spans))
+
+
+def test_whoever_wants_the_end_of_a_long_log_fetches_little_more(oss, store, make_sink, monkeypatch):
+    monkeypatch.setattr(osslogs, "BLOCK_BYTES", 16 << 10)
+    monkeypatch.setattr(osslogs, "END_BYTES", 1 << 10)
+    sink = make_sink()
+    for number in range(3):
+        at = START + timedelta(days=number)
+        sink.write([line(seq, "x" * 100, at) for seq in range(5000 * number, 5000 * (number + 1))])
+    for after in (14_990, 12_345, 9_999, 9_998, 5_000):
+        oss.faults.calls.clear()
+        assert seqs(make_sink().read("1-0", after=after)) == list(range(after + 1, 15_000))
+        assert fetched(oss) < 150 * (14_999 - after) + (40 << 10)
+
+
+def test_a_log_whose_end_could_not_be_read_is_read_from_its_beginning_all_the_same(oss, make_sink):
+    make_sink().write([line(0), line(1)])
+    reader = make_sink()
+    oss.faults.inject("GetObject", "InternalError", status=500, times=5)
+    with pytest.raises(TransientError):
+        next(reader.read_back("1-0"))
+    assert seqs(reader.read("1-0")) == [0, 1]
+
+
+def test_a_file_that_was_removed_and_begun_anew_is_read_from_its_beginning(oss, store, make_sink):
+    writer, reader = make_sink(), make_sink()
+    writer.write([line(0, "x" * 100)])
+    assert seqs(reader.read("1-0")) == [0]
+    writer.remove(writer.pieces())
+    make_sink().write([line(0), line(1)])
+    assert seqs(reader.read("1-0", after=0)) == [1]
+
+
+def test_an_append_carries_a_digest_however_large_it_is(oss, make_sink):
+    make_sink().write([line(0, "x" * (2 << 20))])
+    (call,) = [call for call in oss.faults.calls if call.action == "AppendObject"]
+    assert "content-md5" in call.parameters
