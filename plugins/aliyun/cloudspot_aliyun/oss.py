@@ -16,7 +16,9 @@ from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import Any
 
-from cloudspot.errors import AuthError, CloudspotError, StoreRefused, TransientError
+from urllib3.exceptions import IncompleteRead
+
+from cloudspot.errors import AuthError, CloudspotError, StoreRefused
 from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
 from cloudspot.partedupload import PART_BYTES, PartedUpload
@@ -218,7 +220,9 @@ class OssStore(ObjectStore):
                 if error_code(error) != "InvalidRange":
                     raise
                 answer = None
-            if answer is not None and answer.status != HTTPStatus.PARTIAL_CONTENT:
+            # Of an empty object there is no range: from memory of the docs it is refused as one past the end.
+            is_empty = answer is not None and answer.content_length == 0
+            if answer is not None and answer.status != HTTPStatus.PARTIAL_CONTENT and not is_empty:
                 answer.resp.response.close()
                 raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
             yield answer
@@ -253,7 +257,10 @@ class OssStore(ObjectStore):
 
 def _whole(answer: Any) -> bytes:
     """Return all of an answer's body, straight from the connection."""
-    data: bytes = answer.resp.response.raw.read(decode_content=False)  # Raises where the answer broke off.
+    data: bytes = answer.resp.response.raw.read(decode_content=False)
+    # urllib3 2 has raised where the answer broke off; 1.26, which requests takes too, has not.
+    if answer.content_length is not None and len(data) != answer.content_length:
+        raise IncompleteRead(len(data), answer.content_length - len(data))
     return data
 
 
@@ -262,9 +269,9 @@ def _into(answer: Any, view: memoryview) -> int:
     raw, length, filled = answer.resp.response.raw, min(int(answer.content_length), len(view)), 0
     while filled < length:
         with view[filled : min(filled + READ_BYTES, length)] as block:
-            count = raw.readinto(block)  # Raises where the answer broke off.
+            count = raw.readinto(block)
         if not count:
-            raise TransientError("the answer is shorter than it said")
+            raise IncompleteRead(filled, length - filled)
         filled += count
     return length
 
