@@ -20,7 +20,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
-from cloudspot.model import InstanceState
+from cloudspot.model import InstanceState, LogPiece
 
 LONGEST_SUBMISSION = timedelta(hours=1)
 """An entry in the index that is younger may belong to a submission that is still under way."""
@@ -39,16 +39,21 @@ def rm(job_ids: Sequence[str], yes: bool, store_url: str | None) -> None:
     """
     store = open_named_store(store_url)
     jobs = [_checked(store, text) for text in dict.fromkeys(job_ids)]
-    sizes = {job.id: measure(store, job.id) for job in jobs}
+    logs = {job.id: _log_elsewhere(job) for job in jobs}
+    sizes = {}
     for job in jobs:
-        count, num_bytes = sizes[job.id]
+        count, num_bytes = measure(store, job.id)
+        log_bytes = sum(piece.num_bytes or 0 for piece in logs[job.id])
+        count, num_bytes = sizes[job.id] = count + len(logs[job.id]), num_bytes + log_bytes
         output.echo(f"{job.id}: {count} objects, {output.size_text(num_bytes)}")
     if not yes:
         _ask(jobs)
     for job in jobs:
         try:
-            _remove_log(job)
             with transfer(f"deleting {job.id}", sizes[job.id][1]) as advance:
+                if logs[job.id]:
+                    job.log_sink.remove(logs[job.id])
+                    advance(sum(piece.num_bytes or 0 for piece in logs[job.id]))
                 remove_job(store, job.id, progress=advance)
         except BaseException:  # Ctrl-C too.
             output.warn(f"job {job.id} is half deleted; finish it with: {job.command('rm')}")
@@ -56,17 +61,16 @@ def rm(job_ids: Sequence[str], yes: bool, store_url: str | None) -> None:
         output.echo(f"deleted job {job.id}")
 
 
-def _remove_log(job: Job) -> None:
-    """Delete what of the log is in the store and not below the job's own prefix."""
+def _log_elsewhere(job: Job) -> Sequence[LogPiece]:
+    """Return what of the log is in the store and not below the job's own prefix; it goes first."""
     if read_entry(job.store, job.id).removal is not None:
-        return  # That was done before the rest, which an interruption has left.
+        return ()  # That was done before the rest, which an interruption has left.
     try:
         sink = job.log_sink
     except (JobNotFound, PluginError):
-        return  # It was never submitted whole, or said so above.
-    # That one's lines lie below the prefix, and go with it many at a time.
-    if sink.is_in_store and not isinstance(sink, ObjectStoreLogSink):
-        sink.remove(sink.pieces())
+        return ()  # It was never submitted whole, or said so above.
+    # That one's lines lie below the prefix, and go with it.
+    return sink.pieces() if sink.is_in_store and not isinstance(sink, ObjectStoreLogSink) else ()
 
 
 def _ask(jobs: Sequence[Job]) -> None:

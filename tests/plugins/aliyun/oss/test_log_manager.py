@@ -134,7 +134,14 @@ def test_prune_deletes_old_objects_and_no_others(oss, store, manage):
     assert {key.split("/")[2] for key in left} == {day(2), NOW.date().isoformat()}
 
 
-def test_the_log_goes_with_the_job(store, manage):
+def test_the_log_goes_with_the_job_and_counts_in_its_size(store, manage):
+    count = 6 + len(list(store.list_objects(f"jobs/{JOB}/")))
+    size = sum(meta.size for prefix in (f"jobs/{JOB}/", "logs/") for meta in store.list_objects(prefix))
+    assert manage("rm", JOB, "--yes").stdout.startswith(f"{JOB}: {count} objects, {size / 1024:.1f} KiB")
+    assert list(store.list_objects("")) == []
+
+
+def test_the_log_of_another_job_stays(store, manage):
     other = OssLogSink(store, "other", instance_id="i-0")
     other.write([LogRecord(stream="1-0", seq=0, time=NOW, text="stays")])
     manage("rm", JOB, "--yes")
