@@ -48,12 +48,14 @@ class _Stream:
 
     @property
     def delivery(self) -> str:
-        """Return ``complete``, ``current``, ``behind``, ``incomplete`` or ``unknown``."""
+        """Return ``complete``, ``current``, ``behind``, ``incomplete``, ``gone`` or ``unknown``."""
         if self.standing is None:
             return "unknown"
         is_all = self.num_missing == 0 and self.standing.waiting_bytes == 0
         if self.is_over:
-            return "complete" if is_all else "incomplete"
+            # Nobody notes what is pruned, or ended by a service's retention.
+            is_gone = self.num_pieces == 0 and self.standing.num_lines > 0
+            return "gone" if is_gone else "complete" if is_all else "incomplete"
         return "current" if is_all else "behind"
 
 
@@ -167,6 +169,9 @@ def _delivery_text(stream: _Stream) -> str:
         return "unknown: the node has not told"
     if stream.delivery in {"complete", "current"}:
         return stream.delivery
+    if stream.delivery == "gone":
+        text = f"all {missing} lines are gone: pruned, or they never came"
+        return f"{text}: {printable(standing.error)}" if standing.error else text
     late = [f"{missing} line{'s' if missing > 1 else ''}"] if missing else []
     if standing.waiting_bytes:
         late.append(output.size_text(standing.waiting_bytes))

@@ -86,6 +86,20 @@ def test_a_node_of_which_no_line_has_come_is_listed_all_the_same(jobs):
     assert found["delivery"] == "behind"
 
 
+def test_a_node_whose_log_is_pruned_is_not_said_to_have_delivered_nothing(jobs):
+    job_id = jobs.reclaimed_and_finished()
+    jobs.add_heartbeat(job_id, 1, step=1, minutes=1, log=LogStanding(num_lines=2, waiting_bytes=0))
+    sink = ObjectStoreLogSink(jobs.store, job_id)
+    sink.remove([piece for piece in sink.pieces() if piece.stream == "1-0"])
+    assert (
+        jobs.run("logs", job_id, "--list", "--attempt", "1")
+        .stdout.rstrip()
+        .endswith("  all 2 lines are gone: pruned, or they never came")
+    )
+    (found,) = jobs.run_json("logs", job_id, "--list", "--attempt", "1")
+    assert (found["delivery"], found["lines"], found["node_lines"]) == ("gone", 0, 2)
+
+
 def test_a_job_without_a_log_has_nothing_to_list(jobs):
     jobs.submit("new-1")
     assert jobs.run("logs", "new-1", "--list").stdout == "job new-1 has no such lines\n"
