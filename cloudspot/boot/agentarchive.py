@@ -28,7 +28,8 @@ CORE = "cloudspot"
 INSTALLER = "pip"
 _METADATA = ("METADATA", "entry_points.txt")
 _TIME = (2020, 1, 1, 0, 0, 0)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
+_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 
 @dataclass(frozen=True)
@@ -135,24 +136,32 @@ def _package_files(distribution: metadata.Distribution) -> dict[str, bytes]:
 
 def _closure(names: Iterable[str]) -> tuple[str, ...]:
     """Return the distributions and all that they need here, by their canonical names, sorted."""
-    waiting, found = [*names], {}
+    waiting = [(name, "") for name in names]
+    found: dict[str, str] = {}
+    seen: set[tuple[str, str]] = set()
     while waiting:
-        name = waiting.pop()
-        if _canonical(name) in found:
+        name, extra = waiting.pop()
+        if (_canonical(name), extra) in seen:
             continue
-        distribution = _distribution(name)
-        found[_canonical(name)] = name
-        waiting += [needed for needed in _needed(distribution) if _is_installed(needed)]
+        seen.add((_canonical(name), extra))
+        found.setdefault(_canonical(name), name)
+        for needed, extras in _needed(_distribution(name), extra):
+            if _is_installed(needed):
+                waiting += [(needed, one) for one in ("", *extras)]
     return tuple(found[name] for name in sorted(found))
 
 
-def _needed(distribution: metadata.Distribution) -> Iterator[str]:
-    """Yield the names of what it requires without any extra; what does not apply here is not installed."""
+def _needed(distribution: metadata.Distribution, extra: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield what it requires for the extra (empty: in any case): names, each with the extras of it.
+
+    What does not apply here is not installed.
+    """
     for line in distribution.requires or ():
         requirement, _, marker = line.partition(";")
-        match = _NAME.match(requirement.strip())
-        if match is not None and "extra" not in marker:
-            yield match[0]
+        match = _REQUIREMENT.match(requirement.strip())
+        of = _EXTRA.findall(marker)
+        if match is not None and (extra in map(_canonical, of) if extra else not of):
+            yield match[1], [_canonical(one.strip()) for one in (match[2] or "").split(",") if one.strip()]
 
 
 def _tags(distribution: metadata.Distribution) -> tuple[str, ...]:

@@ -99,6 +99,22 @@ def test_dependencies_come_along_when_asked_for_with_the_tags_of_their_platform(
     assert [name for name in without if re.match("click|sky_fast", name)] == []
 
 
+def test_extras_that_are_asked_for_come_along_and_no_others(site):
+    """google-cloud-compute needs google-api-core[grpc], which alone needs grpcio-status."""
+    extras = (
+        "Requires-Dist: sky-wire[Fast_Er,safe]>=1\n",
+        'Requires-Dist: sky-line ; extra == "fast-er"\nRequires-Dist: sky-base[deep]\n',
+        "Requires-Dist: sky-deep ; extra == 'deep'\nRequires-Dist: sky-salt ; (os_name) and extra == \"salt\"\n",
+    )
+    for name, requires in zip(("sky-tools", "sky-wire", "sky-base"), extras, strict=True):
+        install(site, name, {f"{name.replace('-', '_')}/__init__.py": ""}, requires=requires)
+    for name in ("sky-line", "sky-salt", "sky-deep"):
+        install(site, name, {f"{name.replace('-', '_')}/__init__.py": ""})
+    names = members(make_agent_archive(["sky-tools"], with_dependencies=True).data)
+    found = {name.partition("-")[0] for name in names if name.startswith("sky")}
+    assert found == {"sky_tools", "sky_wire", "sky_base", "sky_line", "sky_deep"}
+
+
 def test_what_is_not_installed_is_named():
     with pytest.raises(CloudspotError, match="no-such-thing is not installed as a distribution"):
         make_agent_archive(["no-such-thing"])
