@@ -132,6 +132,9 @@ class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The boot script, the same for each node; a node learns its rank from its metadata."""
     max_seconds: float
     """The cloud's own limit on a machine's life, where it has one."""
+    decided_at: datetime | None = None
+    """When the launch was decided, for a limit that the cloud takes as a point in time; None: not known. The
+    machines come later, mostly at once and at most ``token_seconds``; and the clock is some controller's."""
     store_url: str = ""
     """Where the job's records lie, without credentials, for a tag: people find the job by it, and controllers
     tell the machine from those of another store's job of the same id."""

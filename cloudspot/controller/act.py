@@ -131,6 +131,7 @@ class Actor:
             launch=action.launch,
             offer=action.offer,
             label=self._label,
+            decided_at=now,
             run_seconds=bill(history, now).run_seconds,
         )
         return Intent(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from dataclasses import dataclass
+from datetime import datetime
 
 from cloudspot import __version__
 from cloudspot.boot.script import BootPlan, Install, render_boot_script
@@ -51,7 +52,17 @@ def plan(
     offers = find_offers(spec, provider)
     planned = tuple(
         PlannedLaunch(
-            offer, render_launch(spec, provider, submission, store_url, launch=1, offer=offer, label=label)
+            offer,
+            render_launch(
+                spec,
+                provider,
+                submission,
+                store_url,
+                launch=1,
+                offer=offer,
+                label=label,
+                decided_at=submission.at,
+            ),
         )
         for offer in offers
     )
@@ -85,13 +96,14 @@ def render_launch(
     launch: int,
     offer: Offer,
     label: str,
+    decided_at: datetime,
     run_seconds: float = 0.0,
 ) -> LaunchRequest:
     """Return the request that the launch's intent stores and everyone replays.
 
     A launch is all or none: all ``nodes.max`` machines come, or it is closed for lack of capacity.
-    ``label`` is what the machines carry of the store (``ownership.store_label``). ``run_seconds`` is what of
-    ``limits.max_runtime`` is used up.
+    ``label`` is what the machines carry of the store (``ownership.store_label``). ``decided_at`` is the time
+    of the intent. ``run_seconds`` is what of ``limits.max_runtime`` is used up.
 
     Raises:
         SpecError: the offer is in another currency than ``limits.max_cost``.
@@ -117,6 +129,7 @@ def render_launch(
         resources=spec.resources.to_model(),
         user_data=render_boot_script(boot),
         max_seconds=max_seconds,
+        decided_at=decided_at,
         store_url=label,
     )
     return provider.provisioner().render(group)

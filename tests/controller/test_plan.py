@@ -22,6 +22,12 @@ class Provider(SimProvider):
         self._cloud.render = lambda group: self.groups.append(group) or real(group)
 
 
+def render(spec, provider, submission, store_url, **fields):
+    return render_launch(
+        spec, provider, submission, store_url, label="a store", decided_at=submission.at, **fields
+    )
+
+
 def test_the_dry_run_holds_the_very_request_of_each_offer_in_order(records):
     submission = records.history().submission
     planned = plan(records.spec(), Provider(), submission, "memory://x", label="a store")
@@ -31,8 +37,8 @@ def test_the_dry_run_holds_the_very_request_of_each_offer_in_order(records):
         ("a", "on-demand"),
     ]
     for one in planned.launches:
-        assert one.request == render_launch(
-            records.spec(), Provider(), submission, "memory://x", launch=1, offer=one.offer, label="a store"
+        assert one.request == render(
+            records.spec(), Provider(), submission, "memory://x", launch=1, offer=one.offer
         )
 
 
@@ -47,10 +53,11 @@ def test_a_launch_asks_for_all_of_its_nodes_or_none_and_boots_the_agent(records)
     provider = Provider()
     spec = records.spec(nodes={"min": 2, "max": 4}, resources={"disk": "50GiB"})
     submission = records.history().submission
-    render_launch(spec, provider, submission, "memory://x", launch=7, offer=records.offer(), label="a store")
+    render(spec, provider, submission, "memory://x", launch=7, offer=records.offer())
     (group,) = provider.groups
     assert (group.num_nodes, group.min_nodes, group.launch, group.store_url) == (4, 4, 7, "a store")
     assert group.resources.disk_bytes == 50 << 30
+    assert group.decided_at == submission.at
     assert "export CLOUDSPOT_JOB=digits-1\n" in group.user_data
     assert "export CLOUDSPOT_LAUNCH=7\n" in group.user_data
     assert "export CLOUDSPOT_STORE=memory://x\n" in group.user_data
@@ -59,9 +66,7 @@ def test_a_launch_asks_for_all_of_its_nodes_or_none_and_boots_the_agent(records)
 def test_a_limit_in_another_currency_than_the_offers_is_refused(records):
     spec = records.spec(limits={"max_cost": "5 CNY"})
     with pytest.raises(SpecError, match=r"limits.max_cost is in CNY, but provider 'sim' charges USD"):
-        render_launch(
-            spec, Provider(), records.history().submission, "x", launch=1, offer=records.offer(), label=""
-        )
+        render(spec, Provider(), records.history().submission, "x", launch=1, offer=records.offer())
 
 
 def test_a_machine_lives_as_long_as_is_left_of_the_runtime_and_some_grace(records):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from functools import partial
 from typing import Final
 
@@ -84,6 +85,7 @@ def _launch(provisioner: EcsProvisioner, clients: AliyunClients, offer: Offer) -
         resources=Resources(),
         user_data="#!/bin/sh\nshutdown -h now\n",
         max_seconds=60.0,
+        decided_at=datetime.now(timezone.utc),
         store_url="check",
     )
     body = decode_request(provisioner.render(group))

@@ -27,7 +27,6 @@ from cloudspot_aliyun.api import ask, items, read, read_pages
 from cloudspot_aliyun.caller import caller
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import SDK_ERRORS, error_code, translation
-from cloudspot_aliyun.limit import keep_limit
 from cloudspot_aliyun.listing import is_being_taken, market_of, to_instance
 from cloudspot_aliyun.offers import OfferFinder
 from cloudspot_aliyun.options import AliyunOptions
@@ -74,14 +73,12 @@ class EcsProvisioner(Provisioner):
         clients: AliyunClients,
         *,
         provider: str = "aliyun",
-        now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep the job's options; ``provider`` is the name that goes into requests."""
         self._options = options
         self._clients = clients
         self._provider = provider
-        self._now = now
         self._monotonic = monotonic
         self._finder = OfferFinder(options, clients)
         self._lock = threading.Lock()
@@ -94,8 +91,6 @@ class EcsProvisioner(Provisioner):
         self._gone: dict[str, tuple[Instance, float]] = {}
         """With the monotonic time at which they were missed."""
         self._missed_since: dict[str, float] = {}
-        self._max_seconds: dict[str, float] = {}
-        self._has_limit: set[str] = set()
         self._shows_tags: set[str] = set()
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
@@ -135,9 +130,9 @@ class EcsProvisioner(Provisioner):
         return tuple(_promised(str(one), body, is_alone=len(ids) == 1) for one in ids)
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Tag the machines with the facts, let their metadata show tags, and limit their lives; repeatable.
+        """Tag the machines with the facts, and let their metadata show tags; repeatable.
 
-        ECS takes neither of the last two with RunInstances, or not so that the request stays the same.
+        ECS takes the latter for a machine that is there, and not with RunInstances.
         """
         alive = [one for one in instances if one.state is not InstanceState.ENDED]
         for start in range(0, len(alive), MAX_IDS):
@@ -148,9 +143,6 @@ class EcsProvisioner(Provisioner):
             }
             read(self._clients, "tagging the machines", "TagResources", wanted, codes=_NOT_YET)
         for one in alive:
-            if one.id not in self._has_limit:
-                keep_limit(self._clients, one, now=self._now(), seconds=self._max_seconds.get(one.id))
-                self._has_limit.add(one.id)
             if one.id not in self._shows_tags and len(instances) > 1:
                 self._show_tags(one.id)
                 self._shows_tags.add(one.id)
@@ -263,11 +255,6 @@ class EcsProvisioner(Provisioner):
             self._missed_since.pop(instance.id, None)
             if is_being_taken(described):
                 self._going[instance.id] = EndReason.RECLAIMED
-            if described.get("AutoReleaseTime"):
-                self._has_limit.add(instance.id)
-            seconds = tags.from_answer(described).get(tags.MAX_SECONDS, "")
-            if seconds.isdigit():
-                self._max_seconds[instance.id] = float(seconds)
 
     def _miss(self, instance: Instance) -> None:
         """Note that ECS does not know a machine by its id; the end of one that was on its way out."""

@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import math
+from datetime import datetime, timezone
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,12 @@ MAX_USER_DATA_BYTES: Final = 32768
 MAX_AMOUNT: Final = 100
 """Machines of one RunInstances call (API reference; checked 2026-11)."""
 MIN_DISK_GIB: Final = 20
+RELEASE_GRACE_SECONDS: Final = 1800.0
+"""The machine's own timer comes first and ends it in good order, though the machine may be made ten minutes
+after the decision, by whoever sends the request again, and the clock be a quarter of an hour slow: with a
+slower one ECS takes no signature."""
+LEAST_RELEASE_SECONDS: Final = 3600.0
+"""ECS takes none nearer than 30 minutes by its own clock (API reference, RunInstances; checked 2026-11)."""
 GIB: Final = 2**30
 DEFAULT_EXTRA_GIB: Final = 50
 """What is left free on the system disk where nobody says how much is needed."""
@@ -58,8 +65,9 @@ def decode_request(request: LaunchRequest) -> EcsRequest:
 def render_request(options: AliyunOptions, group: InstanceGroup, *, provider: str) -> LaunchRequest:
     """Return one RunInstances call for all machines of the group.
 
-    It holds no time: the same bytes are sent again later, and ECS refuses a token with other parameters. The
-    limit on the machines' life (AutoReleaseTime) is therefore set on the machines themselves.
+    The limit that ECS itself keeps on the machines' lives (AutoReleaseTime) is a part of it, so that no
+    machine is ever without one, whatever becomes of the controllers. It follows from the time of the
+    decision: the same bytes are sent again later, and ECS refuses a token with other parameters.
 
     Raises:
         SpecError: the boot script is too long for ECS, even compressed, or there are too many machines.
@@ -86,6 +94,8 @@ def render_request(options: AliyunOptions, group: InstanceGroup, *, provider: st
         "InternetMaxBandwidthOut": options.public_bandwidth,
         "Tag": tags.to_list(_tags(options, group)),
     }
+    if group.decided_at is not None:
+        parameters["AutoReleaseTime"] = release_time(group.decided_at, group.max_seconds)
     if options.metadata_hops > 1:  # Not every account has the parameter (RunInstances, checked 2026-11).
         parameters["HttpPutResponseHopLimit"] = options.metadata_hops
     if options.public_bandwidth:
@@ -117,6 +127,12 @@ def parameters_of(request: EcsRequest, token: str) -> dict[str, Any]:
         "UserData": base64.b64encode(user_data_of(request)).decode("ascii"),
         "ClientToken": token,
     }
+
+
+def release_time(decided_at: datetime, seconds: float) -> str:
+    """Return when ECS shall release a machine that may live for so long: a whole minute, never too early."""
+    due = decided_at.timestamp() + max(seconds + RELEASE_GRACE_SECONDS, LEAST_RELEASE_SECONDS)
+    return f"{datetime.fromtimestamp(math.ceil(due / 60) * 60, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def deployment_set_name(job_id: str, store_url: str) -> str:

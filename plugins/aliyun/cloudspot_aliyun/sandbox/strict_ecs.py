@@ -98,7 +98,6 @@ class StrictEcs:
             "DescribeVSwitches": account.describe_vswitches,
             "GetCallerIdentity": self._get_caller_identity,
             "GetRole": account.get_role,
-            "ModifyInstanceAutoReleaseTime": self._modify_auto_release_time,
             "ModifyInstanceMetadataOptions": self._modify_metadata_options,
             "RunInstances": self._run_instances,
             "TagResources": self._tag_resources,
@@ -311,12 +310,6 @@ class StrictEcs:
         if "InstanceMetadataTags" in parameters:
             machine.metadata["InstanceMetadataTags"] = parameters["InstanceMetadataTags"]
         self.machines.show_tags(machine)
-        return {}
-
-    def _modify_auto_release_time(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        machine = self._machine(parameters.get("InstanceId", ""))
-        text = parameters.get("AutoReleaseTime")
-        machine.auto_release_at = None if not text else launching.release_time(text, now=self._clock())
         return {}
 
     def _delete_deployment_set(self, parameters: Parameters, region: str) -> Mapping[str, Any]:

@@ -63,7 +63,6 @@ class Cloud:
         provider._provisioner = EcsProvisioner(
             provider.options,
             provider._clients,
-            now=lambda: self.now,
             monotonic=lambda: self.monotonic,
         )
         return provider

@@ -4,9 +4,10 @@ import base64
 import os
 
 import pytest
-from cloud_histories import Town, check_histories, play
+from cloud_histories import Killed, Town, check_histories, play
 from launch_histories import OneAtATime
 
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, DELIVERY_GRACE_SECONDS
 from cloudspot.controller.events import LaunchClosed
 from cloudspot.jobstore import parallel
 from cloudspot.model import EndReason
@@ -15,6 +16,7 @@ from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner
 from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.provider import AliyunProvider
+from cloudspot_aliyun.request import RELEASE_GRACE_SECONDS
 from cloudspot_aliyun.sandbox.strict_ecs import StrictEcs
 
 NUM_HISTORIES = 8
@@ -74,7 +76,6 @@ class EcsTown(Town):
         provider._provisioner = EcsProvisioner(
             provider.options,
             provider._clients,
-            now=self.unix_time,
             monotonic=lambda: self.world.time,
         )
         return provider
@@ -193,11 +194,21 @@ def test_an_unwell_api_costs_time_and_no_machine(found):
     town.check_end()
 
 
-def test_each_machine_of_a_job_has_a_limit_that_ecs_keeps(found):
-    town = found(nodes={"min": 2, "max": 2})
-    assert town.run().finished.outcome == "succeeded"
-    calls = [call for call in town.faults.calls if call.action == "ModifyInstanceAutoReleaseTime"]
-    assert sorted(call.parameters["InstanceId"] for call in calls) == sorted(town.host.made)
+def test_machines_whose_controller_dies_right_after_their_launch_are_released_by_ecs(found):
+    town = found(nodes={"min": 2, "max": 2}, limits={"max_runtime": "1h"})
+
+    def meet_fate():
+        if "RunInstances" in town.faults.actions():
+            raise Killed
+
+    town.meet_fate = meet_fate
+    with pytest.raises(Killed):
+        town.run()
+    machines = list(town.ecs.machines.by_id.values())
+    assert len(machines) == 2
+    life = 3600.0 + BOOT_LIMIT_SECONDS + DELIVERY_GRACE_SECONDS + RELEASE_GRACE_SECONDS
+    created = town.unix_time()
+    assert all(created + life <= one.auto_release_at < created + life + 60.0 for one in machines)
 
 
 def test_a_reclaimed_machine_is_followed_by_another(found):

@@ -22,6 +22,7 @@ class Kit:
 
     def __init__(self, cloud, **options):
         self.cloud = cloud
+        self.decided_at = datetime.fromtimestamp(cloud.now, timezone.utc)
         self.provisioner = cloud.provider(**{"instance_types": (TYPE,), **options}).provisioner()
 
     def group(self, *, launch=1, num_nodes=1, market="spot", zone=ZONE, script=SCRIPT, **fields):
@@ -35,6 +36,7 @@ class Kit:
                 "resources": Resources(),
                 "user_data": script,
                 "max_seconds": 3600.0,
+                "decided_at": self.decided_at,
                 "store_url": STORE,
                 **fields,
             }
@@ -94,6 +96,7 @@ def test_the_request_holds_all_that_ecs_is_asked_for(cloud):
         "RamRoleName": "cloudspot-node",
         "HttpEndpoint": "enabled",
         "HttpTokens": "required",
+        "AutoReleaseTime": "2026-09-21T15:44:00Z",
         "HttpPutResponseHopLimit": 2,
         "InternetMaxBandwidthOut": 5,
         "InternetChargeType": "PayByTraffic",
@@ -237,16 +240,17 @@ def test_many_at_once_with_one_token_make_one_set_of_machines(kit):
 
 
 def test_a_replay_sends_the_very_bytes_of_the_first_time(kit):
-    kit.launch(num_nodes=2)
+    request = kit.request(num_nodes=2)
+    kit.provisioner.create(request, token="t")
     kit.cloud.now += 300.0
-    kit.launch(num_nodes=2)
+    kit.provisioner.create(request, token="t")
     changing = {"Signature", "SignatureNonce", "Timestamp"}
     first, again = (
         {name: value for name, value in call.items() if name not in changing}
         for call in kit.cloud.calls("RunInstances")
     )
     assert first == again
-    assert "AutoReleaseTime" not in first
+    assert first["AutoReleaseTime"] == "2026-09-21T15:44:00Z"
 
 
 def test_a_token_that_was_used_for_another_request_is_refused(kit):
@@ -631,7 +635,6 @@ def test_an_account_whose_metadata_cannot_show_tags_goes_without(kit, code, stat
         kit.provisioner.announce(listed, {"MASTER_ADDR": listed[0].address})
     assert kit.cloud.faults.count("ModifyInstanceMetadataOptions") == 2
     assert kit.cloud.host.tags[listed[0].id] == {}
-    assert kit.cloud.faults.count("ModifyInstanceAutoReleaseTime") == 2
 
 
 def test_announcing_to_machines_that_are_not_visible_yet_is_tried_again(kit):
@@ -641,32 +644,24 @@ def test_announcing_to_machines_that_are_not_visible_yet_is_tried_again(kit):
         kit.provisioner.announce(made, {"MASTER_ADDR": "10.77.0.11"})
 
 
-def test_a_machine_is_released_by_ecs_when_its_time_is_up(kit):
+def test_a_machine_is_released_by_ecs_when_its_time_is_up_though_nobody_asks_for_it(kit):
     (one,) = kit.launch()
-    kit.provisioner.announce(list(kit.listed().values()), {"NUM_NODES": "1"})
-    (asked,) = kit.cloud.calls("ModifyInstanceAutoReleaseTime")
-    # An hour and ten minutes after the minute in which it was created.
+    # An hour and a half after the minute in which it was decided on.
     assert f"{datetime.fromtimestamp(kit.cloud.now, timezone.utc):%H:%M:%S}" == "14:13:20"
-    assert asked["AutoReleaseTime"] == "2026-09-21T15:23:00Z"
-    kit.provisioner.announce(list(kit.listed().values()), {"NUM_NODES": "1"})
-    other = kit.cloud.provider(instance_types=(TYPE,)).provisioner()
-    other.announce(other.instances(job_id="digits-1"), {"NUM_NODES": "1"})
-    assert kit.cloud.faults.count("ModifyInstanceAutoReleaseTime") == 1
-    kit.cloud.now += 3600.0 + 600.0 - 21.0
+    assert kit.cloud.describe(one.id)[one.id]["AutoReleaseTime"] == "2026-09-21T15:44Z"
+    kit.cloud.now += 5400.0 + 39.0
     assert one.id in kit.listed()
     kit.cloud.now += 1.0
     assert kit.listed() == {}
     assert kit.cloud.alive == []
 
 
-@pytest.mark.parametrize("late", [0.0, 86400.0])
-def test_a_limit_that_is_near_or_over_is_set_as_near_as_ecs_allows(kit, late):
-    kit.launch(max_seconds=60.0)
-    kit.cloud.now += late
-    kit.provisioner.announce(list(kit.listed().values()), {"NUM_NODES": "1"})
-    (asked,) = kit.cloud.calls("ModifyInstanceAutoReleaseTime")
-    at = datetime.fromisoformat(asked["AutoReleaseTime"].replace("Z", "+00:00"))
-    assert 31 * 60 <= at.timestamp() - kit.cloud.now < 32 * 60
+@pytest.mark.parametrize("late", [0.0, 599.0])
+def test_a_short_life_ends_no_earlier_than_ecs_allows_by_a_clock_that_is_slow(kit, late):
+    request = kit.request(max_seconds=60.0)
+    kit.cloud.now += late + 15 * 60.0
+    (one,) = kit.provisioner.create(request, token="t")
+    assert kit.cloud.alive == [one.id]
 
 
 def test_terminating_is_safe_to_repeat_and_passes_over_unknown_ids(kit):
