@@ -1,10 +1,13 @@
 """Machines of another store's job of the same id are told from ours by what they carry."""
 
+from datetime import timedelta
+
 import pytest
 
 from cloudspot.controller.ownership import MAX_LABEL, is_ours, store_label
 from cloudspot.jobstore.patience import patient
 from cloudspot.local.filestore import FileStore
+from cloudspot.model import InstanceState
 from cloudspot.testing.memorystore import InMemoryStore
 
 
@@ -32,3 +35,18 @@ def test_a_machine_is_ours_unless_it_carries_another_stores_label(records, url, 
 def test_a_machine_that_has_claimed_a_rank_here_is_ours_whatever_it_carries(records):
     machine = records.change(records.instance("i-1-0"), store_url="memory://alias")
     assert is_ours(machine, "memory://a", records.history(records.launch()))
+
+
+def test_a_machine_that_had_ended_when_the_job_was_submitted_is_one_of_an_earlier_job_of_its_id(records):
+    history = records.history(records.launch())
+    ended = {
+        after: records.change(
+            records.instance("i-old"),
+            state=InstanceState.ENDED,
+            ended_at=history.submission.at + timedelta(seconds=after),
+        )
+        for after in (-1, 1)
+    }
+    assert [is_ours(one, "memory://a", history) for one in ended.values()] == [False, True]
+    assert is_ours(ended[-1], "memory://a", None)
+    assert is_ours(records.change(ended[-1], state=InstanceState.RUNNING), "memory://a", history)
