@@ -9,40 +9,46 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from google.api_core import exceptions as api
+from google.protobuf.json_format import ParseError
 
-from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.errors import CloudspotError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Offer, Resources
 from cloudspot_gcp import attributes, placement
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients
-from cloudspot_gcp.errors import SDK_ERRORS, translated, translation
+from cloudspot_gcp.errors import SDK_ERRORS, one_line, translated, translation
 from cloudspot_gcp.listing import (
     END_OPERATIONS,
     Ending,
+    Place,
     endings,
     is_done,
     last_part,
-    machine_id,
-    split_id,
+    place_of,
+    place_of_id,
     target_of,
     to_instance,
     to_vanished_instance,
 )
-from cloudspot_gcp.lookups import ask
+from cloudspot_gcp.lookups import ask, wanted_regions
 from cloudspot_gcp.offers import OfferFinder
 from cloudspot_gcp.operations import wait_for_region
-from cloudspot_gcp.options import GcpOptions
+from cloudspot_gcp.options import GcpOptions, region_of
 from cloudspot_gcp.refusals import MIN_COUNT, causes_of, failure, launching, refusal, unless_throttled
 from cloudspot_gcp.request import ComputeRequest, decode_request, render_request, request_id
 
 _log = logging.getLogger("cloudspot.gcp.compute")
 
+UNREACHABLE: Final = "UNREACHABLE"
+"""The warning in place of what a zone would have listed, in an answer that is none the less a good one."""
 PAGE: Final = 500
 """The most that a page of a listing has."""
 _ENDS: Final = " OR ".join(f'(operationType = "{kind}")' for kind in END_OPERATIONS)
 """Whose targets' names are compared here: the API's own filter finds nothing by a part of a URL."""
 
-_LATER: Final = {"notFound": TransientError, "conditionNotMet": TransientError}
+_BUSY: Final = {"resourceNotReady": TransientError, "resourceInUseByAnotherResource": TransientError}
+"""Another operation is at it: one that makes it, or that ends it ("Troubleshooting VM creation")."""
+_LATER: Final = {**_BUSY, "notFound": TransientError, "conditionNotMet": TransientError}
 """A machine that does not show yet, and one whose attributes somebody else has just changed."""
 
 
@@ -96,20 +102,12 @@ class ComputeProvisioner(Provisioner):
         operation = self._bulk_insert(body, token)
         operation = wait_for_region(self._clients, body.region, operation, launching(body))
         causes = causes_of(operation)
-        group = self._operations(f'operationGroupId = "{operation.operation_group_id}"', launching(body))
-        made = [
-            target
-            for one in group
-            if one.operation_type == "insert"
-            and not causes_of(one)
-            and (target := target_of(one)) is not None
-        ]
+        group = self._group(operation, body)
+        made = [place for one in group if not causes_of(one) and (place := target_of(one)) is not None]
         if causes:
             self._remove(made, launching(body))
             if any(cause.code == MIN_COUNT for cause in causes):
-                causes += [
-                    cause for one in group for cause in causes_of(one) if one.operation_type == "insert"
-                ]
+                causes += [cause for one in group for cause in causes_of(one)]
             raise failure(causes, body)
         return self._made(body, made)
 
@@ -121,11 +119,12 @@ class ComputeProvisioner(Provisioner):
         Raises:
             TransientError: not all machines have the facts; call again.
         """
-        ids = {one.id for one in instances}
+        places = {one.id: place_of_id(one.id) for one in instances}
+        names = {(place.zone, place.name) for place in places.values() if place is not None}
         for one in instances:
-            where = split_id(one.id)
-            if where is not None and one.state is not InstanceState.ENDED:
-                self._tell(where, ids, facts)
+            place = places[one.id]
+            if place is not None and one.state is not InstanceState.ENDED:
+                self._tell(place, names, facts)
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
         """Return the machines with cloudspot's labels, and those that are gone, for two weeks.
@@ -140,7 +139,7 @@ class ComputeProvisioner(Provisioner):
         ended = endings(self._operations(_ENDS, "listing what became of the machines"))
         found: dict[str, Instance] = {}
         for one in described:
-            instance = to_instance(one, ended.get(machine_id(last_part(one.zone), one.name)))
+            instance = to_instance(one, ended.get(place_of(one).id))
             if instance is not None:
                 self._learn_store(instance.store_url)
                 found[instance.id] = instance
@@ -153,7 +152,7 @@ class ComputeProvisioner(Provisioner):
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
         """Delete the machines and return without waiting; those that are gone are left out."""
-        targets = [where for one in dict.fromkeys(instance_ids) if (where := split_id(one)) is not None]
+        targets = [place for one in dict.fromkeys(instance_ids) if (place := place_of_id(one)) is not None]
         self._delete(targets, "deleting machines")
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
@@ -167,7 +166,7 @@ class ComputeProvisioner(Provisioner):
         wanted = f'labels.{attributes.JOB} = "{job_id}"'
         digest = attributes.store_digest(store_url) if store_url else None
         stopped = [
-            (last_part(one.zone), one.name)
+            place_of(one)
             for one in self._described(wanted, "listing the job's machines")
             if one.status == "TERMINATED"
             and attributes.launch_and_rank(one.name) is not None
@@ -182,8 +181,14 @@ class ComputeProvisioner(Provisioner):
     def _bulk_insert(self, body: ComputeRequest, token: str) -> Any:
         from google.cloud.compute_v1 import BulkInsertInstanceResource
 
-        # With the very fields of the stored request: one that the SDK does not know is an error.
-        resource = BulkInsertInstanceResource.from_json(json.dumps(body.bulk_insert))
+        try:
+            # With the very fields of the stored request: one that the SDK does not know is an error.
+            resource = BulkInsertInstanceResource.from_json(json.dumps(body.bulk_insert))
+        except ParseError as error:
+            raise ProvisionError(
+                f"{launching(body)}: the SDK of this machine does not know the stored request: "
+                f"{one_line(str(error))}; install the google-cloud-compute of the submitter"
+            ) from error
         client = self._clients.compute("RegionInstancesClient")
         asked = {
             "project": body.project,
@@ -198,7 +203,23 @@ class ComputeProvisioner(Provisioner):
         except SDK_ERRORS as error:
             raise refusal(error, body) from error
 
-    def _remove(self, made: Sequence[tuple[str, str]], what: str) -> None:
+    def _group(self, operation: Any, body: ComputeRequest) -> list[Any]:
+        """Return the operations that insert the launch's machines, one each.
+
+        One that failed before there was any machine may name no group: nothing is asked for then, since all
+        that other jobs' machines were inserted by names none either.
+        """
+        if not operation.operation_group_id:
+            return []
+        wanted = f'operationGroupId = "{operation.operation_group_id}"'
+        names = body.bulk_insert["perInstanceProperties"]
+        return [
+            one
+            for one in self._operations(wanted, launching(body))
+            if one.operation_type == "insert" and one.target_link.rpartition("/")[2] in names
+        ]
+
+    def _remove(self, made: Sequence[Place], what: str) -> None:
         """Delete what a launch that failed has made all the same, as its operations tell."""
         if not made:
             return
@@ -209,22 +230,22 @@ class ComputeProvisioner(Provisioner):
         except CloudspotError as error:
             raise TransientError(f"{error}; machines may be left") from error
 
-    def _made(self, body: ComputeRequest, made: Sequence[tuple[str, str]]) -> tuple[Instance, ...]:
+    def _made(self, body: ComputeRequest, made: Sequence[Place]) -> tuple[Instance, ...]:
         """Return the machines of a launch that went well, the youngest of which no listing may have yet."""
         job_id = body.labels[attributes.JOB]
         if not made:
             raise TransientError(f"{launching(body)}: no machine shows yet; asking again")
         listed = {one.id: one for one in self.instances(job_id=job_id)}
         found = []
-        for zone, name in made:
-            launch, rank = attributes.launch_and_rank(name) or (0, None)
+        for place in made:
+            launch, rank = attributes.launch_and_rank(place.name) or (0, None)
             young = Instance(
-                id=machine_id(zone, name),
+                id=place.id,
                 state=InstanceState.PENDING,
                 job_id=job_id,
                 launch=launch,
                 rank=rank,
-                zone=zone,
+                zone=place.zone,
                 instance_type=body.machine_type,
                 market=body.market,
                 store_url=body.store_url,
@@ -235,29 +256,47 @@ class ComputeProvisioner(Provisioner):
     # --- listings ---------------------------------------------------------------------------------
 
     def _described(self, expression: str, what: str) -> list[Any]:
-        client = self._clients.compute("InstancesClient")
-        request = {"project": self._clients.project, "filter": expression, "max_results": PAGE}
-        pages = ask(
-            what, lambda: list(client.aggregated_list(request=request, retry=None, timeout=READ_SECONDS))
-        )
-        return [one for _, scope in pages for one in scope.instances]
+        return [one for scope in self._scopes("InstancesClient", expression, what) for one in scope.instances]
 
     def _operations(self, expression: str, what: str) -> list[Any]:
-        client = self._clients.compute("GlobalOperationsClient")
+        scopes = self._scopes("GlobalOperationsClient", expression, what)
+        return [one for scope in scopes for one in scope.operations]
+
+    def _scopes(self, kind: str, expression: str, what: str) -> list[Any]:
+        """Return what each zone and region has.
+
+        Raises:
+            TransientError: one of the job's own does not answer: what is there is in no listing, and runs on.
+        """
+        client = self._clients.compute(kind)
         request = {"project": self._clients.project, "filter": expression, "max_results": PAGE}
-        pages = ask(
-            what, lambda: list(client.aggregated_list(request=request, retry=None, timeout=READ_SECONDS))
-        )
-        return [one for _, scope in pages for one in scope.operations]
+
+        def call() -> list[Any]:
+            answer = client.aggregated_list(request=request, retry=None, timeout=READ_SECONDS)
+            return list(answer.pages)
+
+        pages = ask(what, call)
+        silent = {last_part(one) for page in pages for one in page.unreachables}
+        silent |= {
+            last_part(name)
+            for page in pages
+            for name, scope in page.items.items()
+            if scope.warning.code == UNREACHABLE
+        }
+        regions = wanted_regions(self._options)  # Stored with the job: it has no machines elsewhere.
+        ours = sorted(one for one in silent if {one, region_of(one)} & {"global", *regions})
+        if ours:
+            raise TransientError(f"{what}: {', '.join(ours)} cannot be reached: not all are known")
+        return [scope for page in pages for scope in page.items.values()]
 
     def _vanished(self, ending: Ending, job_id: str | None) -> Instance | None:
         if job_id is not None:
-            job = job_id if attributes.is_of_job(ending.name, job_id) else None
+            job = job_id if attributes.is_of_job(ending.place.name, job_id) else None
         else:
-            job = attributes.job_of(ending.name)
+            job = attributes.job_of(ending.place.name)
         if job is None:
             return None
-        store_url = self._stores.get(attributes.digest_in(ending.name), "")
+        store_url = self._stores.get(attributes.digest_in(ending.place.name), "")
         return to_vanished_instance(ending, job_id=job, store_url=store_url)
 
     def _learn_store(self, store_url: str) -> None:
@@ -266,10 +305,9 @@ class ComputeProvisioner(Provisioner):
 
     # --- single machines --------------------------------------------------------------------------
 
-    def _tell(self, where: tuple[str, str], ids: set[str], facts: Mapping[str, str]) -> None:
-        zone, name = where
+    def _tell(self, place: Place, names: set[tuple[str, str]], facts: Mapping[str, str]) -> None:
         client = self._clients.compute("InstancesClient")
-        request = {"project": self._clients.project, "zone": zone, "instance": name}
+        request = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
         what = "announcing to the machines"
         with translated(what, _LATER):
             metadata = unless_throttled(
@@ -280,7 +318,7 @@ class ComputeProvisioner(Provisioner):
             if attributes.NUM_NODES in facts:
                 mended[attributes.NUM_NODES] = facts[attributes.NUM_NODES]
             first = told.get(attributes.MASTER_ADDR, "")
-            if attributes.MASTER_ADDR in facts and machine_id(zone, first) not in ids:
+            if attributes.MASTER_ADDR in facts and (place.zone, first) not in names:
                 mended[attributes.MASTER_ADDR] = facts[attributes.MASTER_ADDR]
             if mended == told:
                 return
@@ -296,22 +334,22 @@ class ComputeProvisioner(Provisioner):
         if causes:
             raise TransientError(f"{what}: {causes[0].message} ({causes[0].code})")
 
-    def _delete(self, targets: Sequence[tuple[str, str]], what: str) -> None:
+    def _delete(self, targets: Sequence[Place], what: str) -> None:
         """Ask for the end of each, also where that of another cannot be asked for; the first error counts."""
         first: CloudspotError | None = None
-        for zone, name in targets:
+        for place in targets:
             try:
-                self._delete_one(zone, name)
+                self._delete_one(place)
             except api.NotFound:
                 continue
             except SDK_ERRORS as error:
-                first = first or translation(error, what)
+                first = first or translation(error, what, _BUSY)
         if first is not None:
             raise first
 
-    def _delete_one(self, zone: str, name: str) -> None:
+    def _delete_one(self, place: Place) -> None:
         client = self._clients.compute("InstancesClient")
-        request = {"project": self._clients.project, "zone": zone, "instance": name}
+        request = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
         unless_throttled(
             lambda: client.delete_unary(request=request, retry=None, timeout=READ_SECONDS),
         )

@@ -13,7 +13,7 @@ from google.api_core import exceptions as api
 from cloudspot.errors import CloudspotError
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients
 from cloudspot_gcp.errors import translated
-from cloudspot_gcp.listing import is_done, split_id
+from cloudspot_gcp.listing import is_done, place_of_id
 from cloudspot_gcp.refusals import causes_of
 
 SHUTDOWN_SECONDS: Final = 30.0
@@ -28,11 +28,11 @@ def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | No
         AuthError: a right is missing.
         TransientError: Google did not answer.
     """
-    where = split_id(instance_id)
-    if where is None:
-        raise CloudspotError(f"{instance_id} is no machine of cloudspot's: expected ZONE/NAME")
+    place = place_of_id(instance_id)
+    if place is None:
+        raise CloudspotError(f"{instance_id} is no machine of cloudspot's: expected ZONE/NAME/NUMBER")
     client = clients.compute("InstancesClient")
-    request = {"project": clients.project, "zone": where[0], "instance": where[1]}
+    request = {"project": clients.project, "zone": place.zone, "instance": place.instance}
     with translated(f"looking for {instance_id}"):
         try:
             machine = client.get(request=request, retry=None, timeout=READ_SECONDS)
@@ -42,7 +42,7 @@ def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | No
     if scheduling.provisioning_model != "SPOT" or machine.status != "RUNNING":
         raise CloudspotError(
             f"{instance_id} is no spot machine that runs, and nothing else is ever reclaimed; end it with: "
-            f"gcloud compute instances delete {where[1]} --zone {where[0]}"
+            f"gcloud compute instances delete {place.name} --zone {place.zone}"
         )
     own = float(scheduling.preemption_notice_duration.seconds)
     if notice_seconds not in {None, own, own or SHUTDOWN_SECONDS}:

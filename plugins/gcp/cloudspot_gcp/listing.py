@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -38,26 +38,47 @@ as well (Compute Engine documentation, "View preempted VMs", "Troubleshooting VM
 github.com/GoogleCloudPlatform/gcpdiag; checked 2026-11)."""
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operations say of a machine's end."""
+class Place(NamedTuple):
+    """Which machine it is, and where."""
 
     zone: str
     name: str
+    number: str
+    """Compute Engine's own id. A name may be used again: by a launch that is sent so late that nobody
+    remembers it, or by a later job of the same id. Two such machines must not be one to us."""
+
+    @property
+    def id(self) -> str:
+        """Return ``ZONE/NAME/NUMBER``."""
+        return "/".join(self)
+
+    @property
+    def instance(self) -> str:
+        """Return what the API finds it by: its number, else its name; some operations tell no number."""
+        return self.name if self.number == "0" else self.number
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operations say of a machine's end."""
+
+    place: Place
     reason: EndReason
     at: datetime | None
     is_over: bool
     """An operation that ends it is done. Until then it may still run something."""
 
 
-def machine_id(zone: str, name: str) -> str:
-    """Return a machine's id: ``ZONE/NAME``. Compute Engine finds it by that, and so do people."""
-    return f"{zone}/{name}"
+def place_of_id(instance_id: str) -> Place | None:
+    """Return what an id of ours says; None: it is none."""
+    parts = instance_id.split("/")
+    if len(parts) != len(Place._fields) or not parts[0] or not parts[2].isdigit():
+        return None
+    return None if attributes.launch_and_rank(parts[1]) is None else Place(*parts)
 
 
-def split_id(instance_id: str) -> tuple[str, str] | None:
-    """Return the zone and the name that an id says; None: it is none of ours."""
-    zone, _, name = instance_id.partition("/")
-    return None if not zone or attributes.launch_and_rank(name) is None else (zone, name)
+def place_of(described: Any) -> Place:
+    """Return which machine Compute Engine describes."""
+    return Place(last_part(described.zone), described.name, str(described.id))
 
 
 def last_part(url: str) -> str:
@@ -77,10 +98,10 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
     launch = labels.get(attributes.LAUNCH, "")
     named = attributes.launch_and_rank(described.name)
-    zone = last_part(described.zone)
+    place = place_of(described)
     stores = [one.value for one in described.metadata.items if one.key == attributes.STORE]
     return Instance(
-        id=machine_id(zone, described.name),
+        id=place.id,
         state=state,
         job_id=labels[attributes.JOB],
         # Launch 0 is in nobody's journal: a machine whose label was tampered with is ended.
@@ -88,7 +109,7 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
         rank=None if named is None else named[1],
         end_reason=(EndReason.UNKNOWN if ending is None else ending.reason) if is_ending else None,
         address=next((one.network_i_p or None for one in described.network_interfaces), None),
-        zone=zone,
+        zone=place.zone,
         instance_type=last_part(described.machine_type),
         market=Market.SPOT if described.scheduling.provisioning_model == "SPOT" else Market.ON_DEMAND,
         store_url=stores[0] if stores else "",
@@ -99,15 +120,15 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
 
 def to_vanished_instance(ending: Ending, *, job_id: str, store_url: str) -> Instance:
     """Return a machine that is not listed any more, from the operations alone."""
-    launch, rank = attributes.launch_and_rank(ending.name) or (0, None)
+    launch, rank = attributes.launch_and_rank(ending.place.name) or (0, None)
     return Instance(
-        id=machine_id(ending.zone, ending.name),
+        id=ending.place.id,
         state=InstanceState.ENDED if ending.is_over else InstanceState.SHUTTING_DOWN,
         job_id=job_id,
         launch=launch,
         rank=rank,
         end_reason=ending.reason,
-        zone=ending.zone,
+        zone=ending.place.zone,
         store_url=store_url,
         ended_at=ending.at if ending.is_over else None,
     )
@@ -121,14 +142,13 @@ def endings(operations: Iterable[Any]) -> dict[str, Ending]:
     order = list(END_OPERATIONS)
     found: dict[str, tuple[int, Ending]] = {}
     for operation in operations:
-        target = target_of(operation)
-        if target is None or operation.operation_type not in END_OPERATIONS or operation.error.errors:
+        place = target_of(operation)
+        if place is None or operation.operation_type not in END_OPERATIONS or has_failed(operation):
             continue
         is_over, rank = is_done(operation), order.index(operation.operation_type)
-        before = found.get(machine_id(*target))
+        before = found.get(place.id)
         ending = Ending(
-            zone=target[0],
-            name=target[1],
+            place=place,
             reason=END_OPERATIONS[operation.operation_type],
             at=to_time(operation.end_time or operation.insert_time),
             is_over=is_over,
@@ -137,21 +157,26 @@ def endings(operations: Iterable[Any]) -> dict[str, Ending]:
             is_over = is_over or before[1].is_over
             rank, ending = min((before, (rank, ending)), key=lambda one: one[0])
             ending = msgspec.structs.replace(ending, is_over=is_over)
-        found[machine_id(*target)] = (rank, ending)
+        found[place.id] = (rank, ending)
     return {key: ending for key, (_, ending) in found.items()}
 
 
-def target_of(operation: Any) -> tuple[str, str] | None:
-    """Return the zone and the name of the machine that an operation is about; None: none of ours."""
+def target_of(operation: Any) -> Place | None:
+    """Return the machine that an operation is about; None: none of ours."""
     where = operation.target_link.partition("/zones/")[2].split("/")
     if len(where) != 3 or where[1] != "instances" or attributes.launch_and_rank(where[2]) is None:
         return None
-    return where[0], where[2]
+    return Place(where[0], where[2], str(operation.target_id))
 
 
 def is_done(operation: Any) -> bool:
     """Say whether an operation is over, well or not."""
     return getattr(operation.status, "name", "") == "DONE"
+
+
+def has_failed(operation: Any) -> bool:
+    """Say whether an operation says that it went wrong; it may be done all the same."""
+    return bool(operation.error.errors or operation.http_error_status_code)
 
 
 def to_time(text: str) -> datetime | None:

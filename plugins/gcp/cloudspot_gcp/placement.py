@@ -14,7 +14,7 @@ from google.api_core import exceptions as api
 from cloudspot.errors import CloudspotError, ProvisionError, QuotaError, TransientError
 from cloudspot_gcp import attributes
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients
-from cloudspot_gcp.errors import one_line, translated
+from cloudspot_gcp.errors import translated
 from cloudspot_gcp.lookups import list_all, wanted_regions
 from cloudspot_gcp.operations import wait_for_region
 from cloudspot_gcp.options import GcpOptions
@@ -83,4 +83,4 @@ def _check(operation: Any, what: str, *, kind: type[CloudspotError] = ProvisionE
         if cause.code in {"RESOURCE_NOT_FOUND", "RESOURCE_ALREADY_EXISTS"}:
             continue
         found = QuotaError if LAUNCH_CODES.get(cause.code) is QuotaError else kind
-        raise found(f"{what}: {one_line(cause.message)} ({cause.code})")
+        raise found(f"{what}: {cause.message} ({cause.code})")

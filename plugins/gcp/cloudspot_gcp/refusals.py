@@ -83,9 +83,10 @@ class Cause(NamedTuple):
 
 def causes_of(operation: Any) -> list[Cause]:
     """Return what went wrong in an operation. Only this tells: an operation that failed is DONE as well."""
-    found = [Cause(str(one.code), str(one.message)) for one in operation.error.errors]
+    found = [Cause(str(one.code), one_line(str(one.message))) for one in operation.error.errors]
     if not found and operation.http_error_status_code:
-        found = [Cause(str(operation.http_error_status_code), str(operation.http_error_message))]
+        said = one_line(str(operation.http_error_message))
+        found = [Cause(str(operation.http_error_status_code), said)]
     return found
 
 
@@ -110,7 +111,7 @@ def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
         by_kind.setdefault(LAUNCH_CODES.get(cause.code, ProvisionError), cause)
     kind = next(kind for kind in kinds if kind in by_kind)
     cause = by_kind[kind]
-    error = kind(f"{launching(body)}: {one_line(cause.message)} ({cause.code})")
+    error = kind(f"{launching(body)}: {cause.message} ({cause.code})")
     if kind is AuthError:
         return AuthError(f"{error}{_POLICY_ADVICE}")
     return _with_advice(error, cause.message)

@@ -16,6 +16,7 @@ from cloudspot.model import Market, NodeIdentity, PreemptionNotice
 from cloudspot.testing.emulation import Answer, MachineView, Request, StandingNotice
 from cloudspot_gcp.attributes import NOTICE_SECONDS
 from cloudspot_gcp.metadata import HOST, GcePreemptionSource, Metadata, announced, node_identity
+from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp.sandbox.metadata_server import GceMetadata
 
 NAME = "cs-digits-0a1b2c3d-4-1"
@@ -99,6 +100,11 @@ def test_a_node_knows_itself_from_its_metadata(service):
     )
     service.view.facts["scheduling"] = {"provisioningModel": "STANDARD"}
     assert node_identity().market is Market.ON_DEMAND
+
+
+def test_the_provider_tells_a_machine_from_another_of_its_name(service):
+    number = service.view.facts["id"]
+    assert GcpProvider().node_identity().instance_id == f"us-central1-a/{NAME}/{number}"
 
 
 def test_a_machine_that_is_none_of_cloudspots_has_no_rank(service):

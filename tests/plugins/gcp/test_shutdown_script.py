@@ -85,7 +85,9 @@ def test_a_machine_whose_agent_is_dead_writes_the_exit_record_by_its_shutdown_sc
         )
         (shown,) = it.instances()
         store = open_store(STORE)
-        identity = NodeIdentity(instance_id=f"{shown['zone'].rpartition('/')[2]}/{name}", rank=0, address="")
+        identity = NodeIdentity(
+            instance_id=f"{shown['zone'].rpartition('/')[2]}/{name}/{shown['id']}", rank=0, address=""
+        )
         launches.claim_slot(store, "digits", 1, 0, identity)
         it.wait_for_console(name, "starting it again in 4 s")
         it.host.reclaim(name, notice_seconds=30.0)

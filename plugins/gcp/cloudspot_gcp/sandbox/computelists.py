@@ -27,6 +27,8 @@ class Lists:
         self._machines = machines
         self._operations = operations
         self._faults = faults
+        self.unreachable: set[str] = set()
+        """Zones that answer no listing."""
 
     def handlers(self) -> dict[str, Handler]:
         """Return what answers to each method."""
@@ -98,17 +100,23 @@ class Lists:
 
         def answer(_: Mapping[str, str], query: Mapping[str, Any], *__: Any) -> Mapping[str, Any]:
             scopes = by_scope()
+            silent = {scope for scope in scopes if scope.removeprefix("zones/") in self.unreachable}
             pairs = [
                 (scope, item)
                 for scope, items in scopes.items()
                 for item in matching(items, query.get("filter"))
+                if scope not in silent
             ]
             shown, token = page(pairs, query)
             items: dict[str, Any] = {}
             for scope in scopes:
                 own = [item for at, item in shown if at == scope]
                 items[scope] = {field: own} if own else {"warning": _nothing(scope)}
+            for scope in silent:
+                items[scope] = {"warning": _unreachable(scope)}
             found: dict[str, Any] = {"kind": f"compute#{_singular(field)}AggregatedList", "items": items}
+            if silent:
+                found["unreachables"] = sorted(silent)
             return found | ({"nextPageToken": token} if token else {})
 
         return answer
@@ -230,6 +238,14 @@ def _nothing(scope: str) -> Mapping[str, Any]:
     return {
         "code": "NO_RESULTS_ON_PAGE",
         "message": f"There are no results for scope '{scope}' on this page.",
+        "data": [{"key": "scope", "value": scope}],
+    }
+
+
+def _unreachable(scope: str) -> Mapping[str, Any]:
+    return {
+        "code": "UNREACHABLE",
+        "message": f"The scope '{scope}' is unreachable.",
         "data": [{"key": "scope", "value": scope}],
     }
 

@@ -76,9 +76,14 @@ class StrictCompute:
         )
         self._identities = identities
         self._inner = inner
-        lists = Lists(self.site, self.machines, self.operations, self.faults)
+        self._lists = lists = Lists(self.site, self.machines, self.operations, self.faults)
         self._writes = Writes(self.site, self.machines, self.operations, self.faults, clock)
         self._handlers = {**lists.handlers(), **self._writes.handlers()}
+
+    @property
+    def unreachable(self) -> set[str]:
+        """Return the zones that answer no listing, to add to; none at first."""
+        return self._lists.unreachable
 
     @property
     def operation_seconds(self) -> float:

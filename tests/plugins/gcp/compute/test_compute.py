@@ -17,6 +17,7 @@ STORE = "gs://bucket/prefix"
 NAMES = [f"cs-digits-1-60e73611-1-{rank}" for rank in range(3)]
 BULK_INSERT = "compute.regionInstances.bulkInsert"
 IN_A = "us-central1-a"
+FIRST_NUMBER = 7_000_000_000_000_000_001
 
 
 class Kit:
@@ -212,8 +213,8 @@ def test_a_job_of_the_longest_id_has_machines_with_names_that_say_their_rank(kit
     job_id = "d" + 61 * "i" + "g"
     made = kit.launch(num_nodes=2, job_id=job_id, launch=9999)
     assert [(one.job_id, one.launch, one.rank) for one in made] == [(job_id, 9999, 0), (job_id, 9999, 1)]
-    assert all(len(one.id.partition("/")[2]) <= 63 for one in made)
-    kit.cloud.host.end(made[0].id.partition("/")[2], EndReason.RECLAIMED)
+    assert all(len(one.id.split("/")[1]) <= 63 for one in made)
+    kit.cloud.host.end(made[0].id.split("/")[1], EndReason.RECLAIMED)
     assert kit.listed(job_id)[made[0].id].end_reason is EndReason.RECLAIMED
 
 
@@ -224,7 +225,7 @@ def test_one_call_makes_all_machines_of_a_launch(kit):
     made = kit.launch(num_nodes=3)
     assert kit.cloud.faults.count(BULK_INSERT) == 1
     assert [(one.id, one.rank, one.launch, one.job_id) for one in made] == [
-        (f"{IN_A}/{NAMES[rank]}", rank, 1, "digits-1") for rank in range(3)
+        (f"{IN_A}/{NAMES[rank]}/{FIRST_NUMBER + rank}", rank, 1, "digits-1") for rank in range(3)
     ]
     assert {(one.market, one.zone, one.store_url) for one in made} == {(Market.SPOT, IN_A, STORE)}
     assert len({one.address for one in made}) == 3
@@ -268,7 +269,7 @@ def test_an_operation_that_takes_long_leaves_the_outcome_open_and_is_found_again
         kit.launch()
     kit.cloud.now += 60.0
     (instance,) = kit.launch()
-    assert kit.cloud.alive == [instance.id.partition("/")[2]]
+    assert kit.cloud.alive == [instance.id.split("/")[1]]
 
 
 def test_a_token_whose_machines_are_gone_makes_no_others_and_tells_why(kit):
@@ -277,6 +278,60 @@ def test_a_token_whose_machines_are_gone_makes_no_others_and_tells_why(kit):
     (instance,) = kit.launch()
     assert (instance.state, instance.end_reason) == (InstanceState.ENDED, EndReason.RECLAIMED)
     assert kit.cloud.alive == []
+
+
+def test_a_machine_of_a_name_that_was_used_before_is_another_machine(kit):
+    """As when a controller sleeps between its intent and the request until nobody remembers the request."""
+    (first,) = kit.launch()
+    kit.provisioner.terminate([first.id])
+    kit.cloud.now += 3600
+    kit.cloud.faults.describe_lag_seconds = 10.0
+    (second,) = kit.launch()
+    assert kit.cloud.alive == [str(FIRST_NUMBER + 1)]
+    assert second.id.rpartition("/")[0] == first.id.rpartition("/")[0]
+    assert (second.id != first.id, second.state) == (True, InstanceState.PENDING)
+    assert [one.id for one in kit.listed().values()] == [first.id]
+    kit.cloud.now += 10
+    states = {one.id: one.state for one in kit.listed().values()}
+    assert states == {first.id: InstanceState.ENDED, second.id: InstanceState.RUNNING}
+    kit.provisioner.terminate([first.id])
+    assert kit.cloud.alive == [str(FIRST_NUMBER + 1)]
+
+
+def test_a_failed_launch_that_tells_no_group_touches_no_other_jobs_machines(kit, monkeypatch):
+    kit.launch(job_id="another", token="t-2")
+    request = kit.request()
+    add = kit.cloud.compute.operations.add
+
+    def add_without_group(*args, operationGroupId=None, **fields):  # noqa: N803 - the API's word
+        return add(*args, **fields)
+
+    monkeypatch.setattr(kit.cloud.compute.operations, "add", add_without_group)
+    kit.cloud.client("InstancesClient").insert_unary(
+        project="my-project-123", zone=IN_A, instance_resource=as_instance(request, "cs-other-60e73611-1-0")
+    )
+    kit.cloud.faults.inject(f"operation {BULK_INSERT}", "PERMISSIONS_ERROR", message="no")
+    with pytest.raises(AuthError, match=r"no \(PERMISSIONS_ERROR\)"):
+        kit.provisioner.create(request, token="t")
+    assert kit.cloud.host.terminated == []
+    assert len(kit.cloud.alive) == 2
+
+
+def as_instance(request, name):
+    """Return the machine of a request as one that is inserted alone."""
+    properties = json.loads(json.dumps(request.body["bulk_insert"]["instanceProperties"]))
+    properties["machineType"] = f"zones/{IN_A}/machineTypes/{properties['machineType']}"
+    return compute_v1.Instance.from_json(json.dumps({**properties, "name": name}))
+
+
+def test_a_stored_request_that_this_sdk_does_not_know_is_told_in_a_line(kit):
+    request = kit.request()
+    request.body["bulk_insert"]["sinceNextYear"] = True
+    with pytest.raises(
+        ProvisionError, match=r"does not know the stored request: .*sinceNextYear.*; install"
+    ) as error:
+        kit.provisioner.create(request, token="t")
+    assert "\n" not in str(error.value)
 
 
 def test_machines_that_were_preempted_while_they_were_created_are_told_as_such(kit):
@@ -422,7 +477,7 @@ def test_a_lost_answer_leaves_the_outcome_open_and_the_replay_finds_the_machine(
     kit.cloud.now += 1
     kit.cloud.faults._injected.clear()
     (instance,) = kit.provisioner.create(request, token="t")
-    assert kit.cloud.alive == [instance.id.partition("/")[2]]
+    assert kit.cloud.alive == [instance.id.split("/")[1]]
 
 
 def test_an_api_that_is_not_there_leaves_the_outcome_open(cloud, monkeypatch):
@@ -649,6 +704,27 @@ def test_a_listing_without_the_memory_of_what_ended_tells_nothing_either(kit):
         kit.listed()
 
 
+@pytest.mark.parametrize("zone", [IN_A, "us-central1-f"])
+def test_a_listing_that_lacks_one_of_the_jobs_zones_tells_nothing(kit, zone):
+    """It is a good answer, with a warning in place of the zone: the machines in it seem to be gone."""
+    kit.launch()
+    kit.cloud.compute.unreachable.add(zone)
+    with pytest.raises(
+        TransientError, match=f"listing the machines: {zone} cannot be reached: not all are known"
+    ):
+        kit.listed()
+    with pytest.raises(TransientError, match="cannot be reached"):
+        kit.provisioner.release("digits-1", store_url=STORE)
+    kit.cloud.compute.unreachable.clear()
+    assert len(kit.listed()) == 1
+
+
+def test_a_zone_in_which_the_job_can_have_no_machine_keeps_nobody_from_listing(kit):
+    (instance,) = kit.launch()
+    kit.cloud.compute.unreachable.add("us-east1-b")
+    assert list(kit.listed()) == [instance.id]
+
+
 def test_the_machines_end_after_their_time_without_anybodys_doing(kit):
     (instance,) = kit.launch()
     kit.cloud.now += 3600 + 599
@@ -703,11 +779,18 @@ def test_attributes_that_somebody_else_has_just_changed_are_not_overwritten(kit)
 
 def test_terminating_is_safe_to_repeat_and_passes_over_unknown_ids(kit):
     made = kit.launch(num_nodes=2)
-    strangers = ["us-central1-b/cs-digits-1-60e73611-1-0", "machine-1", "us-central1-a/web-1"]
+    strangers = ["us-central1-b/cs-digits-1-60e73611-1-0/71", "machine-1", "us-central1-a/web-1/72"]
     for _ in range(2):
         kit.provisioner.terminate([strangers[0], made[0].id, *strangers[1:], made[1].id])
     assert kit.cloud.alive == []
     assert sorted(kit.cloud.host.terminated) == NAMES[:2]
+
+
+def test_a_machine_that_something_else_is_done_to_is_terminated_later(kit):
+    (instance,) = kit.launch()
+    kit.cloud.faults.inject("compute.instances.delete", "resourceNotReady", status=400)
+    with pytest.raises(TransientError, match="deleting machines: injected"):
+        kit.provisioner.terminate([instance.id])
 
 
 def test_one_machine_that_cannot_be_terminated_does_not_keep_the_others(kit):
@@ -732,8 +815,8 @@ def test_stopped_machines_go_with_the_job_and_those_of_another_store_stay(kit):
     assert len(kit.cloud.listed()) == 2
     for _ in range(2):
         kit.provisioner.release("digits-1", store_url=STORE)
-    assert list(kit.cloud.listed()) == [other.id.partition("/")[2]]
-    found = kit.listed()[f"{IN_A}/{NAMES[0]}"]
+    assert list(kit.cloud.listed()) == [other.id.split("/")[1]]
+    found = kit.listed()[f"{IN_A}/{NAMES[0]}/{FIRST_NUMBER}"]
     assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason.SELF)
 
 

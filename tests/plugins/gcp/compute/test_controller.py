@@ -94,7 +94,7 @@ class GcpTown(Town):
         return emulated.metadata["zone"]
 
     def instance_id_of(self, emulated):
-        return f"{emulated.metadata['zone']}/{emulated.metadata['name']}"
+        return "/".join(str(emulated.metadata[part]) for part in ("zone", "name", "id"))
 
     def check_leftovers(self):
         self.compute.machines.refresh()

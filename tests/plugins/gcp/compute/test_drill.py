@@ -46,7 +46,7 @@ def test_a_spot_machine_is_taken_with_the_notice_that_it_was_launched_with(
 ):
     provider, machine = drill("spot", **options)
     provider.preempt(machine, notice_seconds=notice_seconds)
-    assert cloud.host.reclaimed == [(machine.partition("/")[2], total)]
+    assert cloud.host.reclaimed == [(machine.split("/")[1], total)]
     assert cloud.faults.actions() == [
         "compute.instances.get",
         "compute.instances.simulateMaintenanceEvent",
@@ -83,7 +83,7 @@ def test_a_machine_that_is_gone_is_not_there(cloud, drill):
 
 def test_what_is_no_machine_of_ours_is_not_touched(cloud, drill):
     provider, _ = drill("spot")
-    with pytest.raises(CloudspotError, match="web-1 is no machine of cloudspot's: expected ZONE/NAME"):
+    with pytest.raises(CloudspotError, match="web-1 is no machine of cloudspot's: expected ZONE/NAME/NUMBER"):
         provider.preempt("web-1")
     assert cloud.faults.calls == []
 

@@ -11,18 +11,20 @@ from cloudspot.model import EndReason, InstanceState
 from cloudspot_gcp.listing import endings, to_vanished_instance
 
 NAME = "cs-digits-1-60e73611-2-1"
-ID = f"us-central1-a/{NAME}"
+ID = f"us-central1-a/{NAME}/7000000000000000001"
 BASE = "https://www.googleapis.com/compute/v1/projects/p"
 
 
-def operation(kind, *, status="DONE", target=f"zones/us-central1-a/instances/{NAME}", error=None):
+def operation(kind, *, status="DONE", target=f"zones/us-central1-a/instances/{NAME}", error=None, **fields):
     return Operation(
         operation_type=kind,
         status=status,
         target_link=f"{BASE}/{target}",
+        target_id=7000000000000000001,
         insert_time="2026-11-20T00:22:00.000-08:00",
         end_time="2026-11-20T00:22:30.500-08:00" if status == "DONE" else "",
         error={"errors": [{"code": error}]} if error else None,
+        **fields,
     )
 
 
@@ -70,6 +72,7 @@ def test_each_kind_of_operation_is_a_reason(kind, reason):
     "other",
     [
         operation("delete", error="RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"),
+        operation("delete", http_error_status_code=503, http_error_message="SERVICE UNAVAILABLE"),
         operation("insert"),
         operation("delete", target="zones/us-central1-a/instances/web-1"),
         operation("delete", target=f"zones/us-central1-a/disks/{NAME}"),
