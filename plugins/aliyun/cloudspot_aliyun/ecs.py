@@ -141,7 +141,7 @@ class EcsProvisioner(Provisioner):
                 "ResourceId": [one.id for one in alive[start : start + MAX_IDS]],
                 "Tag": tags.to_list(facts),
             }
-            read(self._clients, "tagging the machines", "TagResources", wanted, codes=_NOT_YET)
+            self._tell("tagging the machines", "TagResources", wanted)
         for one in alive:
             if one.id not in self._shows_tags and len(instances) > 1:
                 self._show_tags(one.id)
@@ -216,9 +216,12 @@ class EcsProvisioner(Provisioner):
         }
         if self._options.metadata_hops > 1:
             wanted["HttpPutResponseHopLimit"] = self._options.metadata_hops
-        what = "letting the machines read their tags"
+        self._tell("letting the machines read their tags", "ModifyInstanceMetadataOptions", wanted)
+
+    def _tell(self, what: str, action: str, wanted: Mapping[str, Any]) -> None:
+        """Make a call that only tells the machines something; a job does not end for its refusal."""
         try:
-            read(self._clients, what, "ModifyInstanceMetadataOptions", wanted, codes=_NOT_YET)
+            read(self._clients, what, action, wanted, codes=_NOT_YET)
         except TransientError:
             raise
         except CloudspotError as error:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Final, TypeVar
 
+from cloudspot.errors import SpecError
 from cloudspot.keeping import Keeper
 from cloudspot.model import Market, Offer, Resources
 from cloudspot_aliyun.clients import AliyunClients
@@ -87,7 +88,12 @@ class OfferFinder:
                     has_some = in_stock[market].get((one.name, zone))
                     if has_some is None or (market is Market.SPOT and spot is None):
                         continue
-                    on_demand, currency = self._on_demand(one.name, spot)
+                    try:
+                        on_demand, currency = self._on_demand(one.name, spot)
+                    except SpecError:
+                        if options.instance_types:
+                            raise
+                        continue  # Nobody has asked for this type: one of which ECS tells no price is none.
                     rate = rates.get((one.name, zone), "") if market is Market.SPOT else ""
                     offer = Offer(
                         instance_type=one.name,
@@ -154,7 +160,9 @@ class OfferFinder:
         hours = self._spot_hours
         return self._keep(
             ("asked", name, zone),
-            lambda: asked_spot_price(self._clients, name, zone, spot_hours=hours),
+            lambda: asked_spot_price(
+                self._clients, name, zone, spot_hours=hours, disk_type=self._options.disk_type
+            ),
             seconds=STOCK_SECONDS,
         )
 
@@ -166,7 +174,8 @@ class OfferFinder:
             return given, chosen or (spot.currency if spot else "CNY")
         if spot is not None:
             return spot.on_demand, chosen or spot.currency
-        asked = self._keep(("price", name), lambda: on_demand_price(self._clients, name))
+        disk_type = self._options.disk_type
+        asked = self._keep(("price", name), lambda: on_demand_price(self._clients, name, disk_type=disk_type))
         return asked.price, chosen or asked.currency
 
     @property

@@ -71,18 +71,22 @@ def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) 
     return {zone: found for zone, (_, found) in newest.items()}
 
 
-def on_demand_price(clients: AliyunClients, instance_type: str) -> Price:
+def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: str) -> Price:
     """Return what the type costs an hour by pay-as-you-go, without its disk.
 
     Raises:
-        SpecError: ECS has no price; the option to name one is named.
+        SpecError: ECS has no price, or tells none; the option to name one is named.
         AuthError: the right ``ecs:DescribePrice`` is missing.
         TransientError: Alibaba Cloud did not answer.
     """
     try:
-        found, currency = _asked_price(clients, instance_type, {})
+        found, currency = _asked_price(clients, instance_type, disk_type, {})
     except AuthError as error:
         raise AuthError(f"{error}; or give the price in providers.aliyun.on_demand_prices") from error
+    except TransientError:
+        raise
+    except CloudspotError as error:
+        raise field_error("on_demand_prices", f"{error}; give it here") from error
     price = float(found.get("TradePrice") or 0.0)
     if price <= 0:
         raise field_error(
@@ -92,12 +96,12 @@ def on_demand_price(clients: AliyunClients, instance_type: str) -> Price:
 
 
 def asked_spot_price(
-    clients: AliyunClients, instance_type: str, zone: str, *, spot_hours: int
+    clients: AliyunClients, instance_type: str, zone: str, *, spot_hours: int, disk_type: str
 ) -> SpotPrice | None:
     """Return the spot price in a zone of which the history is silent; None: nobody can tell."""
     wanted = {"ZoneId": zone, "SpotStrategy": "SpotAsPriceGo", "SpotDuration": spot_hours}
     try:
-        found, currency = _asked_price(clients, instance_type, wanted)
+        found, currency = _asked_price(clients, instance_type, disk_type, wanted)
     except TransientError:
         raise
     except CloudspotError:
@@ -108,10 +112,17 @@ def asked_spot_price(
 
 
 def _asked_price(
-    clients: AliyunClients, instance_type: str, more: Mapping[str, Any]
+    clients: AliyunClients, instance_type: str, disk_type: str, more: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], str]:
     """Return DescribePrice's answer on the instance itself, and the currency."""
-    wanted = {"ResourceType": "instance", "InstanceType": instance_type, "PriceUnit": "Hour", **more}
+    wanted = {
+        "ResourceType": "instance",
+        "InstanceType": instance_type,
+        "PriceUnit": "Hour",
+        # Left out it is cloud_efficiency, which the newest types do not take (from memory of the docs).
+        "SystemDisk": {"Category": disk_type},
+        **more,
+    }
     answer = read(clients, f"asking what {instance_type} costs", "DescribePrice", wanted)
     found = (answer.get("PriceInfo") or {}).get("Price") or {}
     parts = {str(one.get("Resource")): one for one in items(found, "DetailInfos", "DetailInfo")}

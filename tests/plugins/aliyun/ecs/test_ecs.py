@@ -637,6 +637,14 @@ def test_an_account_whose_metadata_cannot_show_tags_goes_without(kit, code, stat
     assert kit.cloud.host.tags[listed[0].id] == {}
 
 
+def test_machines_that_may_not_be_tagged_find_each_other_by_their_records(kit):
+    kit.launch(num_nodes=2)
+    listed = list(kit.listed().values())
+    kit.cloud.faults.inject("TagResources", "InvalidTag.Mismatch", status=400)
+    kit.provisioner.announce(listed, {"MASTER_ADDR": listed[0].address})
+    assert kit.cloud.faults.count("ModifyInstanceMetadataOptions") == 2
+
+
 def test_announcing_to_machines_that_are_not_visible_yet_is_tried_again(kit):
     kit.cloud.faults.describe_lag_seconds = 10.0
     made = kit.launch()

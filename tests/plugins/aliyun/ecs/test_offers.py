@@ -114,6 +114,27 @@ def test_a_given_price_is_asked_nobody(cloud):
         offers(cloud, **given)
 
 
+def test_a_type_that_has_no_price_is_named_where_it_was_asked_for_and_left_out_where_not(cloud):
+    cloud.faults.inject("DescribePrice", "PriceNotFound", status=403, times=1)
+    with pytest.raises(
+        SpecError, match=r"^providers\.aliyun\.on_demand_prices: .*PriceNotFound.*give it here$"
+    ):
+        offers(cloud, instance_types=("ecs.t6-c1m4.large",))
+    unpriced = offers(cloud, resources=Resources(cpus=2))[0].instance_type
+    for zone in ("cn-hangzhou-h", "cn-hangzhou-i", "cn-hangzhou-j"):
+        cloud.ecs.catalogue.silent.add((unpriced, zone))
+    cloud.faults.inject("DescribePrice", "PriceNotFound", status=403, times=9)
+    found = offers(cloud, resources=Resources(cpus=2))
+    assert found
+    assert unpriced not in {one.instance_type for one in found}
+
+
+def test_a_price_is_asked_for_with_the_disk_that_the_machines_have(cloud):
+    offers(cloud, instance_types=("ecs.t6-c1m4.large",), disk_type="cloud_auto")
+    (asked,) = cloud.calls("DescribePrice")
+    assert asked["SystemDisk.Category"] == "cloud_auto"
+
+
 def test_spot_advice_that_may_not_be_read_is_done_without(cloud):
     cloud.faults.denied = {"ecs:DescribeSpotAdvice"}
     assert {"release_rate" in one.details for one in offers(cloud, instance_types=(A10,))} == {False}

@@ -90,7 +90,7 @@ def test_the_comparison_can_fail(cloud):
 
 
 def test_a_session_without_one_of_the_rights_is_refused(cloud):
-    for right in ("ecs:RunInstances", "ram:PassRole", "ecs:TagResources"):
+    for right in ("ecs:RunInstances", "ram:PassRole", "ecs:DeleteInstances"):
         cloud.faults.denied = {right}
         with pytest.raises(Exception, match=r"denied|lack|Forbidden"):
             session(cloud)
