@@ -8,12 +8,15 @@ import hashlib
 import hmac
 import json
 import os
+import random
 import time
 import uuid
 from urllib.parse import quote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
 METADATA = os.environ.get("CLOUDSPOT_ALIYUN_METADATA", "http://100.100.100.200").rstrip("/")
+
+TRIES = 3  # of each address
 
 
 def release() -> None:
@@ -29,15 +32,19 @@ def release() -> None:
         chosen = f"https://{chosen}"
     # The first is reached without a way out of the VPC.
     hosts = [chosen] if chosen else [f"https://ecs{kind}.{region}.aliyuncs.com" for kind in ("-vpc", "")]
-    for host in hosts:
+    for num_left in reversed(range(TRIES * len(hosts))):
+        host = hosts[-1 - num_left % len(hosts)]
         try:
             body = urlencode(sign(machine, region, key)).encode()
             ask(host + "/", {"x-acs-action": "DeleteInstance"}, "POST", body)
             return
         except OSError as error:
-            if host == hosts[-1]:
-                said = error.read()[:300] if hasattr(error, "read") else b""
-                raise OSError(f"{error} {said.decode('utf-8', 'replace')}") from None
+            said = error.read()[:300].decode("utf-8", "replace") if hasattr(error, "read") else ""
+            if not num_left:
+                raise OSError(f"{error} {said}") from None
+            if "Throttling" in said or getattr(error, "code", 0) >= 500:
+                # Such as when all nodes of a job end at once. Once it has shut down, nobody asks again.
+                time.sleep(random.uniform(1.0, 8.0))
 
 
 def sign(machine: str, region: str, key: dict[str, str]) -> dict[str, str]:

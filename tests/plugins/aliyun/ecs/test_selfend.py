@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from cloudspot.model import InstanceGroup, Resources
+from cloudspot_aliyun import selfend
 
 TYPE = "ecs.g7.large"
 
@@ -56,6 +57,19 @@ def test_a_machine_that_may_not_release_itself_says_why_and_goes_down(cloud, mac
     assert ended.stdout == "shutdown -h now\n"
     assert "Forbidden.RAM" in ended.stderr.splitlines()[-1]
     assert cloud.host.terminated == []
+
+
+def test_a_machine_that_is_throttled_asks_again_to_be_released(cloud, machine, monkeypatch):
+    instance_id, url = machine
+    monkeypatch.setattr(selfend, "METADATA", url)
+    cloud.faults.inject("DeleteInstance", "Throttling.User", status=400)
+    cloud.faults.inject("DeleteInstance", "ServiceUnavailable", status=503)
+    selfend.release()
+    assert cloud.host.terminated == [instance_id]
+    cloud.faults.inject("DeleteInstance", "Throttling.User", status=400, times=3)
+    with pytest.raises(OSError, match=r"Throttling\.User"):
+        selfend.release()
+    assert cloud.faults.count("DeleteInstance") == 6
 
 
 def test_a_machine_without_a_metadata_service_goes_down(cloud):
