@@ -226,6 +226,24 @@ def test_a_reclaimed_machine_is_followed_by_another(found):
     town.check_end()
 
 
+def test_a_living_machine_that_ecs_does_not_show_for_a_while_is_not_replaced(found):
+    town = found()
+
+    def hide():
+        yield 25.0
+        (machine,) = town.ecs.machines.by_id.values()
+        # Neither a listing nor its own id finds it.
+        machine.visible_at = town.unix_time() + EcsProvisioner.absence_proves_after_seconds - 60.0
+
+    town.world.start(hide())
+    assert town.run().finished.outcome == "succeeded"
+    assert town.outcomes() == [("spot", CHEAP, "succeeded")]
+    assert len(town.host.made) == 1
+    town.world.run(until=town.world.time + EcsProvisioner.absence_proves_after_seconds)
+    town.settle()
+    town.check_end()
+
+
 def test_the_intents_bytes_are_what_ecs_gets(found):
     town = found()
     town.run()
