@@ -16,7 +16,7 @@ MAX_MEGABYTES = 200
 
 # The small one is longer than the bound: a stream that is kept anywhere breaks it.
 @pytest.mark.parametrize("gib", [0.5, pytest.param(5, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("scheme", ["s3", "gs", "oss"])
 def test_a_stream_takes_the_memory_of_a_few_parts_however_long_it_is(scheme, gib):
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), scheme, "--stream-gib", str(gib)], capture_output=True, text=True
