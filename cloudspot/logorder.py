@@ -73,6 +73,11 @@ class Order:
                 return
             yield from self._pop()
 
+    @property
+    def waiting(self) -> Iterator[Arrival]:
+        """Yield, in no order, what has not been passed on."""
+        yield from (arrival for _, _, arrival in self._waiting)
+
     def _pop(self) -> Iterator[Arrival]:
         seq, _, arrival = heapq.heappop(self._waiting)
         if seq >= self._next:

@@ -59,6 +59,9 @@ class LogSinkTests:
             assert _seqs(reader.read("1-0", after=9)) == []
             assert _seqs(reader.read("1-0", after=99)) == []
             assert _seqs(reader.read("1-0")) == list(range(10))
+        reader = make_sink()
+        assert _seqs(reader.read("1-0", after=99)) == []
+        assert _seqs(reader.read("1-0")) == list(range(10))
 
     def test_one_who_follows_sees_each_line_once(self, make_sink: MakeSink) -> None:
         writer, reader = make_sink(), make_sink()

@@ -91,10 +91,6 @@ class GcpClients:
         """Return the ``google.cloud.storage.Client``."""
         return self._once("storage", self._make_storage)
 
-    def logging(self) -> Any:
-        """Return the ``google.cloud.logging.Client``, over HTTP."""
-        return self._once("logging", self._make_logging)
-
     def compute(self, kind: str) -> Any:
         """Return a client of ``google.cloud.compute_v1``, such as ``InstancesClient``, over HTTP."""
         return self._once(f"compute.{kind}", lambda: self._make_compute(kind))
@@ -140,18 +136,6 @@ class GcpClients:
         # traces; a node has no right to them.
         client._bucket_metadata_cache = None  # noqa: SLF001 - its switch is a variable of the environment
         return client
-
-    def _make_logging(self) -> Any:
-        import google.cloud.logging
-
-        return google.cloud.logging.Client(
-            project=self.project,
-            credentials=self.credentials(),
-            _http=self.session(),
-            _use_grpc=False,
-            client_info=ClientInfo(user_agent=USER_AGENT),
-            client_options={"api_endpoint": endpoint("logging")},
-        )
 
     def _make_compute(self, kind: str) -> Any:
         from google.cloud import compute_v1

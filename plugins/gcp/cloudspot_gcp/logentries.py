@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 from cloudspot.logorder import Arrival, Joiner
 from cloudspot.model import LogRecord
+
+MAX_AGE = timedelta(hours=12)
+"""Of an entry's own time: Logging drops what is older than its bucket's retention, 30 days as a rule."""
+MARK = "day"
+"""The label ``mark`` of a stream's first line of each day: by it streams and their days are found."""
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 
@@ -67,3 +72,8 @@ def milliseconds(text: str) -> int:
 def iso(moment: datetime) -> str:
     """Return a time as Logging takes it."""
     return f"{moment.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+
+def day_of(moment: datetime) -> date:
+    """Return the day of a moment, as UTC has it."""
+    return moment.astimezone(timezone.utc).date()

@@ -46,7 +46,6 @@ def test_construction_asks_nothing_and_each_client_is_made_once(gcp):
     clients = GcpClients()
     assert gcp.faults.calls == []
     assert clients.storage() is clients.storage()
-    assert clients.logging() is clients.logging()
     assert clients.compute("InstancesClient") is clients.compute("InstancesClient")
     assert clients.compute("InstancesClient") is not clients.compute("ZonesClient")
     assert clients.session() is clients.session()

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta, timezone
 import google.cloud.logging
 import pytest
 
-from cloudspot.errors import AuthError, SpecError, TransientError
+from cloudspot.cli.logtail import LogTail
+from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.model import LogRecord
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot_gcp.clients import GcpClients
@@ -188,6 +189,166 @@ def test_only_the_pages_that_are_needed_are_read_from_behind(gcp, make_sink, mon
     back = make_sink().read_back("1-0")
     assert [next(back).seq for _ in range(15)] == list(range(99, 84, -1))
     assert lists(gcp) - before == 2
+
+
+def test_one_who_follows_stays_within_half_of_the_quota_also_where_new_nodes_come(gcp, make_sink):
+    clock = [0.0]
+    writer, tail = make_sink(), LogTail(make_sink(share_seconds=2.0, clock=lambda: clock[0]))
+    found = []
+    for second in range(80):
+        for rank in range(second // 20 + 1):
+            writer.write([line(second - rank * 20, stream=f"1-{rank}")])
+        if second == 20:
+            before = lists(gcp)
+        found += [(record.stream, record.seq) for record in tail.new_records()]
+        clock[0] += 1.0
+    assert lists(gcp) - before <= 60 / 2 + 60 / 30 + 2 * 3  # Three nodes have come.
+    clock[0] += 60.0
+    found += [(record.stream, record.seq) for record in tail.new_records()]
+    assert sorted(found) == sorted((f"1-{rank}", seq) for rank in range(4) for seq in range(80 - rank * 20))
+
+
+def test_one_who_follows_a_busy_job_asks_less_often(gcp, make_sink, monkeypatch):
+    monkeypatch.setattr(gcp.logging, "page_entries", 10)
+    clock = [0.0]
+    writer, reader = make_sink(), make_sink(share_seconds=2.0, clock=lambda: clock[0])
+    writer.write([line(0)])
+    assert seqs(reader.read("1-0")) == [0]
+    writer.write([line(seq) for seq in range(1, 100)])
+    assert seqs(reader.read("1-0", after=0)) == list(range(1, 100))
+    before = lists(gcp)
+    for _ in range(18):
+        clock[0] += 1.0
+        assert seqs(reader.read("1-0", after=99)) == []
+    assert lists(gcp) == before
+    clock[0] += 2.0
+    assert seqs(reader.read("1-0", after=99)) == []
+    assert lists(gcp) - before == 10
+
+
+def test_to_follow_behind_the_last_lines_reads_nothing_before_them(gcp, make_sink, monkeypatch):
+    monkeypatch.setattr(gcp.logging, "page_entries", 10)
+    writer = make_sink()
+    old, now = datetime.now(timezone.utc) - timedelta(hours=2), datetime.now(timezone.utc)
+    monkeypatch.setattr(gcp.logging, "_now", lambda: old)
+    writer.write([line(seq, at=old) for seq in range(500)])
+    monkeypatch.setattr(gcp.logging, "_now", lambda: now)
+    writer.write([line(seq) for seq in range(500, 505)])
+    reader = make_sink()
+    back = reader.read_back("1-0")
+    assert [next(back).seq for _ in range(3)] == [504, 503, 502]
+    before = lists(gcp)
+    assert seqs(reader.read("1-0", after=504)) == []
+    assert seqs(reader.read("1-0", after=502)) == [503, 504]
+    assert lists(gcp) - before <= 4
+    assert seqs(reader.read("1-0")) == list(range(505))
+
+
+def test_a_node_that_was_quiet_for_hours_costs_one_who_follows_nothing(gcp, make_sink, monkeypatch):
+    monkeypatch.setattr(gcp.logging, "page_entries", 10)
+    writer, reader = make_sink(), make_sink()
+    old, now = datetime.now(timezone.utc) - timedelta(hours=2), datetime.now(timezone.utc)
+    monkeypatch.setattr(gcp.logging, "_now", lambda: old)
+    writer.write([line(0, at=old)])
+    monkeypatch.setattr(gcp.logging, "_now", lambda: old + timedelta(minutes=1))
+    writer.write([line(seq, stream="2-0", at=old) for seq in range(500)])
+    monkeypatch.setattr(gcp.logging, "_now", lambda: now)
+    for stream, count in (("1-0", 1), ("2-0", 500), ("3-0", 0)):
+        assert len(seqs(reader.read(stream))) == count
+    before = lists(gcp)
+    assert seqs(reader.read("2-0", after=499)) == []
+    assert lists(gcp) - before == 1
+    writer.write([line(0, stream="3-0")])
+    writer.write([line(1), line(2)])
+    assert seqs(reader.read("3-0")) == [0]
+    assert seqs(reader.read("1-0", after=0)) == [1, 2]
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_readers_clock_that_is_wrong_loses_no_line(make_sink, hours):
+    writer = make_sink()
+    reader = make_sink(now=lambda: datetime.now(timezone.utc) + timedelta(hours=hours))
+    assert seqs(reader.read("1-0")) == []
+    for first in range(0, 30, 3):
+        writer.write([line(seq) for seq in range(first, first + 3)])
+        assert seqs(reader.read("1-0", after=first - 1)) == [first, first + 1, first + 2]
+
+
+def test_a_line_that_the_shared_lists_have_passed_by_is_looked_for(gcp, make_sink):
+    now = [datetime.now(timezone.utc)]
+    writer, reader = make_sink(), make_sink(now=lambda: now[0])
+    writer.write([line(0)])
+    assert seqs(reader.read("1-0")) == [0]
+    writer.write([line(1)])
+    gcp.logging._entries[-1].parsed["receiveTimestamp"] -= timedelta(minutes=30)
+    writer.write([line(2)])
+    assert seqs(reader.read("1-0", after=0)) == []  # What is before it may still come.
+    now[0] += timedelta(seconds=61)
+    assert seqs(reader.read("1-0", after=0)) == [1, 2]
+
+
+def test_what_is_read_behind_the_end_hides_nothing_before_it(make_sink):
+    sink = make_sink()
+    sink.write([line(0), line(1)])
+    assert seqs(sink.read("1-0", after=7)) == []
+    assert seqs(sink.read("1-0")) == [0, 1]
+
+
+# --- streams and days ------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_known_also_when_its_first_days_have_ended(gcp, make_sink):
+    day = timedelta(days=1)
+    for number in range(4):
+        make_sink().write([line(2 * number, at=NOW - (3 - number) * day), line(2 * number + 1, at=NOW)])
+    gcp.logging._entries = [one for one in gcp.logging._entries if int(one.entry["labels"]["seq"]) > 3]
+    assert tuple(make_sink().streams()) == ("1-0",)
+    (piece,) = make_sink().pieces()
+    assert (piece.first_day, piece.last_day) == ((NOW - day).date(), NOW.date())
+
+
+def test_a_stream_whose_first_lines_were_refused_is_known(gcp, make_sink, monkeypatch):
+    sink = make_sink()
+    gcp.faults.inject("logging.entries.write", "badRequest", status=400)
+    sink.write([line(0)])
+    sink.write([line(1)])
+    assert tuple(make_sink().streams()) == ("1-0",)
+
+
+def test_few_entries_are_marked(gcp, make_sink):
+    sink = make_sink()
+    for first in range(0, 100, 10):
+        sink.write([line(seq, at=NOW + timedelta(microseconds=seq)) for seq in range(first, first + 10)])
+    marked = [one.entry["labels"]["seq"] for one in gcp.logging._entries if "mark" in one.entry["labels"]]
+    assert marked == ["0"]
+
+
+def test_the_days_of_all_nodes_are_one_list(gcp, job, make_sink):
+    sink = make_sink()
+    for rank in range(64):
+        sink.write([line(0, stream=f"1-{rank}"), line(1, stream=f"1-{rank}")])
+    CloudLoggingSink(job.upper(), store_url=STORE).write([line(0, stream="9-9")])
+    before = lists(gcp)
+    found = make_sink().pieces()
+    assert lists(gcp) - before == 1
+    assert sorted(piece.stream for piece in found) == sorted(f"1-{rank}" for rank in range(64))
+    assert {(piece.first_day, piece.last_day, piece.num_bytes) for piece in found} == {
+        (NOW.date(), NOW.date(), None)
+    }
+    assert found[0].name == f"projects/{gcp.account.project}/logs/cloudspot 1-0"
+    assert tuple(make_sink().streams()) == tuple(piece.stream for piece in found)
+
+
+def test_entries_cannot_be_removed_and_the_line_says_what_can(make_sink):
+    sink = make_sink(log_name="train")
+    sink.write([line(0)])
+    sink.remove([])
+    with pytest.raises(CloudspotError) as caught:
+        sink.remove(sink.pieces())
+    assert str(caught.value) == (
+        "lines of one job cannot be deleted from Cloud Logging: they end by the retention of the log's bucket; to "
+        "delete 'train' with the lines of all its jobs, run: gcloud logging logs delete train"
+    )
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------

@@ -1,0 +1,130 @@
+"""The requests to Cloud Logging that a job's log is made of: entries written, and listed by queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Any
+
+from google.api_core.exceptions import from_http_response
+
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.persistence import persist
+from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
+from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, error_code, status_of, translation
+
+PAGE_ENTRIES = 1000
+NUM_THROTTLED_TRIES = 10
+"""Of a list: 51 s in all, since the quota is by the minute."""
+
+
+class EntryRefused(CloudspotError):
+    """An entry is not to Logging's liking."""
+
+
+class _Throttled(TransientError):
+    """Nothing was done, since there were too many requests."""
+
+
+class _Unwell(TransientError):
+    """The service failed, or did not answer."""
+
+
+class LogRequests:
+    """Asks about the entries of one log that carry some labels. Thread-safe; construction does no I/O."""
+
+    def __init__(
+        self,
+        clients: GcpClients,
+        *,
+        log_name: str,
+        labels: Mapping[str, str],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._clients = clients
+        self._log_name = log_name
+        self._labels = labels
+        self._sleep = sleep
+        self.answered_ms = 0
+        """When Logging gave the last answer, by its own clock; 0: nobody knows."""
+
+    @property
+    def log(self) -> str:
+        """Return the log as Logging calls it: ``projects/PROJECT/logs/NAME``."""
+        return f"projects/{self._clients.project}/logs/{self._log_name}"
+
+    def write(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Write entries with the labels, beside their own.
+
+        Raises:
+            EntryRefused: Logging will never take some of them; it has taken the others.
+            TransientError: some may not be written; they may be written again.
+        """
+        body = {
+            "logName": self.log,
+            "resource": {"type": "global", "labels": {"project_id": self._clients.project}},
+            "labels": self._labels,
+            "entries": entries,
+            "partialSuccess": True,
+        }
+        self._ask("write", body)
+
+    def pages(
+        self, about: str, *, order: str = "timestamp asc", size: int = PAGE_ENTRIES
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yield the entries that have the labels and that the query is about, page by page; at least one."""
+        parts = [f'logName="{self.log}"']
+        parts += [f'labels.{name}="{value}"' for name, value in self._labels.items()]
+        body = {
+            "resourceNames": [f"projects/{self._clients.project}"],
+            "filter": " AND ".join([*parts, about]),
+            "orderBy": order,
+            "pageSize": size,
+        }
+        while True:
+            answer = self._ask("list", body, num_tries=NUM_THROTTLED_TRIES)
+            yield answer.get("entries", [])
+            token = answer.get("nextPageToken")
+            if not token:
+                return
+            body["pageToken"] = token
+
+    def _ask(self, method: str, body: Mapping[str, Any], *, num_tries: int = 5) -> Any:
+        """Make a request, again where it failed in passing: each of ours may be repeated."""
+
+        def call() -> Any:
+            try:
+                return self._send(method, body)
+            except SDK_ERRORS as error:
+                found = translation(error, f"log {self._log_name} of project {self._clients.project}")
+                status = status_of(error)
+                if status == HTTPStatus.BAD_REQUEST and method == "write":
+                    raise EntryRefused(str(found)) from error
+                if status == HTTPStatus.TOO_MANY_REQUESTS or error_code(error) in THROTTLED:
+                    raise _Throttled(str(found)) from error
+                if isinstance(found, TransientError):
+                    raise _Unwell(str(found)) from error
+                raise found from error
+
+        def patient() -> Any:
+            return persist(call, sleep=self._sleep, kind=_Unwell)
+
+        return persist(patient, sleep=self._sleep, kind=_Throttled, num_tries=num_tries)
+
+    def _send(self, method: str, body: Mapping[str, Any]) -> Any:
+        answer = self._clients.session().post(
+            f"{endpoint('logging')}/v2/entries:{method}", json=body, timeout=TIMEOUT, allow_redirects=False
+        )
+        if answer.status_code != HTTPStatus.OK:
+            raise from_http_response(answer)
+        self.answered_ms = _milliseconds(answer.headers.get("Date", ""))
+        return answer.json()
+
+
+def _milliseconds(date: str) -> int:
+    """Return the time of a header, in milliseconds since 1970; 0 where there is none."""
+    try:
+        return int(parsedate_to_datetime(date).timestamp() * 1000)
+    except ValueError:
+        return 0
