@@ -10,6 +10,9 @@ from cloudspot.model import CheckResult
 from cloudspot_gcp.clients import TIMEOUT
 from cloudspot_gcp.gcsbucket import Bucket
 
+_NONCURRENT = frozenset({"daysSinceNoncurrentTime", "noncurrentTimeBefore", "numNewerVersions"})
+"""Conditions that hold for old versions alone."""
+
 
 def check_settings(bucket: Bucket) -> Sequence[CheckResult]:
     """Return what is to be said of a bucket that can be reached."""
@@ -36,6 +39,8 @@ def check_settings(bucket: Bucket) -> Sequence[CheckResult]:
         CheckResult(name="bucket versioning", ok=True, detail=_versioning(handle)),
         CheckResult(name="bucket soft delete", ok=True, detail=_soft_delete(handle)),
         _check_retention(handle),
+        _check_lifecycle(handle, bucket.prefix),
+        CheckResult(name="bucket storage class", ok=True, detail=_storage_class(handle)),
     )
 
 
@@ -57,6 +62,30 @@ def _soft_delete(handle: Any) -> str:
         f"on: what cloudspot deletes or replaces is billed for {seconds / 86400:g} more days; turn it off "
         f"(gcloud storage buckets update gs://{handle.name} --clear-soft-delete)"
     )
+
+
+def _storage_class(handle: Any) -> str:
+    name = str(handle.storage_class or "STANDARD")
+    if name == "STANDARD":
+        return name
+    return f"{name}: what cloudspot soon deletes is billed for its minimum of days; STANDARD has none"
+
+
+def _check_lifecycle(handle: Any, prefix: str) -> CheckResult:
+    """Look for a rule that deletes objects which are neither replaced nor deleted, below the prefix."""
+    for rule in handle.lifecycle_rules:
+        condition = rule.get("condition", {})
+        starts = condition.get("matchesPrefix", [""])
+        is_here = any(start.startswith(prefix) or prefix.startswith(start) for start in starts)
+        is_of_old_versions = condition.get("isLive") is False or not _NONCURRENT.isdisjoint(condition)
+        if rule.get("action", {}).get("type") == "Delete" and is_here and not is_of_old_versions:
+            return CheckResult(
+                name="bucket lifecycle",
+                ok=False,
+                detail="a rule deletes objects below the store's prefix, needed checkpoints too",
+                remedy="leave the prefix out of the rule, or use another bucket",
+            )
+    return CheckResult(name="bucket lifecycle", ok=True, detail="no rule deletes live objects")
 
 
 def _check_retention(handle: Any) -> CheckResult:

@@ -617,6 +617,8 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(gcp, bucket):
         ("bucket versioning", True),
         ("bucket soft delete", True),
         ("bucket retention", True),
+        ("bucket lifecycle", True),
+        ("bucket storage class", True),
     ]
     assert found["bucket"].detail == f"gs://{bucket}, in US"
     assert found["bucket versioning"].detail == "off"
@@ -639,6 +641,25 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(gcp, bucket):
     ]
     missing = GcsStore("gs://nobodys-bucket").check()
     assert [(one.name, one.ok) for one in missing] == [("bucket", False)]
+
+
+@pytest.mark.parametrize(
+    ("condition", "ok"),
+    [
+        ({"age": 30}, False),
+        ({"age": 30, "matchesPrefix": ["some/"]}, False),
+        ({"age": 30, "matchesPrefix": ["some/prefix/jobs/"]}, False),
+        ({"age": 30, "matchesPrefix": ["other/"]}, True),
+        ({"age": 30, "isLive": False}, True),
+        ({"numNewerVersions": 1}, True),
+    ],
+)
+def test_check_refuses_a_rule_that_would_delete_checkpoints(gcp, bucket, store, condition, ok):
+    rule = {"action": {"type": "Delete"}, "condition": condition}
+    gcp.storage.buckets.change(bucket, {"lifecycle": {"rule": [rule]}, "storageClass": "NEARLINE"})
+    found = {one.name: one for one in store.check()}
+    assert found["bucket lifecycle"].ok is ok
+    assert found["bucket storage class"].detail.startswith("NEARLINE: what cloudspot soon deletes is billed")
 
 
 def test_a_checksum_library_without_its_compiled_part_is_told_of(monkeypatch, caplog):
