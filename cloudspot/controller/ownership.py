@@ -8,8 +8,8 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.history import History
 from cloudspot.model import Instance, InstanceState
 
-MAX_LABEL = 200
-"""Characters; what every cloud takes as a tag's value, with room to spare."""
+MAX_LABEL = 128
+"""Characters. Clouds take at least so many as a tag's value; one that takes fewer keeps it elsewhere."""
 
 
 def store_label(store: ObjectStore) -> str:

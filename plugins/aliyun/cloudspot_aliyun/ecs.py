@@ -337,5 +337,5 @@ def _promised(instance_id: str, body: EcsRequest, *, is_alone: bool) -> Instance
         zone=parameters["ZoneId"],
         instance_type=parameters["InstanceType"],
         market=market_of(parameters),
-        store_url=tags.store_of(found),
+        store_url=found.get(tags.STORE, ""),
     )

@@ -51,7 +51,7 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
         zone=described.get("ZoneId"),
         instance_type=described.get("InstanceType"),
         market=market_of(described),
-        store_url=tags.store_of(found),
+        store_url=found.get(tags.STORE, ""),
         launched_at=parse_time(described.get("CreationTime")),
     )
 

@@ -201,6 +201,7 @@ def _tags(options: AliyunOptions, group: InstanceGroup) -> dict[str, str]:
         tags.NUM_NODES: str(group.num_nodes),
         tags.MAX_SECONDS: f"{group.max_seconds:.0f}",
         tags.MASTER_PORT: str(DEFAULT_MASTER_PORT),
-        **tags.store_tags(group.store_url),
     }
+    if group.store_url:
+        own[tags.STORE] = group.store_url
     return {**options.tags, **own}

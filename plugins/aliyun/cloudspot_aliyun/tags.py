@@ -11,8 +11,6 @@ LAUNCH: Final = "cloudspot-launch"
 NUM_NODES: Final = "cloudspot-num-nodes"
 STORE: Final = "cloudspot-store"
 """Where the job's records lie: people find them by it, and two stores' jobs of the same id are told apart."""
-STORE_REST: Final = "cloudspot-store-2"
-"""What of it is too long for one tag."""
 MAX_SECONDS: Final = "cloudspot-max-seconds"
 """How long the machine may live."""
 MASTER_PORT: Final = "MASTER_PORT"
@@ -21,17 +19,6 @@ FOUND_BY: Final = "cloudspot"
 """On a vSwitch or a security group, with any value: cloudspot uses these where the job names none."""
 MAX_VALUE: Final = 128
 """Characters of a tag's value (API reference, RunInstances, Tag.N.Value; checked 2026-11)."""
-
-
-def store_tags(store_url: str) -> dict[str, str]:
-    """Return the tags that say whose a machine is, whole."""
-    found = {STORE: store_url[:MAX_VALUE], STORE_REST: store_url[MAX_VALUE : 2 * MAX_VALUE]}
-    return {name: value for name, value in found.items() if value}
-
-
-def store_of(found: Mapping[str, str]) -> str:
-    """Return what ``store_tags`` was given."""
-    return found.get(STORE, "") + found.get(STORE_REST, "")
 
 
 def to_list(tags: Mapping[str, str]) -> list[dict[str, str]]:

@@ -25,6 +25,8 @@ MAX_USER_DATA_BYTES: Final = 32768
 TOKEN_SECONDS: Final = 600.0
 """How long a token is honoured: as long as the plugin believes, and no longer."""
 LEAST_RELEASE_SECONDS: Final = 30 * 60.0
+MAX_TAGS: Final = 20
+"""Of an instance."""
 _ARCHITECTURES: Final = {"X86": "x86_64", "ARM": "arm64"}
 _PATTERN: Final = re.compile(r"(.*)\[(\d*),?(\d*)\](.*)")
 _NAME: Final = re.compile(r"[A-Za-z一-鿿][\w:.\-一-鿿]{1,127}")
@@ -195,7 +197,7 @@ def check_tags(given: Sequence[Mapping[str, str]]) -> None:
     Raises:
         ApiError: too many, too long, twice the same, or ECS's own.
     """
-    if len(given) > 20:
+    if len(given) > MAX_TAGS:
         raise ApiError("InvalidTagCount", "The specified tags are beyond the permitted range.")
     names = [tag.get("Key", "") for tag in given]
     for tag in given:

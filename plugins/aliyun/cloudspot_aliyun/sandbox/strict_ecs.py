@@ -291,6 +291,9 @@ class StrictEcs:
             if not self.machines.is_known(one):
                 message = "The specified ResourceIds are not found in our records."
                 raise ApiError("InvalidResourceId.NotFound", message, status=404)
+            if len({*self.machines.by_id[one].tags, *(tag["Key"] for tag in given)}) > launching.MAX_TAGS:
+                message = "The tags of the resource exceed the quota."
+                raise ApiError("NumberExceed.Tags", message)
         self.machines.tag(ids, {tag["Key"]: tag.get("Value", "") for tag in given})
         return {}
 

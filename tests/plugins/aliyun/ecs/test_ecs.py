@@ -5,9 +5,18 @@ from datetime import datetime, timezone
 import msgspec
 import pytest
 
+from cloudspot.controller.ownership import MAX_LABEL
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
-from cloudspot.model import EndReason, InstanceGroup, InstanceState, LaunchRequest, Market, Resources
-from cloudspot_aliyun.options import AliyunOptions
+from cloudspot.model import (
+    ANNOUNCED,
+    EndReason,
+    InstanceGroup,
+    InstanceState,
+    LaunchRequest,
+    Market,
+    Resources,
+)
+from cloudspot_aliyun.options import MAX_OWN_TAGS, AliyunOptions
 from cloudspot_aliyun.provider import AliyunProvider
 
 SCRIPT = "#!/usr/bin/env bash\necho boot\n"
@@ -178,10 +187,20 @@ def test_more_machines_than_one_call_makes_are_refused(kit):
 
 
 def test_a_long_label_of_the_store_is_carried_whole(kit):
-    store = "oss://bucket/" + "p" * 187
+    store = "oss://bucket/" + "p" * (MAX_LABEL - 13)
     kit.launch(store_url=store)
     (one,) = kit.listed().values()
-    assert (one.store_url, len(store)) == (store, 200)
+    assert (one.store_url, len(store)) == (store, MAX_LABEL)
+
+
+def test_as_many_tags_as_the_options_take_leave_room_for_all_of_cloudspots(cloud):
+    kit = Kit(cloud, tags={f"team-{i}": "vision" for i in range(20 - MAX_OWN_TAGS)})
+    kit.launch(num_nodes=2)
+    listed = list(kit.listed().values())
+    kit.provisioner.announce(listed, dict.fromkeys(ANNOUNCED, "1"))
+    shown = [cloud.ecs.machines.by_id[one.id].tags for one in listed]
+    assert [len(one) for one in shown] == [20, 20]
+    assert [one["MASTER_ADDR"] for one in shown] == ["1", "1"]
 
 
 @pytest.mark.parametrize("job_id", ["8-digits", "a" * 63, "a--b"])
