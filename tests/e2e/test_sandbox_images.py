@@ -1,4 +1,4 @@
-"""A whole job on an image that has no cloudspot, as AWS's own have none: the agent comes from what was staged."""
+"""A whole job on an image that has no cloudspot, as clouds' own have none: the agent comes from what was staged."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from acting_user import COMMAND, JOBS
 from cloudspot.local.enclosure import why_not
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-BARE_IMAGE = "ami-0c10d5b07ca5e0002"
-TRAIN_PYTHON = "/opt/pytorch/bin/python"
+IMAGES = {
+    "aws": ("ami-0c10d5b07ca5e0002", "/opt/pytorch/bin/python"),
+    "gcp": ("projects/ubuntu-os-cloud/global/images/ubuntu-2204-jammy-v20261101", "/opt/conda/bin/python"),
+}
+"""By cloud, a bare image and where a machine of it has torch."""
 TINY = JOBS / "tiny" / "job.toml"
 
 # What the training finds on the image: by itself torch and no cloudspot; then the agent's copy, without what
 # else the agent has.
-SETUP = f"""
-fails() {{ (env -u PYTHONPATH "$@" && echo did not fail) 2>&1 | tail -n 1 || true; }}
+SETUP = """
+fails() { (env -u PYTHONPATH "$@" && echo did not fail) 2>&1 | tail -n 1 || true; }
 fails python3 -c "import cloudspot"
-fails {TRAIN_PYTHON} -c "import torch, cloudspot"
-{TRAIN_PYTHON} -c "import sys, cloudspot.train; print(cloudspot.train.__file__, {{'msgspec', 'boto3'}} & {{*sys.modules}})"
+fails TRAIN_PYTHON -c "import torch, cloudspot"
+TRAIN_PYTHON -c "import sys, cloudspot.train; print(cloudspot.train.__file__, {'msgspec', 'boto3', 'google.auth'} & {*sys.modules})"
 ls "$PYTHONPATH"
 """
 
@@ -34,7 +37,7 @@ def cloudspot(*args):
     assert done.returncode == 0, (args, done.stdout[-8000:], done.stderr[-4000:])
     return done.stdout
 
-cloudspot("run", *sys.argv[1:], "--name", "tiny", "--provider", "aws")
+cloudspot("run", *sys.argv[1:], "--name", "tiny")
 print(json.dumps({
     "show": json.loads(cloudspot("show", "tiny", "--json")),
     "setup": [json.loads(line)["text"] for line in cloudspot("logs", "tiny", "--source", "setup", "--json").splitlines()],
@@ -58,21 +61,25 @@ def why_no_bare_image() -> str | None:
     return None
 
 
-@pytest.mark.timeout(600)
-def test_a_job_runs_on_an_image_that_has_only_the_systems_python_and_a_python_with_torch(user, tmp_path):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cloud", ["aws", pytest.param("gcp", marks=pytest.mark.soak)])
+def test_a_job_runs_on_an_image_that_has_only_the_systems_python_and_a_python_with_torch(
+    user, tmp_path, cloud
+):
     reason = why_no_bare_image()
     if reason is not None:
         pytest.skip(f"NOT TESTED, {reason}")
     look = tmp_path / "look.py"
     look.write_text(LOOK)
+    image, train_python = IMAGES[cloud]
     sets = [
-        f'providers.aws.image="{BARE_IMAGE}"',
-        f'providers.aws.train_python="{TRAIN_PYTHON}"',
-        f"run.setup='''{SETUP}'''",
+        f'providers.{cloud}.image="{image}"',
+        f'providers.{cloud}.train_python="{train_python}"',
+        f"run.setup='''{SETUP.replace('TRAIN_PYTHON', train_python)}'''",
     ]
     words = [word for one in sets for word in ("--set", one)]
-    inside = [sys.executable, str(look), str(TINY), *words]
-    command = [*COMMAND, "sandbox", "aws", "--reclaim", "none", "--keep", "--", *inside]
+    inside = [sys.executable, str(look), str(TINY), "--provider", cloud, *words]
+    command = [*COMMAND, "sandbox", cloud, "--reclaim", "none", "--keep", "--", *inside]
     done = subprocess.run(
         command, env={**user.environ, "CLOUDSPOT_STAGE_DEPENDENCIES": "1"}, capture_output=True, text=True
     )
