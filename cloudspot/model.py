@@ -215,6 +215,9 @@ class BootProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Set in the boot script; holds no secret."""
     shutdown_command: str = "shutdown -h now"
     """Ends the machine from the inside."""
+    end_code: str = ""
+    """For clouds that keep, and bill, what is only shut down: Python, of the standard library alone, run
+    before ``shutdown_command``. It asks the cloud to remove the machine, by the machine's own rights."""
     has_cloudspot: bool = False
     """The image carries this very version: nothing is installed."""
     fetch_code: str = ""

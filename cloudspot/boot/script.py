@@ -81,7 +81,7 @@ def render_boot_script(plan: BootPlan) -> str:
         "CLOUDSPOT_VERSION": plan.version,
         "CLOUDSPOT_AGENT_PYTHON": profile.agent_python,
         "CLOUDSPOT_TRAIN_PYTHON": profile.train_python,
-        "CLOUDSPOT_SHUTDOWN": profile.shutdown_command,
+        "CLOUDSPOT_SHUTDOWN": ending_command(profile),
         "CLOUDSPOT_MAX_SECONDS": f"{plan.max_seconds:.3f}",
         **profile.environment,
     }
@@ -96,6 +96,18 @@ def render_boot_script(plan: BootPlan) -> str:
     head, loop = _body().split(_INSTALLATION)
     installation = "" if profile.has_cloudspot else _installation(plan)
     return "\n".join(lines) + "\n" + head + installation + loop
+
+
+def ending_command(profile: BootProfile) -> str:
+    """Return the shell commands by which a machine ends itself.
+
+    Where its provider can say how it ends itself by the cloud's API, that comes first; where it may not, or
+    the cloud does not answer, the machine goes down at least.
+    """
+    if not profile.end_code:
+        return profile.shutdown_command
+    program = f"{shlex.quote(profile.agent_python)} -c {shlex.quote(profile.end_code)}"
+    return f"{program}; {profile.shutdown_command}"
 
 
 def _installation(plan: BootPlan) -> str:

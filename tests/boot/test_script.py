@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cloudspot.boot.agentarchive import code_digest, make_agent_archive
-from cloudspot.boot.script import BootPlan, Install, render_boot_script
+from cloudspot.boot.script import BootPlan, Install, ending_command, render_boot_script
 from cloudspot.errors import CloudspotError
 from cloudspot.model import BootProfile
 
@@ -170,6 +170,16 @@ def test_an_agent_that_ends_well_ends_the_machine(machine: Machine):
     machine.boot(statuses=["0"])
     assert machine.lines("runs") == ["run"]
     assert machine.lines("down") == ["down"]
+
+
+@pytest.mark.parametrize("code", ["print('asked')", "raise OSError('may not')", "it's no Python at all"])
+def test_a_machine_asks_its_cloud_to_remove_it_and_goes_down_in_any_case(tmp_path, code):
+    profile = BootProfile(
+        agent_python=sys.executable, end_code=code, shutdown_command=f"echo down >> {tmp_path}/down"
+    )
+    done = subprocess.run(["bash", "-c", ending_command(profile)], capture_output=True, text=True, check=True)
+    assert (tmp_path / "down").read_text() == "down\n"
+    assert (done.stdout == "asked\n") == (done.stderr == "")
 
 
 def test_an_agent_that_fails_is_started_again(machine: Machine):

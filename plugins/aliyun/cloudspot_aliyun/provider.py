@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,7 +67,7 @@ class AliyunProvider(Provider):
             agent_python=self._options.agent_python,
             train_python=self._options.train_python,
             environment={"ALIBABA_CLOUD_REGION_ID": region},
-            shutdown_command=_shutdown_command(self._options.agent_python),
+            end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
             has_cloudspot=self._options.image_has_cloudspot,
             fetch_code=""
             if self._options.image_has_cloudspot
@@ -110,9 +109,3 @@ class AliyunProvider(Provider):
             if self._clients is None:
                 self._clients = AliyunClients(region=self._options.region)
             return self._clients
-
-
-def _shutdown_command(python: str) -> str:
-    """Return shell commands by which a machine releases itself; where it may not, it goes down at least."""
-    program = Path(__file__).with_name("selfend.py").read_text(encoding="utf-8")
-    return f"{shlex.quote(python)} -c {shlex.quote(program)}; shutdown -h now"

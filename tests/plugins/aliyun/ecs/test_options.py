@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudspot.boot.script import ending_command
 from cloudspot.errors import SpecError
 from cloudspot.tables import convert
 from cloudspot_aliyun.options import AliyunOptions, check_options
@@ -109,8 +110,9 @@ def test_the_boot_profile_names_the_region_and_how_a_machine_ends():
         AliyunOptions(region="cn-beijing", agent_python="/opt/x y/python")
     ).boot_profile()
     assert profile.environment == {"ALIBABA_CLOUD_REGION_ID": "cn-beijing"}
-    assert profile.shutdown_command.startswith("'/opt/x y/python' -c ")
-    assert profile.shutdown_command.endswith("; shutdown -h now")
+    assert "DeleteInstance" in profile.end_code
+    assert ending_command(profile).startswith("'/opt/x y/python' -c ")
+    assert ending_command(profile).endswith("; shutdown -h now")
     assert "def fetch(" in profile.fetch_code
 
 

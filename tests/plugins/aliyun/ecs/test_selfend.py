@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from cloudspot.boot.script import ending_command
 from cloudspot.model import InstanceGroup, Resources
 from cloudspot_aliyun import selfend
 
@@ -35,7 +36,7 @@ def machine(cloud, serve_metadata):
 
 def end(cloud, url):
     """Run what a machine runs to end itself, with a ``shutdown`` that says so."""
-    command = cloud.provider(agent_python=sys.executable).boot_profile().shutdown_command
+    command = ending_command(cloud.provider(agent_python=sys.executable).boot_profile())
     script = f"shutdown() {{ echo shutdown $*; }}; {command}"
     environ = {**os.environ, "CLOUDSPOT_ALIYUN_METADATA": url, "ECS_ENDPOINT": cloud.url}
     return subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=False)
