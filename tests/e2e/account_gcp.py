@@ -10,6 +10,8 @@ from sandboxed import DOCS, NAME, Seen, check_streams, rights_taken
 BUCKET = "cloudspot-sandbox"
 # No notice of two minutes, which would be trained through: a machine of this job is told with half a minute.
 SETS = ("providers.gcp.preemption_notice=0",)
+# What the condition in docs/gcp.md has the machines' account delete.
+OWN = re.compile(r"projects/[^/]+/zones/[^/]+/instances/cs-[^/]+")
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 
 
@@ -74,10 +76,16 @@ def check(seen: Seen) -> None:
     """Nothing that costs is left, every line is in Cloud Logging; no request took more than the roles grant."""
     account = seen.account
     assert (account["instances"], account["policies"]) == ([], [])
-    ends = [one["operationType"] for one in account["operations"]]
-    assert ends.count("compute.instances.preempted") == 1
-    # Who shuts itself down stays, stopped, until the submitter's controller deletes it.
-    assert ends.count("compute.instances.guestTerminate") == 3
+    # Each machine deletes itself when its agent has ended: one that only shuts down stays, with its disk. The
+    # one that is taken is done before its time, or not quite.
+    ends = {
+        kind: {one["targetLink"] for one in account["operations"] if one["operationType"] == kind}
+        for kind in ("delete", "compute.instances.preempted", "compute.instances.guestTerminate")
+    }
+    assert len(ends["delete"] | ends["compute.instances.preempted"]) == 4
+    assert (len(ends["delete"]) >= 3, ends["compute.instances.guestTerminate"]) == (True, set())
+    deleted = [one for one in seen.trail if one["action"] == "compute.instances.delete"]
+    assert {(one["by"], one["error"]) for one in deleted} == {("machine", None)}
     assert {"code", "index", "jobs"} <= {key.partition("/")[0] for key in account["keys"]}
     assert sorted(account["streams"]) == ["1-0", "1-1", "2-0", "2-1"]
     check_streams(account["streams"], seen.show)
@@ -86,14 +94,14 @@ def check(seen: Seen) -> None:
     for by, role, more in (("user", "submitter", {"iam.serviceAccounts.actAs"}), ("machine", "node", set())):
         taken = rights_taken(seen.trail, by)
         on_bucket = {(right, where) for right, where in taken if f"{where}/".startswith(f"{bucket}/")}
-        assert {right for right, _ in taken - on_bucket} - granted(role) - more == set()
+        on_own = {(right, where) for right, where in taken if by == "machine" and OWN.fullmatch(where)}
+        assert {right for right, _ in taken - on_bucket - on_own} - granted(role) - more == set()
+        assert {right for right, _ in on_own} == (granted("self-end") if by == "machine" else set())
         assert {right for right, _ in on_bucket} - granted("bucket") == set()
         # The comparison can fail: each of these was taken, and is missed when it is taken away.
         rights = {right for right, _ in taken}
         assert {"storage.objects.create", "storage.objects.get", "storage.objects.list"} <= rights
         assert ("compute.instances.create" in rights) == (by == "user")
         assert ("logging.logEntries.create" in rights) == (by == "machine")
-    ended = [
-        text for text in seen.consoles.values() if re.search("shutdown script ended with status 0", text)
-    ]
-    assert len(ended) == 4
+    texts = "".join(seen.consoles.values())
+    assert set(re.findall(r"shutdown script ended with status (\d+)", texts)) <= {"0"}

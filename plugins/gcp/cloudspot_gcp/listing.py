@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from cloudspot.model import EndReason, Instance, InstanceState, Market
-from cloudspot_gcp import attributes
+from cloudspot_gcp import attributes, selfend
 
 _STATES: Final = {
     "PROVISIONING": InstanceState.PENDING,
@@ -149,7 +149,7 @@ def endings(operations: Iterable[Any]) -> dict[str, Ending]:
         before = found.get(place.id)
         ending = Ending(
             place=place,
-            reason=END_OPERATIONS[operation.operation_type],
+            reason=_reason(operation, place),
             at=to_time(operation.end_time or operation.insert_time),
             is_over=is_over,
         )
@@ -159,6 +159,12 @@ def endings(operations: Iterable[Any]) -> dict[str, Ending]:
             ending = msgspec.structs.replace(ending, is_over=is_over)
         found[place.id] = (rank, ending)
     return {key: ending for key, (_, ending) in found.items()}
+
+
+def _reason(operation: Any, place: Place) -> EndReason:
+    # Its request's id stays with an operation.
+    is_own = operation.client_operation_id == selfend.request_id(*place)
+    return EndReason.SELF if is_own else END_OPERATIONS[operation.operation_type]
 
 
 def target_of(operation: Any) -> Place | None:

@@ -76,7 +76,7 @@ class GcpProvider(Provider):
             agent_python=self._options.agent_python,
             train_python=self._options.train_python,
             environment={"GOOGLE_CLOUD_PROJECT": project},
-            shutdown_command="shutdown -h now",
+            end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
             has_cloudspot=self._options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
         )

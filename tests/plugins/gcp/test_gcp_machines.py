@@ -9,6 +9,9 @@ import time
 import pytest
 import requests
 
+from cloudspot.boot.script import ending_command
+from cloudspot_gcp.options import GcpOptions
+from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp.sandbox.catalogue import BARE_IMAGE
 from cloudspot_gcp.sandbox.cloud import BUCKET, NODE
 from cloudspot_gcp.sandbox.machinetokens import MachineTokens
@@ -135,6 +138,17 @@ def test_the_shutdown_script_of_the_plugin_does_nothing_where_no_agent_was_insta
         assert "init: the shutdown script ended with status 0" in lines
         it.wait_until(lambda: [one["status"] for one in it.instances()] == ["TERMINATED"])
         assert "compute.instances.guestTerminate" in it.operations()
+
+
+@enclosed
+@pytest.mark.parametrize("scheduling", [SPOT, {"provisioningModel": "STANDARD"}])
+def test_of_a_machine_that_ends_itself_nothing_is_left_though_nobody_looks(project, scheduling):
+    profile = GcpProvider(GcpOptions(project=PROJECT)).boot_profile()
+    with project() as it:
+        name = it.run(f"echo over\n{ending_command(profile)}", scheduling=scheduling)
+        it.wait_until(lambda: it.instances() == [])
+        assert "over" in it.host.console(name)
+        assert "delete" in it.operations()
 
 
 @enclosed

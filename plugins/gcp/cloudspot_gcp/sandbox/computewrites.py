@@ -217,9 +217,10 @@ class Writes:
         )
 
     def _delete(
-        self, path: Mapping[str, str], _: Mapping[str, Any], caller: str, __: Mapping[str, Any]
+        self, path: Mapping[str, str], _: Mapping[str, Any], caller: str, query: Mapping[str, Any]
     ) -> Operation:
-        return self._machines.delete(self._machines.find(path["zone"], path["instance"]), user=caller)
+        machine = self._machines.find(path["zone"], path["instance"])
+        return self._machines.delete(machine, user=caller, request_id=query.get("requestId"))
 
     def _set_metadata(
         self, path: Mapping[str, str], body: Mapping[str, Any], caller: str, _: Mapping[str, Any]

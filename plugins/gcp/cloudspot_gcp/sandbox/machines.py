@@ -177,7 +177,7 @@ class Machines:
             value["lastStartTimestamp"] = value["creationTimestamp"]
         return value
 
-    def delete(self, machine: Machine, *, user: str) -> Operation:
+    def delete(self, machine: Machine, *, user: str, request_id: str | None = None) -> Operation:
         """Begin to delete it."""
         if machine.deletion is None:
             machine.deletion = self._operations.add(
@@ -187,6 +187,7 @@ class Machines:
                 target_id=machine.id,
                 user=user,
                 seconds=float("inf"),
+                clientOperationId=request_id,
             )
         if machine.is_alive:
             self._host.terminate(machine.host_id)

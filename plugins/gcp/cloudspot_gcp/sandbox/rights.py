@@ -49,6 +49,20 @@ def rights_of(call: Call) -> frozenset[str]:
     return frozenset(_RIGHTS.get(call.action, (call.action,)))
 
 
+def is_granted_to_machines(right: str, resource: str) -> bool:
+    """Say whether docs/gcp.md lets the machines' own account do that to a resource, by its condition."""
+    name = resource.partition("/instances/")[2]
+    return right == "compute.instances.delete" and name.startswith("cs-")
+
+
+def resource_of(call: Call) -> str:
+    """Return the name of the instance that a call was about, as conditions of IAM have it; else ``*``."""
+    parameters = call.parameters
+    if call.service != "compute" or not {"project", "zone", "instance"} <= parameters.keys():
+        return "*"
+    return "projects/{project}/zones/{zone}/instances/{instance}".format_map(parameters)
+
+
 def _launch_rights(parameters: Mapping[str, Any]) -> set[str]:
     body = parameters.get("body", {})
     properties = body.get("instanceProperties", body)

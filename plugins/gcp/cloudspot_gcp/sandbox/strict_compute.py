@@ -30,7 +30,7 @@ from cloudspot_gcp.sandbox.launching import Site
 from cloudspot_gcp.sandbox.machines import Machines
 from cloudspot_gcp.sandbox.operations import Operations
 from cloudspot_gcp.sandbox.partial import select
-from cloudspot_gcp.sandbox.rights import rights_of
+from cloudspot_gcp.sandbox.rights import is_granted_to_machines, resource_of, rights_of
 from cloudspot_gcp.sandbox.wsgi import Reply, Request
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class StrictCompute:
         if injected is not None and not injected.happens:
             raise ApiError(injected.status, injected.code, injected.message)
         self._check_place(name, matched)
-        self._authorize(Call("compute", action, parameters, "", None))
+        self._authorize(Call("compute", action, parameters, "", None, access_key=caller))
         with self.machines.lock:
             self.machines.refresh()
             value = self._value(matched, body, caller)
@@ -189,7 +189,11 @@ class StrictCompute:
                 )
 
     def _authorize(self, call: Call) -> None:
-        lacking = sorted(rights_of(call) & self.faults.denied)
+        taken = rights_of(call)
+        lacking = sorted(taken & self.faults.denied)
+        if call.access_key in self.site.service_accounts:
+            where = resource_of(call)
+            lacking += sorted(one for one in taken if not is_granted_to_machines(one, where))
         if lacking:
             where = f"projects/{self.project}"
             if lacking[0] == "iam.serviceAccounts.actAs":

@@ -43,7 +43,9 @@ def rights_of(call: Call) -> frozenset[str]:
 
 
 def resource_of(call: Call) -> str:
-    """Return the name of what the call was about, as conditions of IAM have it; ``*`` but for Storage."""
+    """Return the name of what the call was about, as conditions of IAM have it; ``*`` where it has none."""
+    if call.service == "compute":
+        return rights.resource_of(call)
     bucket = call.parameters.get("bucket")
     if call.service != "storage" or not bucket:
         return "*"

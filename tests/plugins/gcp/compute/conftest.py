@@ -10,6 +10,7 @@ from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp.sandbox.identities import Identities, ServiceAccount, write_key_file
+from cloudspot_gcp.sandbox.machinetokens import MachineTokens
 from cloudspot_gcp.sandbox.strict_compute import StrictCompute
 
 PROJECT = "my-project-123"
@@ -25,7 +26,8 @@ class Door:
         self.errors = []
         self.faults = Faults()
         self.account = ServiceAccount.make(f"you@{PROJECT}.iam.gserviceaccount.com", project=PROJECT)
-        self.identities = Identities(self.answer, faults=self.faults)
+        self.machine_tokens = MachineTokens("seed")
+        self.identities = Identities(self.answer, faults=self.faults, machine_tokens=self.machine_tokens)
         self.identities.add(self.account)
         self.server = Server(self.identities)
         self.url = self.server.url

@@ -7,6 +7,7 @@ import pytest
 
 from cloudspot.errors import TransientError
 from cloudspot.model import InstanceGroup, Market, Resources
+from cloudspot_gcp.attributes import machine_name
 from cloudspot_gcp.check import wanted_permissions
 from cloudspot_gcp.sandbox.taken import rights_of
 
@@ -120,6 +121,14 @@ def test_the_check_asks_for_rights_of_the_role_only(cloud):
     assert set(wanted_permissions(options)) - granted("role-submitter.yaml") == {ON_THE_ACCOUNT}
 
 
-def test_a_node_has_no_right_of_compute_engines():
+def test_a_node_has_no_right_of_compute_engines_but_to_delete_what_is_called_as_cloudspots_machines_are():
+    assert granted("role-self-end.yaml") == {"compute.instances.delete"}
+    condition = (
+        "resource.type == 'compute.googleapis.com/Instance' "
+        "&& resource.name.extract('/instances/{name}').startsWith('cs-')"
+    )
+    assert f"# {condition}\n" in (ROLES / "role-self-end.yaml").read_text()
+    assert condition in (ROLES.parent / "gcp.md").read_text()
+    assert machine_name("digits-1", "gs://bucket", 1, 0).startswith("cs-")
     assert {one.partition(".")[0] for one in granted("role-node.yaml")} == {"logging"}
     assert {one.partition(".")[0] for one in granted("role-bucket.yaml")} == {"storage"}

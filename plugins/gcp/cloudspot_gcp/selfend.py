@@ -1,0 +1,51 @@
+"""Part of the boot script: deletes this machine by its own service account. Standard library only.
+
+A Compute Engine machine that is shut down from within stays, and its disk is billed; only its deletion ends
+both. It is deleted by its name, which the condition on that right is about (docs/gcp.md).
+"""
+
+import json
+import os
+import uuid
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+COMPUTE = "https://compute.googleapis.com"
+
+
+def request_id(zone: str, name: str, number: str) -> str:
+    """Return the request's id, by which the operation says ever after that the machine ended itself."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cloudspot/self-end/{zone}/{name}/{number}"))
+
+
+def release() -> None:
+    """Ask Compute Engine to delete the machine; raise an OSError where it does not."""
+    project, name, number = (read(key) for key in ("project/project-id", "instance/name", "instance/id"))
+    zone = read("instance/zone").rpartition("/")[2]
+    token = json.loads(read("instance/service-accounts/default/token"))["access_token"]
+    where = urlsplit(os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE") or COMPUTE)
+    path = f"/compute/v1/projects/{project}/zones/{zone}/instances/{name}"
+    url = f"{where.scheme}://{where.netloc}{path}?requestId={request_id(zone, name, number)}"
+    ask(url, {"Authorization": f"Bearer {token}"}, "DELETE")
+
+
+def read(key: str) -> str:
+    """Return what the metadata server says."""
+    return ask(f"http://{METADATA}/computeMetadata/v1/{key}", {"Metadata-Flavor": "Google"})
+
+
+def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
+    """Return the answer; never by way of a proxy that the environment names."""
+    request = Request(url, headers=headers, method=method)  # noqa: S310
+    try:
+        with build_opener(ProxyHandler({})).open(request, timeout=15) as answer:
+            return str(answer.read().decode())
+    except HTTPError as error:
+        said = " ".join(error.read()[:300].decode("utf-8", "replace").split())
+        raise OSError(f"{method} {urlsplit(url).path}: HTTP {error.code} {said}") from None
+
+
+if __name__ == "__main__":
+    release()
