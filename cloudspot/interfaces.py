@@ -4,8 +4,8 @@ Everything here is synchronous and must be thread-safe. A plugin translates its 
 edge into :mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never
 sees an SDK.
 
-The interfaces may still move until one cloud works on them; the changelog says so
-when they do.
+Three clouds stand on them, and none of the three has met its real cloud yet: until one has, the
+interfaces may still move, and the changelog says so when they do.
 """
 
 from __future__ import annotations

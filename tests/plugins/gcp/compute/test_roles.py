@@ -127,8 +127,8 @@ def test_a_node_has_no_right_of_compute_engines_but_to_delete_what_is_called_as_
         "resource.type == 'compute.googleapis.com/Instance' "
         "&& resource.name.extract('/instances/{name}').startsWith('cs-')"
     )
-    assert f"# {condition}\n" in (ROLES / "role-self-end.yaml").read_text()
-    assert condition in (ROLES.parent / "gcp.md").read_text()
+    assert condition in (ROLES / "condition-self-end.yaml").read_text()
+    assert "--condition-from-file=docs/gcp/condition-self-end.yaml" in (ROLES.parent / "gcp.md").read_text()
     assert machine_name("digits-1", "gs://bucket", 1, 0).startswith("cs-")
     assert {one.partition(".")[0] for one in granted("role-node.yaml")} == {"logging"}
     assert {one.partition(".")[0] for one in granted("role-bucket.yaml")} == {"storage"}
