@@ -99,8 +99,9 @@ run_agent() {
 
 # What a machine runs at its end by its provider's means tells the agent by this program, waits for it, and
 # speaks for one that is dead. An agent that has ended has said all there is to say.
-write_on_shutdown() {
-    local program=$CLOUDSPOT_NODE_DIR/on-shutdown
+write_on_shutdown() (
+    program=$CLOUDSPOT_NODE_DIR/on-shutdown
+    umask 077 # the environment may hold what is nobody else's
     {
         echo "#!$BASH"
         export -p
@@ -108,7 +109,7 @@ write_on_shutdown() {
 [ -e "$CLOUDSPOT_NODE_DIR/agent-ended" ] || exec "$CLOUDSPOT_AGENT_PYTHON" -m cloudspot.agent.shutdown "$@"
 CLOUDSPOT_ON_SHUTDOWN
     } >"$program.tmp" && chmod 700 "$program.tmp" && mv "$program.tmp" "$program"
-}
+)
 write_on_shutdown
 
 # Where systemd runs, that loop is a unit: it does not end with the boot script's own unit, and when the
