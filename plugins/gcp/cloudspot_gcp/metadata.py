@@ -203,7 +203,8 @@ class GcePreemptionSource(PreemptionSource):
 def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
     """Return who this machine is; its name says its rank.
 
-    Its id is ``<zone>/<name>``, which is what the API finds it by; a name is not used twice.
+    Its id is ``<zone>/<name>/<number>``: the API finds it by its name, and another machine may have had that
+    name before, so the number that no other has stands beside it.
 
     Raises:
         TransientError: the metadata server is not up yet, or answers nonsense.
@@ -218,7 +219,7 @@ def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
     machine_type = metadata.get("instance/machine-type")
     is_spot = metadata.get("instance/scheduling/preemptible")
     return NodeIdentity(
-        instance_id=f"{zone}/{name}",
+        instance_id=f"{zone}/{name}/{metadata.require('instance/id')}",
         rank=named[1],
         address=metadata.require("instance/network-interfaces/0/ip"),
         zone=zone,

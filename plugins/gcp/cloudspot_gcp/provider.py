@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
-
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provider, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot_gcp.options import GcpOptions, check_options
@@ -56,12 +54,10 @@ class GcpProvider(Provider):
         return GcePreemptionSource()
 
     def node_identity(self) -> NodeIdentity:
-        """Say who this machine is, by its metadata server; its number tells it from another of its name."""
-        from cloudspot_gcp.metadata import Metadata, node_identity
+        """Say who this machine is, by its metadata server."""
+        from cloudspot_gcp.metadata import node_identity
 
-        named = node_identity()
-        number = Metadata().require("instance/id")
-        return msgspec.structs.replace(named, instance_id=f"{named.instance_id}/{number}")
+        return node_identity()
 
     def announced(self) -> Mapping[str, str]:
         """Return the machine's attributes that were announced."""

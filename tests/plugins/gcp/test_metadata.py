@@ -91,7 +91,7 @@ class Naps:
 
 def test_a_node_knows_itself_from_its_metadata(service):
     assert node_identity() == NodeIdentity(
-        instance_id=f"us-central1-a/{NAME}",
+        instance_id=f"us-central1-a/{NAME}/7000000000000000001",
         rank=1,
         address="10.128.0.9",
         zone="us-central1-a",
@@ -102,9 +102,10 @@ def test_a_node_knows_itself_from_its_metadata(service):
     assert node_identity().market is Market.ON_DEMAND
 
 
-def test_the_provider_tells_a_machine_from_another_of_its_name(service):
-    number = service.view.facts["id"]
-    assert GcpProvider().node_identity().instance_id == f"us-central1-a/{NAME}/{number}"
+def test_a_machine_is_told_from_another_of_its_name(service):
+    before = node_identity().instance_id
+    service.view.facts["id"] = 7000000000000000002
+    assert before != GcpProvider().node_identity().instance_id == f"us-central1-a/{NAME}/7000000000000000002"
 
 
 def test_a_machine_that_is_none_of_cloudspots_has_no_rank(service):
