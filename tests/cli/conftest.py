@@ -361,7 +361,7 @@ def before_reading(monkeypatch):
 
             return call
 
-        for name in ("get", "get_range"):
+        for name in ("get", "get_range", "get_range_into"):
             monkeypatch.setattr(FileStore, name, acting(getattr(FileStore, name)))
 
     return arrange

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from acting_user import User, wait_for
 
-SETS = ('run.env.TINY_EPOCHS="30"', 'run.env.TINY_STEP_SECONDS="0.03"', 'checkpoint.interval="700ms"')
+SETS = ('run.env.TINY_EPOCHS="18"', 'run.env.TINY_STEP_SECONDS="0.03"', 'checkpoint.interval="700ms"')
 
 
 def stop_with_commits(user: User, name: str, count: int) -> Path:
