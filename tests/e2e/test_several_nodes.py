@@ -265,6 +265,6 @@ def check_storm(user: User, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", (1, *range(100, 130)))
+@pytest.mark.parametrize("seed", [1, *range(100, 130)])
 def test_four_nodes_of_which_two_suffice_outlive_a_storm(user: User, seed: int) -> None:
     check_storm(user, seed)
