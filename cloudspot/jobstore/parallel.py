@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -17,8 +18,20 @@ def each(function: Callable[[Item], Result], items: Sequence[Item], *, num_threa
     """
     if len(items) <= 1 or num_threads == 1:
         return [function(item) for item in items]
+    has_failed = threading.Event()
+
+    def call(item: Item) -> Result:
+        # By itself the pool would start what it can until the failure has come to the thread that waits.
+        if has_failed.is_set():
+            raise CancelledError
+        try:
+            return function(item)
+        except BaseException:
+            has_failed.set()
+            raise
+
     with ThreadPoolExecutor(min(num_threads, len(items)), thread_name_prefix="cloudspot") as pool:
-        futures = [pool.submit(function, item) for item in items]
+        futures = [pool.submit(call, item) for item in items]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
@@ -26,6 +39,6 @@ def each(function: Callable[[Item], Result], items: Sequence[Item], *, num_threa
             for future in futures:
                 future.cancel()
         for future in futures:
-            if not future.cancelled():
+            if not future.cancelled() and not isinstance(future.exception(), CancelledError):
                 future.result()
     return [future.result() for future in futures]

@@ -262,7 +262,7 @@ def test_a_peers_permanent_failure_is_everybodys() -> None:
 
 NUM_NODES = 4
 MIN_NODES = 2
-HISTORIES = 400
+HISTORIES = 250
 END_SECONDS = 900.0
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from acting_user import User
+
+from cloudspot.local.home import lock
 
 
 @pytest.fixture
@@ -15,3 +20,29 @@ def user(local_home: Path) -> Iterator[User]:
     someone = User(local_home)
     yield someone
     someone.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """``undisturbed(name, sets)``: what ``show`` tells of the tiny job that nothing disturbs.
+
+    It is run once for each name, whichever of a run's workers asks first.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    def run(name: str, sets: tuple[str, ...]) -> dict[str, Any]:
+        found = shared / f"undisturbed-{name}.json"
+        with lock(shared / f"undisturbed-{name}.lock"):
+            if not found.exists():
+                user = User(shared / f"undisturbed-{name}-home")
+                user.environ["XDG_CONFIG_HOME"] = str(shared / "no-config")
+                user.run_tiny("calm", sets=sets)
+                shown = user.show("calm")
+                user.close()
+                assert len(shown["attempts"]) == 1
+                found.write_text(json.dumps(shown))
+            return json.loads(found.read_text())
+
+    return run

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 
+import pytest
 from acting_user import User, kill, wait_for
 
 from cloudspot.jobstore import keys
@@ -17,6 +18,7 @@ SETS = ('run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
 RECLAIM = 'providers.local.reclaims=[{launch=1, after_steps=30, notice="6s"}]'
 
 
+@pytest.mark.soak
 def test_a_killed_command_line_is_no_loss(user: User) -> None:
     cli = user.start_tiny("alone", sets=SETS)
     wait_for("the first step", lambda: list(user.home.glob("machines/*/node/generations/*/progress-0")))
@@ -63,6 +65,7 @@ def test_stop_checkpoints_and_ends(user: User) -> None:
     assert cli.returncode not in {0, 1}, user.output(cli)[-3000:]
 
 
+@pytest.mark.soak
 def test_a_preempted_machine_is_replaced(user: User) -> None:
     cli = user.start_tiny("taken", sets=SETS)
     wait_for("the first step", lambda: list(user.home.glob("machines/*/node/generations/*/progress-0")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from acting_user import User
@@ -18,23 +17,15 @@ def planned(after_steps: int, notice: str) -> str:
     return f'providers.local.reclaims=[{{launch=1, after_steps={after_steps}, notice="{notice}"}}]'
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture
+def weights(undisturbed) -> str:
     """The weights' hash of the job that nothing disturbs."""
-    with pytest.MonkeyPatch.context() as patch:
-        home = tmp_path_factory.mktemp("undisturbed") / "home"
-        home.mkdir()
-        patch.setenv("CLOUDSPOT_LOCAL_HOME", str(home))
-        user = User(home)
-        user.run_tiny("calm", sets=SETS)
-        shown = user.show("calm")
-        assert len(shown["attempts"]) == 1
-        assert shown["steps_total"] == NUM_STEPS
-        yield shown["final"]["weights_sha256"]
-        user.close()
+    shown = undisturbed("two-processes", SETS)
+    assert shown["steps_total"] == NUM_STEPS
+    return shown["final"]["weights_sha256"]
 
 
-def check(user: User, undisturbed: str, seed: int, notice: str) -> None:
+def check(user: User, weights: str, seed: int, notice: str) -> None:
     """Reclaim the job at a random step, and compare its end with the undisturbed one's."""
     step = random.Random(seed).randrange(2, NUM_STEPS - 40)
     user.run_tiny("hit", sets=(*SETS, planned(step, notice)))
@@ -42,22 +33,22 @@ def check(user: User, undisturbed: str, seed: int, notice: str) -> None:
     assert shown["state"] == "succeeded"
     assert len(shown["attempts"]) == 2
     assert shown["last_commit"]["verified"] is True
-    assert shown["final"]["weights_sha256"] == undisturbed
+    assert shown["final"]["weights_sha256"] == weights
     if notice != "0s":
         assert shown["steps_lost"] == 0
         assert len(shown["notices"]) == 1
 
 
-def test_a_reclaim_with_notice_changes_no_bit(user: User, undisturbed: str) -> None:
-    check(user, undisturbed, 1, "8s")
+def test_a_reclaim_with_notice_changes_no_bit(user: User, weights: str) -> None:
+    check(user, weights, 1, "8s")
 
 
-def test_a_machine_killed_without_notice_changes_no_bit(user: User, undisturbed: str) -> None:
-    check(user, undisturbed, 2, "0s")
+def test_a_machine_killed_without_notice_changes_no_bit(user: User, weights: str) -> None:
+    check(user, weights, 2, "0s")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("notice", ["8s", "0s"])
 @pytest.mark.parametrize("seed", SOAK_SEEDS)
-def test_soak_of_moments(user: User, undisturbed: str, seed: int, notice: str) -> None:
-    check(user, undisturbed, seed, notice)
+def test_soak_of_moments(user: User, weights: str, seed: int, notice: str) -> None:
+    check(user, weights, seed, notice)

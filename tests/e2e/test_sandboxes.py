@@ -8,15 +8,13 @@ wait; ``look``, what its owner sees when the job is over; ``check``, what must b
 from __future__ import annotations
 
 import importlib
-import os
 import re
 
 import pytest
-from acting_user import EXAMPLES, JOBS, User
+from acting_user import EXAMPLES, JOBS
 from sandboxed import run_sandboxed, weights_of
 
 from cloudspot.local.enclosure import why_not
-from cloudspot.local.home import lock
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}"),
@@ -29,20 +27,10 @@ SETS = ("nodes=2", 'run.env.TINY_STEP_SECONDS="0.1"', 'run.env.TINY_EPOCHS="10"'
 ARGUMENTS = tuple(word for one in SETS for word in ("--set", one))
 
 
-@pytest.fixture(scope="session")
-def local_weights(tmp_path_factory) -> str:
-    """The hash of the weights that the job makes on local machines; made once for all workers of a run."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    found = shared / "local-weights"
-    with lock(shared / "local-weights.lock"):
-        if not found.exists():
-            user = User(shared / "local-weights-home")
-            user.environ["XDG_CONFIG_HOME"] = str(shared / "no-config")
-            user.cloudspot("run", str(TINY), "--name", "local", *ARGUMENTS)
-            found.write_text(weights_of(user.show("local")))
-        return found.read_text()
+@pytest.fixture
+def local_weights(undisturbed) -> str:
+    """The hash of the weights that the job makes on local machines."""
+    return weights_of(undisturbed("sandboxes", SETS))
 
 
 @pytest.mark.parametrize("reclaimed", [0, pytest.param(1, marks=pytest.mark.soak)])

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,23 +36,16 @@ def reclaims(ranks: tuple[int, ...], after_steps: int, notice: str) -> str:
     return f"providers.local.reclaims=[{', '.join(tables)}]"
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture
+def weights(undisturbed) -> str:
     """The weights' hash of two nodes that nothing disturbs."""
-    with pytest.MonkeyPatch.context() as patch:
-        home = tmp_path_factory.mktemp("undisturbed") / "home"
-        patch.setenv("CLOUDSPOT_LOCAL_HOME", str(home))
-        user = User(home)
-        user.run_tiny("calm", sets=SETS)
-        shown = user.show("calm")
-        assert len(shown["attempts"]) == 1
-        assert shown["steps_total"] == NUM_STEPS
-        assert len(user.machines()) == 2
-        yield shown["final"]["weights_sha256"]
-        user.close()
+    shown = undisturbed("two-nodes", SETS)
+    assert shown["steps_total"] == NUM_STEPS
+    assert len(shown["attempts"][0]["nodes"]) == 2
+    return shown["final"]["weights_sha256"]
 
 
-def check(user: User, undisturbed: str, ranks: tuple[int, ...], notice: str, seed: int) -> None:
+def check(user: User, weights: str, ranks: tuple[int, ...], notice: str, seed: int) -> None:
     """Reclaim nodes at a random step and compare the end with the undisturbed one's."""
     step = random.Random(seed).randrange(2, NUM_STEPS - 40)
     user.run_tiny("hit", sets=(*SETS, reclaims(ranks, step, notice)))
@@ -61,7 +53,7 @@ def check(user: User, undisturbed: str, ranks: tuple[int, ...], notice: str, see
     assert shown["state"] == "succeeded"
     assert len(shown["attempts"]) == 2
     assert shown["last_commit"]["verified"] is True
-    assert shown["final"]["weights_sha256"] == undisturbed
+    assert shown["final"]["weights_sha256"] == weights
     if notice != "0s":
         assert shown["steps_lost"] == 0
         assert len(shown["notices"]) == len(ranks)
@@ -74,19 +66,17 @@ WHO = [(0,), (1,), (0, 1)]
 @pytest.mark.parametrize("ranks", WHO, ids=str)
 @pytest.mark.parametrize("notice", ["8s", "0s"])
 def test_losing_a_node_or_all_changes_no_bit(
-    user: User, undisturbed: str, ranks: tuple[int, ...], notice: str
+    user: User, weights: str, ranks: tuple[int, ...], notice: str
 ) -> None:
-    check(user, undisturbed, ranks, notice, seed=len(ranks))
+    check(user, weights, ranks, notice, seed=len(ranks))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 110))
 @pytest.mark.parametrize("ranks", WHO, ids=str)
 @pytest.mark.parametrize("notice", ["8s", "0s"])
-def test_soak_of_lost_nodes(
-    user: User, undisturbed: str, ranks: tuple[int, ...], notice: str, seed: int
-) -> None:
-    check(user, undisturbed, ranks, notice, seed)
+def test_soak_of_lost_nodes(user: User, weights: str, ranks: tuple[int, ...], notice: str, seed: int) -> None:
+    check(user, weights, ranks, notice, seed)
 
 
 def test_survivors_go_on_as_a_smaller_generation(user: User) -> None:
@@ -126,7 +116,8 @@ def test_a_machine_that_stood_still_finds_that_it_is_out(user: User) -> None:
     assert {one.generation for one in set(history.commits) - before} <= {2}
 
 
-def test_a_network_that_is_cut_between_the_nodes_ends_no_job(user: User, undisturbed: str) -> None:
+@pytest.mark.soak
+def test_a_network_that_is_cut_between_the_nodes_ends_no_job(user: User, weights: str) -> None:
     """Both nodes live and reach the store, and neither reaches the other."""
     with own_network() as network:
         sets = (
@@ -172,7 +163,7 @@ def test_a_network_that_is_cut_between_the_nodes_ends_no_job(user: User, undistu
     chosen = history.generations[1].restore_from
     assert chosen is not None
     assert max(commit for commit in history.commits if commit.generation == 1) <= chosen
-    assert user.show("split")["final"]["weights_sha256"] == undisturbed
+    assert user.show("split")["final"]["weights_sha256"] == weights
 
 
 def test_logs_speak_of_every_node(user: User) -> None:

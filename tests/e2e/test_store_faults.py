@@ -39,12 +39,14 @@ def run(user: User, plan: dict[str, object], *sets: str) -> None:
     assert step_lines(user, "rough") == list(range(NUM_STEPS))
 
 
-def test_each_fifth_call_fails(user: User) -> None:
-    run(user, {"fail_every": 5}, RECLAIM)
+def test_calls_fail_and_answers_of_puts_are_lost(user: User) -> None:
+    run(user, {"fail_every": 7, "lose_every": 4}, RECLAIM)
 
 
-def test_answers_are_lost_after_the_put(user: User) -> None:
-    run(user, {"lose_every": 3}, RECLAIM)
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", [{"fail_every": 3}, {"fail_every": 5}, {"lose_every": 3}], ids=str)
+def test_each_alone(user: User, plan: dict[str, object]) -> None:
+    run(user, plan, RECLAIM)
 
 
 @pytest.mark.parametrize("seconds", [10, pytest.param(30, marks=pytest.mark.soak)])

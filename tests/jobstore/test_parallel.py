@@ -1,6 +1,7 @@
 """Requests side by side."""
 
 import threading
+import time
 
 import pytest
 
@@ -45,6 +46,8 @@ def test_after_an_error_no_further_call_is_started_and_it_is_raised():
         if number == 1:
             release.set()
             raise KeyError(number)
+        release.wait(30)
+        time.sleep(0.001)  # Far longer than it takes to raise an error.
 
     with pytest.raises(KeyError):
         each(call, range(500), num_threads=2)

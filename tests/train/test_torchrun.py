@@ -68,7 +68,11 @@ def test_an_interval_save_of_two_ranks_resumes_bit_equal_after_a_kill(courier, s
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [pytest.param(2, 1, marks=pytest.mark.soak), pytest.param(1, 2, marks=pytest.mark.soak), (2, 3)],
+    [
+        pytest.param(2, 1, marks=pytest.mark.soak),
+        pytest.param(1, 2, marks=pytest.mark.soak),
+        pytest.param(2, 3, marks=pytest.mark.soak),
+    ],
 )
 def test_a_world_of_another_size_loads_and_goes_on(courier, script, old, new):
     courier.run_torchrun(script, "--drain-at", "10", num_ranks=old, environment=courier.begin())

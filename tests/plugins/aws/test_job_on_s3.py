@@ -24,6 +24,7 @@ NAMES = (
 )
 
 
+@pytest.mark.soak
 def test_a_job_is_reclaimed_resumed_and_finished_with_all_of_it_in_s3(aws, local_home):
     bucket = "bucket-of-a-job"
     boto3.session.Session().client("s3", region_name="eu-central-1").create_bucket(
