@@ -51,6 +51,15 @@ def check_key(key: str) -> None:
             )
 
 
+def is_key(text: str) -> bool:
+    """Say whether it is a key that every ObjectStore takes; a listing passes over what is none."""
+    try:
+        check_key(text)
+    except ValueError:
+        return False
+    return True
+
+
 class Provisioner(ABC):
     """Creates, lists and ends machines. Runs where the controller runs, never on a node."""
 

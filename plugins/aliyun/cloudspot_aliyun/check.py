@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import partial
 from typing import Final
 
-from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.checklist import Checklist
+from cloudspot.errors import CloudspotError
 from cloudspot.model import CheckResult, InstanceGroup, Market, Offer, Resources
 from cloudspot_aliyun.api import ask
 from cloudspot_aliyun.caller import caller
@@ -25,24 +26,13 @@ _POLICY: Final = "grant it: docs/aliyun/policy-submitter.json has all rights tha
 
 def check(options: AliyunOptions, clients: AliyunClients, resources: Resources) -> Sequence[CheckResult]:
     """Try in order what a submission would need; what stands on something that failed is left out."""
-    found: list[CheckResult] = []
-
-    def attempt(name: str, ask_for: Callable[[], str]) -> bool:
-        try:
-            found.append(CheckResult(name=name, ok=True, detail=ask_for()))
-        except CloudspotError as error:
-            is_right = isinstance(error, AuthError) and (
-                "access denied" in str(error) or "lack" in str(error)
-            )
-            advice = _POLICY if is_right else ""
-            found.append(CheckResult(name=name, ok=False, detail=str(error), remedy=advice))
-            return False
-        return True
+    lines = Checklist(remedy=_POLICY, words=("access denied", "lack"))
+    attempt = lines.attempt
 
     if not attempt("credentials", lambda: caller(clients).arn):
-        return tuple(found)
+        return lines.results()
     if not attempt("region", lambda: check_region(clients)):
-        return tuple(found)
+        return lines.results()
     provisioner = EcsProvisioner(options, clients)
     attempt("listing", lambda: f"{len(provisioner.instances())} machines of cloudspot's")
     attempt("role", lambda: _role(clients, options))
@@ -61,12 +51,12 @@ def check(options: AliyunOptions, clients: AliyunClients, resources: Resources) 
         )
 
     if not attempt("offers", look):
-        return tuple(found)
+        return lines.results()
     for market in Market:
         ours = sorted((one for one in offers if one.market is market), key=lambda one: one.price_per_hour)
         if ours:
             attempt(f"launch, {market.value}", partial(_launch, provisioner, clients, ours[0]))
-    return tuple(found)
+    return lines.results()
 
 
 def _role(clients: AliyunClients, options: AliyunOptions) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from urllib3.exceptions import IncompleteRead
 
 from cloudspot.errors import AuthError, CloudspotError, StoreRefused
-from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
+from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
 from cloudspot.partedupload import PART_BYTES, PartedUpload
 from cloudspot_aliyun.clients import AliyunClients
@@ -158,7 +158,7 @@ class OssStore(ObjectStore):
             objects=tuple(
                 ObjectMeta(key=key, size=entry.size, modified_at=_moment(entry.last_modified))
                 for key, entry in found
-                if _is_key(key)
+                if is_key(key)
             ),
             next_after=found[-1][0] if answer.is_truncated and found else None,
         )
@@ -278,11 +278,3 @@ def _into(answer: Any, view: memoryview) -> int:
 
 def _moment(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, tz=timezone.utc)
-
-
-def _is_key(key: str) -> bool:
-    try:
-        check_key(key)
-    except ValueError:
-        return False
-    return True

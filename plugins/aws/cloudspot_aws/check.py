@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 import botocore.exceptions
 import msgspec
 
+from cloudspot.checklist import Checklist, compare_clock
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult, InstanceGroup, InstanceState, Market, Offer, Resources
 from cloudspot_aws.caller import denied_action
@@ -21,8 +20,6 @@ from cloudspot_aws.lookups import check_profile, check_region, named_types
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.request import decode_request
 
-MAX_SKEW_SECONDS: Final = 240.0
-"""EC2 takes a request for expired when its time is five minutes off."""
 _POLICY: Final = "grant it: docs/aws/policy-submitter.json has all rights that a submitter needs"
 _QUOTAS: Final = (
     (("g", "vt", "gr"), "L-DB2E81BA", "L-3819A6DF"),
@@ -40,22 +37,13 @@ would fail the check's line for such a type, and no launch."""
 
 def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:
     """Try in order what a submission would need; what stands on something that failed is left out."""
-    found: list[CheckResult] = []
-
-    def attempt(name: str, ask: Callable[[], str], remedy: str = "") -> bool:
-        try:
-            found.append(CheckResult(name=name, ok=True, detail=ask()))
-        except CloudspotError as error:
-            is_right = isinstance(error, AuthError) and "access denied" in str(error)
-            advice = remedy or (_POLICY if is_right else "")
-            found.append(CheckResult(name=name, ok=False, detail=str(error), remedy=advice))
-            return False
-        return True
+    lines = Checklist(remedy=_POLICY)
+    attempt = lines.attempt
 
     if not attempt("region", lambda: check_region(clients)):
-        return tuple(found)
+        return lines.results()
     if not attempt("credentials", lambda: _credentials(clients)):
-        return tuple(found)
+        return lines.results()
     attempt("clock", lambda: _clock(clients), "set this machine's clock, by NTP")
     provisioner = Ec2Provisioner(options, clients)
     attempt("listing", lambda: f"{len(provisioner.instances())} machines of cloudspot's")
@@ -73,7 +61,7 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
         )
 
     if not attempt("offers", look):
-        return tuple(found)
+        return lines.results()
     for market in Market:
         ours = sorted((one for one in offers if one.market is market), key=lambda one: one.price_per_hour)
         if ours:
@@ -86,7 +74,7 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
         attempt("placement group", lambda: _placement_group(clients))
     if options.limit_role is not None:
         attempt("limit", lambda: _schedules(clients))
-    return tuple(found)
+    return lines.results()
 
 
 def _credentials(clients: AwsClients) -> str:
@@ -98,12 +86,7 @@ def _clock(clients: AwsClients) -> str:
     with translated("asking AWS for the time"):
         answer = clients.client("sts").get_caller_identity()
     said = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    if said is None:
-        return "unknown: AWS did not say"
-    skew = (datetime.now(timezone.utc) - parsedate_to_datetime(said)).total_seconds()
-    if abs(skew) > MAX_SKEW_SECONDS:
-        raise CloudspotError(f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} AWS's")
-    return f"within {max(2.0, abs(skew)):.0f} s of AWS's"
+    return compare_clock(said, whose="AWS")
 
 
 def _profile(clients: AwsClients, options: AwsOptions) -> str:

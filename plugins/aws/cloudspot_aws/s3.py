@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import Any
 
 from cloudspot.errors import AuthError, CloudspotError, StoreRefused
-from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
+from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
 from cloudspot.partedupload import PART_BYTES, PartedUpload, Passing
 from cloudspot_aws.clients import AwsClients
@@ -134,7 +134,7 @@ class S3Store(ObjectStore):
             objects=tuple(
                 ObjectMeta(key=key, size=entry["Size"], modified_at=entry["LastModified"])
                 for key, entry in found
-                if _is_key(key)
+                if is_key(key)
             ),
             next_after=found[-1][0] if answer.get("IsTruncated") and found else None,
         )
@@ -224,14 +224,6 @@ class S3Store(ObjectStore):
                 answer["Body"].close()
                 raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
             yield answer
-
-
-def _is_key(key: str) -> bool:
-    try:
-        check_key(key)
-    except ValueError:
-        return False
-    return True
 
 
 def _versioning(client: Any, bucket: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 from google.api_core.exceptions import from_http_response
 
+from cloudspot.checklist import Checklist, compare_clock
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult, Market, Offer, Resources
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients, endpoint
@@ -19,8 +18,6 @@ from cloudspot_gcp.errors import translated
 from cloudspot_gcp.lookups import ask, list_all
 from cloudspot_gcp.options import GcpOptions
 
-MAX_SKEW_SECONDS: Final = 240.0
-"""Google takes a token that was signed too far from its own time for none (five minutes; from memory)."""
 _ROLE: Final = "grant it: docs/gcp/role-submitter.yaml has all permissions that a submitter needs"
 PERMISSIONS: Final = (
     "compute.acceleratorTypes.list",
@@ -47,22 +44,13 @@ _QUOTAS: Final = {Market.SPOT: "PREEMPTIBLE_CPUS", Market.ON_DEMAND: "CPUS"}
 
 def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Sequence[CheckResult]:
     """Try in order what a submission would need; what stands on something that failed is left out."""
-    found: list[CheckResult] = []
-
-    def attempt(name: str, try_it: Callable[[], str], remedy: str = "") -> bool:
-        try:
-            found.append(CheckResult(name=name, ok=True, detail=try_it()))
-        except CloudspotError as error:
-            is_right = isinstance(error, AuthError) and "access denied" in str(error)
-            advice = remedy or (_ROLE if is_right else "")
-            found.append(CheckResult(name=name, ok=False, detail=str(error), remedy=advice))
-            return False
-        return True
+    lines = Checklist(remedy=_ROLE)
+    attempt = lines.attempt
 
     if not attempt("credentials", lambda: _credentials(clients)):
-        return tuple(found)
+        return lines.results()
     if not attempt("project", lambda: _project(clients)):
-        return tuple(found)
+        return lines.results()
     attempt("clock", lambda: _clock(clients), "set this machine's clock, by NTP")
     provisioner = ComputeProvisioner(options, clients)
     attempt("listing", lambda: f"{len(provisioner.instances())} machines of cloudspot's")
@@ -86,7 +74,7 @@ def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Seq
             if ours:
                 cheapest = min(ours, key=lambda one: one.price_per_hour)
                 attempt(f"quota, {market.value}", partial(_quota, clients, cheapest))
-    return tuple(found)
+    return lines.results()
 
 
 def wanted_permissions(options: GcpOptions) -> list[str]:
@@ -122,12 +110,7 @@ def _clock(clients: GcpClients) -> str:
             f"{endpoint('compute')}/compute/v1/projects/{clients.project}", timeout=READ_SECONDS
         )
     said = answer.headers.get("Date")
-    if said is None:
-        return "unknown: Google did not say"
-    skew = (datetime.now(timezone.utc) - parsedate_to_datetime(said)).total_seconds()
-    if abs(skew) > MAX_SKEW_SECONDS:
-        raise CloudspotError(f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} Google's")
-    return f"within {max(2.0, abs(skew)):.0f} s of Google's"
+    return compare_clock(said, whose="Google")
 
 
 def _permissions(options: GcpOptions, clients: GcpClients) -> str:

@@ -27,7 +27,7 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
-from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
+from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
 from cloudspot.partedupload import PART_BYTES, PartedUpload, Passing, settle
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
@@ -164,7 +164,7 @@ class GcsStore(ObjectStore):
             objects=tuple(
                 ObjectMeta(key=key, size=blob.size, modified_at=blob.updated)
                 for key, blob in named
-                if _is_key(key)
+                if is_key(key)
             ),
             next_after=named[-1][0] if listing.next_page_token is not None and named else None,
         )
@@ -282,11 +282,3 @@ def _some(answer: Any, num_bytes: int) -> bytes:
     if not data:
         raise ConnectionError("the answer is shorter than it said")
     return data
-
-
-def _is_key(key: str) -> bool:
-    try:
-        check_key(key)
-    except ValueError:
-        return False
-    return True

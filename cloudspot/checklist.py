@@ -1,0 +1,52 @@
+"""The lines of ``cloudspot providers check``, as a plugin finds them out one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+
+from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.model import CheckResult
+
+MAX_SKEW_SECONDS = 240.0
+"""EC2 takes a request for expired when its time is five minutes off; Google's five are from memory."""
+
+
+class Checklist:
+    """What was tried, each with a line; a thing that fails ends nothing."""
+
+    def __init__(self, *, remedy: str, words: Sequence[str] = ("access denied",)) -> None:
+        """Advise ``remedy`` where a right is missing: the AuthError then has one of these ``words``."""
+        self._remedy = remedy
+        self._words = words
+        self._found: list[CheckResult] = []
+
+    def attempt(self, name: str, ask: Callable[[], str], remedy: str = "") -> bool:
+        """Keep what ``ask`` returns, or why it failed and what to do about it; return whether it is well."""
+        try:
+            self._found.append(CheckResult(name=name, ok=True, detail=ask()))
+        except CloudspotError as error:
+            is_right = isinstance(error, AuthError) and any(word in str(error) for word in self._words)
+            advice = remedy or (self._remedy if is_right else "")
+            self._found.append(CheckResult(name=name, ok=False, detail=str(error), remedy=advice))
+            return False
+        return True
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Return all lines, in order."""
+        return tuple(self._found)
+
+
+def compare_clock(said: str | None, *, whose: str) -> str:
+    """Return how this machine's clock stands beside an answer's ``Date`` header.
+
+    Raises:
+        CloudspotError: it is so far off that requests are refused.
+    """
+    if said is None:
+        return f"unknown: {whose} did not say"
+    skew = (datetime.now(timezone.utc) - parsedate_to_datetime(said)).total_seconds()
+    if abs(skew) > MAX_SKEW_SECONDS:
+        raise CloudspotError(f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} {whose}'s")
+    return f"within {max(2.0, abs(skew)):.0f} s of {whose}'s"
