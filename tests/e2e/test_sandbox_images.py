@@ -13,6 +13,7 @@ from cloudspot.local.enclosure import why_not
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 IMAGES = {
+    "aliyun": ("m-bp1cloudspotbare0001", "/opt/pytorch/bin/python"),
     "aws": ("ami-0c10d5b07ca5e0002", "/opt/pytorch/bin/python"),
     "gcp": ("projects/ubuntu-os-cloud/global/images/ubuntu-2204-jammy-v20261101", "/opt/conda/bin/python"),
 }
@@ -25,7 +26,7 @@ SETUP = """
 fails() { (env -u PYTHONPATH "$@" && echo did not fail) 2>&1 | tail -n 1 || true; }
 fails python3 -c "import cloudspot"
 fails TRAIN_PYTHON -c "import torch, cloudspot"
-TRAIN_PYTHON -c "import sys, cloudspot.train; print(cloudspot.train.__file__, {'msgspec', 'boto3', 'google.auth'} & {*sys.modules})"
+TRAIN_PYTHON -c "import sys, cloudspot.train; print(cloudspot.train.__file__, {'msgspec', 'boto3', 'google.auth', 'oss2'} & {*sys.modules})"
 ls "$PYTHONPATH"
 """
 
@@ -62,7 +63,9 @@ def why_no_bare_image() -> str | None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cloud", ["aws", pytest.param("gcp", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "cloud", ["aws", *(pytest.param(one, marks=pytest.mark.soak) for one in ("gcp", "aliyun"))]
+)
 def test_a_job_runs_on_an_image_that_has_only_the_systems_python_and_a_python_with_torch(
     user, tmp_path, cloud
 ):
