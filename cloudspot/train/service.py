@@ -120,6 +120,7 @@ class Service:
 
     def leave_loop(self) -> None:
         """End the rounds where the script leaves the loop by itself, as all ranks do at the same step."""
+        handoff.left_loop_path(self._directory, self._world.rank).touch()
         self.rounds.finish()
 
     def end_loop(self, total: int) -> None:
