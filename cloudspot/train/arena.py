@@ -17,7 +17,7 @@ import torch
 
 from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import SealName, seals_directory
-from cloudspot.train.plan import Placement
+from cloudspot.train.partition import Placement
 
 _WARM_CHUNK_BYTES = 64 << 20
 _STAGING_BYTES = 64 << 20

@@ -45,7 +45,7 @@ _GRACE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Order:
+class SaveOrder:
     """What a main thread has to do at a boundary: save there and go on, or save and leave."""
 
     kind: str
@@ -92,7 +92,7 @@ class Rounds:
         # Under the step lock:
         self._next = start
         self._hold: int | None = None  # the promise: None lets every boundary pass
-        self._order: Order | None = None
+        self._order: SaveOrder | None = None
         self._finished = False
         self._lost = False
         # The background thread's own:
@@ -112,7 +112,7 @@ class Rounds:
 
     # --- the main thread ------------------------------------------------------------------------
 
-    def begin(self, step: int) -> Order | None:
+    def begin(self, step: int) -> SaveOrder | None:
         """Pass the boundary before ``step``, or return what has to be done first; may wait for a decision.
 
         After an order that is served, call again for the same step.
@@ -123,7 +123,7 @@ class Rounds:
                 return None
         return self._begin_held(step)
 
-    def _begin_held(self, step: int) -> Order | None:
+    def _begin_held(self, step: int) -> SaveOrder | None:
         silent_at = self._clock() + SILENCE_SECONDS
         with self._changed:
             while not self._may_pass(step):
@@ -136,7 +136,7 @@ class Rounds:
             self._next = step + 1
             return None
 
-    def try_begin(self, step: int) -> Order | bool:
+    def try_begin(self, step: int) -> SaveOrder | bool:
         """Do as ``begin``, but return True when the boundary is passed and False instead of waiting."""
         with self._changed:
             if self._may_pass(step):
@@ -342,11 +342,11 @@ class Rounds:
 
     def _obey(self, decision: dict[str, Any]) -> None:
         kind = self._opening["kind"]
-        order: Order | None = None
+        order: SaveOrder | None = None
         if decision["outcome"] == "save":
-            order = Order(kind, decision["step"], frozenset(decision["avoid"]))
+            order = SaveOrder(kind, decision["step"], frozenset(decision["avoid"]))
         elif decision["outcome"] == "abandon" and kind == DRAIN:
-            order = Order(kind, None)
+            order = SaveOrder(kind, None)
         self._over = decision["outcome"] == "finish"
         with self._changed:
             if self._finished or order is None:
@@ -369,7 +369,7 @@ class Rounds:
         with self._changed:
             if self._drain_guard is not None and self._order is None and not self._finished:
                 self._hold = self._next
-                self._order = Order(DRAIN, None)
+                self._order = SaveOrder(DRAIN, None)
                 self._changed.notify_all()
 
 

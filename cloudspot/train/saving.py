@@ -11,7 +11,7 @@ from typing import Any
 from cloudspot.train import checkpoint
 from cloudspot.train.arena import Arena, Slot
 from cloudspot.train.handoff import seals_directory, write_json
-from cloudspot.train.plan import Item, Plan, plan
+from cloudspot.train.partition import Item, Plan, plan
 from cloudspot.train.tree import Json
 
 _SLOT_POLL_SECONDS = 0.01

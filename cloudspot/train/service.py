@@ -16,7 +16,7 @@ from cloudspot.train import checkpoint, handoff
 from cloudspot.train.arena import Arena
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
-from cloudspot.train.rounds import DRAIN, Order, Rounds
+from cloudspot.train.rounds import DRAIN, Rounds, SaveOrder
 from cloudspot.train.saving import Describe, Saver
 
 _log = logging.getLogger("cloudspot")
@@ -100,14 +100,14 @@ class Service:
         self.prepare_at = -1
         self._saver.prepare(checkpoint.take(self._objects).items)
 
-    def serve(self, first: Order, step: int) -> None:
+    def serve(self, first: SaveOrder, step: int) -> None:
         """Carry out the orders that stand at a boundary, until it is passed.
 
         Raises:
             SystemExit: the order was to leave.
             SessionError: the state cannot be saved.
         """
-        order: Order | None = first
+        order: SaveOrder | None = first
         while order is not None:
             if order.kind == DRAIN:
                 self._drain(order, step)
@@ -148,7 +148,7 @@ class Service:
             self._figures.close()
             self._figures = None
 
-    def _drain(self, order: Order, step: int) -> NoReturn:
+    def _drain(self, order: SaveOrder, step: int) -> NoReturn:
         saved: int | None = None
         if order.step is not None and step > self._start:
             saved = step

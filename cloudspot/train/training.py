@@ -17,10 +17,10 @@ from cloudspot.train import checkpoint, handoff, randomness
 from cloudspot.train.checkpoint import Checkpoint
 from cloudspot.train.distributed import World, current_world
 from cloudspot.train.errors import CheckpointError, SessionError
-from cloudspot.train.feed import Feed, ResumedLoader, is_stateful
-from cloudspot.train.lasterror import tell_of_errors
+from cloudspot.train.resumable_batches import Feed, ResumedLoader, is_stateful
 from cloudspot.train.service import Service
 from cloudspot.train.tree import Json, flatten, rebuild
+from cloudspot.train.uncaught_errors import tell_of_errors
 
 _log = logging.getLogger("cloudspot")
 

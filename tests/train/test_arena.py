@@ -10,7 +10,7 @@ import torch
 from cloudspot.train import SessionError, arena
 from cloudspot.train.arena import Arena
 from cloudspot.train.handoff import seals_directory
-from cloudspot.train.plan import Item, plan
+from cloudspot.train.partition import Item, plan
 
 
 @pytest.fixture

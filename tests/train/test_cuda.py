@@ -6,7 +6,7 @@ import torch
 from cloudspot.train import arena
 from cloudspot.train.arena import Arena
 from cloudspot.train.handoff import seals_directory
-from cloudspot.train.plan import Item, plan
+from cloudspot.train.partition import Item, plan
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cloudspot.train import rounds
-from cloudspot.train.rounds import DRAIN, INTERVAL, Order, Rounds
+from cloudspot.train.rounds import DRAIN, INTERVAL, Rounds, SaveOrder
 from cloudspot.train.stores import LocalStore
 
 
@@ -120,7 +120,7 @@ class Rank:
                 self.end()  # there was no further batch
             else:
                 self.in_step = True
-        elif isinstance(answer, Order):
+        elif isinstance(answer, SaveOrder):
             if answer.step is None:
                 self.over = True
                 return
@@ -261,7 +261,7 @@ def test_a_rank_goes_on_to_the_promised_boundary_and_waits_there():
     assert one.begin(1) is None  # has not heard of the round
     settle(zero, one)
     assert zero.try_begin(1) is True
-    expected = Order(INTERVAL, 2)
+    expected = SaveOrder(INTERVAL, 2)
     assert zero.try_begin(2) == one.try_begin(2) == expected
 
 
@@ -293,7 +293,7 @@ def test_a_drain_cuts_a_waiting_interval_round_short():
     settle(one, zero)
     assert json.loads(zero.store.get("decision/0")) == {"outcome": "abandon"}
     settle(zero, one, two)
-    assert zero.try_begin(0) == two.try_begin(0) == Order(DRAIN, 0, frozenset({1}))
+    assert zero.try_begin(0) == two.try_begin(0) == SaveOrder(DRAIN, 0, frozenset({1}))
 
 
 def test_without_a_decision_by_the_guard_all_leave_without_a_save():
@@ -304,7 +304,7 @@ def test_without_a_decision_by_the_guard_all_leave_without_a_save():
     assert zero.try_begin(0) is False
     now[0] = 5.1
     settle(zero, one)
-    assert zero.try_begin(0) == one.try_begin(0) == Order(DRAIN, None)
+    assert zero.try_begin(0) == one.try_begin(0) == SaveOrder(DRAIN, None)
 
 
 def test_a_rank_calls_the_round_off_when_rank_0_does_not():
@@ -317,7 +317,7 @@ def test_a_rank_calls_the_round_off_when_rank_0_does_not():
     now[0] = 6.5
     one.poll()
     one.poll()
-    assert one.try_begin(0) == Order(DRAIN, None)
+    assert one.try_begin(0) == SaveOrder(DRAIN, None)
 
 
 def test_another_machines_guard_travels_as_the_seconds_that_are_left():
@@ -363,7 +363,7 @@ def test_when_the_store_is_gone_a_drain_leaves_without_a_save():
     settle(one)
     one.request_drain(guard=100.0, notice=True)
     settle(one)
-    assert one.try_begin(0) == Order(DRAIN, None)
+    assert one.try_begin(0) == SaveOrder(DRAIN, None)
 
 
 def test_a_main_thread_waits_for_the_decision_and_goes_on_with_it():
@@ -375,7 +375,7 @@ def test_a_main_thread_waits_for_the_decision_and_goes_on_with_it():
     waiting.start()
     settle(one, zero, one)
     waiting.join(10)
-    assert found == [Order(DRAIN, 0)]
+    assert found == [SaveOrder(DRAIN, 0)]
 
 
 # --- with threads -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudspot.train.plan import Item, plan
+from cloudspot.train.partition import Item, plan
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "uint8": 1}
 
