@@ -53,6 +53,8 @@ class SaveOrder:
     """The boundary; None: leave now, without a save."""
     avoid: frozenset[int] = frozenset()
     """Ranks whose machines are about to go."""
+    rooms: tuple[int, ...] = ()
+    """Bytes that each rank's slots hold, by rank: all ranks must plan with the same numbers."""
 
 
 class Rounds:
@@ -71,6 +73,7 @@ class Rounds:
         start: int,
         clock: Callable[[], float],
         can_save: Callable[[], bool] = lambda: True,
+        room: Callable[[], int] = lambda: 0,
     ) -> None:
         """Join the rounds of a process group.
 
@@ -81,12 +84,14 @@ class Rounds:
             start: The boundary that the main thread arrives at first.
             clock: Monotonic seconds.
             can_save: Says whether an interval save would find a free slot here.
+            room: Says how many bytes each of this rank's slots holds.
         """
         self._store = store
         self._rank = rank
         self._world_size = world_size
         self._clock = clock
         self._can_save = can_save
+        self._room = room
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         # Under the step lock:
@@ -306,7 +311,8 @@ class Rounds:
             decision = {
                 "outcome": "save",
                 "step": max(promise["step"] for promise in promises),
-                "avoid": sorted(rank for rank, promise in self._promises.items() if promise["notice"]),
+                "avoid": [rank for rank, promise in self._promises.items() if promise["notice"]],
+                "rooms": [self._promises[rank]["room"] for rank in range(self._world_size)],
             }
         self._store.compare_set(f"decision/{number}", "", json.dumps(decision))
 
@@ -336,7 +342,7 @@ class Rounds:
         with self._changed:
             step = None if self._finished else self._next + opening["lookahead"]
             self._hold = step
-        promise = {"step": step, "ready": ready, "notice": self._drain_notice}
+        promise = {"step": step, "ready": ready, "notice": self._drain_notice, "room": self._room()}
         self._state = "promised"
         self._store.set(f"promise/{self._round}/{self._rank}", json.dumps(promise))
 
@@ -344,7 +350,8 @@ class Rounds:
         kind = self._opening["kind"]
         order: SaveOrder | None = None
         if decision["outcome"] == "save":
-            order = SaveOrder(kind, decision["step"], frozenset(decision["avoid"]))
+            avoid, rooms = frozenset(decision["avoid"]), tuple(decision["rooms"])
+            order = SaveOrder(kind, decision["step"], avoid, rooms)
         elif decision["outcome"] == "abandon" and kind == DRAIN:
             order = SaveOrder(kind, None)
         self._over = decision["outcome"] == "finish"

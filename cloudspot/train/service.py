@@ -57,9 +57,7 @@ class Service:
             rank=world.rank,
             local_world_size=world.local_world_size,
         )
-        self._saver = Saver(
-            arena, handoff=directory, generation=generation, rank=world.rank, world_size=world.world_size
-        )
+        self._saver = Saver(arena, handoff=directory, generation=generation, world=world)
         # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
         """The step at which to call ``prepare``."""
@@ -72,7 +70,15 @@ class Service:
         faulthandler.register(handoff.DUMP_SIGNAL, all_threads=True)
         handoff.worker_pid_path(directory, world.rank).write_text(str(os.getpid()))
         store, server = open_store(world)
-        self._link = Link(directory, store, server, world=world, start=start, can_save=self._saver.can_save)
+        self._link = Link(
+            directory,
+            store,
+            server,
+            world=world,
+            start=start,
+            can_save=self._saver.can_save,
+            room=self._saver.room,
+        )
         self._link.start()
 
     @property
@@ -113,7 +119,7 @@ class Service:
                 self._drain(order, step)
             # A boundary at which nothing was done since the last save has nothing to save.
             if step not in {self._start, self._saver.sealed_step}:
-                stall = self._save(order.kind, step, order.avoid, None)
+                stall = self._save(order, step, None)
                 self._link.saved(stall)
             self.rounds.served()
             order = self.rounds.begin(step)
@@ -154,7 +160,7 @@ class Service:
             saved = step
             if self._saver.sealed_step != step:
                 guard = self.rounds.guard
-                stall = self._save(order.kind, step, order.avoid, lambda: guard)
+                stall = self._save(order, step, lambda: guard)
                 saved = None if stall is None else step
         self.progress[0] = step
         handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
@@ -164,14 +170,18 @@ class Service:
     def _save_final(self, step: int) -> bool:
         until = time.monotonic() + FINAL_SLOT_SECONDS
         # A notice may come while this waits.
-        stall = self._save(FINAL, step, frozenset(), lambda: min(until, self._link.drain_guard))
+        stall = self._save(SaveOrder(FINAL, step), step, lambda: min(until, self._link.drain_guard))
         return stall is not None
 
-    def _save(
-        self, kind: str, step: int, avoid: frozenset[int], deadline: Callable[[], float] | None
-    ) -> float | None:
+    def _save(self, order: SaveOrder, step: int, deadline: Callable[[], float] | None) -> float | None:
         return self._saver.save(
-            self._objects, kind=kind, step=step, avoid=avoid, describe=self._describe, deadline=deadline
+            self._objects,
+            kind=order.kind,
+            step=step,
+            avoid=order.avoid,
+            rooms=order.rooms,
+            describe=self._describe,
+            deadline=deadline,
         )
 
 

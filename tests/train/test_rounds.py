@@ -89,6 +89,7 @@ class Rank:
         self.over = False
         self.left_at = None
         self.saved = []
+        self.room = 1000 + index
         self.rounds = Rounds(
             self.connection,
             rank=index,
@@ -96,6 +97,7 @@ class Rank:
             start=0,
             clock=lambda: world.now,
             can_save=lambda: world.random.random() < 0.9,
+            room=lambda: self.room,
         )
 
     def move(self):
@@ -125,6 +127,7 @@ class Rank:
                 self.over = True
                 return
             assert answer.step == self.position
+            assert answer.rooms == tuple(rank.room for rank in self.world.ranks)
             self.saved.append((answer.kind, answer.step, answer.avoid))
             if answer.kind == DRAIN:
                 self.over, self.left_at = True, self.position
@@ -236,11 +239,22 @@ def test_short_steps_go_on_while_the_ranks_find_together():
 # --- single cases -------------------------------------------------------------------------------
 
 
+ROOMS = (100, 70, 90)
+"""How many bytes the slots of each rank hold."""
+
+
 def pair(store=None, now=None, num_ranks=2):
     store = store or LocalStore()
     now = now or [0.0]
     return [
-        Rounds(store, rank=rank, world_size=num_ranks, start=0, clock=lambda: now[0])
+        Rounds(
+            store,
+            rank=rank,
+            world_size=num_ranks,
+            start=0,
+            clock=lambda: now[0],
+            room=lambda rank=rank: ROOMS[rank],
+        )
         for rank in range(num_ranks)
     ]
 
@@ -261,7 +275,7 @@ def test_a_rank_goes_on_to_the_promised_boundary_and_waits_there():
     assert one.begin(1) is None  # has not heard of the round
     settle(zero, one)
     assert zero.try_begin(1) is True
-    expected = SaveOrder(INTERVAL, 2)
+    expected = SaveOrder(INTERVAL, 2, rooms=ROOMS[:2])
     assert zero.try_begin(2) == one.try_begin(2) == expected
 
 
@@ -293,7 +307,7 @@ def test_a_drain_cuts_a_waiting_interval_round_short():
     settle(one, zero)
     assert json.loads(zero.store.get("decision/0")) == {"outcome": "abandon"}
     settle(zero, one, two)
-    assert zero.try_begin(0) == two.try_begin(0) == SaveOrder(DRAIN, 0, frozenset({1}))
+    assert zero.try_begin(0) == two.try_begin(0) == SaveOrder(DRAIN, 0, frozenset({1}), ROOMS)
 
 
 def test_without_a_decision_by_the_guard_all_leave_without_a_save():
@@ -375,7 +389,7 @@ def test_a_main_thread_waits_for_the_decision_and_goes_on_with_it():
     waiting.start()
     settle(one, zero, one)
     waiting.join(10)
-    assert found == [SaveOrder(DRAIN, 0)]
+    assert found == [SaveOrder(DRAIN, 0, rooms=ROOMS[:2])]
 
 
 # --- with threads -------------------------------------------------------------------------------
