@@ -39,7 +39,10 @@ MAX_LOOKAHEAD_STEPS = 64
 INTERVAL_GUARD_SECONDS = 20.0
 """An interval round in which a rank has not answered by then is off."""
 SILENCE_SECONDS = 60.0
-"""A main thread that has waited so long for a decision takes the store for lost."""
+"""A main thread that has waited this long for a decision takes the store for lost, but never before the
+round's guard has passed."""
+_WAIT_SECONDS = 0.5
+"""Between two looks of a waiting main thread."""
 _GRACE_SECONDS = 1.0
 """How long the others leave it to rank 0 to call a round off whose guard has passed."""
 
@@ -129,15 +132,17 @@ class Rounds:
         return self._begin_held(step)
 
     def _begin_held(self, step: int) -> SaveOrder | None:
-        silent_at = self._clock() + SILENCE_SECONDS
+        # Counted in looks: a process that stood still for a minute has not listened in vain that long.
+        looks_left = math.ceil(SILENCE_SECONDS / _WAIT_SECONDS)
         with self._changed:
             while not self._may_pass(step):
                 if self._order is not None:
                     return self._order
-                if self._clock() > silent_at:
+                if looks_left <= 0 and self._clock() > self._round_guard + _GRACE_SECONDS:
                     self._lose()
                 else:
-                    self._changed.wait(0.5)
+                    looks_left -= 1
+                    self._changed.wait(_WAIT_SECONDS)
             self._next = step + 1
             return None
 

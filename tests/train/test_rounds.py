@@ -392,6 +392,64 @@ def test_a_main_thread_waits_for_the_decision_and_goes_on_with_it():
     assert found == [SaveOrder(DRAIN, 0, rooms=ROOMS[:2])]
 
 
+def waits_of(participant, now, *, meanwhile=lambda waited: None):
+    """Let its main thread wait on the virtual clock; ``meanwhile`` happens during each wait."""
+    begun = now[0]
+
+    def wait(timeout):
+        now[0] += timeout
+        participant._lock.release()
+        try:
+            meanwhile(now[0] - begun)
+        finally:
+            participant._lock.acquire()
+
+    participant._changed.wait = wait
+
+
+def test_a_main_thread_waits_for_a_drains_decision_until_its_guard():
+    now = [0.0]
+    zero, one = pair(now=now)
+    zero.request_drain(guard=120.0, notice=True)
+    settle(zero)
+
+    def answer_at_the_last_moment(waited):
+        if waited >= 119.0:
+            settle(one, zero)
+
+    waits_of(zero, now, meanwhile=answer_at_the_last_moment)
+    assert zero.begin(0) == SaveOrder(DRAIN, 0, frozenset({0}), ROOMS[:2])
+    assert now[0] == 119.0
+
+
+def test_a_process_that_stood_still_past_the_silence_still_hears_the_decision():
+    now = [0.0]
+    zero, one = pair(now=now)
+    zero.request_interval()
+    settle(zero, one)
+    zero._order, zero._state = None, "promised"  # decided, and its background thread gets no turn
+
+    def stand_still_then_hear(waited):
+        if waited == 0.5:
+            now[0] += 10 * rounds.SILENCE_SECONDS
+        else:
+            settle(zero)
+
+    waits_of(zero, now, meanwhile=stand_still_then_hear)
+    assert zero.begin(0) == SaveOrder(INTERVAL, 0, rooms=ROOMS[:2])
+
+
+def test_a_main_thread_that_hears_nothing_takes_the_store_for_lost():
+    now = [0.0]
+    zero, _ = pair(now=now)
+    zero.request_interval()
+    settle(zero)
+    waits_of(zero, now)  # the background thread hangs in the store
+    assert zero.begin(0) is None
+    assert zero.is_lost
+    assert rounds.SILENCE_SECONDS <= now[0] < rounds.SILENCE_SECONDS + 2
+
+
 # --- with threads -------------------------------------------------------------------------------
 
 
