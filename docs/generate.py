@@ -34,9 +34,9 @@ from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, STORE_HELP, program
 from cloudspot.cli.options import JSON_HELP
 from cloudspot.controller import act, decide, loop, plan, policy, reap, restarts, suspicion
-from cloudspot.jobschema import field_docs, job_schema
+from cloudspot.jobfile.schema import field_docs, job_schema
+from cloudspot.jobfile.spec import JobSpec, Nodes
 from cloudspot.local.options import LocalOptions
-from cloudspot.spec import JobSpec, Nodes
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = "cloudspot/job.schema.json"
