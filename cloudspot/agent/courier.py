@@ -23,9 +23,9 @@ from cloudspot.agent.restore import Restored
 from cloudspot.agent.status import Orders, Status
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import manifests
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation
-from cloudspot.spec import JobSpec
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)

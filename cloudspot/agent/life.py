@@ -26,13 +26,13 @@ from cloudspot.agent.status import Orders, Status
 from cloudspot.agent.tensorboard import EventFiles
 from cloudspot.errors import AuthError, CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Exit, Submission
 from cloudspot.jobstore.streams import stream_name
 from cloudspot.jobstore.submission import read_secrets
 from cloudspot.model import NodeIdentity
-from cloudspot.spec import JobSpec
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -18,10 +18,10 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.orderedstop import OrderedStop
 from cloudspot.errors import PluginError, SpecError, TransientError
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.records import Submission
 from cloudspot.registry import open_provider, open_store
-from cloudspot.spec import spec_from_json
 
 _log = logging.getLogger("cloudspot.agent")
 _T = TypeVar("_T")

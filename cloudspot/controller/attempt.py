@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 
 from cloudspot.controller.observed import Observed
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Exit, Generation, Machine
+from cloudspot.jobstore.records import Machine
 from cloudspot.model import EndReason, Instance, InstanceState
+from cloudspot.story.outcomes import own_exit, permanent_failure, succeeded
 
 VOID_OUTCOMES = ("capacity", "quota", "refused", "voided")
 """How a launch is closed that never trained; a void's detail begins with one of them."""
@@ -25,35 +26,6 @@ def void_outcome(launch: LaunchHistory) -> tuple[str, str]:
             outcome, _, detail = slot.detail.partition(": ")
             return (outcome, detail) if outcome in VOID_OUTCOMES else ("voided", slot.detail)
     return "voided", ""
-
-
-def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
-    """Return the last word of the machine that owns the rank; another machine's word counts for nothing."""
-    exit_record, slot = launch.exits.get(rank), launch.slots.get(rank)
-    if exit_record is None or slot is None or exit_record.instance_id != slot.instance_id:
-        return None
-    return exit_record
-
-
-def last_generation(history: History, launch: LaunchHistory) -> Generation | None:
-    """Return the newest generation that ran on this launch, or None before its first."""
-    return next((g for g in reversed(history.generations) if g.launch == launch.number), None)
-
-
-def succeeded(history: History, launch: LaunchHistory) -> bool:
-    """Say whether every node of the attempt (of its newest generation) has ended with success."""
-    if not launch.is_attempt:
-        return False
-    generation = last_generation(history, launch)
-    ranks = launch.slots if generation is None else [member.rank for member in generation.members]
-    exits = [own_exit(launch, rank) for rank in ranks]
-    return all(one is not None and one.outcome == "succeeded" for one in exits)
-
-
-def permanent_failure(launch: LaunchHistory) -> Exit | None:
-    """Return a node's word that no other machine will mend this failure, or None."""
-    exits = (own_exit(launch, rank) for rank in sorted(launch.slots))
-    return next((one for one in exits if one is not None and one.outcome == "failed" and one.permanent), None)
 
 
 def find_instance(instance_id: str, observed: Observed) -> Instance | None:

@@ -32,17 +32,17 @@ from cloudspot.controller.attempt import (
     is_dead,
     machines_of,
     provider_proves_death,
-    succeeded,
     void_outcome,
 )
-from cloudspot.controller.ledger import bill
 from cloudspot.controller.observed import Observed
 from cloudspot.controller.policy import GiveUp, choose_offer
 from cloudspot.controller.reap import reapable
-from cloudspot.controller.restarts import End, judge
+from cloudspot.controller.restarts import judge
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.model import Instance, InstanceState
-from cloudspot.spec import JobSpec
+from cloudspot.story.ledger import bill
+from cloudspot.story.outcomes import End, succeeded
 
 BOOT_LIMIT_SECONDS = 20 * 60.0
 """A machine that has not claimed its rank for so long hangs: its launch is made void."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from cloudspot.controller.attempt import own_exit
 from cloudspot.controller.observed import CreateFailure, Observed
 from cloudspot.controller.suspicion import BEGUN, lengthened, looks_still
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Lasting, Suspect, Suspicions, new_nonce
 from cloudspot.model import Instance, InstanceState, Offer
+from cloudspot.story.outcomes import own_exit
 
 MAX_GAP_SECONDS = 120.0
 """What may count between two looks: a controller that slept for an hour has not watched for an hour."""

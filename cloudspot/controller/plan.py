@@ -13,10 +13,10 @@ from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, DELIVERY_GRACE_SECON
 from cloudspot.controller.policy import in_order
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Submission
 from cloudspot.model import InstanceGroup, LaunchRequest, Offer
-from cloudspot.spec import JobSpec
 
 MAX_LIFE_SECONDS = 7 * 86400.0
 """No machine lives longer than this; a longer job goes on with the next one."""

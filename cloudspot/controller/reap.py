@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from cloudspot.controller.actions import Terminate
-from cloudspot.controller.attempt import own_exit
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.model import Instance, InstanceState
+from cloudspot.story.outcomes import own_exit
 
 GRACE_SECONDS = 60.0
 """A machine that has trained may flush its logs and shut itself down before it is ended from outside."""

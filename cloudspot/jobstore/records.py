@@ -51,7 +51,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     provider: str
     spec: dict[str, Any]
-    """The validated job file as JSON values; ``cloudspot.spec`` reads it back."""
+    """The validated job file as JSON values; ``cloudspot.jobfile.spec`` reads it back."""
     code_sha256: str
     code_bytes: int
     secret_names: tuple[str, ...]

@@ -13,6 +13,7 @@ import pytest
 from cloudspot.agent.life import Job, Life
 from cloudspot.agent.node import Node
 from cloudspot.interfaces import PreemptionSource, Provider
+from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, manifests
 from cloudspot.jobstore.bundle import make_bundle, put_bundle
 from cloudspot.jobstore.records import CheckpointId, Exit
@@ -20,7 +21,6 @@ from cloudspot.jobstore.submission import new_submission
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import BootProfile, NodeIdentity
 from cloudspot.processes import kill_marked
-from cloudspot.spec import spec_from_json
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

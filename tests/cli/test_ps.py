@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from cloudspot.cli import output
 from cloudspot.cli.jobfields import FIELD_NAMES
 from cloudspot.cli.main import program
-from cloudspot.controller.report import summarise
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.reader import HistoryReader, write_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.local.filestore import FileStore
+from cloudspot.story.report import summarise
 
 from .conftest import ago, at
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 
 import pytest
 from launch_histories import JOB, first_violation, only_pass, pass_and_stay, pass_often, play
+from simnodes import Training
+from simulation import Odds
 
 from cloudspot.controller import handover, suspicion
 from cloudspot.controller.handover import Handover
@@ -21,8 +23,6 @@ from cloudspot.errors import ObjectMissing, TransientError
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Lasting
 from cloudspot.jobstore.suspicions import read_suspicions, write_suspicions
-from cloudspot.testing.simnodes import Training
-from cloudspot.testing.simulation import Odds
 
 NUM_HISTORIES = 100
 SILENCES = {"training": Training(hang=0.05), "nodes": (1, 1), "has_outages": True}

@@ -3,12 +3,12 @@ import uuid
 
 import msgspec
 import pytest
+from simcloud import SimCloud, SimProvider
+from simulation import World
 
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, DELIVERY_GRACE_SECONDS
 from cloudspot.controller.plan import MAX_LIFE_SECONDS, launch_token, life_seconds, plan, render_launch
 from cloudspot.errors import SpecError
-from cloudspot.testing.simcloud import SimCloud, SimProvider
-from cloudspot.testing.simulation import World
 
 
 class Provider(SimProvider):

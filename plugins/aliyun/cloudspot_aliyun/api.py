@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from cloudspot.errors import TransientError
-from cloudspot.persistence import persist
+from cloudspot.retrying import persist
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import EXPIRED, SDK_ERRORS, Codes, error_code, translated
 

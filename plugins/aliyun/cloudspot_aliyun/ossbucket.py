@@ -26,8 +26,8 @@ from cloudspot.errors import (
     StoreRefused,
 )
 from cloudspot.interfaces import check_key
-from cloudspot.partedupload import Passing, UploadGone
-from cloudspot.persistence import Result, persist
+from cloudspot.plugin.multipart import Passing, UploadGone
+from cloudspot.retrying import Result, persist
 from cloudspot_aliyun.clients import (
     CONNECT_SECONDS,
     READ_SECONDS,

@@ -28,9 +28,9 @@ from cloudspot.interfaces import LogSink, ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.logorder import Arrival, read_back
 from cloudspot.model import LogPiece, LogRecord
-from cloudspot.persistence import persist
+from cloudspot.plugin.logorder import Arrival, read_back
+from cloudspot.retrying import persist
 from cloudspot_aliyun import loglines
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.metadata import EcsMetadata

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from cloudspot import persistence
+from cloudspot import retrying
 from cloudspot.errors import (
     AuthError,
     CapacityError,
@@ -123,7 +123,7 @@ def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
 
 def unless_throttled(call: Callable[[], Any]) -> Any:
     """Return what the call returns; where ECS throttles it, nothing was done, and it is made again."""
-    return persistence.unless_throttled(call, _is_throttled, sleep=time.sleep)
+    return retrying.unless_throttled(call, _is_throttled, sleep=time.sleep)
 
 
 def _is_throttled(error: Exception) -> bool:

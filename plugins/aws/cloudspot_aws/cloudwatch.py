@@ -21,9 +21,9 @@ import msgspec
 
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.interfaces import LogSink
-from cloudspot.logorder import Arrival, Order, read_back
 from cloudspot.model import LogPiece, LogRecord
-from cloudspot.persistence import persist
+from cloudspot.plugin.logorder import Arrival, Order, read_back
+from cloudspot.retrying import persist
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
 from cloudspot_aws.logevents import EventReader

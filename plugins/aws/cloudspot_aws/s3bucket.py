@@ -24,8 +24,8 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.interfaces import check_key
-from cloudspot.partedupload import Passing, UploadGone
-from cloudspot.persistence import Result, persist
+from cloudspot.plugin.multipart import Passing, UploadGone
+from cloudspot.retrying import Result, persist
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import DENIED, THROTTLED, error_code, one_line, status_of, translation
 

@@ -23,8 +23,8 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.interfaces import check_key
-from cloudspot.partedupload import Passing, UploadGone
-from cloudspot.persistence import Result, persist
+from cloudspot.plugin.multipart import Passing, UploadGone
+from cloudspot.retrying import Result, persist
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, UNUSABLE, error_code, status_of, translation
 

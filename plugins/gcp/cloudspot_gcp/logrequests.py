@@ -10,7 +10,7 @@ from typing import Any
 from google.api_core.exceptions import from_http_response
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.persistence import persist
+from cloudspot.retrying import persist
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, error_code, status_of, translation
 

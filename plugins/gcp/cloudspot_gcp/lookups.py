@@ -18,7 +18,7 @@ import msgspec
 from google.api_core import exceptions as api
 
 from cloudspot.model import Resources
-from cloudspot.persistence import persist
+from cloudspot.retrying import persist
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients
 from cloudspot_gcp.errors import translated
 from cloudspot_gcp.listing import last_part

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from cloudspot import persistence
+from cloudspot import retrying
 from cloudspot.errors import (
     AuthError,
     CapacityError,
@@ -126,7 +126,7 @@ def launching(body: ComputeRequest) -> str:
 
 def unless_throttled(call: Callable[[], T]) -> T:
     """Return what the call returns; where Google throttles it, nothing was done, and it is made again."""
-    return persistence.unless_throttled(call, _is_throttled, sleep=time.sleep)
+    return retrying.unless_throttled(call, _is_throttled, sleep=time.sleep)
 
 
 def _is_throttled(error: Exception) -> bool:
