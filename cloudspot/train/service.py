@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, MutableSequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cloudspot.train import checkpoint, handoff
+from cloudspot.train import checkpoint, handoff, sigterm
 from cloudspot.train.arena import Arena
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
@@ -68,7 +68,8 @@ class Service:
             path = handoff.metrics_path(directory, world.rank)
             self._figures = path.open("a", buffering=1, encoding="utf-8")
         faulthandler.register(handoff.DUMP_SIGNAL, all_threads=True)
-        handoff.worker_pid_path(directory, world.rank).write_text(str(os.getpid()))
+        self._pid = os.getpid()  # of no process that the script forks
+        handoff.worker_pid_path(directory, world.rank).write_text(str(self._pid))
         store, server = open_store(world)
         self._link = Link(
             directory,
@@ -125,7 +126,12 @@ class Service:
             order = self.rounds.begin(step)
 
     def leave_loop(self) -> None:
-        """End the rounds where the script leaves the loop by itself, as all ranks do at the same step."""
+        """End the rounds where the script leaves the loop early, as all ranks do at the same step.
+
+        Leaving after SIGTERM does not count as the script's own decision: the agent is not told of it.
+        """
+        if os.getpid() == self._pid and not sigterm.was_received():
+            handoff.left_loop_path(self._directory, self._world.rank).touch()
         self.rounds.finish()
 
     def end_loop(self, total: int) -> None:
