@@ -365,9 +365,9 @@ def _kind(node: inspect.Type, path: str) -> str:
     if path in special:
         return special[path]
     extra, bare = _extra(node), _bare(node)
-    words = "".join(f' or `"{word}"`' for word in extra.get("words", ()))  # type: ignore[attr-defined]
+    word = f' or `"{extra["word"]}"`' if "word" in extra else ""
     if "quantity" in extra:
-        return f"{extra['quantity']}{words}"
+        return f"{extra['quantity']}{word}"
     if isinstance(bare, inspect.LiteralType):
         return ", ".join(f'`"{value}"`' for value in bare.values)
     if isinstance(bare, inspect.VarTupleType):
@@ -389,9 +389,9 @@ def _kind(node: inspect.Type, path: str) -> str:
 def _default(field: inspect.Field) -> str:
     if field.required:
         return "required"
-    words = _extra(field.type).get("words", {})
     if field.default is None:
-        return "".join(f'`"{word}"`' for word in words) or "none"  # type: ignore[attr-defined]
+        word = _extra(field.type).get("word")
+        return f'`"{word}"`' if word else "none"
     if field.default_factory is not msgspec.NODEFAULT:
         return "`{}`"
     if isinstance(field.default, Nodes):
