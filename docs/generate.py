@@ -34,10 +34,11 @@ from cloudspot.agent import main as main_of_agent
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, STORE_HELP, program
 from cloudspot.cli.options import JSON_HELP
-from cloudspot.controller import act, decide, loop, plan, policy, reap, restarts, suspicion
+from cloudspot.controller import act, decide, lasting, launchrequest, loop, policy, restarts
 from cloudspot.jobfile.schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
 from cloudspot.jobfile.toml import read_toml
+from cloudspot.jobstore import delivering
 from cloudspot.local.options import LocalOptions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,18 +233,18 @@ def _cell(text: str) -> str:
 
 FIGURES = (
     (decide, "BOOT_LIMIT_SECONDS"),
-    (decide, "SILENT_LIMIT_SECONDS"),
-    (decide, "SURVIVOR_GRACE_SECONDS"),
-    (decide, "STOP_GRACE_SECONDS"),
-    (decide, "DELIVERY_GRACE_SECONDS"),
-    (plan, "MAX_LIFE_SECONDS"),
-    (reap, "GRACE_SECONDS"),
-    (reap, "EXIT_GRACE_SECONDS"),
+    (delivering, "SILENT_LIMIT_SECONDS"),
+    (delivering, "SURVIVOR_GRACE_SECONDS"),
+    (delivering, "STOP_GRACE_SECONDS"),
+    (delivering, "DELIVERY_GRACE_SECONDS"),
+    (launchrequest, "MAX_LIFE_SECONDS"),
+    (delivering, "CLOSED_GRACE_SECONDS"),
+    (delivering, "EXIT_GRACE_SECONDS"),
     (restarts, "FIRST_DELAY_SECONDS"),
     (restarts, "MAX_DELAY_SECONDS"),
     (act, "REPEAT_SECONDS"),
     (loop, "MAX_BACKOFF_SECONDS"),
-    (suspicion, "MAX_PASS_GAP_SECONDS"),
+    (lasting, "MAX_PASS_GAP_SECONDS"),
     (policy, "MAX_CAPACITY_COOL_SECONDS"),
     (policy, "MAX_QUOTA_COOL_SECONDS"),
     (peers, "SUSPECT_SECONDS"),

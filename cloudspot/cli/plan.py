@@ -24,8 +24,8 @@ from cloudspot.cli.options import (
     store_option,
 )
 from cloudspot.controller.ownership import store_label
-from cloudspot.controller.plan import LaunchPlan
-from cloudspot.controller.plan import plan as make_plan
+from cloudspot.controller.launchrequest import LaunchPlan
+from cloudspot.controller.launchrequest import plan as make_plan
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, check_files, load_job
