@@ -21,7 +21,7 @@ from cloudspot.interfaces import PreemptionSource
 from cloudspot.local.metadataservice import MachineView, MetadataServer, StandingNotice
 from cloudspot.model import PreemptionNotice
 from cloudspot_gcp.metadata import HOST, GcePreemptionSource, Metadata
-from cloudspot_gcp.sandbox.metadata_server import GceMetadata
+from cloudspot_gcp_sandbox.metadata_server import GceMetadata
 
 FACTS = {
     "hostname": "h",

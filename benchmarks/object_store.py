@@ -81,7 +81,7 @@ def s3_environment(url: str) -> Iterator[None]:
 @contextmanager
 def gs_environment(url: str) -> Iterator[None]:
     """Let Google's SDK take the sink for Cloud Storage and for the token endpoint."""
-    from cloudspot_gcp.sandbox.identities import ServiceAccount, write_key_file
+    from cloudspot_gcp_sandbox.identities import ServiceAccount, write_key_file
 
     account = ServiceAccount.make("bench@my-project-123.iam.gserviceaccount.com", project="my-project-123")
     with tempfile.TemporaryDirectory() as directory:

@@ -45,7 +45,7 @@ def cloudspot_object_store(url: str) -> ObjectStore | None:
 def cloudspot_sandbox(name: str) -> type[object] | None:
     """Return the class that emulates the cloud of that name, or None when it is not this plugin's.
 
-    It is a :class:`cloudspot.testing.emulation.EmulatedCloud`.
+    It is a :class:`cloudspot.emulation.cloud.EmulatedCloud`.
     Where a library that only the emulation needs is missing, it raises PluginError, and the message
     says what to run.
     """

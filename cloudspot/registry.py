@@ -21,8 +21,8 @@ import cloudspot
 from cloudspot import hookspecs
 from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.spec import JobSpec, decode_options
-from cloudspot.tables import convert
+from cloudspot.jobfile.spec import JobSpec, decode_options
+from cloudspot.jobfile.tables import convert
 
 R = TypeVar("R")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cloudspot.spec import load_job
+from cloudspot.jobfile.spec import load_job
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MIB = 2**20

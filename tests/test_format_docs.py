@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sessions import put_session_checkpoint
 
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import CheckpointId, Chunk, Commit, File, Part
 from cloudspot.local.filestore import FileStore
-from cloudspot.testing.sessions import put_session_checkpoint
 from cloudspot.train import tree
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -29,7 +29,7 @@ print(json.dumps(sorted({{name.partition(".")[0] for name in set(sys.modules) - 
     [
         "cloudspot",
         "cloudspot.interfaces",
-        "cloudspot.spec",
+        "cloudspot.jobfile.spec",
         "cloudspot.registry",
         "cloudspot.train",
         "cloudspot.train.handoff",

@@ -11,6 +11,7 @@ import pytest
 
 import cloudspot
 from cloudspot.errors import PluginError, SpecError
+from cloudspot.jobfile.spec import load_job
 from cloudspot.registry import (
     ProviderEntry,
     list_providers,
@@ -19,7 +20,6 @@ from cloudspot.registry import (
     provider_class,
     sandbox_class,
 )
-from cloudspot.spec import load_job
 
 GOOD = """
     import msgspec
@@ -336,7 +336,7 @@ def test_the_same_distribution_twice_on_the_path_is_one(site, tmp_path, monkeypa
 SANDBOX = """
     from cloudspot.errors import PluginError
     from cloudspot.hookspecs import hookimpl
-    from cloudspot.testing.emulation import EmulatedCloud
+    from cloudspot.emulation.cloud import EmulatedCloud
 
     class Sky(EmulatedCloud):
         name = "sky"
@@ -364,7 +364,7 @@ SANDBOX = """
     ],
 )
 def test_a_sandbox_is_judged_like_a_provider(site, answer, message):
-    from cloudspot.testing.emulation import EmulatedCloud
+    from cloudspot.emulation.cloud import EmulatedCloud
 
     points = "[cloudspot.sandboxes]\nsky = cloudspot_sky\n"
     code = SANDBOX.replace("{answer}", answer)

@@ -19,10 +19,10 @@ from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.store_retry import insist
 from cloudspot.errors import PluginError, SpecError
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.records import Submission
 from cloudspot.registry import open_provider, open_store
-from cloudspot.spec import spec_from_json
 
 _log = logging.getLogger("cloudspot.agent")
 

@@ -13,9 +13,9 @@ from cloudspot.agent.orders import Orders
 from cloudspot.agent.status import Status
 from cloudspot.agent.store_retry import insist
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.records import Part, Submission
 from cloudspot.model import NodeIdentity
-from cloudspot.spec import JobSpec
 
 _T = TypeVar("_T")
 

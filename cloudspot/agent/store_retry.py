@@ -1,4 +1,4 @@
-"""The agent's one retry loop around requests to the store and the metadata service."""
+"""How the agent waits out an outage of its store or metadata service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from cloudspot.errors import TransientError
+from cloudspot import retrying
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -23,14 +23,10 @@ def insist(call: Callable[[], _T], *, deadline: float = math.inf) -> _T:
     Raises:
         TransientError: the deadline came; the last try was made at that moment.
     """
-    wait = FIRST_WAIT_SECONDS
-    while True:
-        try:
-            return call()
-        except TransientError as error:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise
-            _log.warning("the store failed, trying again: %s", error)
-            time.sleep(min(wait, left))
-            wait = min(2 * wait, MAX_WAIT_SECONDS)
+    waits = retrying.doubling(FIRST_WAIT_SECONDS, most=MAX_WAIT_SECONDS)
+    return retrying.retry(
+        call,
+        sleep=time.sleep,
+        waits=retrying.until(deadline, waits),
+        on_wait=lambda error: _log.warning("the store failed, trying again: %s", error),
+    )

@@ -17,18 +17,18 @@ from cloudspot.cli.options import debug_option, json_option, plot_option, store_
 from cloudspot.cli.plots import check_plot, plot_two, take_picture
 from cloudspot.cli.printable import printable
 from cloudspot.cli.story import read_commits_of
-from cloudspot.controller.comparison import (
+from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.extraction import read_bundle
+from cloudspot.jobstore.patience import patient
+from cloudspot.story.comparison import (
     CodeFile,
     code_differences,
     code_files,
     job_file_differences,
     results,
 )
-from cloudspot.controller.timeline import timeline
-from cloudspot.errors import BundleError, CorruptData, ObjectMissing
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.extraction import read_bundle
-from cloudspot.jobstore.patience import patient
+from cloudspot.story.timeline import timeline
 
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 _CHANGES = {"added": "+", "removed": "-", "changed": "~"}

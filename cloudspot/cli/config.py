@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.errors import SpecError
-from cloudspot.spec import check_store_url
-from cloudspot.tables import FieldError, convert
-from cloudspot.tomlfile import read_toml
+from cloudspot.jobfile.spec import check_store_url
+from cloudspot.jobfile.tables import FieldError, convert
+from cloudspot.jobfile.toml import read_toml
 
 CONFIG_VARIABLE = "CLOUDSPOT_CONFIG"
 

@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudspot.controller.series import Curve
-from cloudspot.controller.spans import Span
 from cloudspot.errors import CloudspotError
+from cloudspot.story.series import Curve
+from cloudspot.story.spans import Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from cloudspot.cli import pace
 from cloudspot.cli.view import Sights, View, hear, look
 from cloudspot.controller.loop import Tick
-from cloudspot.controller.progress import last_commit_id
-from cloudspot.controller.series import Curve, MetricSeries
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.jobstore.streams import stream_name
 from cloudspot.model import Instance, LogRecord
+from cloudspot.story.progress import last_commit_id
+from cloudspot.story.series import Curve, MetricSeries
 
 LATE_SECONDS = 60.0
 """After a launch was seen closed its machines may still deliver lines for so long."""

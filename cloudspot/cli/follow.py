@@ -15,15 +15,15 @@ from cloudspot.cli.lines import WHO, Line, echo_line, event_line, in_order_of_ti
 from cloudspot.cli.logtail import LogTail
 from cloudspot.cli.story import echo_summary
 from cloudspot.cli.terminal import can_hold_a_panel
-from cloudspot.controller.events import Committed, NodeState
 from cloudspot.controller.loop import Controller, Tick
-from cloudspot.controller.report import summarise
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.manifests import read_commit
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.jobstore.streams import METRICS
 from cloudspot.model import LogRecord
+from cloudspot.story.events import Committed, NodeState
+from cloudspot.story.report import summarise
 
 LOG_SECONDS = 1.0
 """How often the log is looked at."""

@@ -12,10 +12,10 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from cloudspot.controller.states import TERMINAL_STATES
 from cloudspot.errors import SpecError
+from cloudspot.jobfile.quantities import parse_duration, parse_moment
 from cloudspot.jobstore.records import Summary
-from cloudspot.quantities import parse_duration, parse_moment
+from cloudspot.story.states import TERMINAL_STATES
 
 METRICS = "metrics."
 """Before the name of a metric."""

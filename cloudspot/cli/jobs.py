@@ -14,12 +14,12 @@ from cloudspot.cli.main import find_program
 from cloudspot.cli.options import DEFAULT_PROVIDER
 from cloudspot.errors import JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
+from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.registry import open_provider, open_store
-from cloudspot.spec import JobSpec, spec_from_json
 
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 """Base 32 without the letters and digits that are read for one another."""

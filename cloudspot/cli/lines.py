@@ -8,7 +8,10 @@ from datetime import datetime, timezone
 
 from cloudspot.cli import output
 from cloudspot.cli.printable import printable
-from cloudspot.controller.events import (
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.streams import parse_stream
+from cloudspot.model import LogRecord
+from cloudspot.story.events import (
     Claimed,
     Event,
     JobFinished,
@@ -21,9 +24,6 @@ from cloudspot.controller.events import (
     StopRequested,
     Warned,
 )
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.streams import parse_stream
-from cloudspot.model import LogRecord
 
 WHO = "cloudspot"
 LABEL_WIDTH = 9

@@ -19,9 +19,9 @@ from cloudspot.cli.logtail import LogTail, print_records, record_json
 from cloudspot.cli.options import debug_option, job_argument, json_option, store_option
 from cloudspot.cli.printable import printable
 from cloudspot.errors import SpecError, TransientError
+from cloudspot.jobfile.quantities import parse_moment
 from cloudspot.jobstore.streams import METRICS
 from cloudspot.model import LogRecord
-from cloudspot.quantities import parse_moment
 
 FOLLOW_SECONDS = 1.0
 SOURCES = ("train", "setup", "agent", METRICS)

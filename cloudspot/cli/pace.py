@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.controller.attempt import last_generation
-from cloudspot.controller.progress import first_step
 from cloudspot.jobstore.history import History
+from cloudspot.story.outcomes import last_generation
+from cloudspot.story.progress import first_step
 
 WINDOW_SECONDS = 60.0
 """The last while: short enough to follow the training, long enough for the rate not to jump."""

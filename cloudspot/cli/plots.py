@@ -15,13 +15,13 @@ from cloudspot.cli.drawing import CURVE_COLORS, GREY, draw_bars, draw_curve, dra
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.logtail import LogTail
 from cloudspot.cli.story import read_commits_of
-from cloudspot.controller.progress import first_step, newest_step, steps_total
-from cloudspot.controller.series import MetricSeries
-from cloudspot.controller.spans import Span
-from cloudspot.controller.states import job_state
-from cloudspot.controller.timeline import Timeline, timeline
 from cloudspot.errors import SpecError
 from cloudspot.jobstore.history import History
+from cloudspot.story.progress import first_step, newest_step, steps_total
+from cloudspot.story.series import MetricSeries
+from cloudspot.story.spans import Span
+from cloudspot.story.states import job_state
+from cloudspot.story.timeline import Timeline, timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

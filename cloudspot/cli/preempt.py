@@ -8,7 +8,7 @@ from cloudspot.cli import output
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.options import debug_option, job_argument, store_option
 from cloudspot.errors import CloudspotError, SpecError
-from cloudspot.quantities import parse_duration
+from cloudspot.jobfile.quantities import parse_duration
 
 
 @click.command("preempt")

@@ -11,8 +11,8 @@ from cloudspot.cli import output
 from cloudspot.cli.completing import complete_providers
 from cloudspot.cli.config import default_store
 from cloudspot.cli.options import debug_option, json_option, store_option
+from cloudspot.jobfile.spec import load_job
 from cloudspot.registry import list_providers, open_provider, open_store
-from cloudspot.spec import load_job
 
 
 @click.group(invoke_without_command=True)

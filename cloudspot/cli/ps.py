@@ -13,14 +13,14 @@ from cloudspot.cli.jobfields import duration, metric_of, parse_filter, sort_jobs
 from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.jobtable import echo_jobs
 from cloudspot.cli.options import debug_option, json_option, store_option
-from cloudspot.controller.report import summarise
-from cloudspot.controller.states import TERMINAL_STATES
 from cloudspot.errors import CorruptData, JobNotFound
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, list_jobs, read_summary
 from cloudspot.jobstore.records import Summary
+from cloudspot.story.report import summarise
+from cloudspot.story.states import TERMINAL_STATES
 
 MOST = 20
 """How many ended jobs are shown without ``--all``."""

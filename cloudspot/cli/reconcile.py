@@ -13,9 +13,7 @@ from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.lines import Line, echo_line, event_line, event_time, in_order_of_time
 from cloudspot.cli.options import debug_option, store_option
 from cloudspot.cli.printable import printable
-from cloudspot.controller.events import Event, Waiting, Warned
 from cloudspot.controller.reconcile import Reconciled, Reconciler
-from cloudspot.controller.report import summarise
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
@@ -24,6 +22,8 @@ from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.reader import list_jobs
 from cloudspot.jobstore.records import Finished
 from cloudspot.registry import open_provider
+from cloudspot.story.events import Event, Waiting, Warned
+from cloudspot.story.report import summarise
 
 WATCH_SECONDS = 5.0
 LONG_OVER = timedelta(days=1)

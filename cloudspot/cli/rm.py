@@ -14,13 +14,13 @@ from cloudspot.cli.jobs import Job, find_job, open_named_store
 from cloudspot.cli.options import debug_option, store_option
 from cloudspot.cli.progress import transfer
 from cloudspot.controller.ownership import is_ours, store_label
-from cloudspot.controller.states import is_over
 from cloudspot.errors import CloudspotError, JobNotFound, PluginError, SpecError, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
 from cloudspot.model import InstanceState, LogPiece
+from cloudspot.story.states import is_over
 
 LONGEST_SUBMISSION = timedelta(hours=1)
 """An entry in the index that is younger may belong to a submission that is still under way."""

@@ -36,16 +36,16 @@ def sandbox(
     tool and SDK of the cloud there. The machines really boot and really are reclaimed. The exit status is
     COMMAND's.
     """
-    from cloudspot.local import enclosure
-    from cloudspot.registry import sandbox_class
-    from cloudspot.testing.emulation import EmulatedCloud
-    from cloudspot.testing.sandbox import (
+    from cloudspot.emulation.cloud import EmulatedCloud
+    from cloudspot.emulation.sandbox import (
         Sandbox,
         check_command,
         parse_reclaims,
         run_in_sandbox,
         sandbox_directory,
     )
+    from cloudspot.local import enclosure
+    from cloudspot.registry import sandbox_class
 
     cloud = sandbox_class(name, EmulatedCloud)  # type: ignore[type-abstract]
     plan = parse_reclaims(reclaims, notice_seconds=cloud.notice_seconds)

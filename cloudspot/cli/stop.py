@@ -9,8 +9,8 @@ from cloudspot.cli.follow import follow
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.options import debug_option, job_argument, store_option
 from cloudspot.controller.loop import Controller
-from cloudspot.controller.states import is_over, job_state
 from cloudspot.jobstore.submission import request_stop
+from cloudspot.story.states import is_over, job_state
 
 
 @click.command("stop")

@@ -11,16 +11,16 @@ from cloudspot.cli import output
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.printable import printable
 from cloudspot.cli.progress import transfer
-from cloudspot.controller.progress import last_commit_id
-from cloudspot.controller.report import show_json
-from cloudspot.controller.timeline import wanted_commits
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.records import CheckpointId, Commit
-from cloudspot.persistence import persist
+from cloudspot.retrying import retry
+from cloudspot.story.progress import last_commit_id
+from cloudspot.story.report import show_json
+from cloudspot.story.timeline import wanted_commits
 
 GOODPUT_WIDTH = 30
 """Characters of its bar."""
@@ -75,8 +75,8 @@ def echo_summary(job: Job, history: History) -> None:
     Raises:
         TransientError: the store does not answer, not even when it is asked again.
     """
-    value = persist(lambda: job_json(job, history), sleep=time.sleep)
-    fields = persist(lambda: summary_fields(job, value), sleep=time.sleep)
+    value = retry(lambda: job_json(job, history), sleep=time.sleep)
+    fields = retry(lambda: summary_fields(job, value), sleep=time.sleep)
     output.echo()
     echo_title(value)
     output.echo_fields(fields)

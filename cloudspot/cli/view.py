@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from cloudspot.cli.pace import Point, seconds_left, steps_per_second
-from cloudspot.controller import report
-from cloudspot.controller.advice import warnings
-from cloudspot.controller.attempt import own_exit
-from cloudspot.controller.ledger import bill
-from cloudspot.controller.progress import has_no_session, last_commit_id, newest_step, steps_total
-from cloudspot.controller.series import Curve
-from cloudspot.controller.states import ended_at, job_state
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Transfer
 from cloudspot.model import Instance, Offer
+from cloudspot.story import report
+from cloudspot.story.advice import warnings
+from cloudspot.story.ledger import bill
+from cloudspot.story.outcomes import own_exit
+from cloudspot.story.progress import has_no_session, last_commit_id, newest_step, steps_total
+from cloudspot.story.series import Curve
+from cloudspot.story.states import ended_at, job_state
 
 SILENT_SECONDS = 20.0
 """A node speaks every five seconds; four missed words are worth a mention."""

@@ -20,21 +20,21 @@ from cloudspot.controller.actions import (
 )
 from cloudspot.controller.attempt import void_detail
 from cloudspot.controller.clock import Clock
-from cloudspot.controller.events import Event, Waiting, Warned
-from cloudspot.controller.ledger import bill
+from cloudspot.controller.launchrequest import launch_token, render_launch
 from cloudspot.controller.memory import Memory
 from cloudspot.controller.observed import CreateFailure
 from cloudspot.controller.ownership import store_label
-from cloudspot.controller.plan import launch_token, render_launch
 from cloudspot.errors import CapacityError, JobNotFound, ObjectMissing, ProvisionError, QuotaError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
 from cloudspot.jobstore.records import Closed, Finished, Intent, new_nonce
 from cloudspot.jobstore.submission import delete_secrets, request_stop
-from cloudspot.spec import JobSpec
+from cloudspot.story.events import Event, Waiting, Warned
+from cloudspot.story.ledger import bill
 
 REPEAT_SECONDS = 30.0
 """A machine that was told to end is told again after so long."""

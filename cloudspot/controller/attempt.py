@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 
 from cloudspot.controller.observed import Observed
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Exit, Generation, Machine
+from cloudspot.jobstore.records import Ending, Machine
 from cloudspot.model import EndReason, Instance, InstanceState
+from cloudspot.story.outcomes import own_exit, permanent_failure, succeeded
 
 VOID_OUTCOMES = ("capacity", "quota", "refused", "voided")
 """How a launch is closed that never trained; a void's detail begins with one of them."""
@@ -25,35 +26,6 @@ def void_outcome(launch: LaunchHistory) -> tuple[str, str]:
             outcome, _, detail = slot.detail.partition(": ")
             return (outcome, detail) if outcome in VOID_OUTCOMES else ("voided", slot.detail)
     return "voided", ""
-
-
-def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
-    """Return the last word of the machine that owns the rank; another machine's word counts for nothing."""
-    exit_record, slot = launch.exits.get(rank), launch.slots.get(rank)
-    if exit_record is None or slot is None or exit_record.instance_id != slot.instance_id:
-        return None
-    return exit_record
-
-
-def last_generation(history: History, launch: LaunchHistory) -> Generation | None:
-    """Return the newest generation that ran on this launch, or None before its first."""
-    return next((g for g in reversed(history.generations) if g.launch == launch.number), None)
-
-
-def succeeded(history: History, launch: LaunchHistory) -> bool:
-    """Say whether every node of the attempt (of its newest generation) has ended with success."""
-    if not launch.is_attempt:
-        return False
-    generation = last_generation(history, launch)
-    ranks = launch.slots if generation is None else [member.rank for member in generation.members]
-    exits = [own_exit(launch, rank) for rank in ranks]
-    return all(one is not None and one.outcome == "succeeded" for one in exits)
-
-
-def permanent_failure(launch: LaunchHistory) -> Exit | None:
-    """Return a node's word that no other machine will mend this failure, or None."""
-    exits = (own_exit(launch, rank) for rank in sorted(launch.slots))
-    return next((one for one in exits if one is not None and one.outcome == "failed" and one.permanent), None)
 
 
 def find_instance(instance_id: str, observed: Observed) -> Instance | None:
@@ -81,6 +53,13 @@ def is_dead(launch: LaunchHistory, rank: int, observed: Observed) -> bool:
     if slot is None or slot.instance_id is None:
         return False
     return provider_proves_death(slot.instance_id, observed)
+
+
+def dead_seconds(launch: LaunchHistory, rank: int, observed: Observed) -> float:
+    """Return for how long, at the least, this controller has known of the death of the rank's owner."""
+    absent = observed.absent_seconds.get(launch.slots[rank].instance_id or "", 0.0)
+    known = observed.ending_seconds.get(Ending(launch.number, rank), 0.0)
+    return max(known, absent - observed.absence_proves_after_seconds)
 
 
 def machines_of(launch: LaunchHistory, observed: Observed) -> tuple[Instance, ...]:
@@ -140,19 +119,6 @@ def _last_words(launch: LaunchHistory, observed: Observed) -> list[str]:
             reason = (instance.end_reason or EndReason.UNKNOWN).value
             words.append(f"node {rank} ({slot.instance_id}) ended: {reason}")
     return words
-
-
-def died_at(launch: LaunchHistory, rank: int, observed: Observed, now: datetime) -> datetime:
-    """Return when the dead owner of the rank stopped running user code, as well as can be told."""
-    exit_record = own_exit(launch, rank)
-    if exit_record is not None:
-        return exit_record.at
-    instance_id = launch.slots[rank].instance_id or ""
-    instance = find_instance(instance_id, observed)
-    if instance is None:
-        return now - timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
-    last_beat = launch.heartbeats.get(rank)
-    return instance.ended_at or (launch.slots[rank].at if last_beat is None else last_beat.at)
 
 
 def bill_lines(launch: LaunchHistory, observed: Observed, now: datetime) -> tuple[Machine, ...]:

@@ -13,19 +13,19 @@ from cloudspot.controller.act import Actor
 from cloudspot.controller.actions import Action, CloseLaunch, FetchOffers, Finish, OpenLaunch, Terminate
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.decide import decide
-from cloudspot.controller.events import Event, Warned, diff
 from cloudspot.controller.handover import Handover
 from cloudspot.controller.memory import Memory
 from cloudspot.controller.ownership import is_ours, store_label
-from cloudspot.controller.report import summarise
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, write_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.model import Instance, InstanceState, Offer
-from cloudspot.spec import JobSpec, spec_from_json
+from cloudspot.story.events import Event, Warned, diff
+from cloudspot.story.report import summarise
 
 POLL_SECONDS = 3.0
 MAX_BACKOFF_SECONDS = 30.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cloudspot.controller.actions import Wait
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
 from cloudspot.model import Market, Offer
-from cloudspot.spec import JobSpec
 
 CAPACITY_COOL_SECONDS = 60.0
 """An offer without capacity is left alone for so long; doubled for each further refusal in a row."""

@@ -11,10 +11,10 @@ from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, list_jobs
 from cloudspot.model import Instance, InstanceState
-from cloudspot.spec import JobSpec, spec_from_json
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.controller.actions import Wait
-from cloudspot.controller.attempt import own_exit, permanent_failure, succeeded
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.model import EndReason
-from cloudspot.spec import JobSpec
+from cloudspot.story.outcomes import End, end_by_nodes, own_exit
 
 FIRST_DELAY_SECONDS = 10.0
 """The wait after a first failure; doubled for each further one in a row."""
@@ -19,28 +19,12 @@ MAX_DELAY_SECONDS = 600.0
 FREE_RECLAIMS = 3
 """So many reclaims in a row without a new checkpoint are relaunched at once; then with a growing delay."""
 
-_STOP_DETAILS = {
-    "user": "asked for with cloudspot stop",
-    "max_cost": "limits.max_cost was reached",
-    "max_runtime": "limits.max_runtime was reached",
-}
-"""What a person is told, by the reason in the request."""
-
 
 @dataclass(frozen=True)
 class Go:
     """Launch again now."""
 
     why: str
-
-
-@dataclass(frozen=True)
-class End:
-    """The job is over."""
-
-    outcome: str
-    detail: str
-    exit_code: int
 
 
 def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
@@ -72,20 +56,6 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
             # A writer's clock that runs ahead must not stretch the delay.
             return Wait(min(left, delay), f"{cause.closed.outcome}; trying again")
     return Go(last.closed.outcome)
-
-
-def end_by_nodes(history: History) -> End | None:
-    """Return the end that needs nobody's judgement, once nothing of the last launch runs; None: none yet."""
-    last = history.launches[-1] if history.launches else None
-    if last is not None and (
-        succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded")
-    ):
-        return End("succeeded", "", 0)
-    if history.stop is not None:
-        reason = history.stop.reason
-        return End("stopped", _STOP_DETAILS.get(reason, reason), 0 if reason == "user" else 1)
-    permanent = None if last is None else permanent_failure(last)
-    return None if permanent is None else End("failed", permanent.detail, permanent.exit_code or 1)
 
 
 def _delay(history: History, failures: list[LaunchHistory]) -> tuple[float, LaunchHistory | None]:

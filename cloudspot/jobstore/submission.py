@@ -14,6 +14,7 @@ from cloudspot import __version__
 from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.errors import CloudspotError, JobExists, ObjectMissing, SpecError
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import JobSpec, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, make_bundle, put_bundle
 from cloudspot.jobstore.creation import create
@@ -21,7 +22,6 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.probe import probe
 from cloudspot.jobstore.records import StagedAgent, StopRequest, Submission, new_nonce
 from cloudspot.jobstore.watching import Watch, unwatched
-from cloudspot.spec import JobSpec, spec_to_json
 
 
 class _Secrets(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
+from cloudspot.jobfile.quantities import Duration, PositiveDuration
 from cloudspot.local.records import PlannedReclaim
-from cloudspot.quantities import Duration, PositiveDuration
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 

@@ -195,7 +195,7 @@ def final_path(handoff: Path) -> Path:
 
 
 def left_loop_path(handoff: Path, rank: int) -> Path:
-    """Return the file by which a rank says that its script left the loop by itself, such as with ``break``."""
+    """Return the file by which a rank says that its script left the loop early, such as with ``break``."""
     return handoff / f"left-loop-{rank}"
 
 

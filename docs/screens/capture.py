@@ -166,9 +166,9 @@ def run_inside(arguments: Sequence[str]) -> None:
 def _attach_without_driving() -> None:
     """Let the controller look once and then wait: what it would do to machines is no part of the picture."""
     from cloudspot.cli import feed, pace
-    from cloudspot.controller.events import diff
     from cloudspot.controller.loop import Controller, Tick
     from cloudspot.jobstore.reader import HistoryReader
+    from cloudspot.story.events import diff
 
     def run(controller: Controller, on_tick: Callable[[Tick], None]) -> None:
         history = HistoryReader(controller._store, fixed_job.JOB).read()  # noqa: SLF001

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import (
@@ -31,7 +32,6 @@ from cloudspot.jobstore.records import (
     Transfer,
 )
 from cloudspot.model import LaunchRequest, LogRecord, Market, Offer
-from cloudspot.spec import spec_from_json, spec_to_json
 
 JOB = "digits-7k3f"
 START = datetime(2026, 11, 20, 9, 0, tzinfo=timezone.utc)

@@ -15,6 +15,7 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.interfaces import PreemptionSource, Provider
+from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, manifests
 from cloudspot.jobstore.bundle import make_bundle, put_bundle
 from cloudspot.jobstore.records import CheckpointId, Exit
@@ -22,7 +23,6 @@ from cloudspot.jobstore.submission import new_submission
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import BootProfile, NodeIdentity
 from cloudspot.processes import kill_marked
-from cloudspot.spec import spec_from_json
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

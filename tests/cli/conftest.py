@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import sessions
 from click.testing import CliRunner
 
 from cloudspot.cli.main import program
+from cloudspot.jobfile.spec import load_job
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.journal import Journal
@@ -38,8 +40,6 @@ from cloudspot.jobstore.records import (
 from cloudspot.jobstore.submission import submit
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import LaunchRequest, LogRecord, Market, NodeIdentity, Offer
-from cloudspot.spec import load_job
-from cloudspot.testing import sessions
 
 START = datetime.now(timezone.utc) - timedelta(hours=3)
 OFFER = Offer(

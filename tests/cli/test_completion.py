@@ -14,8 +14,8 @@ from click.shell_completion import ShellComplete
 
 from cloudspot.cli.completing import complete_attempts, complete_jobs, complete_providers, complete_stores
 from cloudspot.cli.main import SHORT_HELPS, program
-from cloudspot.controller.report import summarise
 from cloudspot.jobstore.reader import HistoryReader, write_summary
+from cloudspot.story.report import summarise
 
 BASH = """
 source <(cloudspot completion bash)

@@ -128,7 +128,7 @@ def test_every_key_of_a_log_line_is_documented(jobs):
 
 
 def test_every_state_is_documented():
-    source = (Path(__file__).parents[2] / "cloudspot" / "controller" / "states.py").read_text()
+    source = (Path(__file__).parents[2] / "cloudspot" / "story" / "states.py").read_text()
     states = set(re.findall(r"``(\w+)``", source)) | {"failed", "stopped", "succeeded"}
     assert states - words_in_backquotes(section("cloudspot ps")) == set()
     assert len(states) == 9

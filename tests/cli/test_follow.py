@@ -7,10 +7,10 @@ from cloudspot.cli import story as story_module
 from cloudspot.cli.follow import follow
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.lines import in_order_of_time
-from cloudspot.controller.events import diff
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.jobstore.reader import HistoryReader, read_summary
+from cloudspot.story.events import diff
 
 
 def test_attaching_to_an_ended_job_tells_its_story_and_ends_like_it(jobs):

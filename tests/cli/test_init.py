@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from cloudspot.cli.init import job_file_text
 from cloudspot.cli.main import program
-from cloudspot.spec import load_job
-from cloudspot.tomlfile import read_toml
+from cloudspot.jobfile.spec import load_job
+from cloudspot.jobfile.toml import read_toml
 
 SESSION = "import cloudspot.train as spot\n"
 

@@ -8,9 +8,9 @@ from rich.cells import cell_len
 
 from cloudspot.cli.panel import render
 from cloudspot.cli.view import NodeView, View
-from cloudspot.controller.series import Curve
 from cloudspot.jobstore.records import CheckpointId, Transfer
 from cloudspot.model import Market, Offer
+from cloudspot.story.series import Curve
 
 OFFER = Offer(
     instance_type="gpu.4x",

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from cloudspot.cli import output
 from cloudspot.cli.jobfields import FIELD_NAMES
 from cloudspot.cli.main import program
-from cloudspot.controller.report import summarise
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.reader import HistoryReader, write_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.local.filestore import FileStore
+from cloudspot.story.report import summarise
 
 from .conftest import ago, at
 
@@ -326,7 +326,7 @@ def test_a_store_that_dies_in_the_middle_is_one_line_and_no_half_table(several, 
         return real(self, key)
 
     monkeypatch.setattr(FileStore, "get", get)
-    monkeypatch.setattr("cloudspot.jobstore.patience.FIRST_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("cloudspot.retrying.SHORT_WAITS", (0.0,) * 4)
     result = several.run("ps", status=7)
     assert result.stdout == ""
     assert result.stderr.startswith(f"error: {several.store.url}: no answer")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from cloudspot.emulation.cloud import EmulatedMachine, JobHint
+from cloudspot.emulation.sandbox import parse_reclaims
 from cloudspot.errors import SpecError
 from cloudspot.local.enclosure import why_not
 from cloudspot.local.records import PlannedReclaim
 from cloudspot.model import Market
-from cloudspot.testing.emulation import EmulatedMachine, JobHint
-from cloudspot.testing.sandbox import parse_reclaims
 
 TOY = Path(__file__).parent.parent / "plugins" / "toy"
 

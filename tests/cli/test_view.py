@@ -8,10 +8,10 @@ from cloudspot.cli.feed import Feed
 from cloudspot.cli.pace import Point
 from cloudspot.cli.view import Heard, Sights, hear, look
 from cloudspot.controller.loop import Tick
-from cloudspot.controller.series import Curve
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Transfer
+from cloudspot.story.series import Curve
 
 
 @pytest.fixture

@@ -9,18 +9,19 @@ of ``Town``, which calls ``meet_fate`` before each request and after each answer
 import random
 from datetime import timedelta
 
-from cloudspot.controller.events import Warned
+from simcloud import Machine, SimCloud
+from simnodes import SimNode, Training
+from simulation import START, Odds, SimStore, Violation, World
+
 from cloudspot.controller.loop import Controller
+from cloudspot.emulation.cloud import MachineHost, MachineStatus
+from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Closed, Intent, Submission
 from cloudspot.model import InstanceState, Market
-from cloudspot.spec import spec_from_json, spec_to_json
-from cloudspot.testing.emulation import MachineHost, MachineStatus
-from cloudspot.testing.simcloud import Machine, SimCloud
-from cloudspot.testing.simnodes import SimNode, Training
-from cloudspot.testing.simulation import START, Odds, SimStore, Violation, World
+from cloudspot.story.events import Warned
 
 JOB = "digits-1"
 LIMIT_SECONDS = 60_000.0

@@ -5,19 +5,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from unittest import mock
 
+from simcloud import SimCloud, SimProvider
+from simnodes import SimNode, Training
+from simulation import START, Odds, SimStore, Violation, World
+
 from cloudspot.controller.decide import SILENT_LIMIT_SECONDS
+from cloudspot.controller.lasting import MAX_PASS_GAP_SECONDS
 from cloudspot.controller.loop import Controller
-from cloudspot.controller.suspicion import MAX_PASS_GAP_SECONDS
 from cloudspot.errors import TransientError
+from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys, parallel
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Closed, Finished, Intent, Submission
 from cloudspot.jobstore.submission import request_stop
-from cloudspot.spec import spec_from_json, spec_to_json
-from cloudspot.testing.simcloud import SimCloud, SimProvider
-from cloudspot.testing.simnodes import SimNode, Training
-from cloudspot.testing.simulation import START, Odds, SimStore, Violation, World
 
 JOB = "digits-1"
 NUM_TRIES = 400

@@ -3,8 +3,8 @@
 import itertools
 from datetime import datetime, timezone
 
+from cloudspot.emulation.cloud import MachineHost, MachineStatus
 from cloudspot.model import EndReason, InstanceState
-from cloudspot.testing.emulation import MachineHost, MachineStatus
 
 
 class ListedHost(MachineHost):

@@ -14,16 +14,16 @@ import os
 import msgspec
 import pytest
 from launch_histories import first_violation, play
+from simnodes import Training
+from simulation import Odds
 
 from cloudspot.controller import act, attempt, loop
 from cloudspot.controller import decide as decide_module
 from cloudspot.controller.actions import CloseLaunch, VoidSlot
 from cloudspot.controller.decide import decide
+from cloudspot.jobfile.spec import Nodes
 from cloudspot.jobstore.journal import Journal
 from cloudspot.model import InstanceState
-from cloudspot.spec import Nodes
-from cloudspot.testing.simnodes import Training
-from cloudspot.testing.simulation import Odds
 
 NUM_HISTORIES = 800
 

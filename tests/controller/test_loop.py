@@ -4,10 +4,12 @@ import random
 
 import msgspec
 import pytest
+from simcloud import SimCloud, SimProvider
+from simnodes import SimNode, Training
+from simulation import SimStore, World
 
 from cloudspot.controller import act
 from cloudspot.controller.actions import Create, OpenLaunch, Terminate, VoidSlot
-from cloudspot.controller.events import JobFinished, LaunchClosed, Launched, Started, Waiting, Warned
 from cloudspot.controller.loop import END_LIMIT_SECONDS, MAX_BACKOFF_SECONDS, Controller
 from cloudspot.errors import AuthError, CapacityError, JobNotFound, ProvisionError, QuotaError, TransientError
 from cloudspot.jobstore import codec, keys
@@ -17,9 +19,7 @@ from cloudspot.jobstore.records import Closed, Finished, Intent, Submission
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import EndReason, InstanceState, LaunchRequest
-from cloudspot.testing.simcloud import SimCloud, SimProvider
-from cloudspot.testing.simnodes import SimNode, Training
-from cloudspot.testing.simulation import SimStore, World
+from cloudspot.story.events import JobFinished, LaunchClosed, Launched, Started, Waiting, Warned
 
 JOB = "digits-1"
 

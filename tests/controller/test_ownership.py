@@ -3,12 +3,12 @@
 from datetime import timedelta
 
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.controller.ownership import MAX_LABEL, is_ours, store_label
 from cloudspot.jobstore.patience import patient
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import InstanceState
-from cloudspot.testing.memorystore import InMemoryStore
 
 
 def test_a_store_has_one_label_however_its_url_is_spelled(tmp_path):

@@ -2,17 +2,17 @@ import math
 import random
 
 import pytest
+from simcloud import SimCloud, SimProvider
+from simnodes import SimNode, Training
+from simulation import SimStore, World
 
 from cloudspot.controller.decide import SILENT_LIMIT_SECONDS
-from cloudspot.controller.events import Warned
 from cloudspot.controller.reconcile import Reconciler
 from cloudspot.errors import JobNotFound, PluginError, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.model import EndReason, LaunchRequest
-from cloudspot.testing.simcloud import SimCloud, SimProvider
-from cloudspot.testing.simnodes import SimNode, Training
-from cloudspot.testing.simulation import SimStore, World
+from cloudspot.story.events import Warned
 
 
 class Town:

@@ -1,8 +1,9 @@
 import pytest
 
 from cloudspot.controller.actions import Wait
-from cloudspot.controller.restarts import FREE_RECLAIMS, MAX_DELAY_SECONDS, End, Go, judge, made_progress
+from cloudspot.controller.restarts import FREE_RECLAIMS, MAX_DELAY_SECONDS, Go, judge, made_progress
 from cloudspot.jobstore.records import CheckpointId
+from cloudspot.story.outcomes import End
 
 
 def run(records, *outcomes, at=10_000.0, generations=(), commits=(), max_restarts=3, **last):

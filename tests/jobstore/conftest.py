@@ -7,12 +7,12 @@ from datetime import datetime, timezone
 from types import SimpleNamespace
 
 import pytest
+import sessions
 
 from cloudspot.jobstore import manifests
 from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.records import CheckpointId, File, Generation, Member, new_nonce
 from cloudspot.local.filestore import FileStore
-from cloudspot.testing import sessions
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 

@@ -3,12 +3,12 @@
 import os
 
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import artifacts, keys
 from cloudspot.jobstore.artifacts import Artifact, download, is_present, list_artifacts, quoted_name
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
-from cloudspot.testing.memorystore import InMemoryStore
 
 PREFIX = keys.artifacts_prefix("x")
 

@@ -4,6 +4,7 @@ import random
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.interfaces import LogSink
@@ -12,7 +13,6 @@ from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.model import LogRecord
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.testing.logkit import LogSinkTests
-from cloudspot.testing.memorystore import InMemoryStore
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
 

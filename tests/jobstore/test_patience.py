@@ -1,11 +1,11 @@
 """Requests that failed in passing."""
 
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.errors import ObjectExists, ObjectMissing, TransientError
 from cloudspot.jobstore.patience import PatientStore, patient
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
-from cloudspot.testing.memorystore import InMemoryStore
 
 
 class FirstFails(FaultyStore):

@@ -1,12 +1,12 @@
 """The probe of a store."""
 
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.errors import AuthError, SpecError, StoreRefused, TransientError
 from cloudspot.jobstore.probe import probe
 from cloudspot.local.filestore import FileStore
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
-from cloudspot.testing.memorystore import InMemoryStore
 
 
 def nap(seconds):

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, JobNotFound, TransientError
 from cloudspot.jobstore import codec, keys
@@ -25,7 +26,6 @@ from cloudspot.jobstore.records import (
 )
 from cloudspot.model import LaunchRequest, Market, NodeIdentity, Offer
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
-from cloudspot.testing.memorystore import InMemoryStore
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 OFFER = Offer(

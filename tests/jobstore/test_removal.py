@@ -3,6 +3,7 @@
 from datetime import datetime, timezone
 
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.errors import JobNotFound, TransientError
 from cloudspot.jobstore import codec, keys
@@ -10,7 +11,6 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission, new_nonce
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
-from cloudspot.testing.memorystore import InMemoryStore
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 

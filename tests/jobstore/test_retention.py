@@ -5,13 +5,13 @@ import random
 import time
 
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import keys, manifests
 from cloudspot.jobstore.generations import lineage, read_generations
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook
-from cloudspot.testing.memorystore import InMemoryStore
 
 C = CheckpointId
 

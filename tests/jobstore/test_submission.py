@@ -4,6 +4,7 @@ import threading
 
 import msgspec
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.errors import (
     BundleError,
@@ -14,13 +15,12 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
+from cloudspot.jobfile.spec import load_job, spec_from_json
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.bundle import extract_bundle
 from cloudspot.jobstore.reader import HistoryReader, list_jobs
 from cloudspot.jobstore.submission import delete_secrets, read_secrets, request_stop, submit
-from cloudspot.spec import load_job, spec_from_json
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
-from cloudspot.testing.memorystore import InMemoryStore
 
 ENVIRON = {"TOKEN": "hunter2-überse\ncret", "EMPTY": "", "OTHER": "not asked for"}
 

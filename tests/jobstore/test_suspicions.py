@@ -1,11 +1,11 @@
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Lasting, Suspect, Suspicions
 from cloudspot.jobstore.suspicions import delete_suspicions, read_suspicions, write_suspicions
-from cloudspot.testing.memorystore import InMemoryStore
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 JOB = "digits-1"

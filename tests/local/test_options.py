@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from cloudspot.errors import SpecError
+from cloudspot.jobfile.tables import convert
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.records import PlannedReclaim
-from cloudspot.tables import convert
 
 
 def decode(table: dict) -> LocalOptions:

@@ -39,7 +39,7 @@ def plugin(tmp_path):
     package.mkdir()
     (package / "__init__.py").write_text(HOOKS)
     (package / "store.py").write_text(
-        "from cloudspot.testing.memorystore import InMemoryStore\n\n\nclass MyStore(InMemoryStore):\n    pass\n"
+        "from memorystore import InMemoryStore\n\n\nclass MyStore(InMemoryStore):\n    pass\n"
     )
     return tmp_path
 

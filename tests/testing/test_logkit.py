@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import msgspec
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.testing.logkit import LogSinkTests
-from cloudspot.testing.memorystore import InMemoryStore
 
 
 def failures(kind):

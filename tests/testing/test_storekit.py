@@ -7,10 +7,10 @@ from urllib.parse import unquote
 
 import msgspec
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.errors import ObjectExists, ObjectMissing
 from cloudspot.model import ObjectPage
-from cloudspot.testing.memorystore import InMemoryStore
 from cloudspot.testing.storekit import ObjectStoreTests
 
 

@@ -22,9 +22,9 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.status import Status
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import CheckpointSpec
 from cloudspot.jobstore import keys, manifests
 from cloudspot.jobstore.records import CheckpointId
-from cloudspot.spec import CheckpointSpec
 
 _log = logging.getLogger(__name__)
 

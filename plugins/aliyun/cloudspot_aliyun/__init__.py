@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
-from cloudspot.errors import PluginError
 from cloudspot.hookspecs import hookimpl
 from cloudspot.interfaces import ObjectStore, Provider
 
@@ -27,21 +24,3 @@ def cloudspot_object_store(url: str) -> ObjectStore | None:
     from cloudspot_aliyun.oss import OssStore
 
     return OssStore(url)
-
-
-@hookimpl
-def cloudspot_sandbox(name: str) -> type[object] | None:
-    """Return the emulated Alibaba Cloud.
-
-    Raises:
-        PluginError: what only the emulation needs is not installed.
-    """
-    if name != "aliyun":
-        return None
-    if importlib.util.find_spec("werkzeug") is None:
-        raise PluginError(
-            'the emulated Alibaba Cloud needs werkzeug; run: pip install "cloudspot-aliyun[sandbox]"'
-        )
-    from cloudspot_aliyun.sandbox.cloud import EmulatedAliyun
-
-    return EmulatedAliyun

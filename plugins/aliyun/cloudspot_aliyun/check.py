@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Final
 
-from cloudspot.checklist import Checklist
 from cloudspot.errors import CloudspotError
 from cloudspot.model import CheckResult, InstanceGroup, Market, Offer, Resources
+from cloudspot.plugin.checklist import Checklist
 from cloudspot_aliyun.api import ask
 from cloudspot_aliyun.caller import caller
 from cloudspot_aliyun.clients import AliyunClients

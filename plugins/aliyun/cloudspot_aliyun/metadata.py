@@ -14,8 +14,8 @@ from typing import ClassVar, Final
 
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
-from cloudspot.metadataclient import MetadataClient
 from cloudspot.model import ANNOUNCED, NodeIdentity, PreemptionNotice
+from cloudspot.plugin.metadataclient import MetadataClient
 from cloudspot_aliyun.names import rank_of
 
 ENDPOINT: Final = "CLOUDSPOT_ALIYUN_METADATA"

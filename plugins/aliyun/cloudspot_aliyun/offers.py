@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable
 from typing import Final, TypeVar
 
 from cloudspot.errors import SpecError
-from cloudspot.keeping import Keeper
 from cloudspot.model import Market, Offer, Resources
+from cloudspot.plugin.answercache import Keeper
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.lookups import check_names, check_region, find_groups, find_image, find_network
 from cloudspot_aliyun.machinetypes import InstanceType, all_types, fitting_types, named_types, stock

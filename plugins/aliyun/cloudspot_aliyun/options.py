@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from cloudspot.quantities import Size
-from cloudspot.tables import FieldError
+from cloudspot.jobfile.quantities import Size
+from cloudspot.jobfile.tables import FieldError
 
 DEFAULT_IMAGE_FAMILY: Final = "acs:ubuntu_24_04_x64"
 """Alibaba Cloud's public image of Ubuntu 24.04, the newest of its family."""

@@ -21,7 +21,7 @@ from urllib3.exceptions import IncompleteRead
 from cloudspot.errors import AuthError, CloudspotError, StoreRefused
 from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
-from cloudspot.partedupload import PART_BYTES, PartedUpload
+from cloudspot.plugin.multipart import PART_BYTES, PartedUpload
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import SDK_ERRORS, error_code
 from cloudspot_aliyun.ossbucket import OssBucket

@@ -17,7 +17,7 @@ from fastcrc import crc64
 
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import Data
-from cloudspot.lentbody import LentBody
+from cloudspot.plugin.bufferbody import LentBody
 
 SMALL_BYTES: Final = 1 << 20
 """Up to this size a Content-MD5 goes along, so that OSS stores nothing that has changed on its way."""

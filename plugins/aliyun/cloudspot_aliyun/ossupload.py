@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import oss2.models
 
 from cloudspot.errors import ObjectMissing
-from cloudspot.partedupload import PartedRequests, UploadGone
+from cloudspot.plugin.multipart import PartedRequests, UploadGone
 from cloudspot_aliyun.ossbucket import OssBucket
 from cloudspot_aliyun.osspayload import payload
 

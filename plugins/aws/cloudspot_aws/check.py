@@ -9,9 +9,9 @@ from typing import Any, Final
 import botocore.exceptions
 import msgspec
 
-from cloudspot.checklist import Checklist, compare_clock
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult, InstanceGroup, InstanceState, Market, Offer, Resources
+from cloudspot.plugin.checklist import Checklist, compare_clock
 from cloudspot_aws.caller import denied_action
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.ec2 import Ec2Provisioner

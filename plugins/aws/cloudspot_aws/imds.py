@@ -15,8 +15,8 @@ from typing import ClassVar, Final
 
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
-from cloudspot.metadataclient import MetadataClient
 from cloudspot.model import ANNOUNCED, Market, NodeIdentity, PreemptionNotice
+from cloudspot.plugin.metadataclient import MetadataClient
 
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """The environment variable by which every AWS SDK finds another address of the service."""

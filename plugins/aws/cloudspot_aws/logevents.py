@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from cloudspot.decoding import decode
-from cloudspot.logorder import Arrival, Joiner
 from cloudspot.model import LogRecord
+from cloudspot.plugin.logorder import Arrival, Joiner
 
 
 class _Line(msgspec.Struct, frozen=True):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime, timezone
 from typing import Final, TypeVar
 
-from cloudspot.keeping import Keeper
 from cloudspot.model import Market, Offer, Resources
+from cloudspot.plugin.answercache import Keeper
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
 from cloudspot_aws.lookups import (

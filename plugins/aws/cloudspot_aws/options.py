@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from cloudspot.quantities import Size
-from cloudspot.tables import FieldError
+from cloudspot.jobfile.quantities import Size
+from cloudspot.jobfile.tables import FieldError
 
 DEFAULT_IMAGE: Final = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04/latest/ami-id"

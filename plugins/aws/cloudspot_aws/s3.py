@@ -21,7 +21,7 @@ from typing import Any
 from cloudspot.errors import AuthError, CloudspotError, StoreRefused
 from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
-from cloudspot.partedupload import PART_BYTES, PartedUpload, Passing
+from cloudspot.plugin.multipart import PART_BYTES, PartedUpload, Passing
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import error_code
 from cloudspot_aws.s3body import payload

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cloudspot.interfaces import Data
-from cloudspot.lentbody import LentBody
+from cloudspot.plugin.bufferbody import LentBody
 
 SMALL_BYTES = 1 << 20
 """Up to this size a copy is cheaper than the round trip of ``Expect: 100-continue``, with which botocore

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cloudspot.errors import ObjectMissing
-from cloudspot.partedupload import PartedRequests, UploadGone
+from cloudspot.plugin.multipart import PartedRequests, UploadGone
 from cloudspot_aws.s3body import payload
 from cloudspot_aws.s3bucket import Bucket
 

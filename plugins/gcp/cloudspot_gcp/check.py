@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from google.api_core.exceptions import from_http_response
 
-from cloudspot.checklist import Checklist, compare_clock
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult, Market, Offer, Resources
+from cloudspot.plugin.checklist import Checklist, compare_clock
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients, endpoint
 from cloudspot_gcp.compute import ComputeProvisioner
 from cloudspot_gcp.errors import translated

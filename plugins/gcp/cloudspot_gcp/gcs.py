@@ -29,7 +29,7 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
-from cloudspot.partedupload import PART_BYTES, PartedUpload, Passing, settle
+from cloudspot.plugin.multipart import PART_BYTES, PartedUpload, Passing, settle
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import SDK_ERRORS, status_of
 from cloudspot_gcp.gcsbody import extend_crc32c, shown_crc32c

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.partedupload import PartedRequests
+from cloudspot.plugin.multipart import PartedRequests
 from cloudspot_gcp.clients import TIMEOUT
 from cloudspot_gcp.gcsbody import Body, extend_crc32c, multipart, shown_crc32c
 from cloudspot_gcp.gcsbucket import WRITER, Bucket

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
-from cloudspot.logorder import Arrival, Joiner
 from cloudspot.model import LogRecord
+from cloudspot.plugin.logorder import Arrival, Joiner
 
 MAX_AGE = timedelta(hours=12)
 """Of an entry's own time: Logging drops what is older than its bucket's retention, 30 days as a rule."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
-from cloudspot.logorder import Arrival, Order, read_back
 from cloudspot.model import LogPiece, LogRecord
+from cloudspot.plugin.logorder import Arrival, Order, read_back
 from cloudspot_gcp.logentries import MARK, MAX_AGE, EntryReader, day_of, iso, milliseconds, parse_time
 from cloudspot_gcp.logrequests import LogRequests
 

@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
-from cloudspot.keeping import Keeper
 from cloudspot.model import Market, Offer, Resources
+from cloudspot.plugin.answercache import Keeper
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.lookups import (
     COMPACT_FAMILIES,

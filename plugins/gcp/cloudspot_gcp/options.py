@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from cloudspot.quantities import Duration, Size
-from cloudspot.tables import FieldError
+from cloudspot.jobfile.quantities import Duration, Size
+from cloudspot.jobfile.tables import FieldError
 
 DEFAULT_IMAGE: Final = (
     "projects/deeplearning-platform-release/global/images/family/pytorch-2-7-cu128-ubuntu-2204-nvidia-570"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from werkzeug.wrappers import Request, Response
 
-from cloudspot.testing.emulation import MachineView
-from cloudspot.testing.emulation import Request as MachineRequest
-from cloudspot.testing.serving import Server
-from cloudspot_aliyun.sandbox.metadata_server import EcsMetadataService
+from cloudspot.emulation.cloud import MachineView
+from cloudspot.emulation.cloud import Request as MachineRequest
+from cloudspot.emulation.serving import Server
+from cloudspot_aliyun_sandbox.metadata_server import EcsMetadataService
 
 
 @pytest.fixture

@@ -18,16 +18,16 @@ from aliyunsdkecs.request.v20140526.ModifyInstanceMetadataOptionsRequest import 
 from aliyunsdkecs.request.v20140526.RunInstancesRequest import RunInstancesRequest
 from aliyunsdkecs.request.v20140526.TagResourcesRequest import TagResourcesRequest
 
+from cloudspot.emulation.machinehost import emulated
 from cloudspot.errors import AuthError
 from cloudspot.local.records import PlannedReclaim
 from cloudspot.model import Market
-from cloudspot.testing.machinehost import emulated
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.credentials import Credentials, CredentialsSource
 from cloudspot_aliyun.errors import translated
-from cloudspot_aliyun.sandbox.account import BARE_IMAGE_ID, IMAGE_ID
-from cloudspot_aliyun.sandbox.cloud import BUCKET, REGION, TRAIN_PYTHON, EmulatedAliyun
-from cloudspot_aliyun.sandbox.rolekeys import RoleKeys
+from cloudspot_aliyun_sandbox.account import BARE_IMAGE_ID, IMAGE_ID
+from cloudspot_aliyun_sandbox.cloud import BUCKET, REGION, TRAIN_PYTHON, EmulatedAliyun
+from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
 enclosed = pytest.mark.enclosed
 

@@ -21,7 +21,7 @@ from cloudspot_aliyun.metadata import (
     node_identity,
     region_of_this_instance,
 )
-from cloudspot_aliyun.sandbox.metadata_server import EcsMetadataService
+from cloudspot_aliyun_sandbox.metadata_server import EcsMetadataService
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
 FACTS = {

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from cloudspot.testing.emulation import MachineView, Request, StandingNotice
-from cloudspot_aliyun.sandbox.metadata_server import EcsMetadataService
-from cloudspot_aliyun.sandbox.rolekeys import RoleKeys
+from cloudspot.emulation.cloud import MachineView, Request, StandingNotice
+from cloudspot_aliyun_sandbox.metadata_server import EcsMetadataService
+from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
 FACTS = {

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from cloudspot.testing.faults import Faults
-from cloudspot.testing.serving import Server
-from cloudspot_aws.sandbox.strict_logs import StrictLogs
-from cloudspot_aws.sandbox.strict_s3 import StrictS3
+from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.serving import Server
+from cloudspot_aws_sandbox.strict_logs import StrictLogs
+from cloudspot_aws_sandbox.strict_s3 import StrictS3
 
 ACCESS_KEY = "AKIAIOSFODNN7EXAMPLE"
 SECRET_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"

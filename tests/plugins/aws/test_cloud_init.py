@@ -11,10 +11,10 @@ import boto3
 import pytest
 
 from cloudspot.boot.script import BootPlan, render_boot_script
+from cloudspot.emulation.machinehost import emulated
 from cloudspot.model import BootProfile
-from cloudspot.testing.machinehost import emulated
-from cloudspot_aws.sandbox.cloud import EmulatedAws
-from cloudspot_aws.sandbox.images import BARE_IMAGE_ID
+from cloudspot_aws_sandbox.cloud import EmulatedAws
+from cloudspot_aws_sandbox.images import BARE_IMAGE_ID
 
 # The image's: what cloud-init would else change on a machine is no matter of ours.
 CONFIG = """\

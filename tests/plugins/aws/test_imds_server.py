@@ -7,10 +7,10 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from cloudspot.testing.emulation import MachineView, Request, StandingNotice
-from cloudspot.testing.rolekeys import Secrets
-from cloudspot_aws.sandbox.credentials import RoleKeys
-from cloudspot_aws.sandbox.imds_server import Imds
+from cloudspot.emulation.cloud import MachineView, Request, StandingNotice
+from cloudspot.emulation.rolekeys import Secrets
+from cloudspot_aws_sandbox.credentials import RoleKeys
+from cloudspot_aws_sandbox.imds_server import Imds
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
 FACTS = {

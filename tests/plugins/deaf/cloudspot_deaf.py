@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from cloudspot.emulation.cloud import Answer, Request
 from cloudspot.hookspecs import hookimpl
-from cloudspot.testing.emulation import Answer, Request
 from cloudspot_gcp.attributes import launch_and_rank
-from cloudspot_gcp.sandbox.cloud import EmulatedGcp
-from cloudspot_gcp.sandbox.metadata_server import GceMetadata
+from cloudspot_gcp_sandbox.cloud import EmulatedGcp
+from cloudspot_gcp_sandbox.metadata_server import GceMetadata
 
 
 @hookimpl

@@ -10,15 +10,15 @@ import google.auth
 import pytest
 from google.auth.transport.requests import AuthorizedSession
 
-from cloudspot.testing.faults import Faults
-from cloudspot.testing.machinehost import emulated
-from cloudspot.testing.serving import Server
-from cloudspot_gcp.sandbox.catalogue import IMAGES
-from cloudspot_gcp.sandbox.cloud import NODE
-from cloudspot_gcp.sandbox.cloud import EmulatedGcp as WholeGcp
-from cloudspot_gcp.sandbox.identities import Identities, ServiceAccount, write_key_file
-from cloudspot_gcp.sandbox.strict_logging import StrictLogging
-from cloudspot_gcp.sandbox.strict_storage import StrictStorage
+from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.machinehost import emulated
+from cloudspot.emulation.serving import Server
+from cloudspot_gcp_sandbox.catalogue import IMAGES
+from cloudspot_gcp_sandbox.cloud import NODE
+from cloudspot_gcp_sandbox.cloud import EmulatedGcp as WholeGcp
+from cloudspot_gcp_sandbox.identities import Identities, ServiceAccount, write_key_file
+from cloudspot_gcp_sandbox.strict_logging import StrictLogging
+from cloudspot_gcp_sandbox.strict_storage import StrictStorage
 
 PROJECT = "my-project-123"
 ACCOUNT = ServiceAccount.make(f"cloudspot-node@{PROJECT}.iam.gserviceaccount.com", project=PROJECT)

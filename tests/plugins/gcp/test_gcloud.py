@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from cloudspot_gcp.sandbox.cloud import BUCKET
-from cloudspot_gcp.sandbox.strict_compute import PROJECT
+from cloudspot_gcp_sandbox.cloud import BUCKET
+from cloudspot_gcp_sandbox.strict_compute import PROJECT
 
 IMAGE = ("--image-family=ubuntu-2204-lts", "--image-project=ubuntu-os-cloud")
 

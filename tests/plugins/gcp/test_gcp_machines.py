@@ -12,11 +12,11 @@ import requests
 from cloudspot.boot.script import ending_command
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
-from cloudspot_gcp.sandbox.catalogue import BARE_IMAGE
-from cloudspot_gcp.sandbox.cloud import BUCKET, NODE
-from cloudspot_gcp.sandbox.machinetokens import MachineTokens
-from cloudspot_gcp.sandbox.strict_compute import PROJECT
 from cloudspot_gcp.shutdownscript import render_shutdown_script
+from cloudspot_gcp_sandbox.catalogue import BARE_IMAGE
+from cloudspot_gcp_sandbox.cloud import BUCKET, NODE
+from cloudspot_gcp_sandbox.machinetokens import MachineTokens
+from cloudspot_gcp_sandbox.strict_compute import PROJECT
 
 enclosed = pytest.mark.enclosed
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"

@@ -10,14 +10,14 @@ from datetime import datetime, timezone
 import pytest
 
 from cloudspot.agent.notices.notice_poller import NoticePoller
+from cloudspot.emulation.cloud import Answer, MachineView, Request, StandingNotice
 from cloudspot.errors import TransientError
 from cloudspot.local.metadataservice import MetadataServer
 from cloudspot.model import Market, NodeIdentity, PreemptionNotice
-from cloudspot.testing.emulation import Answer, MachineView, Request, StandingNotice
 from cloudspot_gcp.attributes import NOTICE_SECONDS
 from cloudspot_gcp.metadata import HOST, GcePreemptionSource, Metadata, announced, node_identity
 from cloudspot_gcp.provider import GcpProvider
-from cloudspot_gcp.sandbox.metadata_server import GceMetadata
+from cloudspot_gcp_sandbox.metadata_server import GceMetadata
 
 NAME = "cs-digits-0a1b2c3d-4-1"
 NOTICE = PreemptionNotice(deadline=None, action="terminate", source="metadata")

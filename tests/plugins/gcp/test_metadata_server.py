@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 
 import pytest
 
-from cloudspot.testing.emulation import MachineView, Request, StandingNotice
-from cloudspot_gcp.sandbox.machinetokens import MachineTokens
-from cloudspot_gcp.sandbox.metadata_server import GceMetadata
+from cloudspot.emulation.cloud import MachineView, Request, StandingNotice
+from cloudspot_gcp_sandbox.machinetokens import MachineTokens
+from cloudspot_gcp_sandbox.metadata_server import GceMetadata
 
 EMAIL = "cloudspot-node@my-project-123.iam.gserviceaccount.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"

@@ -13,9 +13,9 @@ from cloudspot.jobstore.records import Exit
 from cloudspot.model import BootProfile, NodeIdentity
 from cloudspot.registry import open_store
 from cloudspot_gcp.attributes import machine_name
-from cloudspot_gcp.sandbox.cloud import BUCKET
-from cloudspot_gcp.sandbox.strict_compute import PROJECT
 from cloudspot_gcp.shutdownscript import SECONDS, render_shutdown_script
+from cloudspot_gcp_sandbox.cloud import BUCKET
+from cloudspot_gcp_sandbox.strict_compute import PROJECT
 
 STORE = f"gs://{BUCKET}"
 SPOT = {

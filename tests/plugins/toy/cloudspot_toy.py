@@ -9,9 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
-from cloudspot.hookspecs import hookimpl
-from cloudspot.model import Market
-from cloudspot.testing.emulation import (
+from cloudspot.emulation.cloud import (
     Answer,
     EmulatedCloud,
     EmulatedMachine,
@@ -20,6 +18,8 @@ from cloudspot.testing.emulation import (
     MetadataService,
     Request,
 )
+from cloudspot.hookspecs import hookimpl
+from cloudspot.model import Market
 
 
 @hookimpl

@@ -5,16 +5,16 @@ import json
 import pytest
 from listed_host import ListedHost
 
+from cloudspot.emulation.rolekeys import Secrets
+from cloudspot.emulation.serving import Server
 from cloudspot.model import Market, Resources
-from cloudspot.testing.rolekeys import Secrets
-from cloudspot.testing.serving import Server
 from cloudspot_aliyun.api import ask
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner
 from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.provider import AliyunProvider
-from cloudspot_aliyun.sandbox.rolekeys import RoleKeys
-from cloudspot_aliyun.sandbox.strict_ecs import StrictEcs
+from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
+from cloudspot_aliyun_sandbox.strict_ecs import StrictEcs
 
 KEY = "LTAI5tExampleKeyOfATest"
 SECRET = "ExampleSecretOfATest30Characters"

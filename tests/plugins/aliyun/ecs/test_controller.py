@@ -7,17 +7,18 @@ import pytest
 from cloud_histories import Killed, Town, check_histories, play
 from launch_histories import OneAtATime
 
-from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, DELIVERY_GRACE_SECONDS
-from cloudspot.controller.events import LaunchClosed
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
+from cloudspot.jobfile.spec import decode_options
 from cloudspot.jobstore import parallel
+from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.model import EndReason
-from cloudspot.spec import decode_options
+from cloudspot.story.events import LaunchClosed
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner
 from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.provider import AliyunProvider
 from cloudspot_aliyun.request import RELEASE_GRACE_SECONDS
-from cloudspot_aliyun.sandbox.strict_ecs import StrictEcs
+from cloudspot_aliyun_sandbox.strict_ecs import StrictEcs
 
 NUM_HISTORIES = 8
 TYPE = "ecs.gn7i-c8g1.2xlarge"

@@ -2,7 +2,7 @@ import pytest
 
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Resources
-from cloudspot_aliyun.sandbox.market import KINDS, spot_price
+from cloudspot_aliyun_sandbox.market import KINDS, spot_price
 
 A10 = "ecs.gn7i-c8g1.2xlarge"
 HANGZHOU = ("cn-hangzhou-h", "cn-hangzhou-i", "cn-hangzhou-j")

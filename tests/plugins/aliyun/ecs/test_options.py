@@ -5,7 +5,7 @@ import pytest
 
 from cloudspot.boot.script import ending_command
 from cloudspot.errors import SpecError
-from cloudspot.tables import convert
+from cloudspot.jobfile.tables import convert
 from cloudspot_aliyun.options import AliyunOptions, check_options
 from cloudspot_aliyun.provider import AliyunProvider
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cloudspot.model import InstanceGroup, Resources
-from cloudspot_aliyun.sandbox.rights import rights_of
+from cloudspot_aliyun_sandbox.rights import rights_of
 
 POLICIES = Path(__file__).parents[4] / "docs" / "aliyun"
 ELSEWHERE = "oss:"

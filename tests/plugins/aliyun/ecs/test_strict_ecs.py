@@ -8,7 +8,7 @@ import requests
 from aliyunsdkcore.acs_exception.exceptions import ServerException
 
 from cloudspot.model import EndReason
-from cloudspot_aliyun.sandbox import rpc
+from cloudspot_aliyun_sandbox import rpc
 
 IMAGE = "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
 

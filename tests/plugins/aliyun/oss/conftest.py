@@ -7,13 +7,13 @@ from datetime import datetime, timezone
 
 import pytest
 
-from cloudspot.testing.faults import Faults
-from cloudspot.testing.rolekeys import Secrets
-from cloudspot.testing.serving import Server
+from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.rolekeys import Secrets
+from cloudspot.emulation.serving import Server
 from cloudspot_aliyun.oss import OssStore
-from cloudspot_aliyun.sandbox.ossbuckets import HeldBucket
-from cloudspot_aliyun.sandbox.rolekeys import RoleKeys
-from cloudspot_aliyun.sandbox.strict_oss import StrictOss
+from cloudspot_aliyun_sandbox.ossbuckets import HeldBucket
+from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
+from cloudspot_aliyun_sandbox.strict_oss import StrictOss
 
 KEY_ID = "LTAI5tEXAMPLEexample0001"
 KEY_SECRET = "example0secret1example2secret3"

@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from cloudspot.cli.main import program
+from cloudspot.jobfile.spec import load_job
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot
 from cloudspot.jobstore.records import Finished, Heartbeat, Intent, LogStanding, new_nonce
 from cloudspot.jobstore.submission import submit
 from cloudspot.model import LaunchRequest, LogRecord, Market, NodeIdentity, Offer
-from cloudspot.spec import load_job
 from cloudspot_aliyun.osslogs import OssLogSink
 
 NOW = datetime.now(timezone.utc)

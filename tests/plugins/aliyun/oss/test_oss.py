@@ -125,7 +125,7 @@ def test_bytes_that_change_on_their_way_are_noticed(oss, bucket, monkeypatch):
     store = quick(bucket)
     whole = bytes(2 << 20)
     store.put("k", whole)
-    monkeypatch.setattr("cloudspot_aliyun.sandbox.ossbuckets.Stored.crc", property(lambda self: 1))
+    monkeypatch.setattr("cloudspot_aliyun_sandbox.ossbuckets.Stored.crc", property(lambda self: 1))
     with pytest.raises(TransientError, match="k: the bytes changed on their way"):
         store.put("k", whole)
     with pytest.raises(TransientError, match="k: the bytes changed on their way"):
@@ -331,7 +331,7 @@ def test_an_answer_that_breaks_off_is_a_transient_error_and_never_a_short_object
 def test_a_server_that_ignores_ranges_is_refused(oss, bucket, monkeypatch):
     store = quick(bucket)
     store.put("k", b"0123456789")
-    monkeypatch.setattr("cloudspot_aliyun.sandbox.strict_oss._range_of", lambda *span, **options: None)
+    monkeypatch.setattr("cloudspot_aliyun_sandbox.strict_oss._range_of", lambda *span, **options: None)
     for call in (
         lambda: store.get_range("k", 2, 3),
         lambda: store.get_range_into("k", 2, bytearray(3)),
@@ -344,7 +344,7 @@ def test_an_empty_object_has_no_range_however_the_server_says_so(oss, bucket, mo
     store = quick(bucket)
     store.put("k", b"")
     assert store.get_range("k", 0, 5) == b""
-    monkeypatch.setattr("cloudspot_aliyun.sandbox.strict_oss._range_of", lambda *span, **options: None)
+    monkeypatch.setattr("cloudspot_aliyun_sandbox.strict_oss._range_of", lambda *span, **options: None)
     assert store.get_range("k", 0, 5) == b""
     assert store.get_range_into("k", 0, bytearray(5)) == 0
 

@@ -10,7 +10,7 @@ from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.credentials import RoleCredentials
 from cloudspot_aliyun.metadata import DISABLED, ENDPOINT, EcsMetadata
 from cloudspot_aliyun.oss import OssStore
-from cloudspot_aliyun.sandbox.metadata_server import EcsMetadataService
+from cloudspot_aliyun_sandbox.metadata_server import EcsMetadataService
 
 FACTS = {
     "hostname": "digits-1-2-3",

@@ -16,7 +16,7 @@ from cloudspot.model import Market, Resources
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
-from cloudspot_aws.sandbox.strict_ec2 import StrictEc2
+from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
 
 KEY = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"

@@ -134,7 +134,7 @@ def test_a_clock_that_is_off_is_told(cloud, monkeypatch):
     from datetime import datetime as real
     from datetime import timedelta
 
-    monkeypatch.setattr("cloudspot.checklist.datetime", Late)
+    monkeypatch.setattr("cloudspot.plugin.checklist.datetime", Late)
     found = failed(cloud.provider(instance_types=("m5.large",)))
     assert found["clock"][0].endswith("s ahead of AWS's")
     assert found["clock"][1] == "set this machine's clock, by NTP"

@@ -7,13 +7,13 @@ import pytest
 from cloud_histories import Town, check_histories, play
 from launch_histories import OneAtATime
 
-from cloudspot.controller.events import LaunchClosed
+from cloudspot.jobfile.spec import decode_options
 from cloudspot.jobstore import parallel
 from cloudspot.model import EndReason
-from cloudspot.spec import decode_options
+from cloudspot.story.events import LaunchClosed
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
-from cloudspot_aws.sandbox.strict_ec2 import StrictEc2
+from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
 
 NUM_HISTORIES = 6
 

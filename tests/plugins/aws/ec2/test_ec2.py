@@ -11,7 +11,7 @@ from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaErro
 from cloudspot.model import EndReason, InstanceGroup, InstanceState, LaunchRequest, Market, Resources
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
-from cloudspot_aws.sandbox.schedules import TARGET
+from cloudspot_aws_sandbox.schedules import TARGET
 
 SCRIPT = "#!/usr/bin/env bash\necho boot\n"
 ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"

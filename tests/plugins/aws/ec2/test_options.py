@@ -1,8 +1,8 @@
 import pytest
 
 from cloudspot.errors import SpecError
+from cloudspot.jobfile.tables import convert
 from cloudspot.local.filestore import FileStore
-from cloudspot.tables import convert
 from cloudspot_aws import cloudwatch
 from cloudspot_aws.options import DEFAULT_IMAGE, RETENTION_DAYS, AwsOptions, check_options
 from cloudspot_aws.provider import AwsProvider

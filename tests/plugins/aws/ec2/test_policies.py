@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudspot.model import InstanceGroup, Market, Resources
-from cloudspot_aws.sandbox.rights import rights_of
+from cloudspot_aws_sandbox.rights import rights_of
 
 POLICIES = Path(__file__).parents[4] / "docs" / "aws"
 ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"

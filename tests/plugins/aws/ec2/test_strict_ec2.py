@@ -4,7 +4,7 @@ import botocore.exceptions
 import pytest
 
 from cloudspot.model import EndReason
-from cloudspot_aws.sandbox.query import ApiError, parse_parameters
+from cloudspot_aws_sandbox.query import ApiError, parse_parameters
 
 REQUEST = {"ImageId": "ami-0c10d5b07ca5e0001", "InstanceType": "m5.large", "MinCount": 1, "MaxCount": 1}
 SPOT = {"InstanceMarketOptions": {"MarketType": "spot"}}

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from cloudspot_aws.sandbox.checksums import CHECKSUMS, is_right, unchunked
+from cloudspot_aws_sandbox.checksums import CHECKSUMS, is_right, unchunked
 
 # Of "123456789": the check values of the catalogue of CRCs, and the RFCs' hashes.
 KNOWN = {

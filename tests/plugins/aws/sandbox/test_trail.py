@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from cloudspot.testing.faults import Call, Faults
-from cloudspot.testing.trail import Trail
-from cloudspot_aws.sandbox.credentials import RoleKeys
-from cloudspot_aws.sandbox.rights import resource_of, rights_of
+from cloudspot.emulation.faults import Call, Faults
+from cloudspot.emulation.trail import Trail
+from cloudspot_aws_sandbox.credentials import RoleKeys
+from cloudspot_aws_sandbox.rights import resource_of, rights_of
 
 NOW = datetime(2026, 11, 20, tzinfo=timezone.utc)
 

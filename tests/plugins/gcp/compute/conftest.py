@@ -3,15 +3,15 @@
 import pytest
 from listed_host import ListedHost
 
+from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.serving import Server
 from cloudspot.model import Market, Resources
-from cloudspot.testing.faults import Faults
-from cloudspot.testing.serving import Server
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
-from cloudspot_gcp.sandbox.identities import Identities, ServiceAccount, write_key_file
-from cloudspot_gcp.sandbox.machinetokens import MachineTokens
-from cloudspot_gcp.sandbox.strict_compute import StrictCompute
+from cloudspot_gcp_sandbox.identities import Identities, ServiceAccount, write_key_file
+from cloudspot_gcp_sandbox.machinetokens import MachineTokens
+from cloudspot_gcp_sandbox.strict_compute import StrictCompute
 
 PROJECT = "my-project-123"
 SERVICES = ("compute", "cloudbilling", "cloudresourcemanager", "iamcredentials")

@@ -7,15 +7,15 @@ from cloud_histories import Town, check_histories, play
 from launch_histories import OneAtATime
 from requests.adapters import HTTPAdapter
 
-from cloudspot.controller.events import LaunchClosed
+from cloudspot.jobfile.spec import decode_options
 from cloudspot.jobstore import parallel
 from cloudspot.model import EndReason
-from cloudspot.spec import decode_options
+from cloudspot.story.events import LaunchClosed
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp.request import request_id
-from cloudspot_gcp.sandbox.strict_compute import StrictCompute
+from cloudspot_gcp_sandbox.strict_compute import StrictCompute
 
 NUM_HISTORIES = 6
 FIRST, SECOND = "us-central1", "us-east1"

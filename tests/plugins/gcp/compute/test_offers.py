@@ -189,7 +189,7 @@ def test_prices_of_the_options_stand_in_where_the_list_cannot_be_read(cloud):
 
 
 def test_googles_list_comes_first_and_the_options_tell_what_it_does_not(cloud, monkeypatch):
-    from cloudspot_gcp.sandbox import prices
+    from cloudspot_gcp_sandbox import prices
 
     without = [sku for sku in prices.skus() if "N2 Instance Ram" not in sku["description"]]
     monkeypatch.setattr(prices, "skus", lambda: tuple(without))

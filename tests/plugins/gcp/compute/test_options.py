@@ -1,7 +1,7 @@
 import pytest
 
 from cloudspot.errors import SpecError
-from cloudspot.tables import convert
+from cloudspot.jobfile.tables import convert
 from cloudspot_gcp import attributes
 from cloudspot_gcp.lookups import wanted_regions
 from cloudspot_gcp.options import DEFAULT_IMAGE, GcpOptions, check_options

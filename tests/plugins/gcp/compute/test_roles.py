@@ -9,7 +9,7 @@ from cloudspot.errors import TransientError
 from cloudspot.model import InstanceGroup, Market, Resources
 from cloudspot_gcp.attributes import machine_name
 from cloudspot_gcp.check import wanted_permissions
-from cloudspot_gcp.sandbox.taken import rights_of
+from cloudspot_gcp_sandbox.taken import rights_of
 
 ROLES = Path(__file__).parents[4] / "docs" / "gcp"
 ON_THE_ACCOUNT = "iam.serviceAccounts.actAs"

@@ -8,10 +8,10 @@ import pytest
 import requests
 
 from cloudspot.boot.script import ending_command
+from cloudspot.emulation.cloud import MachineView
 from cloudspot.local.metadataservice import MetadataServer
 from cloudspot.model import EndReason, InstanceGroup, InstanceState, Resources
-from cloudspot.testing.emulation import MachineView
-from cloudspot_gcp.sandbox.metadata_server import GceMetadata
+from cloudspot_gcp_sandbox.metadata_server import GceMetadata
 
 NAME = "cs-digits-1-60e73611-1-0"
 

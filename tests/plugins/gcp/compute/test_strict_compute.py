@@ -6,8 +6,8 @@ import pytest
 import requests
 
 from cloudspot.model import EndReason
-from cloudspot_gcp.sandbox.apierror import ApiError
-from cloudspot_gcp.sandbox.filters import matching, page
+from cloudspot_gcp_sandbox.apierror import ApiError
+from cloudspot_gcp_sandbox.filters import matching, page
 
 PROJECT = "my-project-123"
 ZONE = "us-central1-a"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cloudspot_gcp.sandbox.apierror import ApiError
-from cloudspot_gcp.sandbox.discovery import api
+from cloudspot_gcp_sandbox.apierror import ApiError
+from cloudspot_gcp_sandbox.discovery import api
 
 INSTANCES = "/compute/v1/projects/p/zones/z/instances"
 BULK = "/compute/v1/projects/p/regions/r/instances/bulkInsert"

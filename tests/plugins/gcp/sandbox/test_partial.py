@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudspot_gcp.sandbox.apierror import ApiError
-from cloudspot_gcp.sandbox.partial import select
+from cloudspot_gcp_sandbox.apierror import ApiError
+from cloudspot_gcp_sandbox.partial import select
 
 OBJECT = {"name": "x", "size": "3", "owner": {"entity": "a", "id": "b"}}
 VALUE = {"items": [OBJECT], "nextPageToken": "t"}

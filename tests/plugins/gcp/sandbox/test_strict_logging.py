@@ -4,8 +4,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from cloudspot_gcp.sandbox.apierror import ApiError
-from cloudspot_gcp.sandbox.logfilter import moment, parse_filter
+from cloudspot_gcp_sandbox.apierror import ApiError
+from cloudspot_gcp_sandbox.logfilter import moment, parse_filter
 
 from .conftest import reason_of
 

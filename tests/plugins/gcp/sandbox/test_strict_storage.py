@@ -9,8 +9,8 @@ import google.cloud.storage.retry
 import pytest
 
 from cloudspot_gcp.clients import GcpClients
-from cloudspot_gcp.sandbox.objects import Buckets, check_bucket_name, check_object_name, crc32c_of
-from cloudspot_gcp.sandbox.resumable import UNIT_BYTES
+from cloudspot_gcp_sandbox.objects import Buckets, check_bucket_name, check_object_name, crc32c_of
+from cloudspot_gcp_sandbox.resumable import UNIT_BYTES
 
 from .conftest import reason_of
 

@@ -25,10 +25,10 @@ from cloudspot.jobstore.probe import probe
 from cloudspot.registry import open_store
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.gcs import GcsStore
-from cloudspot_gcp.sandbox import storagemethods
-from cloudspot_gcp.sandbox.resumable import Sessions
-from cloudspot_gcp.sandbox.storagemethods import StorageMethods
-from cloudspot_gcp.sandbox.wsgi import Reply
+from cloudspot_gcp_sandbox import storagemethods
+from cloudspot_gcp_sandbox.resumable import Sessions
+from cloudspot_gcp_sandbox.storagemethods import StorageMethods
+from cloudspot_gcp_sandbox.wsgi import Reply
 
 MIB = 1 << 20
 
@@ -329,7 +329,7 @@ def test_a_replacing_put_whose_answer_is_lost_is_made_once(gcp, store):
 
 def test_a_server_that_takes_any_create_is_refused_by_the_probe(store, monkeypatch):
     probe(store, sleep=lambda seconds: None)
-    monkeypatch.setattr("cloudspot_gcp.sandbox.objects.check_conditions", lambda *_: None)
+    monkeypatch.setattr("cloudspot_gcp_sandbox.objects.check_conditions", lambda *_: None)
     with pytest.raises(StoreRefused, match="second create of the same key was accepted"):
         probe(store, sleep=lambda seconds: None)
 

@@ -1,0 +1,1 @@
+"""An emulated cloud on one host: the base of the sandboxes, with machines that really boot."""

@@ -1,0 +1,284 @@
+"""The host of emulated machines: the machines of ``cloudspot.local``, isolated where this host can."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import shutil
+import site
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
+from cloudspot.errors import CloudspotError
+from cloudspot.local.forms import num_cores
+from cloudspot.local.home import lock
+from cloudspot.local.machines import MachineDirectory, now_utc
+from cloudspot.local.network import BRIDGE, make_bridge
+from cloudspot.local.processes import MARK
+from cloudspot.local.records import Guest, MachineRecord, Network, PlannedReclaim, ReclaimRequest
+from cloudspot.local.supervision import start_supervisor
+from cloudspot.model import EndReason, InstanceState
+
+LOOPBACK_NETWORK = "127.77.0.0/16"
+"""The machines' addresses where there are no namespaces."""
+LOOPBACK_PORT = 16925
+"""The metadata services' there; each has an address of its own."""
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NUM_RESERVED = 10
+"""The first addresses of the network are not given to machines; clouds keep some, too."""
+_END_SECONDS = 60.0
+_FOR_EVER_SECONDS = 1e9
+
+Plan = Callable[[EmulatedMachine], tuple[PlannedReclaim, ...]]
+
+
+class LocalMachineHost(MachineHost):
+    """Emulated machines below a directory. They end when this process does, however it ends."""
+
+    def __init__(
+        self,
+        directory: Path,
+        cloud: EmulatedCloud,
+        *,
+        is_isolated: bool,
+        plan: Plan | None = None,
+    ) -> None:
+        """Make what the machines share; an isolated host runs inside ``run_enclosed``.
+
+        ``plan`` says when a spot machine will be reclaimed.
+        """
+        self._cloud = cloud
+        self._is_isolated = is_isolated
+        self._plan = plan or (lambda _: ())
+        self._directory = directory
+        network = ipaddress.IPv4Network(cloud.network if is_isolated else LOOPBACK_NETWORK)
+        self.network = str(network)
+        self.address = str(network[1])
+        """The host's own, where the cloud serves its APIs."""
+        self._ip_network = network
+        self._machines: dict[str, MachineDirectory] = {}
+        self._allocated: set[str] = set()
+        self._lock = threading.RLock()
+        self._owner = ExitStack()
+        (directory / "machines").mkdir(parents=True)
+        self._owner.enter_context(lock(directory / "owner.lock"))
+        self._sources = directory / "image"
+        for package in _editable_packages():
+            # As an image is: what is edited meanwhile does not change it.
+            ignored = shutil.ignore_patterns("__pycache__", "*.tmp")
+            shutil.copytree(package, self._sources / package.name, ignore=ignored)
+        self._hosts = directory / "hosts"
+        names = [("localhost", "127.0.0.1"), *cloud.host_names.items()]
+        self._hosts.write_text("".join(f"{address} {name}\n" for name, address in names), encoding="ascii")
+        if is_isolated:
+            make_bridge(self.address, network.prefixlen)
+
+    def allocate_address(self) -> str:
+        """Return an address that no machine had; see MachineHost."""
+        with self._lock:
+            for number in range(_NUM_RESERVED, self._ip_network.num_addresses - 1):
+                address = str(self._ip_network[number])
+                if address not in self._allocated:
+                    self._allocated.add(address)
+                    return address
+        raise CloudspotError(f"no address of {self.network} is left")
+
+    def start(self, machine: EmulatedMachine) -> None:
+        """Start to boot the machine; see MachineHost."""
+        with self._lock:
+            if not _ID.fullmatch(machine.id):
+                raise ValueError(f"no machine can be named {machine.id!r}")
+            if machine.id in self._machines:
+                raise ValueError(f"there was a machine {machine.id} before")
+            address = machine.address or self.allocate_address()
+            self._check_address(address)
+            self._allocated.add(address)
+            host_name = machine.host_name or f"ip-{address.replace('.', '-')}"
+            with self._hosts.open("a", encoding="ascii") as hosts:
+                # In one write: the machines read it meanwhile.
+                names = f"{host_name} {host_name.partition('.')[0]}"
+                # Mapped too: who listens on IPv6 looks up its callers that way.
+                hosts.write(f"{address} {names}\n::ffff:{address} {names}\n")
+            made = MachineDirectory.create(
+                self._directory / "machines" / machine.id,
+                self._record(machine, address, host_name),
+                user_data=machine.user_data,
+            )
+            made.set_tags(machine.tags)
+            self._machines[machine.id] = made
+        # The whole path of this process: the metadata service is a plugin's.
+        starter = start_supervisor(made, python_path=os.pathsep.join(filter(None, sys.path)))
+        # Nobody waits for a machine, but it wants to be collected.
+        threading.Thread(target=starter.wait, name=f"start {machine.id}", daemon=True).start()
+
+    def terminate(self, machine_id: str) -> None:
+        """Ask for the machine's end; see MachineHost."""
+        machine = self._machines.get(machine_id)
+        if machine is not None:
+            machine.request_termination()
+            machine.settle(reason=EndReason.TERMINATED)
+
+    def reclaim(self, machine_id: str, *, notice_seconds: float) -> None:
+        """Announce the end, and bring it; see MachineHost."""
+        machine = self._machines.get(machine_id)
+        if machine is not None:
+            machine.request_reclaim(ReclaimRequest(notice_seconds=notice_seconds))
+
+    def set_tags(self, machine_id: str, tags: Mapping[str, str]) -> None:
+        """Replace the machine's tags; see MachineHost."""
+        machine = self._machines.get(machine_id)
+        if machine is not None:
+            with self._lock:
+                machine.set_tags(tags)
+
+    def states(self) -> Mapping[str, MachineStatus]:
+        """Return how the machines are; see MachineHost."""
+        found = {}
+        for machine_id, machine in list(self._machines.items()):
+            machine.settle()
+            state = machine.state()
+            found[machine_id] = MachineStatus(
+                state=state.state,
+                address=machine.record().address,
+                end_reason=state.end_reason,
+                notice_deadline=state.notice_deadline,
+                ended_at=state.ended_at,
+            )
+        return found
+
+    def console(self, machine_id: str) -> str:
+        """Return what the machine has printed at its boot so far."""
+        try:
+            return self._machines[machine_id].console.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def directory(self, machine_id: str) -> MachineDirectory:
+        """Return the machine's files."""
+        return self._machines[machine_id]
+
+    def close(self) -> None:
+        """End all machines and wait until they are gone; safe to repeat.
+
+        Raises:
+            CloudspotError: one does not end.
+        """
+        for machine_id in list(self._machines):
+            self.terminate(machine_id)
+        end = time.monotonic() + _END_SECONDS
+        while True:
+            living = [
+                name for name, status in self.states().items() if status.state is not InstanceState.ENDED
+            ]
+            if not living:
+                break
+            if time.monotonic() > end:
+                raise CloudspotError(f"machine {living[0]} does not end; see its log in {self._directory}")
+            time.sleep(0.02)
+        self._owner.close()
+
+    def _check_address(self, address: str) -> None:
+        if ipaddress.IPv4Address(address) not in self._ip_network or address == self.address:
+            raise ValueError(f"no machine can have the address {address} in the network {self.network}")
+        for machine in self._machines.values():
+            is_its = machine.record().address == address
+            if is_its and machine.state().state is not InstanceState.ENDED:
+                raise ValueError(f"machine {machine.id} has the address {address}")
+
+    def _record(self, machine: EmulatedMachine, address: str, host_name: str) -> MachineRecord:
+        job, cloud = machine.job, self._cloud
+        network = None
+        port = 80
+        addresses = cloud.metadata_addresses
+        environment = {**cloud.machine_environment()}
+        if self._is_isolated:
+            network = Network(bridge=BRIDGE, prefix_length=self._ip_network.prefixlen, hosts=str(self._hosts))
+        else:
+            port, addresses = LOOPBACK_PORT, (address,)
+            environment |= cloud.metadata_environment(f"http://{address}:{port}")
+        environment[MARK] = machine.id
+        environment["CLOUDSPOT_CORES"] = num_cores(1 if job is None else job.num_nodes)
+        if self._sources.is_dir() and not machine.is_bare:
+            environment["PYTHONPATH"] = str(self._sources)
+        environment.update(machine.environment)
+        return MachineRecord(
+            id=machine.id,
+            request_sha256="",
+            job_id="" if job is None else job.job_id,
+            launch=0 if job is None else job.launch,
+            rank=0 if job is None else job.rank,
+            num_nodes=1 if job is None else job.num_nodes,
+            address=address,
+            zone=cloud.name,
+            instance_type="",
+            market=machine.market,
+            boot_delay_seconds=machine.boot_delay_seconds,
+            max_seconds=_FOR_EVER_SECONDS,
+            reclaims=self._plan(machine),
+            notice_seconds=0.0,
+            launched_at=now_utc(),
+            guest=Guest(
+                service=cloud.metadata_service,
+                service_addresses=addresses,
+                service_port=port,
+                fetch_user_data=cloud.fetch_user_data,
+                fetch_shutdown_script=cloud.fetch_shutdown_script,
+                shutdown_seconds=cloud.shutdown_seconds,
+                facts=machine.metadata,
+                host_name=host_name,
+                environment=environment,
+                image_path=() if machine.is_bare else (str(Path(sys.executable).parent),),
+                visible=(*_installation(), *(() if machine.is_bare else (str(self._sources),))),
+                hidden=tuple(map(str, _packages())) if machine.is_bare else (),
+                programs=machine.programs,
+                network=network,
+                owner_lock=str(self._directory / "owner.lock"),
+            ),
+        )
+
+
+@contextmanager
+def emulated(
+    cloud: EmulatedCloud, directory: Path, *, is_isolated: bool, plan: Plan | None = None
+) -> Iterator[LocalMachineHost]:
+    """Bring the cloud up with a host of its own below the directory, and take both down again."""
+    host = LocalMachineHost(directory, cloud, is_isolated=is_isolated, plan=plan)
+    try:
+        (directory / "cloud").mkdir()
+        cloud.start(host, address=host.address, directory=directory / "cloud")
+        yield host
+    finally:
+        with suppress(Exception):
+            cloud.stop()
+        host.close()
+
+
+def _installation() -> tuple[str, ...]:
+    """Return the directories of this Python and of what is installed for it, wherever they lie."""
+    found = [sys.prefix, sys.base_prefix]
+    if site.ENABLE_USER_SITE:
+        found.append(site.getusersitepackages())
+    return tuple(dict.fromkeys(found))
+
+
+def _editable_packages() -> tuple[Path, ...]:
+    """Return the directories of cloudspot's packages that lie where their sources are developed."""
+    installed = [Path(name).resolve() for name in _installation()]
+    first: dict[str, Path] = {}
+    for package in _packages():
+        if not any(where in package.resolve().parents for where in installed):
+            first.setdefault(package.name, package)
+    return tuple(first.values())
+
+
+def _packages() -> tuple[Path, ...]:
+    """Return the directories of all of cloudspot's packages that this Python finds."""
+    paths = [Path(name) for name in dict.fromkeys(sys.path)]
+    found = [package for path in paths if path.is_absolute() for package in sorted(path.glob("cloudspot*"))]
+    return tuple(package for package in found if (package / "__init__.py").exists())

@@ -1,0 +1,93 @@
+"""TOML files and ``--set`` overrides as raw tables."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cloudspot.errors import SpecError
+from cloudspot.jobfile.tables import expects_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MAX_BYTES: Final = 1 << 20
+"""What a person writes is never longer; a data file named by mistake is not read whole."""
+
+_KEY: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the file's raw table.
+
+    Raises:
+        SpecError: there is no such file, it cannot be read, or it is no TOML; the message names the line.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        # Some editors begin a file with a byte order mark.
+        text = data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise SpecError(f"{path}: line {line}: is no text in UTF-8, so this is no TOML file") from None
+    if len(data) > MAX_BYTES:
+        raise SpecError(f"{path}: has more than {MAX_BYTES >> 20} MiB, so this is no file of settings")
+    try:
+        raw: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: {_syntax_error(str(error), text)}") from None
+    return raw
+
+
+def apply_override(raw: dict[str, Any], text: str, type_: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Put one ``a.b=c`` into the raw table of a ``type_``; return its path.
+
+    The value is read as TOML where it is TOML, unless the field takes only strings; else it is a string.
+
+    Raises:
+        SpecError: the text is no ``FIELD=VALUE``, or a field on the way is no table.
+    """
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not equals or not _KEY.fullmatch(key):
+        # The text is not shown: a value may be a credential.
+        raise SpecError("--set: expected FIELD=VALUE, as in --set limits.max_cost=20")
+    path = tuple(key.split("."))
+    table = raw
+    for i, step in enumerate(path[:-1]):
+        table = table.setdefault(step, {})
+        if not isinstance(table, dict):
+            raise SpecError(f"--set {key}: {'.'.join(path[: i + 1])} is not a table in the job file")
+    table[path[-1]] = _value(value, is_text=expects_text(type_, path))
+    return path
+
+
+def _value(text: str, *, is_text: bool) -> Any:
+    """Return the value of an override."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"]
+    # More than one key: the text held a line break and another assignment.
+    return text if len(parsed) > 1 or (is_text and not isinstance(value, str)) else value
+
+
+def _syntax_error(message: str, text: str) -> str:
+    """Return the TOML parser's message with the line first."""
+    match = re.fullmatch(r"(?s)(.*) \(at line (\d+), column \d+\)", message)
+    if match:
+        return f"line {match[2]}: {match[1]}"
+    reason = message.removesuffix(" (at end of document)")
+    return f"line {len(text.splitlines())}: {reason} at the end of the file"

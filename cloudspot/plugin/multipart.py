@@ -1,0 +1,257 @@
+"""Streams into an object store: parts go up side by side, and the last request makes them an object."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+from cloudspot.errors import CloudspotError, ObjectExists, TransientError
+from cloudspot.interfaces import Data, Upload
+from cloudspot.retrying import retry
+
+PART_BYTES: Final = 16 << 20
+NUM_THREADS: Final = 4
+"""Parts on their way at once; one more buffer is being filled meanwhile: 80 MiB in all."""
+GROWTH_EVERY: Final = 1000
+"""After so many parts they double: stores take 10,000 of them, which then hold 16 TiB."""
+
+_log = logging.getLogger(__name__)
+
+
+class Passing(TransientError):
+    """The store did nothing this time: the very request may be made again, a create-only one too."""
+
+
+class UploadGone(CloudspotError):
+    """The parted upload is no more: completed, aborted, or swept by the bucket's rules."""
+
+
+class PartedRequests(ABC):
+    """The requests of one upload to one key; a plugin brings them. Thread-safe.
+
+    Each is made once. ``writer`` goes with the object as metadata, so that an upload knows its own object
+    where an answer was lost. All raise what ObjectStore's methods do, and:
+
+    Raises:
+        Passing: nothing was done.
+        UploadGone: the upload that ``begin`` began is no more.
+    """
+
+    @abstractmethod
+    def begin(self, writer: str) -> str:
+        """Begin a parted upload; return its id."""
+
+    @abstractmethod
+    def send(self, upload_id: str, number: int, part: memoryview) -> Any:
+        """Send part ``number``, from 1, and return what ``complete`` has to name it by; keep no view."""
+
+    @abstractmethod
+    def complete(self, upload_id: str, parts: Sequence[Any]) -> None:
+        """Make the parts the object, create-only where the upload is."""
+
+    @abstractmethod
+    def put(self, writer: str, data: memoryview) -> None:
+        """Store the whole object in one request, create-only where the upload is; keep no view."""
+
+    @abstractmethod
+    def drop(self, upload_id: str) -> None:
+        """Let the store forget the parts."""
+
+    @abstractmethod
+    def found_writer(self) -> str | None:
+        """Return who wrote the object that stands there ("" unknown), or None where there is none."""
+
+
+class PartedUpload(Upload):
+    """A parted upload, or a single put where all of it fits into one part.
+
+    A process that dies in the middle leaves parts behind, which the bucket bills until they are aborted:
+    a lifecycle rule does that.
+    """
+
+    def __init__(
+        self,
+        requests: PartedRequests,
+        *,
+        key: str,
+        url: str,
+        if_absent: bool,
+        part_bytes: int = PART_BYTES,
+        num_threads: int = NUM_THREADS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Do no I/O; ``key`` and the store's ``url`` are for messages."""
+        self._requests = requests
+        self._key = key
+        self._url = url
+        self._if_absent = if_absent
+        self._writer = secrets.token_hex(16)
+        self._part_bytes = part_bytes
+        self._num_threads = num_threads
+        self._sleep = sleep
+        self._is_open = True
+        self._id: str | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._parts: list[Future[Any]] = []
+        self._buffer = bytearray()
+        self._filled = 0
+        self._num_buffers = 0
+        self._free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
+
+    def write(self, data: Data) -> None:
+        """Append bytes; see Upload. Blocks while all buffers are on their way."""
+        self._check_open()
+        with memoryview(data).cast("B") as view:
+            position = 0
+            while position < len(view):
+                if self._filled == len(self._buffer):
+                    self._next_buffer()
+                count = min(len(self._buffer) - self._filled, len(view) - position)
+                with view[position : position + count] as piece:
+                    self._buffer[self._filled : self._filled + count] = piece
+                self._filled += count
+                position += count
+
+    def commit(self) -> None:
+        """Make the object visible; see Upload."""
+        self._check_open()
+        try:
+            if self._id is None:
+                self._settle(self._put)
+            else:
+                upload_id = self._id
+                self._send_part()
+                parts = [part.result() for part in self._parts]
+                self._settle(lambda: self._requests.complete(upload_id, parts))
+                self._id = None
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop what was written; see Upload."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        for part in self._parts:
+            part.cancel()
+        if self._pool is not None:
+            # A part that arrives after the abort would stay, and be billed.
+            self._pool.shutdown(wait=True)
+        self._buffer = bytearray()
+        self._free = queue.SimpleQueue()
+        if self._id is not None:
+            upload_id = self._id
+            try:
+                self._retry(lambda: self._requests.drop(upload_id))
+            except UploadGone:
+                return
+            except CloudspotError as error:
+                _log.warning("parts of an upload stay until the bucket's lifecycle removes them: %s", error)
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _next_buffer(self) -> None:
+        """Send the buffer if there is one, and find another."""
+        if self._buffer:
+            self._send_part()
+        size = self._part_bytes << (len(self._parts) // GROWTH_EVERY)
+        if self._num_buffers <= self._num_threads:
+            self._num_buffers += 1
+            found = bytearray()
+        else:
+            found = self._free.get()  # As soon as a part has arrived, or failed.
+        for part in self._parts:
+            if part.done() and part.exception() is not None:
+                part.result()
+        self._buffer = found if len(found) == size else bytearray(size)
+        self._filled = 0
+
+    def _send_part(self) -> None:
+        if self._filled == 0:
+            return
+        if self._id is None:
+            self._id = self._retry(lambda: self._requests.begin(self._writer))
+            self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="cloudspot-upload")
+        assert self._pool is not None
+        number, buffer, length = len(self._parts) + 1, self._buffer, self._filled
+        self._parts.append(self._pool.submit(self._carry, self._id, number, buffer, length))
+        self._buffer, self._filled = bytearray(), 0
+
+    def _carry(self, upload_id: str, number: int, buffer: bytearray, length: int) -> Any:
+        try:
+            with memoryview(buffer) as view, view[:length] as part:
+                return self._retry(lambda: self._requests.send(upload_id, number, part))
+        finally:
+            self._free.put(buffer)
+
+    def _put(self) -> None:
+        with memoryview(self._buffer) as view, view[: self._filled] as data:
+            self._requests.put(self._writer, data)
+
+    def _retry(self, call: Callable[[], Any]) -> Any:
+        return retry(call, sleep=self._sleep)
+
+    # --- the outcome ------------------------------------------------------------------------------
+
+    def _settle(self, publish: Callable[[], None]) -> None:
+        """Publish the object; where an answer is lost, look whether it is there and ours.
+
+        Raises:
+            ObjectExists: another's object was there first.
+            TransientError: it is still unknown, or the parts are gone: upload again.
+        """
+        try:
+            settle(publish, is_ours=self._is_ours, sleep=self._sleep)
+        except UploadGone as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: UploadGone) -> CloudspotError:
+        """Return what an upload that is gone means: a store may drop one whose condition has failed."""
+        if self._if_absent and self._requests.found_writer() is not None:
+            return ObjectExists(f"{self._url}: {self._key} exists")
+        return CloudspotError(f"{error}; upload again")
+
+    def _is_ours(self) -> bool:
+        return self._requests.found_writer() == self._writer
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError(f"the upload of {self._key} was committed or aborted")
+
+
+def settle(
+    publish: Callable[[], None], *, is_ours: Callable[[], bool], sleep: Callable[[float], None]
+) -> None:
+    """Make an object by ``publish``, again where it failed in passing: one that stands there may be ours.
+
+    For what may be repeated: a condition guards it, or it completes an upload. ``is_ours`` says whether the
+    object under the key carries this writer's mark.
+
+    Raises:
+        ObjectExists: another's object was there first.
+        UploadGone: as ``publish`` raised it, and no object is there that is ours.
+        TransientError: it is still unknown.
+    """
+    is_unknown = False
+
+    def attempt() -> None:
+        nonlocal is_unknown
+        try:
+            publish()
+        except Passing:
+            raise
+        except TransientError:
+            is_unknown = True
+            if not is_ours():
+                raise
+        except (ObjectExists, UploadGone):
+            if not (is_unknown and is_ours()):
+                raise
+
+    retry(attempt, sleep=sleep)

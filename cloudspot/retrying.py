@@ -1,0 +1,72 @@
+"""Retry a call that failed in passing: the one retry loop, and the waits between its tries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
+from typing import Final, TypeVar
+
+from cloudspot.errors import TransientError
+
+T = TypeVar("T")
+
+SHORT_WAITS: Final = (0.1, 0.2, 0.4, 0.8)
+"""Seconds between five calls, for a request that is safe to repeat."""
+THROTTLE_WAITS: Final = (1.0, 2.0)
+"""For a request that may be repeated only when the service throttled it, such as a launch."""
+
+
+def doubling(first: float, *, most: float = 3600.0, num: int | None = None) -> Iterator[float]:
+    """Yield waits that double from ``first`` up to ``most`` seconds: ``num`` of them, or without end."""
+    return islice((min(first * 2.0 ** min(number, 60), most) for number in count()), num)
+
+
+def until(
+    deadline: float, waits: Iterable[float], *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[float]:
+    """Yield the waits while ``clock()`` is before the deadline, the last one cut short to meet it.
+
+    So the last try is made at the deadline.
+    """
+    for wait in waits:
+        left = deadline - clock()
+        if left <= 0:
+            return
+        yield min(wait, left)
+
+
+def retry(
+    call: Callable[[], T],
+    *,
+    sleep: Callable[[float], None],
+    waits: Iterable[float] | None = None,
+    kind: type[Exception] | tuple[type[Exception], ...] = TransientError,
+    when: Callable[[Exception], bool] = lambda _error: True,
+    on_wait: Callable[[Exception], None] = lambda _error: None,
+) -> T:
+    """Return what ``call`` returns, and call it again after an error that may pass.
+
+    Args:
+        call: Must be safe to repeat after such an error.
+        sleep: Takes seconds.
+        waits: Seconds before the second, third, ... call; when they are used up, the last error is
+            raised. The next wait is taken after a failure, so :func:`until` sees how long the call took.
+            None: ``SHORT_WAITS``.
+        kind: The errors that may pass.
+        when: Tells which of them do; the others are raised at once.
+        on_wait: Is given each error that is followed by a wait.
+
+    Raises:
+        Exception: whatever the last call raised.
+    """
+    left = iter(SHORT_WAITS if waits is None else waits)
+    while True:
+        try:
+            return call()
+        except kind as error:
+            wait = next(left, None) if when(error) else None
+            if wait is None:
+                raise
+            on_wait(error)
+            sleep(wait)

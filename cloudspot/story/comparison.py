@@ -1,0 +1,138 @@
+"""Where two jobs differ: job files, code, results; pure."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cloudspot.jobstore.extraction import Member
+from cloudspot.jobstore.history import History
+from cloudspot.story.ledger import bill
+from cloudspot.story.progress import newest_step, steps_lost
+from cloudspot.story.report import metrics
+from cloudspot.story.states import job_state
+from cloudspot.story.timeline import Timeline
+
+MAX_TEXT_BYTES = 256 << 10
+"""Of larger files it is only said that they differ."""
+MAX_DIFF_LINES = 200
+"""Of one file."""
+
+
+@dataclass(frozen=True)
+class CodeFile:
+    """A file of a job's code, as far as it is to be compared."""
+
+    size: int
+    digest: bytes
+    """Of all that counts: content, mode, a symlink's target."""
+    text: str | None
+    """None: too large, or no text."""
+
+
+def code_files(members: Iterable[Member]) -> dict[str, CodeFile]:
+    """Return the files of a bundle by name; of the content only what a diff may need is kept."""
+    return {member.name: _code_file(member) for member in members}
+
+
+def _code_file(member: Member) -> CodeFile:
+    content = member.content if member.target is None else f"link to {member.target}\n".encode()
+    mode = b"x" if member.is_executable else b"l" if member.target is not None else b"-"
+    text: str | None = None
+    if len(content) <= MAX_TEXT_BYTES and b"\0" not in content:
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            text = None
+    return CodeFile(len(content), hashlib.sha256(mode + content).digest(), text)
+
+
+def job_file_differences(a: History, b: History) -> list[dict[str, Any]]:
+    """Return the fields of the job files that differ: ``field``, ``a`` and ``b`` (None: not set)."""
+    first, second = dict(_flat("", a.submission.spec)), dict(_flat("", b.submission.spec))
+    return [
+        {"field": name, "a": first.get(name), "b": second.get(name)}
+        for name in sorted({*first, *second})
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of the tables by their paths; a list is one value."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), inner)
+    elif prefix and not isinstance(value, Mapping):
+        yield prefix, value
+
+
+def code_differences(a: Mapping[str, CodeFile], b: Mapping[str, CodeFile]) -> list[dict[str, Any]]:
+    """Return the files that differ: ``path``, ``change``, ``a_bytes``, ``b_bytes`` and ``diff``."""
+    found = []
+    for path in sorted({*a, *b}):
+        first, second = a.get(path), b.get(path)
+        if first is not None and second is not None and first.digest == second.digest:
+            continue
+        found.append(
+            {
+                "path": path,
+                "change": "added" if first is None else "removed" if second is None else "changed",
+                "a_bytes": None if first is None else first.size,
+                "b_bytes": None if second is None else second.size,
+                "diff": _diff(path, first, second),
+            }
+        )
+    return found
+
+
+def _diff(path: str, a: CodeFile | None, b: CodeFile | None) -> list[str] | None:
+    """Return the lines of the unified diff; None where there is no text to compare."""
+    texts = [one.text for one in (a, b) if one is not None]
+    if any(text is None for text in texts):
+        return None
+    before, after = ("" if one is None else one.text or "" for one in (a, b))
+    lines = difflib.unified_diff(
+        before.splitlines(),
+        after.splitlines(),
+        "/dev/null" if a is None else f"a/{path}",
+        "/dev/null" if b is None else f"b/{path}",
+        lineterm="",
+    )
+    found = list(lines)
+    if len(found) > MAX_DIFF_LINES:
+        left = len(found) - MAX_DIFF_LINES
+        return [*found[:MAX_DIFF_LINES], f"... {left} more lines"]
+    return found
+
+
+def results(history: History, times: Timeline, now: datetime) -> dict[str, Any]:
+    """Return what came of a job, and how: what ``compare --json`` says of each."""
+    ledger = bill(history, now)
+    goodput = times.goodput
+    return {
+        "id": history.submission.job_id,
+        "provider": history.submission.provider,
+        "code_sha256": history.submission.code_sha256,
+        "version": history.submission.version,
+        "submitted": history.submission.at.isoformat(),
+        "state": job_state(history),
+        "offers": list(dict.fromkeys(launch.intent.offer.key for launch in history.attempts)),
+        "step": newest_step(history),
+        "steps_lost": steps_lost(history),
+        "attempts": len(history.attempts),
+        "generations": len(history.generations),
+        "notices": sum(len(launch.notices) for launch in history.launches),
+        "duration": round(times.total_seconds, 3),
+        "goodput": None if goodput is None else round(goodput, 4),
+        "unknown_seconds": round(times.seconds["unknown"], 3),
+        "cost": {
+            "spent": round(ledger.spent, 6),
+            "on_demand_equivalent": round(ledger.on_demand_equivalent, 6),
+            "currency": ledger.currency,
+        },
+        "metrics": metrics(history),
+    }

@@ -1,0 +1,67 @@
+"""How nodes and whole jobs ended, as the records alone tell it; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import Exit, Generation
+
+_STOP_DETAILS = {
+    "user": "asked for with cloudspot stop",
+    "max_cost": "limits.max_cost was reached",
+    "max_runtime": "limits.max_runtime was reached",
+}
+"""What a person is told, by the reason in the request."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is over."""
+
+    outcome: str
+    detail: str
+    exit_code: int
+
+
+def end_by_nodes(history: History) -> End | None:
+    """Return the end that needs nobody's judgement, once nothing of the last launch runs; None: none yet."""
+    last = history.launches[-1] if history.launches else None
+    if last is not None and (
+        succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded")
+    ):
+        return End("succeeded", "", 0)
+    if history.stop is not None:
+        reason = history.stop.reason
+        return End("stopped", _STOP_DETAILS.get(reason, reason), 0 if reason == "user" else 1)
+    permanent = None if last is None else permanent_failure(last)
+    return None if permanent is None else End("failed", permanent.detail, permanent.exit_code or 1)
+
+
+def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
+    """Return the last word of the machine that owns the rank; another machine's word counts for nothing."""
+    exit_record, slot = launch.exits.get(rank), launch.slots.get(rank)
+    if exit_record is None or slot is None or exit_record.instance_id != slot.instance_id:
+        return None
+    return exit_record
+
+
+def last_generation(history: History, launch: LaunchHistory) -> Generation | None:
+    """Return the newest generation that ran on this launch, or None before its first."""
+    return next((g for g in reversed(history.generations) if g.launch == launch.number), None)
+
+
+def succeeded(history: History, launch: LaunchHistory) -> bool:
+    """Say whether every node of the attempt (of its newest generation) has ended with success."""
+    if not launch.is_attempt:
+        return False
+    generation = last_generation(history, launch)
+    ranks = launch.slots if generation is None else [member.rank for member in generation.members]
+    exits = [own_exit(launch, rank) for rank in ranks]
+    return all(one is not None and one.outcome == "succeeded" for one in exits)
+
+
+def permanent_failure(launch: LaunchHistory) -> Exit | None:
+    """Return a node's word that no other machine will mend this failure, or None."""
+    exits = (own_exit(launch, rank) for rank in sorted(launch.slots))
+    return next((one for one in exits if one is not None and one.outcome == "failed" and one.permanent), None)

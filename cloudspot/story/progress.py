@@ -1,0 +1,99 @@
+"""How far a job's training is, what it would resume from and what it has lost, from its records; pure."""
+
+from __future__ import annotations
+
+from cloudspot.jobstore.generations import lineage
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import CheckpointId, Exit, Generation, Heartbeat
+from cloudspot.story.outcomes import last_generation, own_exit
+
+
+def last_commit_id(history: History) -> CheckpointId | None:
+    """Return the checkpoint from which the job would resume if it verifies, or None."""
+    return next(iter(lineage(history.generations, history.commits)), None)
+
+
+def newest_step(history: History) -> int:
+    """Return the newest step that the job is known to have begun in its newest generation."""
+    known = [0 if (newest := last_commit_id(history)) is None else newest.step]
+    if history.generations:
+        known.append(last_step(history, history.generations[-1]))
+    return max(known)
+
+
+def steps_total(history: History) -> int | None:
+    """Return how many steps the training is to make, where it has said so."""
+    for launch in reversed(history.launches):
+        final = next((one.final for one in own_exits(launch) if one.final is not None), None)
+        totals = [beat.steps_total for beat in launch.heartbeats.values() if beat.steps_total is not None]
+        if totals:
+            return max(totals)
+        if final is not None:
+            return final.step
+    return None
+
+
+def steps_lost(history: History) -> int | None:
+    """Return how many begun steps were made again: for each restart, from its checkpoint to the loss.
+
+    None where a script without a session was started again: nobody has counted its steps.
+    """
+    lost = 0
+    for number in range(1, len(history.generations)):
+        of_one = steps_lost_by(history, number)
+        if of_one is None:
+            return None
+        lost += of_one
+    return lost
+
+
+def steps_lost_by(history: History, number: int) -> int | None:
+    """Return how many steps that generation ``number`` had begun the next one did not resume behind.
+
+    Steps of still older generations count too, where the next one had to go back further. 0 for the
+    newest generation; None where the script has no session: nobody has counted its steps.
+    """
+    if number >= len(history.generations):
+        return 0
+    if has_no_session(history):
+        return None
+    before, after = history.generations[number - 1], history.generations[number]
+    # Its heartbeat has moved on: a node that goes on says itself how far it was.
+    reached = last_step(history, before) if after.reached_step is None else after.reached_step
+    return max(0, reached - first_step(after))
+
+
+def first_step(generation: Generation) -> int:
+    """Return the step with which the generation began."""
+    return 0 if generation.restore_from is None else generation.restore_from.step
+
+
+def last_step(history: History, generation: Generation) -> int:
+    """Return the newest step that is known to have begun in the generation."""
+    steps = [first_step(generation)]
+    steps += [one.step for one in history.commits if one.generation == generation.number]
+    if not 1 <= generation.launch <= len(history.launches):
+        return max(steps)
+    launch = history.launches[generation.launch - 1]
+    exits = [one for one in own_exits(launch) if one.generation == generation.number]
+    if exits:
+        # A drained node's word is the step of its commit; heartbeats and notices are older.
+        return max([*steps, *(one.step for one in exits)])
+    steps += [beat.step for beat in launch.heartbeats.values() if beat.generation == generation.number]
+    if last_generation(history, launch) == generation:
+        steps += [notice.step for notice in launch.notices.values()]
+    return max(steps)
+
+
+def has_no_session(history: History) -> bool:
+    """Say whether the script is known to open no session."""
+    words: list[Heartbeat | Exit] = []
+    for launch in history.launches:
+        words += [*launch.heartbeats.values(), *own_exits(launch)]
+    said = [one.has_session for one in words if one.generation > 0]
+    return bool(said) and not any(said)
+
+
+def own_exits(launch: LaunchHistory) -> list[Exit]:
+    """Return the last words of the launch's own machines, in order of their ranks."""
+    return [one for rank in sorted(launch.slots) if (one := own_exit(launch, rank)) is not None]

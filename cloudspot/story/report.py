@@ -1,0 +1,269 @@
+"""What ``show --json`` and ``ps`` say of a job, from its records; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import CheckpointId, Commit, Exit, Generation, Heartbeat, Summary
+from cloudspot.model import Instance
+from cloudspot.story.advice import silence, warnings
+from cloudspot.story.answers import Answer
+from cloudspot.story.ledger import Ledger, LedgerLine, bill
+from cloudspot.story.outcomes import end_by_nodes, own_exit
+from cloudspot.story.progress import last_commit_id, newest_step, own_exits, steps_lost, steps_total
+from cloudspot.story.states import ended_at, is_over, job_state
+from cloudspot.story.stretches import Stretch
+from cloudspot.story.timeline import timeline
+
+
+def show_json(
+    history: History,
+    now: datetime,
+    *,
+    commits: Mapping[CheckpointId, Commit] | None = None,
+    verified: bool | None = None,
+) -> dict[str, Any]:
+    """Return the job as JSON values, times in ISO 8601 and UTC.
+
+    Args:
+        history: the job's records.
+        now: the reader's wall clock; open bills run until then.
+        commits: manifests that the caller has read: of ``last_commit_id(history)`` for its size, of
+            ``timeline.wanted_commits(history)`` for their times.
+        verified: whether the newest checkpoint's chunks were found whole; None: not checked.
+    """
+    ledger = bill(history, now)
+    newest = last_commit_id(history)
+    commits = commits or {}
+    times = timeline(history, now, commits=commits)
+    return {
+        "id": history.submission.job_id,
+        "name": history.submission.spec.get("name", history.submission.job_id),
+        "provider": history.submission.provider,
+        "code_sha256": history.submission.code_sha256,
+        "state": job_state(history),
+        "detail": detail(history),
+        "exit_code": exit_code(history),
+        "created": _time(history.submission.at),
+        "finished": None if (end := ended_at(history)) is None else _time(end),
+        "stop_requested": None if history.stop is None else history.stop.reason,
+        "attempts": [_attempt(history, launch, ledger) for launch in history.attempts],
+        "launches": [_launch(launch) for launch in history.launches],
+        "generations": [
+            _generation(one, part) for one, part in zip(history.generations, times.stretches, strict=True)
+        ],
+        "notices": [_notice(one) for one in times.answers],
+        "step": newest_step(history),
+        "steps_total": steps_total(history),
+        "steps_lost": steps_lost(history),
+        "metrics": metrics(history),
+        "last_commit": None
+        if newest is None
+        else {
+            "generation": newest.generation,
+            "step": newest.step,
+            "verified": verified,
+            "bytes": commits[newest].size if newest in commits else None,
+        },
+        "goodput": None if times.goodput is None else round(times.goodput, 4),
+        "time": {
+            **{state: round(seconds, 3) for state, seconds in times.seconds.items()},
+            "total": round(times.total_seconds, 3),
+        },
+        "timeline": [
+            {
+                "state": span.state,
+                "start": _time(span.start),
+                "end": _time(span.end),
+                "launch": span.launch,
+                "generation": span.generation,
+            }
+            for span in times.spans
+        ],
+        "cost": {
+            "spent": round(ledger.spent, 6),
+            "on_demand_equivalent": round(ledger.on_demand_equivalent, 6),
+            "currency": ledger.currency,
+            "machine_seconds": round(ledger.machine_seconds, 3),
+        },
+        "ledger": [_ledger_line(line) for line in ledger.lines],
+        "final": _final(history),
+        "warnings": [*silence(history, now), *warnings(history)],
+    }
+
+
+def summarise(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Summary:
+    """Return the small record that ``ps`` reads; a listing makes the open launch's bill more exact."""
+    ledger = bill(history, now, instances=instances)
+    submission = history.submission
+    return Summary(
+        job_id=history.submission.job_id,
+        provider=history.submission.provider,
+        state=job_state(history),
+        step=newest_step(history),
+        steps_total=steps_total(history),
+        attempts=len(history.attempts),
+        spent=round(ledger.spent, 6),
+        currency=ledger.currency,
+        submitted_at=history.submission.at,
+        metrics=metrics(history),
+        detail=detail(history),
+        at=now,
+        name=submission.spec.get("name"),
+        code_sha256=submission.code_sha256,
+        started_at=history.launches[0].intent.at if history.launches else None,
+        finished_at=ended_at(history),
+    )
+
+
+def detail(history: History) -> str:
+    """Return why the job is where it is, in a line; empty when there is nothing to say."""
+    if history.finished is not None:
+        return history.finished.detail
+    end = end_by_nodes(history) if is_over(history) else None
+    if end is not None:
+        return end.detail
+    last = history.launches[-1] if history.launches else None
+    if last is None:
+        return ""
+    if last.closed is not None:
+        return f"launch {last.number} {last.closed.outcome}" + (
+            f": {last.closed.detail}" if last.closed.detail else ""
+        )
+    offer = last.intent.offer
+    return f"launch {last.number}: {offer.instance_type} in {offer.zone} ({offer.market.value})"
+
+
+def exit_code(history: History) -> int | None:
+    """Return the job's exit status, or None while it goes on."""
+    if history.finished is not None:
+        return history.finished.exit_code
+    end = end_by_nodes(history) if is_over(history) else None
+    return None if end is None else end.exit_code
+
+
+def metrics(history: History) -> dict[str, float]:
+    """Return the newest metrics: the final ones, else those of the newest launch that has any."""
+    final = _final(history)
+    if final is not None:
+        return dict(final["metrics"])
+    for launch in reversed(history.launches):
+        for _, beat in sorted(launch.heartbeats.items()):
+            if beat.metrics:
+                return dict(beat.metrics)
+    return {}
+
+
+def _final(history: History) -> dict[str, Any] | None:
+    for launch in reversed(history.launches):
+        for one in own_exits(launch):
+            if one.outcome == "succeeded" and one.final is not None:
+                newest, step = last_commit_id(history), one.final.step
+                return {
+                    "step": newest.step if step is None and newest is not None else step,
+                    "weights_sha256": one.final.weights_sha256,
+                    "metrics": dict(one.final.metrics),
+                }
+    return None
+
+
+def _attempt(history: History, launch: LaunchHistory, ledger: Ledger) -> dict[str, Any]:
+    lines = {line.instance_id: line for line in ledger.lines if line.launch == launch.number}
+    return {
+        **_launch(launch),
+        "generations": [one.number for one in history.generations if one.launch == launch.number],
+        "spent": round(sum(line.spent for line in lines.values()), 6),
+        "nodes": [
+            {
+                "rank": rank,
+                "instance_id": slot.instance_id,
+                "address": slot.address,
+                "claimed": _time(slot.at),
+                "state": _node_state(launch.heartbeats.get(rank), own_exit(launch, rank)),
+                "outcome": None if (last := own_exit(launch, rank)) is None else last.outcome,
+                "exit_code": None if last is None else last.exit_code,
+                "detail": "" if last is None else last.detail,
+                "log_tail": [] if last is None else list(last.log_tail),
+                "seconds": round(lines[slot.instance_id].seconds, 3) if slot.instance_id in lines else None,
+            }
+            for rank, slot in sorted(launch.slots.items())
+        ],
+    }
+
+
+def _node_state(beat: Heartbeat | None, last: Exit | None) -> str:
+    if last is not None:
+        return "ended"
+    return "claimed" if beat is None else beat.state
+
+
+def _launch(launch: LaunchHistory) -> dict[str, Any]:
+    offer, closed = launch.intent.offer, launch.closed
+    return {
+        "launch": launch.number,
+        "why": launch.intent.why,
+        "instance_type": offer.instance_type,
+        "zone": offer.zone,
+        "market": offer.market.value,
+        "price_per_hour": offer.price_per_hour,
+        "started": _time(launch.intent.at),
+        "ended": None if closed is None else _time(closed.at),
+        "outcome": None if closed is None else closed.outcome,
+        "detail": "" if closed is None else closed.detail,
+    }
+
+
+def _generation(generation: Generation, part: Stretch) -> dict[str, Any]:
+    restored = generation.restore_from
+    return {
+        "generation": generation.number,
+        "launch": generation.launch,
+        "ranks": [member.rank for member in generation.members],
+        "why": generation.why,
+        "restored": None if restored is None else {"generation": restored.generation, "step": restored.step},
+        "skipped": [str(skipped.checkpoint) for skipped in generation.skipped],
+        "started": _time(generation.at),
+        "training_from": None if part.started is None else _time(part.started),
+        "training_until": None if part.ended is None else _time(part.ended),
+        "last_step": part.last_step,
+        "steps_lost": part.steps_lost,
+    }
+
+
+def _notice(answer: Answer) -> dict[str, Any]:
+    notice, commit, seconds = answer.notice, answer.commit, answer.commit_seconds
+    return {
+        "launch": notice.launch,
+        "rank": answer.rank,
+        "at": _time(notice.at),
+        "deadline": _time(notice.deadline),
+        "action": notice.action,
+        "source": notice.source,
+        "step": notice.step,
+        "commit": None if commit is None else {"generation": commit.generation, "step": commit.step},
+        "commit_seconds": None if seconds is None else round(seconds, 3),
+    }
+
+
+def _ledger_line(line: LedgerLine) -> dict[str, Any]:
+    return {
+        "launch": line.launch,
+        "rank": line.rank,
+        "instance_id": line.instance_id,
+        "instance_type": line.instance_type,
+        "zone": line.zone,
+        "market": line.market.value,
+        "started": _time(line.started_at),
+        "ended": None if line.ended_at is None else _time(line.ended_at),
+        "seconds": round(line.seconds, 3),
+        "price_per_hour": line.price_per_hour,
+        "spent": round(line.spent, 6),
+        "on_demand_equivalent": round(line.on_demand_equivalent, 6),
+    }
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat()

@@ -1,0 +1,215 @@
+"""A job's metrics over its steps, out of its log, each step counted once however often it was made; pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudspot.jobstore.records import Generation
+from cloudspot.jobstore.streams import METRICS, parse_stream
+from cloudspot.model import LogRecord
+from cloudspot.story.progress import first_step
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric: the values at some steps, in order of the steps. The three are equally long."""
+
+    name: str
+    steps: Sequence[int]
+    times: Sequence[float]
+    """When the trainer logged each: seconds since 1970, UTC, by that machine's clock."""
+    values: Sequence[float]
+    """As they were logged: NaN and the infinities too."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+class MetricSeries:
+    """Takes in log lines as they come, and gives the curve of each metric.
+
+    After a resume steps are made again. Then the newer value of a step stands, and what the older
+    generation had logged from the restored step on is lost: no longer on the curve.
+    """
+
+    def __init__(self, *, max_points: int | None = None) -> None:
+        """Start empty.
+
+        Args:
+            max_points: at least 2: the most that is kept of each metric between two resumes, which
+                bounds the memory: beyond it every second point is dropped, and so on. The newest is
+                always there. None: all are kept, 24 bytes each.
+        """
+        if max_points is not None and max_points < 2:
+            raise ValueError(f"max_points must be >= 2: got {max_points}")
+        self._max_points = max_points
+        self._generations: tuple[Generation, ...] = ()
+        self._runs: list[_Run] = []
+        self._current: dict[str, _Run] = {}
+        """By stream."""
+        self._names: dict[str, None] = {}
+        self.num_malformed = 0
+        """Lines of metrics that could not be read; they were passed over."""
+
+    def know(self, generations: Sequence[Generation]) -> None:
+        """Take in all generations known by now: they tell from where each one began again.
+
+        Without them the steps themselves tell it, as far as they can.
+        """
+        self._generations = tuple(generations)
+
+    def add(self, record: LogRecord) -> bool:
+        """Take in a line; say whether it was one of metrics. Lines of a stream come in its order."""
+        if record.source != METRICS:
+            return False
+        parsed = _parse(record.text)
+        if parsed is None:
+            self.num_malformed += 1
+            return True
+        step, time, values = parsed
+        run = self._current.get(record.stream)
+        if run is None or step < run.last_step:
+            launch, rank = parse_stream(record.stream)
+            run = _Run(launch=launch, rank=rank, time=time, step=step, last_step=step)
+            self._current[record.stream] = run
+            self._runs.append(run)
+            self._runs.sort(key=lambda one: (one.launch, one.time))
+        run.last_step = step
+        for name, value in values.items():
+            self._names.setdefault(name)
+            run.columns.setdefault(name, _Columns()).add(step, time, value, self._max_points)
+        return True
+
+    def extend(self, records: Iterable[LogRecord]) -> None:
+        """Take in many lines."""
+        for record in records:
+            self.add(record)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the metrics' names in the order in which they first came."""
+        return tuple(self._names)
+
+    def curve(self, name: str) -> Curve:
+        """Return the metric's curve; an empty one where nothing was logged under that name."""
+        return _joined(name, [piece for piece, is_lost in self._pieces(name) if not is_lost])
+
+    def lost(self, name: str) -> tuple[Curve, ...]:
+        """Return what was logged of the metric and then made again, each stretch apart."""
+        return tuple(_joined(name, [piece]) for piece, is_lost in self._pieces(name) if is_lost)
+
+    def newest(self) -> dict[str, float]:
+        """Return the newest value of each metric."""
+        curves = {name: self.curve(name) for name in self._names}
+        return {name: curve.values[-1] for name, curve in curves.items() if len(curve)}
+
+    def _pieces(self, name: str) -> list[tuple[_Columns, bool]]:
+        """Return the metric's stretches in order of their runs, and whether each is lost."""
+        pieces = []
+        # From the back: a later run's start is the end of all that came before it.
+        end: float = math.inf
+        for run in reversed(self._runs):
+            columns = run.columns.get(name)
+            if columns is not None:
+                restarts = self._restarts_after(run)
+                kept, lost = _Columns(), _Columns()
+                for step, time, value in columns.points():
+                    is_lost = step >= end or any(step >= first and time < at for at, first in restarts)
+                    (lost if is_lost else kept).add(step, time, value, None)
+                pieces += [(one, is_lost) for one, is_lost in ((lost, True), (kept, False)) if one.steps]
+            end = min(end, run.step)
+        return pieces[::-1]
+
+    def _restarts_after(self, run: _Run) -> list[tuple[float, int]]:
+        """Return when the generations after the run's began (seconds since 1970), and with which step."""
+        restarts = [(math.inf, first_step(one)) for one in self._generations if one.launch > run.launch]
+        # A launch that was replaced may go on for a while as a zombie, and counts for nothing whenever it
+        # speaks; of one launch the clocks agree as far as is needed: a restart takes seconds.
+        same = [one for one in self._generations if one.launch == run.launch]
+        return [*sorted(restarts)[:1], *((one.at.timestamp(), first_step(one)) for one in same)]
+
+
+class _Columns:
+    """Points of one metric in one run, in order of their steps."""
+
+    __slots__ = ("_newest", "_num_seen", "_stride", "steps", "times", "values")
+
+    def __init__(self) -> None:
+        self.steps, self.times, self.values = array("q"), array("d"), array("d")
+        self._stride = 1
+        """Of how many points one is kept."""
+        self._num_seen = 0
+        self._newest: tuple[int, float, float] | None = None
+        """Where it is not among the columns."""
+
+    def add(self, step: int, time: float, value: float, max_points: int | None) -> None:
+        """Add a point behind the others; one of the same step as the last replaces it."""
+        if self._newest is not None and self._newest[0] == step:
+            self._newest = (step, time, value)
+            return
+        if self._newest is None and self.steps and self.steps[-1] == step:
+            self.times[-1], self.values[-1] = time, value
+            return
+        index = self._num_seen
+        self._num_seen += 1
+        if index % self._stride:
+            self._newest = (step, time, value)
+            return
+        self._newest = None
+        self.steps.append(step)
+        self.times.append(time)
+        self.values.append(value)
+        if max_points is not None and len(self.steps) >= max_points:
+            if len(self.steps) % 2 == 0:
+                self._newest = (step, time, value)
+            self.steps, self.times, self.values = self.steps[::2], self.times[::2], self.values[::2]
+            self._stride *= 2
+
+    def points(self) -> list[tuple[int, float, float]]:
+        """Return all points in order."""
+        found = list(zip(self.steps, self.times, self.values, strict=True))
+        return found if self._newest is None else [*found, self._newest]
+
+
+@dataclass
+class _Run:
+    """What one stream logged without its steps going back: a generation, or several that lost nothing."""
+
+    launch: int
+    rank: int
+    time: float
+    """Of its first line; so is the step."""
+    step: int
+    last_step: int
+    columns: dict[str, _Columns] = field(default_factory=dict)
+
+
+def _joined(name: str, pieces: Sequence[_Columns]) -> Curve:
+    steps, times, values = array("q"), array("d"), array("d")
+    for piece in pieces:
+        for step, time, value in piece.points():
+            steps.append(step)
+            times.append(time)
+            values.append(value)
+    return Curve(name, steps, times, values)
+
+
+def _parse(text: str) -> tuple[int, float, Mapping[str, float]] | None:
+    """Return a line's step, time and values; None where it is no such line."""
+    try:
+        line = json.loads(text)
+        step, time, values = line["step"], line["time"], line["values"]
+        if not isinstance(values, dict) or not _is_number(time) or not 0 <= step < 1 << 63:
+            return None
+        found = {name: float(value) for name, value in values.items() if _is_number(value)}
+        return (step, float(time), found) if type(step) is int else None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)

@@ -1,0 +1,67 @@
+"""The state of a job in one word, from its records; pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.story.outcomes import last_generation, own_exit, permanent_failure, succeeded
+
+TERMINAL_STATES = frozenset({"succeeded", "failed", "stopped"})
+
+
+def job_state(history: History) -> str:
+    """Return ``queued``, ``launching``, ``running``, ``draining``, ``waiting`` or ``stopping``, or its end.
+
+    A job is ``succeeded`` (or ``stopped``, or ``failed`` for good) as soon as its nodes have said so,
+    even when no controller was there to write the journal's last record.
+    """
+    if history.finished is not None:
+        return history.finished.outcome
+    if not history.launches:
+        return "queued" if history.stop is None else "stopped"
+    last = history.launches[-1]
+    if succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded"):
+        return "succeeded"
+    has_ended = last.closed is not None or _all_exited(last)
+    if history.stop is not None:
+        return "stopped" if has_ended else "stopping"
+    if permanent_failure(last) is not None and has_ended:
+        return "failed"
+    if has_ended:
+        return "waiting"
+    if not last.is_attempt:
+        return "launching"
+    generation = last_generation(history, last)
+    # A node that had a notice and died without a word is out of the generation that goes on.
+    members = last.slots.keys() if generation is None else {member.rank for member in generation.members}
+    draining = any(own_exit(last, rank) is None for rank in members & last.notices.keys())
+    return "draining" if draining else "running"
+
+
+def is_over(history: History) -> bool:
+    """Say whether the job has ended, by the same rule."""
+    return job_state(history) in TERMINAL_STATES
+
+
+def ended_at(history: History) -> datetime | None:
+    """Return when the job ended; None while it goes on.
+
+    That is when its nodes had ended it, by the same rule: a controller may come by and write it down
+    days later. Where it was a controller that ended it (too many failures, say), it is its record's time.
+    """
+    finished = None if history.finished is None else history.finished.at
+    if not is_over(replace(history, finished=None)):
+        return finished
+    said = [] if history.stop is None else [history.stop.at]
+    for launch in history.launches[-1:]:
+        exits = [one.at for rank in launch.slots if (one := own_exit(launch, rank)) is not None]
+        said += exits or ([] if launch.closed is None else [launch.closed.at])
+        said.append(launch.intent.at)
+    assert said, "a job that is over was stopped or launched"
+    return max(said) if finished is None else min(max(said), finished)
+
+
+def _all_exited(launch: LaunchHistory) -> bool:
+    return launch.is_attempt and all(own_exit(launch, rank) is not None for rank in launch.slots)

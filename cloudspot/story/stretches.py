@@ -1,0 +1,176 @@
+"""What each generation has trained: from when to when, and how much of it counts in the end; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Heartbeat, Phase
+from cloudspot.story.outcomes import own_exit
+from cloudspot.story.progress import has_no_session, last_step, steps_lost_by
+from cloudspot.story.states import job_state
+
+OVER = frozenset({"uploading", "ending", "restoring"})
+"""A node that does one of these after it ran has no trainer any more."""
+RAN = frozenset({"running", "training"})
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What one generation has trained, as far as the records tell; what they do not tell is None."""
+
+    number: int
+    started: datetime | None
+    """When the loop over the steps had begun on all nodes; of a script without a session, the script."""
+    ended: datetime | None
+    """When the first node's trainer was over; ``now`` while none is."""
+    kept_until: datetime | None
+    """What was done until then is in the state from which the job goes on, or with which it ended:
+    ``started`` where nothing is, ``ended`` where all is."""
+    was_drained: bool
+    """The newest step is in that state: behind ``kept_until`` nothing was trained any more."""
+    last_step: int
+    """The newest step begun."""
+    steps_lost: int | None
+    """That the next generation made again; None: nobody has counted them."""
+
+
+def stretches(
+    history: History, now: datetime, *, commits: Mapping[CheckpointId, Commit]
+) -> tuple[Stretch, ...]:
+    """Return the stretch of each generation, in order; ``commits`` as for the timeline."""
+    kept = _Kept(history, commits)
+    return tuple(_stretch(history, generation, now, kept) for generation in history.generations)
+
+
+def phases_of(launch: LaunchHistory, rank: int) -> tuple[Phase, ...]:
+    """Return what the owner of the rank has said that it does, oldest first."""
+    beat = own_beat(launch, rank)
+    return () if beat is None else beat.phases
+
+
+def own_beat(launch: LaunchHistory, rank: int) -> Heartbeat | None:
+    """Return the newest heartbeat of the machine that owns the rank."""
+    beat, slot = launch.heartbeats.get(rank), launch.slots.get(rank)
+    return beat if beat is not None and slot is not None and beat.instance_id == slot.instance_id else None
+
+
+def after_trainer(phases: Sequence[Phase], generation: int) -> Sequence[Phase]:
+    """Return the phases behind those in which the node ran the generation; all for generation 0."""
+    if generation == 0:
+        return phases
+    ran = [n for n, one in enumerate(phases) if one.generation == generation and one.state in RAN]
+    return phases[ran[-1] + 1 :] if ran else ()
+
+
+def node_end(history: History, launch: LaunchHistory, rank: int, now: datetime) -> datetime | None:
+    """Return when the node ran nothing any more, ``now`` while it may; None where nobody has said it."""
+    last = own_exit(launch, rank)
+    if last is not None:
+        return last.at
+    if launch.closed is not None:
+        return next((one.ended_at for one in launch.closed.machines if one.rank == rank), None)
+    newest = history.generations[-1] if history.generations else None
+    is_out = newest is not None and newest.launch == launch.number and rank not in ranks_of(newest)
+    return None if is_out else now
+
+
+def ranks_of(generation: Generation) -> tuple[int, ...]:
+    """Return the ranks within their launch of the generation's nodes."""
+    return tuple(member.rank for member in generation.members)
+
+
+def launch_of(history: History, generation: Generation) -> LaunchHistory | None:
+    """Return the launch on which the generation ran."""
+    number = generation.launch
+    return history.launches[number - 1] if 1 <= number <= len(history.launches) else None
+
+
+def sealed_at(commit: Commit) -> datetime | None:
+    """Return when the training had handed over the first part of the checkpoint."""
+    return min((part.sealed_at for part in commit.parts), default=None)
+
+
+def newest_commit_of(history: History, generation: Generation) -> CheckpointId | None:
+    """Return the newest checkpoint that the generation made and that is still there."""
+    return max((one for one in history.commits if one.generation == generation.number), default=None)
+
+
+def _stretch(history: History, generation: Generation, now: datetime, kept: _Kept) -> Stretch:
+    number, launch = generation.number, launch_of(history, generation)
+    started = ended = None
+    if launch is not None:
+        first = "running" if has_no_session(history) else "training"
+        begun, over = [], []
+        for rank in ranks_of(generation):
+            phases = phases_of(launch, rank)
+            begun += [one.at for one in phases if one.generation == number and one.state == first]
+            said = (one.at for one in after_trainer(phases, number) if one.state in OVER)
+            end = next(said, None) or node_end(history, launch, rank, now)
+            over += [] if end is None else [end]
+        started, ended = max(begun, default=None), min(over, default=None)
+        if started is not None and ended is not None:
+            ended = max(started, ended)
+    return Stretch(
+        number=number,
+        started=started,
+        ended=ended,
+        kept_until=kept.until(number, started, ended),
+        was_drained=number in kept.drained,
+        last_step=last_step(history, generation),
+        steps_lost=steps_lost_by(history, number),
+    )
+
+
+class _Kept:
+    """Until when each generation's work counts: found by going back from the job's newest state."""
+
+    def __init__(self, history: History, commits: Mapping[CheckpointId, Commit]) -> None:
+        self._sealed: dict[int, datetime | None] = {}
+        """Of the generations that made a state which counts: when it was handed over; None: not known."""
+        self._whole: set[int] = set()
+        self.drained: set[int] = set()
+        if not history.generations:
+            return
+        current = history.generations[-1]
+        self._take_newest(history, current, commits)
+        while current.restore_from is not None and 1 <= current.restore_from.generation < current.number:
+            restored, commit = current.restore_from, commits.get(current.restore_from)
+            found = current.sealed_at or (None if commit is None else sealed_at(commit))
+            self._sealed[restored.generation] = found
+            if restored.generation == current.number - 1 and steps_lost_by(history, restored.generation) == 0:
+                self.drained.add(restored.generation)
+            current = history.generations[restored.generation - 1]
+
+    def until(self, number: int, started: datetime | None, ended: datetime | None) -> datetime | None:
+        """Return until when what the generation did from ``started`` to ``ended`` counts."""
+        if number in self._whole:
+            return ended
+        if number not in self._sealed:
+            return started
+        found = self._sealed[number]
+        if found is None:
+            return ended if number in self.drained else None
+        if started is None or ended is None:
+            return found
+        return min(max(started, found), ended)
+
+    def _take_newest(
+        self, history: History, newest: Generation, commits: Mapping[CheckpointId, Commit]
+    ) -> None:
+        """Judge the newest generation, which no other resumes."""
+        launch = launch_of(history, newest)
+        is_over = launch is not None and (
+            launch.closed is not None or all(own_exit(launch, rank) for rank in ranks_of(newest))
+        )
+        if job_state(history) == "succeeded" or not is_over:
+            self._whole.add(newest.number)  # What still runs may be kept whole.
+            return
+        checkpoint = newest_commit_of(history, newest)
+        if checkpoint is None:
+            return
+        self._sealed[newest.number] = sealed_at(commits[checkpoint]) if checkpoint in commits else None
+        if checkpoint.step >= last_step(history, newest):
+            self.drained.add(newest.number)

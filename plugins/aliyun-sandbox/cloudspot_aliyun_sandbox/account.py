@@ -1,0 +1,275 @@
+"""What an emulated account holds beside its machines: networks, groups, images, keys, roles, sets."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cloudspot_aliyun_sandbox.market import REGIONS
+from cloudspot_aliyun_sandbox.rpc import ApiError, json_list, nested
+
+Parameters = Mapping[str, str]
+
+ACCOUNT_ID: Final = "1234567890123456"
+IMAGE_FAMILY: Final = "acs:ubuntu_24_04_x64"
+IMAGE_ID: Final = "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
+"""The newest of its family, with the sandbox's own Python, and so with torch and this very cloudspot."""
+BARE_IMAGE_ID: Final = "m-bp1cloudspotbare0001"
+"""Has the system's python3 and curl, and no cloudspot."""
+ARM_IMAGE_ID: Final = "ubuntu_24_04_arm64_20G_alibase_20261101.vhd"
+NODE_ROLE: Final = "cloudspot-node"
+_IMAGES: Final = (
+    (IMAGE_ID, IMAGE_FAMILY, "x86_64"),
+    (BARE_IMAGE_ID, "cloudspot-bare", "x86_64"),
+    (ARM_IMAGE_ID, "acs:ubuntu_24_04_arm64", "arm64"),
+)
+_NOTHING: Final[Mapping[str, str]] = {}
+
+
+@dataclass
+class VSwitch:
+    """A subnet in one zone."""
+
+    id: str
+    vpc: str
+    zone: str
+    network: str
+    is_default: bool
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Group:
+    """A security group."""
+
+    id: str
+    vpc: str
+    tags: dict[str, str] = field(default_factory=dict)
+    is_managed: bool = False
+
+
+class Place:
+    """One region of the account: as an account has it that has a default VPC with one vSwitch a zone."""
+
+    def __init__(self, region: str, network: str, number: int) -> None:
+        self.region = region
+        self.zones = REGIONS[region]
+        self.vpc = f"vpc-bp1default{number:08d}"
+        self.network = network
+        self.vswitches: dict[str, VSwitch] = {}
+        self.groups: dict[str, Group] = {}
+        self.key_pairs: set[str] = set()
+        self.deployment_sets: dict[str, str] = {}
+        """Names by id."""
+        self.set_tokens: dict[str, str] = {}
+        self._count = itertools.count(1)
+        subnets = ipaddress.ip_network(network).subnets(prefixlen_diff=2)
+        for zone, subnet in zip(self.zones, subnets, strict=False):
+            self.add_vswitch(zone, str(subnet), vpc=self.vpc, is_default=True)
+        self.add_group(vpc=self.vpc)
+
+    def add_vswitch(
+        self,
+        zone: str,
+        network: str,
+        *,
+        vpc: str,
+        is_default: bool = False,
+        tags: Mapping[str, str] = _NOTHING,
+    ) -> str:
+        """Make a vSwitch and return its id."""
+        made = f"vsw-bp1{self.region.replace('-', '')}{next(self._count):04d}"
+        self.vswitches[made] = VSwitch(made, vpc, zone, network, is_default, dict(tags))
+        return made
+
+    def add_group(self, *, vpc: str, tags: Mapping[str, str] = _NOTHING, is_managed: bool = False) -> str:
+        """Make a security group and return its id."""
+        made = f"sg-bp1{self.region.replace('-', '')}{next(self._count):04d}"
+        self.groups[made] = Group(made, vpc, dict(tags), is_managed)
+        return made
+
+
+class Account:
+    """All of it. The caller holds a lock."""
+
+    def __init__(self, network: str) -> None:
+        self._network = network
+        self._places: dict[str, Place] = {}
+        self.roles: dict[str, str] = {NODE_ROLE: "ecs.aliyuncs.com"}
+        """By name, the service that a role trusts."""
+        self.images = {
+            image_id: {
+                "ImageId": image_id,
+                "ImageFamily": family,
+                "Architecture": architecture,
+                "Size": 20,
+                "Status": "Available",
+                "OSType": "linux",
+                "IsSupportCloudinit": True,
+            }
+            for image_id, family, architecture in _IMAGES
+        }
+
+    def place(self, region: str) -> Place:
+        """Return the region.
+
+        Raises:
+            ApiError: there is none of that name.
+        """
+        if region not in REGIONS:
+            raise ApiError("InvalidRegionId.NotFound", "The specified RegionId does not exist.", status=404)
+        if region not in self._places:
+            self._places[region] = Place(region, self._network, len(self._places) + 1)
+        return self._places[region]
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def describe_regions(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer DescribeRegions."""
+        return {"Regions": {"Region": [{"RegionId": name, "LocalName": name} for name in REGIONS]}}
+
+    def describe_vswitches(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer VPC's DescribeVSwitches."""
+        tags = wanted_tags(parameters)
+        found = [
+            one
+            for one in self.place(region).vswitches.values()
+            if parameters.get("VSwitchId", one.id) == one.id
+            and parameters.get("VpcId", one.vpc) == one.vpc
+            and parameters.get("ZoneId", one.zone) == one.zone
+            and parameters.get("IsDefault", str(one.is_default).lower()) == str(one.is_default).lower()
+            and has_tags(one.tags, tags)
+        ]
+        rows = [
+            {
+                "VSwitchId": one.id,
+                "VpcId": one.vpc,
+                "ZoneId": one.zone,
+                "CidrBlock": one.network,
+                "IsDefault": one.is_default,
+                "Status": "Available",
+                "Tags": {"Tag": [{"Key": name, "Value": value} for name, value in one.tags.items()]},
+            }
+            for one in found
+        ]
+        return numbered_page("VSwitches", "VSwitch", rows, parameters, most=50)
+
+    def describe_security_groups(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer DescribeSecurityGroups."""
+        named, tags = json_list(parameters, "SecurityGroupIds"), wanted_tags(parameters)
+        rows = [
+            {
+                "SecurityGroupId": one.id,
+                "VpcId": one.vpc,
+                "ServiceManaged": one.is_managed,
+                "SecurityGroupType": "normal",
+                "Tags": {"Tag": [{"TagKey": name, "TagValue": value} for name, value in one.tags.items()]},
+            }
+            for one in self.place(region).groups.values()
+            if (named is None or one.id in named)
+            and parameters.get("VpcId", one.vpc) == one.vpc
+            and has_tags(one.tags, tags)
+        ]
+        return numbered_page("SecurityGroups", "SecurityGroup", rows, parameters, most=100)
+
+    def describe_images(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer DescribeImages."""
+        named = parameters.get("ImageId", "").split(",")
+        rows = [one for one in self.images.values() if named == [""] or one["ImageId"] in named]
+        return numbered_page("Images", "Image", rows, parameters, most=100)
+
+    def describe_image_from_family(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer DescribeImageFromFamily; a family that there is not has no image."""
+        if "ImageFamily" not in parameters:
+            raise ApiError("MissingParameter.ImageFamily", "ImageFamily is mandatory.")
+        family = parameters["ImageFamily"]
+        found = [one for one in self.images.values() if one["ImageFamily"] == family]
+        return {"Image": found[-1]} if found else {}
+
+    def describe_key_pairs(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer DescribeKeyPairs."""
+        rows = [
+            {"KeyPairName": name}
+            for name in sorted(self.place(region).key_pairs)
+            if parameters.get("KeyPairName", name) == name
+        ]
+        return numbered_page("KeyPairs", "KeyPair", rows, parameters, most=50)
+
+    def get_role(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer RAM's GetRole."""
+        name = parameters.get("RoleName", "")
+        if name not in self.roles:
+            raise ApiError("EntityNotExist.Role", f"The role not exists: {name}.", status=404)
+        statement = {
+            "Action": "sts:AssumeRole",
+            "Effect": "Allow",
+            "Principal": {"Service": [self.roles[name]]},
+        }
+        trust = json.dumps({"Statement": [statement], "Version": "1"})
+        return {"Role": {"RoleName": name, "AssumeRolePolicyDocument": trust}}
+
+    def create_deployment_set(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer CreateDeploymentSet."""
+        place, token = self.place(region), parameters.get("ClientToken", "")
+        if parameters.get("Strategy", "Availability") not in {
+            "Availability",
+            "AvailabilityGroup",
+            "LowLatency",
+        }:
+            raise ApiError("InvalidParameter", "The specified parameter Strategy is not valid.")
+        name = parameters.get("DeploymentSetName", "")
+        if not 2 <= len(name) <= 128 or not name[0].isalpha():
+            raise ApiError("InvalidParameter", "The specified parameter DeploymentSetName is not valid.")
+        if token and place.set_tokens.get(token) in place.deployment_sets:
+            return {"DeploymentSetId": place.set_tokens[token]}
+        made = f"ds-bp1{place.region.replace('-', '')}{len(place.set_tokens) + 1:04d}"
+        place.deployment_sets[made] = name
+        place.set_tokens[token] = made
+        return {"DeploymentSetId": made}
+
+    def describe_deployment_sets(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer DescribeDeploymentSets; a name finds by a part of it."""
+        named = json_list(parameters, "DeploymentSetIds")
+        rows = [
+            {"DeploymentSetId": one, "DeploymentSetName": name}
+            for one, name in self.place(region).deployment_sets.items()
+            if (named is None or one in named) and parameters.get("DeploymentSetName", "") in name
+        ]
+        return numbered_page("DeploymentSets", "DeploymentSet", rows, parameters, most=50)
+
+
+def wanted_tags(parameters: Parameters) -> list[tuple[str, str | None]]:
+    """Return the tags that a listing asks for; without a value, any will do.
+
+    Raises:
+        ApiError: one has no name.
+    """
+    found = [(str(one.get("Key", "")), one.get("Value")) for one in nested(parameters, "Tag")]
+    if any(not name for name, _ in found):
+        raise ApiError("InvalidTagKey.Malformed", "The specified Tag.n.Key is not valid.")
+    return found
+
+
+def has_tags(tags: Mapping[str, str], wanted: Sequence[tuple[str, str | None]]) -> bool:
+    """Say whether all of them are there."""
+    return all(name in tags and value in {None, tags[name]} for name, value in wanted)
+
+
+def numbered_page(
+    outer: str, inner: str, rows: Sequence[Any], parameters: Parameters, *, most: int
+) -> dict[str, Any]:
+    """Return a page of a listing that is paged by numbers."""
+    number, size = int(parameters.get("PageNumber", 1)), int(parameters.get("PageSize", 10))
+    if number < 1 or not 1 <= size <= most:
+        raise ApiError("InvalidParameter", "The specified PageNumber or PageSize is not valid.")
+    start = (number - 1) * size
+    return {
+        outer: {inner: list(rows[start : start + size])},
+        "TotalCount": len(rows),
+        "PageNumber": number,
+        "PageSize": size,
+    }

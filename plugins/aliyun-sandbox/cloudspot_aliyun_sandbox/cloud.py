@@ -1,0 +1,134 @@
+"""The emulated Alibaba Cloud as a whole: what `cloudspot sandbox aliyun` and whole-job tests bring up."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
+
+from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
+from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.furnishing import FurnishedHost
+from cloudspot.emulation.rolekeys import Secrets
+from cloudspot.emulation.serving import Server
+from cloudspot.emulation.trail import Trail
+from cloudspot_aliyun.clients import ECS_ENDPOINT, OSS_ENDPOINT
+from cloudspot_aliyun.clients import REGION as REGION_VARIABLE
+from cloudspot_aliyun.credentials import KEY_ID, KEY_SECRET
+from cloudspot_aliyun.metadata import DISABLED, ENDPOINT, SPOT_NOTICE_SECONDS
+from cloudspot_aliyun_sandbox.rights import resource_of, rights_of
+from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
+
+REGION: Final = "cn-hangzhou"
+BUCKET: Final = "cloudspot-sandbox"
+TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
+"""On each image, the bare one too: a Python with torch."""
+
+
+class EmulatedAliyun(EmulatedCloud):
+    """One account with a bucket, a network with a vSwitch in each zone, and a RAM role for nodes.
+
+    OSS, ECS, and what a job asks VPC, RAM and STS are served at one address.
+    """
+
+    name: ClassVar[str] = "aliyun"
+    notice_seconds: ClassVar[float] = SPOT_NOTICE_SECONDS
+    foreign_variables: ClassVar[tuple[str, ...]] = (
+        "ALIBABA_CLOUD_",
+        "ALIBABACLOUD_",
+        "ALICLOUD_",
+        "ALIYUN_",
+        ENDPOINT,
+        "ECS_",
+        "OSS_",
+    )
+    network: ClassVar[str] = "172.16.0.0/16"
+    metadata_addresses: ClassVar[tuple[str, ...]] = ("100.100.100.200",)
+    metadata_service: ClassVar[str] = "cloudspot_aliyun_sandbox.metadata_server:EcsMetadataService"
+    # As cloud-init's AliYun data source does it.
+    fetch_user_data: ClassVar[str] = """\
+token=$(curl -sf -X PUT -H "X-aliyun-ecs-metadata-token-ttl-seconds: 60" "$METADATA_URL/latest/api/token") &&
+exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/user-data"
+"""
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        """What goes wrong, and every call that came; see :class:`Faults`."""
+        self.credential_seconds: float | None = None
+        """How long the keys of machines that start from now on hold; None: as long as ECS's do."""
+        self._key_id = f"LTAI5t{secrets.token_hex(9)}"
+        self._key_secret = secrets.token_hex(15)
+        self._server: Server | None = None
+        self._trail: Trail | None = None
+
+    def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
+        """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
+        from cloudspot_aliyun_sandbox.strict_ecs import StrictEcs
+        from cloudspot_aliyun_sandbox.strict_oss import StrictOss
+
+        keys = RoleKeys(secrets.token_hex(16))
+        known = Secrets({self._key_id: self._key_secret}, keys)
+        oss = StrictOss(faults=self.faults, secrets=known, roles=keys)
+        furnished = FurnishedHost(host, partial(self._furnish, keys))
+        ecs = StrictEcs(furnished, secrets=known, roles=keys, inner=oss, faults=self.faults)
+        self._server = Server(ecs, host=address)
+        self._make_bucket()
+        self._trail = Trail(
+            directory / "requests.jsonl", is_machine=keys.is_role_key, rights=rights_of, resource=resource_of
+        )
+        self.faults.on_call = self._trail
+
+    def environment(self) -> Mapping[str, str]:
+        """Return what leads to the account, as its owner; see EmulatedCloud."""
+        return {
+            **self.machine_environment(),
+            KEY_ID: self._key_id,
+            KEY_SECRET: self._key_secret,
+            REGION_VARIABLE: REGION,
+            # What oss2's own provider of credentials, and ossutil, look for.
+            "OSS_ACCESS_KEY_ID": self._key_id,
+            "OSS_ACCESS_KEY_SECRET": self._key_secret,
+            "OSS_REGION": REGION,
+            DISABLED: "true",
+            "CLOUDSPOT_STORE": f"oss://{BUCKET}",
+        }
+
+    def machine_environment(self) -> Mapping[str, str]:
+        """Return the endpoints, which stand in every image; see EmulatedCloud."""
+        assert self._server is not None
+        return {OSS_ENDPOINT: self._server.url, ECS_ENDPOINT: self._server.url}
+
+    def metadata_environment(self, url: str) -> Mapping[str, str]:
+        """Return the variable by which our own client finds the metadata service elsewhere.
+
+        The SDKs have none, and never ask it: their keys come from that client.
+        """
+        return {ENDPOINT: url}
+
+    def stop(self) -> None:
+        """End the server; see EmulatedCloud."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._trail is not None:
+            self._trail.close()
+
+    def _furnish(self, keys: RoleKeys, machine: EmulatedMachine) -> EmulatedMachine:
+        facts = {**machine.metadata, "role-seed": keys.seed}
+        if self.credential_seconds is not None:
+            facts["credential-seconds"] = self.credential_seconds
+        return msgspec.structs.replace(machine, metadata=facts, programs={TRAIN_PYTHON: sys.executable})
+
+    def _make_bucket(self) -> None:
+        """Make the bucket by the front door, as a user would; nothing of it counts as a job's."""
+        import oss2
+
+        assert self._server is not None
+        auth = oss2.AuthV4(self._key_id, self._key_secret)
+        oss2.Bucket(auth, self._server.url, BUCKET, region=REGION).create_bucket()
+        self.faults.calls.clear()

@@ -1,0 +1,273 @@
+"""The emulated instances: what ECS shows of them; a machine host boots and ends them."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
+from cloudspot.emulation.faults import Faults
+from cloudspot.model import EndReason, InstanceState, Market
+from cloudspot_aliyun import tags
+from cloudspot_aliyun_sandbox.account import ACCOUNT_ID, BARE_IMAGE_ID
+from cloudspot_aliyun_sandbox.market import KINDS
+
+_STATUSES: Final = {
+    InstanceState.PENDING: "Pending",
+    InstanceState.RUNNING: "Running",
+    InstanceState.SHUTTING_DOWN: "Stopping",
+}
+NUM_RESERVED: Final = 10
+"""The first addresses of a vSwitch that machines do not get."""
+
+
+@dataclass
+class Machine:
+    """One instance."""
+
+    id: str
+    region: str
+    zone: str
+    instance_type: str
+    market: str
+    name: str
+    host_name: str
+    address: str
+    created_at: float
+    visible_at: float
+    vpc: str
+    vswitch: str
+    groups: tuple[str, ...]
+    image: str
+    spot_strategy: str
+    metadata: dict[str, Any]
+    """HttpEndpoint, HttpTokens, HttpPutResponseHopLimit and InstanceMetadataTags."""
+    deployment_set: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    status: str = "Pending"
+    is_taken: bool = False
+    """A notice of its end stands."""
+    is_released: bool = False
+    auto_release_at: float | None = None
+
+    @property
+    def num_vcpus(self) -> int:
+        """Return what it counts against a quota."""
+        return KINDS[self.instance_type].cpus
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as DescribeInstances has it."""
+        locks = [{"LockReason": "Recycling", "LockMsg": ""}] if self.is_taken else []
+        return {
+            "InstanceId": self.id,
+            "InstanceName": self.name,
+            "HostName": self.host_name,
+            "RegionId": self.region,
+            "ZoneId": self.zone,
+            "InstanceType": self.instance_type,
+            "Status": self.status,
+            "InstanceChargeType": "PostPaid",
+            "SpotStrategy": self.spot_strategy,
+            "ImageId": self.image,
+            "CreationTime": written_time(self.created_at),
+            "AutoReleaseTime": "" if self.auto_release_at is None else written_time(self.auto_release_at),
+            "DeploymentSetId": self.deployment_set or "",
+            "SecurityGroupIds": {"SecurityGroupId": list(self.groups)},
+            "VpcAttributes": {
+                "VpcId": self.vpc,
+                "VSwitchId": self.vswitch,
+                "PrivateIpAddress": {"IpAddress": [self.address]},
+            },
+            "MetadataOptions": {
+                "HttpEndpoint": self.metadata["HttpEndpoint"],
+                "HttpTokens": self.metadata["HttpTokens"],
+            },
+            "OperationLocks": {"LockReason": locks},
+            "Tags": {"Tag": [{"TagKey": name, "TagValue": value} for name, value in self.tags.items()]},
+        }
+
+
+class Machines:
+    """All machines of one emulated account. The caller holds ``lock`` around what belongs together."""
+
+    def __init__(self, host: MachineHost, faults: Faults, clock: Callable[[], float]) -> None:
+        self.lock = threading.RLock()
+        self.by_id: dict[str, Machine] = {}
+        self._host = host
+        self._faults = faults
+        self._clock = clock
+        self._late_tags: list[tuple[float, str, dict[str, str]]] = []
+
+    def make(
+        self,
+        parameters: Mapping[str, str],
+        *,
+        region: str,
+        network: str,
+        names: Sequence[tuple[str, str]],
+        groups: Sequence[str],
+        vpc: str,
+        found: Mapping[str, str],
+    ) -> list[str]:
+        """Make and boot machines, one for each (name, host name); return their ids."""
+        made = []
+        for rank, (name, host_name) in enumerate(names):
+            machine = Machine(
+                id=f"i-bp1{secrets.token_hex(9)[:17]}",
+                region=region,
+                zone=parameters["ZoneId"],
+                instance_type=parameters["InstanceType"],
+                market="on-demand" if parameters.get("SpotStrategy", "NoSpot") == "NoSpot" else "spot",
+                name=name,
+                host_name=host_name,
+                address=self._free_address(network),
+                created_at=self._clock(),
+                visible_at=self._clock() + self._faults.describe_lag_seconds,
+                vpc=vpc,
+                vswitch=parameters["VSwitchId"],
+                groups=tuple(groups),
+                image=parameters["ImageId"],
+                spot_strategy=parameters.get("SpotStrategy", "NoSpot"),
+                metadata={
+                    "HttpEndpoint": parameters.get("HttpEndpoint", "enabled"),
+                    "HttpTokens": parameters.get("HttpTokens", "optional"),
+                    "HttpPutResponseHopLimit": int(parameters.get("HttpPutResponseHopLimit", 1)),
+                    "InstanceMetadataTags": "disabled",
+                },
+                deployment_set=parameters.get("DeploymentSetId"),
+                tags=dict(found),
+            )
+            self.by_id[machine.id] = machine
+            self._host.start(_emulated(machine, parameters, rank=rank, network=network))
+            made.append(machine.id)
+        return made
+
+    def refresh(self) -> None:
+        """Follow how the machines are now, and release those whose time is up."""
+        for machine in self.alive():
+            if machine.auto_release_at is not None and self._clock() >= machine.auto_release_at:
+                machine.auto_release_at = None
+                self.release(machine)
+        statuses = self._host.states()
+        for machine in self.alive():
+            if machine.id in statuses:
+                _follow(machine, statuses[machine.id])
+        due = [one for one in self._late_tags if one[0] <= self._clock()]
+        self._late_tags = [one for one in self._late_tags if one[0] > self._clock()]
+        for _, instance_id, values in due:
+            self._tag(instance_id, values)
+
+    def is_known(self, instance_id: str) -> bool:
+        """Say whether the API knows the instance by now, and still."""
+        machine = self.by_id.get(instance_id)
+        return machine is not None and self._clock() >= machine.visible_at and not machine.is_released
+
+    def known(self, region: str) -> list[Machine]:
+        """Return the machines of a region that the API knows."""
+        return [one for one in self.by_id.values() if one.region == region and self.is_known(one.id)]
+
+    def alive(self) -> list[Machine]:
+        """Return the machines that count against stock and quotas: stopped ones too."""
+        return [one for one in self.by_id.values() if not one.is_released]
+
+    def release(self, machine: Machine) -> None:
+        """Stop and remove it; one that has shut itself down is gone at once."""
+        if machine.status == "Stopped":
+            machine.is_released = True
+        else:
+            self._host.terminate(machine.id)
+
+    def tag(self, instance_ids: Iterable[str], values: Mapping[str, str]) -> None:
+        """Set tags, at once or when they are to show."""
+        due = self._clock() + self._faults.tag_lag_seconds
+        for one in instance_ids:
+            if due > self._clock():
+                self._late_tags.append((due, one, dict(values)))
+            else:
+                self._tag(one, values)
+
+    def show_tags(self, machine: Machine) -> None:
+        """Let the machine's metadata show its tags as they are now, if it may."""
+        shown = machine.tags if machine.metadata["InstanceMetadataTags"] == "enabled" else {}
+        self._host.set_tags(machine.id, shown)
+
+    def _tag(self, instance_id: str, values: Mapping[str, str]) -> None:
+        machine = self.by_id[instance_id]
+        machine.tags.update(values)
+        self.show_tags(machine)
+
+    def _free_address(self, network: str) -> str:
+        taken = {one.address for one in self.by_id.values() if not one.is_released}
+        for i, address in enumerate(ipaddress.ip_network(network).hosts()):
+            if i >= NUM_RESERVED and str(address) not in taken:
+                return str(address)
+        raise AssertionError("whoever grants machines looks for addresses first")
+
+
+def written_time(seconds: float) -> str:
+    """Return a time as ECS writes it in listings: to the minute."""
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%MZ}"
+
+
+def _follow(machine: Machine, status: MachineStatus) -> None:
+    if machine.status == "Stopped":
+        return
+    machine.is_taken = machine.market == "spot" and status.notice_deadline is not None
+    if status.state is not InstanceState.ENDED:
+        machine.status = _STATUSES[status.state]
+    elif status.end_reason is EndReason.SELF:
+        # A machine that is shut down from within is there still, and billed.
+        machine.status = "Stopped"
+    else:
+        machine.is_released = True
+
+
+def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, network: str) -> EmulatedMachine:
+    found = machine.tags
+    job = None
+    if tags.JOB in found and found.get(tags.LAUNCH, "").isdigit():
+        job = JobHint(
+            job_id=found[tags.JOB],
+            launch=int(found[tags.LAUNCH]),
+            rank=rank,
+            num_nodes=int(found.get(tags.NUM_NODES, "1")),
+        )
+    facts = {
+        "hostname": machine.host_name,
+        "http-endpoint": machine.metadata["HttpEndpoint"],
+        "http-put-response-hop-limit": machine.metadata["HttpPutResponseHopLimit"],
+        "http-tokens": machine.metadata["HttpTokens"],
+        "image-id": machine.image,
+        "instance-id": machine.id,
+        "instance-name": machine.name,
+        "instance-type": machine.instance_type,
+        "mac": ":".join(f"{byte:02x}" for byte in (0, 0x16, 0x3E, *secrets.token_bytes(3))),
+        "market": machine.market,
+        "owner-account-id": ACCOUNT_ID,
+        "private-ipv4": machine.address,
+        "region-id": machine.region,
+        "serial-number": secrets.token_hex(16),
+        "vpc-cidr-block": network,
+        "vpc-id": machine.vpc,
+        "vswitch-cidr-block": network,
+        "vswitch-id": machine.vswitch,
+        "zone-id": machine.zone,
+    }
+    if parameters.get("RamRoleName"):
+        facts["role"] = parameters["RamRoleName"]
+    return EmulatedMachine(
+        id=machine.id,
+        address=machine.address,
+        host_name=machine.host_name,
+        user_data=base64.b64decode(parameters.get("UserData", "")),
+        metadata=facts,
+        market=Market(machine.market),
+        is_bare=machine.image == BARE_IMAGE_ID,
+        job=job,
+    )

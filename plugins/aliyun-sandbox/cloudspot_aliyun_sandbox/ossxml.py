@@ -1,0 +1,166 @@
+"""What the emulated OSS answers and reads as XML."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from urllib.parse import quote
+from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape
+
+from cloudspot_aliyun_sandbox.ossbuckets import HeldBucket
+from cloudspot_aliyun_sandbox.osserrors import OssRefusal
+
+
+def read(body: bytes) -> ET.Element:
+    """Return what a request brings.
+
+    Raises:
+        OssRefusal: it is no XML.
+    """
+    try:
+        return ET.fromstring(body)  # noqa: S314 - a sandbox of one's own
+    except ET.ParseError:
+        raise OssRefusal(400, "MalformedXML", "The XML you provided was not well-formed.") from None
+
+
+def parts(body: bytes) -> list[tuple[int, str]]:
+    """Return number and ETag of each part that a completion lists."""
+    try:
+        return [
+            (int(part.findtext("PartNumber") or ""), part.findtext("ETag") or "")
+            for part in read(body).iter("Part")
+        ]
+    except ValueError:
+        raise OssRefusal(400, "MalformedXML", "The XML you provided was not well-formed.") from None
+
+
+def bucket_info(bucket: HeldBucket) -> bytes:
+    """Return GetBucketInfo's answer; a bucket that never had versions has no such element."""
+    state = f"<Versioning>{bucket.versioning}</Versioning>" if bucket.versioning else ""
+    return _document(
+        "BucketInfo",
+        f"<Bucket><CreationDate>{_time(bucket.created_at)}</CreationDate>"
+        f"<ExtranetEndpoint>oss-{bucket.region}.aliyuncs.com</ExtranetEndpoint>"
+        f"<IntranetEndpoint>oss-{bucket.region}-internal.aliyuncs.com</IntranetEndpoint>"
+        f"<Location>oss-{bucket.region}</Location><StorageClass>Standard</StorageClass>"
+        f"<Name>{bucket.name}</Name><Owner><DisplayName>1</DisplayName><ID>1</ID></Owner>"
+        f"<AccessControlList><Grant>private</Grant></AccessControlList>{state}</Bucket>",
+    )
+
+
+def buckets(held: Iterable[HeldBucket]) -> bytes:
+    """Return ListBuckets' answer."""
+    listed = "".join(
+        f"<Bucket><CreationDate>{_time(one.created_at)}</CreationDate>"
+        f"<ExtranetEndpoint>oss-{one.region}.aliyuncs.com</ExtranetEndpoint>"
+        f"<IntranetEndpoint>oss-{one.region}-internal.aliyuncs.com</IntranetEndpoint>"
+        f"<Location>oss-{one.region}</Location><Name>{one.name}</Name>"
+        "<StorageClass>Standard</StorageClass></Bucket>"
+        for one in held
+    )
+    return _document(
+        "ListAllMyBucketsResult",
+        f"<Owner><ID>1</ID><DisplayName>1</DisplayName></Owner><Buckets>{listed}</Buckets>",
+    )
+
+
+def versioning(bucket: HeldBucket) -> bytes:
+    """Return GetBucketVersioning's answer."""
+    return _document(
+        "VersioningConfiguration", f"<Status>{bucket.versioning}</Status>" if bucket.versioning else ""
+    )
+
+
+def uploads(bucket: HeldBucket) -> bytes:
+    """Return ListMultipartUploads' answer."""
+    listed = "".join(
+        f"<Upload><Key>{quote(one.key, safe='')}</Key><UploadId>{upload_id}</UploadId>"
+        f"<Initiated>{_time(one.started_at)}</Initiated></Upload>"
+        for upload_id, one in bucket.uploads.items()
+    )
+    return _document(
+        "ListMultipartUploadsResult",
+        f"<Bucket>{bucket.name}</Bucket><EncodingType>url</EncodingType><KeyMarker></KeyMarker>"
+        "<UploadIdMarker></UploadIdMarker><NextKeyMarker></NextKeyMarker>"
+        "<NextUploadIdMarker></NextUploadIdMarker><MaxUploads>1000</MaxUploads>"
+        f"<IsTruncated>false</IsTruncated>{listed}",
+    )
+
+
+def initiated(bucket: str, key: str, upload_id: str) -> bytes:
+    """Return InitiateMultipartUpload's answer."""
+    return _document(
+        "InitiateMultipartUploadResult",
+        f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{upload_id}</UploadId>",
+    )
+
+
+def completed(bucket: str, key: str, etag: str) -> bytes:
+    """Return CompleteMultipartUpload's answer."""
+    return _document(
+        "CompleteMultipartUploadResult",
+        f"<Location>http://{bucket}/{escape(key)}</Location><Bucket>{bucket}</Bucket>"
+        f'<Key>{escape(key)}</Key><ETag>"{etag}"</ETag>',
+    )
+
+
+def listing(bucket: HeldBucket, query: Mapping[str, str], limit: int) -> bytes:
+    """Return a page of ListObjectsV2: keys in the order of their bytes, those with the delimiter as one."""
+    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+    is_encoded = query.get("encoding-type") == "url"
+    token = query.get("continuation-token", "")
+    try:
+        after = base64.b64decode(token).decode() if token else query.get("start-after", "")
+    except ValueError:
+        raise OssRefusal(400, "InvalidArgument", "The continuation token is not valid.") from None
+
+    def shown(text: str) -> str:
+        return quote(text, safe="") if is_encoded else escape(text)
+
+    entries: list[str] = []
+    common: list[str] = []
+    last, is_truncated = "", False
+    for key in sorted(bucket.objects, key=str.encode):
+        if not key.startswith(prefix) or key <= after:
+            continue
+        rest = key[len(prefix) :]
+        folder = prefix + rest.partition(delimiter)[0] + delimiter if delimiter and delimiter in rest else ""
+        if folder and (folder in common or folder <= after):
+            continue
+        if len(entries) + len(common) == limit:
+            is_truncated = True
+            break
+        if folder:
+            common.append(folder)
+            last = folder + "\U0010ffff"
+            continue
+        held = bucket.objects[key]
+        entries.append(
+            f"<Contents><Key>{shown(key)}</Key><LastModified>{_time(held.modified_at)}</LastModified>"
+            f'<ETag>"{held.etag}"</ETag><Type>{held.kind}</Type><Size>{len(held.data)}</Size>'
+            "<StorageClass>Standard</StorageClass></Contents>"
+        )
+        last = key
+    following = base64.b64encode(last.encode()).decode("ascii")
+    return _document(
+        "ListBucketResult",
+        f"<Name>{bucket.name}</Name><Prefix>{shown(prefix)}</Prefix>"
+        f"<StartAfter>{shown(query.get('start-after', ''))}</StartAfter><MaxKeys>{limit}</MaxKeys>"
+        f"<Delimiter>{shown(delimiter)}</Delimiter>"
+        + ("<EncodingType>url</EncodingType>" if is_encoded else "")
+        + f"<IsTruncated>{str(is_truncated).lower()}</IsTruncated>"
+        + (f"<NextContinuationToken>{following}</NextContinuationToken>" if is_truncated else "")
+        + f"<KeyCount>{len(entries) + len(common)}</KeyCount>"
+        + "".join(entries)
+        + "".join(f"<CommonPrefixes><Prefix>{shown(each)}</Prefix></CommonPrefixes>" for each in common),
+    )
+
+
+def _document(root: str, inner: str) -> bytes:
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<{root}>{inner}</{root}>'.encode()
+
+
+def _time(moment: datetime) -> str:
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")

@@ -1,0 +1,35 @@
+"""Which rights a recorded request took, and on what: to be compared with what a policy grants.
+
+Source: RAM authorization of ECS, VPC, RAM and OSS (checked 2026-11): a right is called as its action, but for
+those that pass a role on, and OSS's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cloudspot.emulation.faults import Call
+from cloudspot_aliyun_sandbox.ossrequests import RIGHTS
+
+FREE: Final = frozenset({"sts:GetCallerIdentity"})
+"""What everybody may do."""
+
+
+def rights_of(call: Call) -> frozenset[str]:
+    """Return the rights that the call took, such as ``ecs:RunInstances``."""
+    if call.service == "oss":
+        return frozenset({RIGHTS.get(call.action, f"oss:{call.action}")})
+    rights = {f"{call.service}:{call.action}"}
+    if "RamRoleName" in call.parameters:
+        rights.add("ram:PassRole")
+    if call.action == "RunInstances" and any(name.startswith("Tag.") for name in call.parameters):
+        rights.add("ecs:TagResources")
+    return frozenset(rights - FREE)
+
+
+def resource_of(call: Call) -> str:
+    """Return the name of what the call was about; ``*`` but for OSS."""
+    if call.service != "oss":
+        return "*"
+    key = call.parameters.get("Key")
+    return f"acs:oss:*:*:{call.parameters.get('Bucket', '')}" + (f"/{key}" if key else "")

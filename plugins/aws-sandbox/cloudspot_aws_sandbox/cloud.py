@@ -1,0 +1,199 @@
+"""The emulated AWS as a whole: what ``cloudspot sandbox aws`` and the tests of whole jobs bring up."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import msgspec
+
+from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
+from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.furnishing import FurnishedHost
+from cloudspot.emulation.rolekeys import Secrets
+from cloudspot.emulation.serving import Server
+from cloudspot.emulation.trail import Trail
+from cloudspot_aws.drill import ROLE as DRILL_ROLE
+from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
+from cloudspot_aws_sandbox.credentials import RoleKeys
+from cloudspot_aws_sandbox.rights import resource_of, rights_of
+from cloudspot_aws_sandbox.rolecheck import RoleCheck
+
+if TYPE_CHECKING:
+    from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
+
+# moto would read in 1,300 images for each region.
+os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
+
+REGION: Final = "us-east-1"
+BUCKET: Final = "cloudspot-sandbox"
+NODE_ROLE: Final = "cloudspot-node"
+LIMIT_ROLE: Final = "cloudspot-limit"
+_TRUST: Final = (
+    '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", '
+    '"Principal": {"Service": "SERVICE.amazonaws.com"}}]}'
+)
+
+
+class EmulatedAws(EmulatedCloud):
+    """One account with a bucket, an instance profile for nodes, and every service that a job uses.
+
+    S3, EC2 and CloudWatch Logs are stricter than moto's; the other services are moto's own. All are served
+    at one address.
+    """
+
+    name: ClassVar[str] = "aws"
+    notice_seconds: ClassVar[float] = 120.0
+    foreign_variables: ClassVar[tuple[str, ...]] = ("AWS_", "BOTO_")
+    network: ClassVar[str] = "172.31.0.0/16"
+    metadata_service: ClassVar[str] = "cloudspot_aws_sandbox.imds_server:Imds"
+    # As cloud-init's Ec2 data source does it.
+    fetch_user_data: ClassVar[str] = """\
+token=$(curl -sf -X PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" "$METADATA_URL/latest/api/token") &&
+exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-data"
+"""
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        """What goes wrong, and every call that came; see :class:`Faults`."""
+        self._access_key = "AKIA" + secrets.token_hex(8).upper()
+        self._secret_key = secrets.token_urlsafe(30)
+        self._server: Server | None = None
+        self._trail: Trail | None = None
+        self._ec2: StrictEc2 | None = None
+        self._ticker: threading.Thread | None = None
+        self._is_over = threading.Event()
+
+    def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
+        """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
+        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.ec2.models.vpcs import VPCBackend
+        from moto.iam.models import iam_backends
+        from moto.logs.models import logs_backends
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from moto.s3.models import s3_backends
+
+        from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
+        from cloudspot_aws_sandbox.strict_logs import StrictLogs
+        from cloudspot_aws_sandbox.strict_s3 import StrictS3
+
+        make_vpc = VPCBackend.create_vpc
+
+        def make_vpc_here(backend: Any, cidr_block: str, *rest: Any, **more: Any) -> Any:
+            """Put the default VPC where this host's machines are."""
+            return make_vpc(backend, host.network if more.get("is_default") else cidr_block, *rest, **more)
+
+        VPCBackend.create_vpc = make_vpc_here
+        # moto's accounts are the process's, and a test's process may have had one before.
+        for backends in (iam_backends, logs_backends, s3_backends):
+            backends[DEFAULT_ACCOUNT_ID].reset()
+        keys = RoleKeys(secrets.token_hex(16))
+        moto = DomainDispatcherApplication(create_backend_app)
+        known = Secrets({self._access_key: self._secret_key}, keys)
+        logs = StrictLogs(moto, faults=self.faults, secrets=known)
+        s3 = StrictS3(logs, faults=self.faults, secrets=known)
+        self._ec2 = StrictEc2(
+            s3, FurnishedHost(host, partial(_equip, keys)), secrets=known, faults=self.faults
+        )
+        self._server = Server(RoleCheck(self._ec2, keys, now=_now), host=address)
+        self._furnish()
+        self._trail = Trail(
+            directory / "requests.jsonl",
+            is_machine=keys.is_role_key,
+            rights=rights_of,
+            resource=partial(resource_of, account=DEFAULT_ACCOUNT_ID),
+        )
+        self.faults.on_call = self._trail
+        self._ticker = threading.Thread(target=self._tick, name="scheduler", daemon=True)
+        self._ticker.start()
+
+    def environment(self) -> Mapping[str, str]:
+        """Return what leads to the account, as its owner; see EmulatedCloud."""
+        return {
+            **self.machine_environment(),
+            "AWS_ACCESS_KEY_ID": self._access_key,
+            "AWS_SECRET_ACCESS_KEY": self._secret_key,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_PAGER": "",
+            "CLOUDSPOT_STORE": f"s3://{BUCKET}",
+        }
+
+    def machine_environment(self) -> Mapping[str, str]:
+        """Return the endpoint, which stands in every image; see EmulatedCloud."""
+        assert self._server is not None
+        return {"AWS_ENDPOINT_URL": self._server.url}
+
+    def metadata_environment(self, url: str) -> Mapping[str, str]:
+        """Return the variable by which AWS's SDKs find the metadata service elsewhere."""
+        return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}
+
+    def stop(self) -> None:
+        """End the server; see EmulatedCloud."""
+        self._is_over.set()
+        if self._ticker is not None:
+            self._ticker.join()
+            self._ticker = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._trail is not None:
+            self._trail.close()
+
+    def _tick(self) -> None:
+        """Carry out schedules where nobody asks for anything; AWS's are as precise as a minute."""
+        assert self._ec2 is not None
+        while not self._is_over.wait(1.0):
+            self._ec2.run_schedules()
+
+    def _furnish(self) -> None:
+        """Make what an account has that follows docs/aws.md: the bucket, and the nodes' profile."""
+        import boto3
+
+        # By the front door, so that it is made as a user would make it; nothing of it counts as a job's.
+        environment = self.environment()
+        session = boto3.Session(self._access_key, self._secret_key, region_name=REGION)
+        endpoint = environment["AWS_ENDPOINT_URL"]
+        session.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
+        iam = session.client("iam", endpoint_url=endpoint)
+        iam.create_role(RoleName=NODE_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "ec2"))
+        iam.create_role(RoleName=DRILL_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "fis"))
+        iam.create_role(RoleName=LIMIT_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "scheduler"))
+        iam.create_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE)
+        iam.add_role_to_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE, RoleName=NODE_ROLE)
+        self.faults.calls.clear()
+
+
+def _equip(keys: RoleKeys, machine: EmulatedMachine) -> EmulatedMachine:
+    """Give a machine what it needs to know of its role, and what AWS's images have installed."""
+    facts = {**machine.metadata, "role-seed": keys.seed}
+    role = _role_of(str(machine.metadata.get("instance-profile", "")))
+    if role is not None:
+        facts["role"] = role
+    programs = {DEFAULT_TRAIN_PYTHON: sys.executable}
+    return msgspec.structs.replace(machine, metadata=facts, programs=programs)
+
+
+def _role_of(profile: str) -> str | None:
+    """Return the name of the role in the instance profile, if there are such a profile and role."""
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.iam.models import iam_backends
+
+    for known in iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles.values():
+        if known.name == profile and known.roles:
+            return str(known.roles[0].name)
+    return None
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,14 @@
+"""The credentials that roles of the emulated AWS get, in AWS's looks."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from cloudspot.emulation import rolekeys
+
+
+class RoleKeys(rolekeys.RoleKeys):
+    """Keys such as ``ASIA...``, of twenty characters."""
+
+    prefix: ClassVar[str] = "ASIA"
+    token_prefix: ClassVar[str] = "IQoJb3JpZ2luX2Vj"  # noqa: S105 # what all such tokens begin with

@@ -1,0 +1,129 @@
+"""Placement groups, which moto does not have."""
+
+from __future__ import annotations
+
+import fnmatch
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+from cloudspot_aws_sandbox.machines import Machines
+from cloudspot_aws_sandbox.query import ApiError
+
+
+@dataclass(frozen=True)
+class Group:
+    """One placement group of a region."""
+
+    id: str
+    name: str
+    strategy: str
+    tags: Mapping[str, str]
+
+    def described(self) -> dict[str, Any]:
+        """Return it as DescribePlacementGroups does."""
+        return {
+            "GroupId": self.id,
+            "GroupName": self.name,
+            "State": "available",
+            "Strategy": self.strategy,
+            "Tags": [{"Key": name, "Value": value} for name, value in self.tags.items()],
+        }
+
+    def values(self, name: str) -> list[str]:
+        """Return what a filter of that name looks at.
+
+        Raises:
+            ApiError: the filter is unknown here.
+        """
+        if name.startswith("tag:"):
+            return [self.tags[name[4:]]] if name[4:] in self.tags else []
+        known = {"group-name": [self.name], "strategy": [self.strategy], "state": ["available"]}
+        known["tag-key"] = list(self.tags)
+        if name not in known:
+            raise ApiError("InvalidParameterValue", f"The filter '{name}' is invalid")
+        return known[name]
+
+
+class PlacementGroups:
+    """The account's groups; a group with a machine in it stays."""
+
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
+        self._groups: dict[tuple[str, str], Group] = {}
+
+    def create(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        """Answer CreatePlacementGroup."""
+        name, strategy = parameters.get("GroupName", ""), parameters.get("Strategy")
+        if not name or len(name) > 255 or strategy is None:
+            raise ApiError(
+                "MissingParameter", "The request must contain the parameters groupName and strategy"
+            )
+        if (region, name) in self._groups:
+            raise ApiError("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
+        specifications = parameters.get("TagSpecifications", ())
+        if any(one.get("ResourceType") != "placement-group" for one in specifications):
+            raise ApiError("InvalidParameterValue", "only placement-group may be tagged here")
+        tags = {tag["Key"]: tag["Value"] for one in specifications for tag in one["Tags"]}
+        group = Group(f"pg-{secrets.token_hex(8)}0", name, strategy, tags)
+        self._groups[region, name] = group
+        return {"PlacementGroup": group.described()}
+
+    def delete(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        """Answer DeletePlacementGroup."""
+        name = parameters["GroupName"]
+        if (region, name) not in self._groups:
+            raise ApiError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+        if any(one.group == name and one.region == region for one in self._machines.alive()):
+            raise ApiError("InvalidPlacementGroup.InUse", f"The Placement Group '{name}' is in use.")
+        del self._groups[region, name]
+        return {}
+
+    def describe(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        """Answer DescribePlacementGroups."""
+        found = [group for (where, _), group in sorted(self._groups.items()) if where == region]
+        names = parameters.get("GroupNames")
+        if names:
+            unknown = sorted(set(names) - {group.name for group in found})
+            if unknown:
+                message = f"The Placement Group '{unknown[0]}' is unknown."
+                raise ApiError("InvalidPlacementGroup.Unknown", message)
+            found = [group for group in found if group.name in names]
+        for one in parameters.get("Filters", ()):
+            found = [
+                group
+                for group in found
+                if any(
+                    fnmatch.fnmatchcase(v, wish) for v in group.values(one["Name"]) for wish in one["Values"]
+                )
+            ]
+        return {"PlacementGroups": [group.described() for group in found]}
+
+    def check(self, parameters: Mapping[str, Any], region: str) -> None:
+        """Refuse a launch into a group that is not there, or that its type cannot be in.
+
+        Raises:
+            ApiError: as RunInstances words it.
+        """
+        name = parameters.get("Placement", {}).get("GroupName")
+        if name is None:
+            return
+        group = self._groups.get((region, name))
+        if group is None:
+            raise ApiError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+        type_name = parameters["InstanceType"]
+        if group.strategy not in INSTANCE_TYPES[type_name]["PlacementGroupInfo"]["SupportedStrategies"]:
+            raise ApiError(
+                "InvalidParameterCombination",
+                f"Placement group strategy '{group.strategy}' is not supported by instance type {type_name}",
+            )
+        used = {one.zone for one in self._machines.alive() if one.group == name and one.region == region}
+        zone = parameters.get("Placement", {}).get("AvailabilityZone")
+        if group.strategy == "cluster" and zone is not None and used - {zone}:
+            raise ApiError(
+                "InvalidParameterValue",
+                f"Instances in the Placement Group '{name}' must be launched in the zone {min(used)}.",
+            )

@@ -1,0 +1,249 @@
+"""The emulated instances: moto keeps how the API shows them, a machine host boots and ends them."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import StateReason
+
+from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
+from cloudspot.emulation.faults import Faults
+from cloudspot.model import EndReason, InstanceState, Market
+from cloudspot_aws import tags
+
+TERMINATED_SHOWN_SECONDS: Final = 3600.0
+"""How long a terminated instance is listed: about an hour (EC2 user guide, Terminate your instance)."""
+_STATES: Final = {
+    InstanceState.PENDING: ("pending", 0),
+    InstanceState.RUNNING: ("running", 16),
+    InstanceState.SHUTTING_DOWN: ("shutting-down", 32),
+    InstanceState.ENDED: ("terminated", 48),
+}
+_REASONS: Final = {
+    EndReason.RECLAIMED: ("Server.SpotInstanceTermination", "Spot instance termination"),
+    EndReason.TERMINATED: ("Client.UserInitiatedShutdown", "User initiated shutdown"),
+    EndReason.SELF: ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown"),
+    EndReason.LOST: ("Server.InternalError", "Internal error"),
+}
+
+
+@dataclass
+class Machine:
+    """One instance beside what moto keeps of it."""
+
+    id: str
+    region: str
+    zone: str
+    instance_type: str
+    market: str
+    num_vcpus: int
+    group: str | None
+    request_id: str | None
+    """Of its spot request."""
+    instance: Any
+    """moto's."""
+    reservation: Any
+    visible_at: float
+    state: InstanceState = InstanceState.PENDING
+    ended_at: float | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether it counts against capacity and quotas."""
+        return self.state is not InstanceState.ENDED
+
+
+class Machines:
+    """All machines of one emulated account. The caller holds ``lock`` around what belongs together."""
+
+    def __init__(self, host: MachineHost, faults: Faults, clock: Callable[[], float]) -> None:
+        self.lock = threading.RLock()
+        self.by_id: dict[str, Machine] = {}
+        self._host = host
+        self._faults = faults
+        self._clock = clock
+        self._late_tags: list[tuple[float, str, list[str], dict[str, str]]] = []
+
+    def adopt(
+        self,
+        region: str,
+        instance_ids: Sequence[str],
+        parameters: Mapping[str, Any],
+        *,
+        is_bare: bool,
+        vcpus: int,
+    ) -> None:
+        """Take over what moto has just made, and boot it."""
+        backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
+        is_spot = parameters.get("InstanceMarketOptions", {}).get("MarketType") == "spot"
+        for instance_id in instance_ids:
+            instance = backend.get_instance(instance_id)
+            instance.launch_time = datetime.fromtimestamp(self._clock(), timezone.utc).replace(tzinfo=None)
+            instance.placement.group_name = parameters.get("Placement", {}).get("GroupName") or ""
+            instance.spot_instance_request_id = f"sir-{secrets.token_hex(4)}" if is_spot else None
+            machine = Machine(
+                id=instance_id,
+                region=region,
+                zone=instance.placement.zone,
+                instance_type=instance.instance_type,
+                market="spot" if is_spot else "on-demand",
+                num_vcpus=vcpus,
+                group=parameters.get("Placement", {}).get("GroupName"),
+                request_id=instance.spot_instance_request_id,
+                instance=instance,
+                reservation=next(one for one in backend.reservations.values() if instance in one.instances),
+                visible_at=self._clock() + self._faults.describe_lag_seconds,
+            )
+            self._show(machine)
+            self.by_id[instance_id] = machine
+            self._host.start(self._emulated(machine, parameters, is_bare=is_bare))
+
+    def hide_the_young(self) -> None:
+        """Take what a lagging listing does not have yet out of moto's sight."""
+        for machine in self.by_id.values():
+            reservations = ec2_backends[DEFAULT_ACCOUNT_ID][machine.region].reservations
+            if self._clock() < machine.visible_at:
+                reservations.pop(machine.reservation.id, None)
+            elif self._is_shown(machine):
+                reservations.setdefault(machine.reservation.id, machine.reservation)
+
+    def show(self, instance_ids: Iterable[str]) -> None:
+        """Bring machines into moto's sight for one answer, until ``refresh``."""
+        for instance_id in instance_ids:
+            machine = self.by_id[instance_id]
+            reservations = ec2_backends[DEFAULT_ACCOUNT_ID][machine.region].reservations
+            reservations[machine.reservation.id] = machine.reservation
+
+    def refresh(self) -> None:
+        """Let moto show how the machines are now, as far as the listing does not lag."""
+        statuses = self._host.states()
+        for machine in self.by_id.values():
+            status = statuses.get(machine.id)
+            if status is not None:
+                self._follow(machine, status)
+        self._forget_the_old()
+        self.hide_the_young()
+        due = [one for one in self._late_tags if one[0] <= self._clock()]
+        self._late_tags = [one for one in self._late_tags if one[0] > self._clock()]
+        for _, region, ids, values in due:
+            self._tag(region, ids, values)
+
+    def is_known(self, instance_id: str) -> bool:
+        """Say whether the API knows the instance by now, and still."""
+        machine = self.by_id.get(instance_id)
+        return machine is not None and self._clock() >= machine.visible_at and self._is_shown(machine)
+
+    def alive(self) -> list[Machine]:
+        """Return the machines that have not ended."""
+        return [one for one in self.by_id.values() if one.is_alive]
+
+    def terminate(self, machine: Machine) -> None:
+        """Ask for its end."""
+        self._host.terminate(machine.id)
+
+    def reclaim(self, machine: Machine, *, notice_seconds: float) -> None:
+        """Take it back."""
+        self._host.reclaim(machine.id, notice_seconds=notice_seconds)
+
+    def tag(self, region: str, resource_ids: Sequence[str], values: Mapping[str, str]) -> None:
+        """Set tags, at once or when they are to show."""
+        due = self._clock() + self._faults.tag_lag_seconds
+        if due > self._clock():
+            self._late_tags.append((due, region, list(resource_ids), dict(values)))
+        else:
+            self._tag(region, resource_ids, values)
+
+    def tags_of(self, machine: Machine) -> dict[str, str]:
+        """Return the machine's tags."""
+        return {tag["key"]: tag["value"] for tag in machine.instance.get_tags()}
+
+    def _tag(self, region: str, resource_ids: Sequence[str], values: Mapping[str, str]) -> None:
+        backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
+        for resource_id in resource_ids:
+            backend.create_tags([resource_id], dict(values))
+            machine = self.by_id.get(resource_id)
+            if machine is not None:
+                self._host.set_tags(machine.id, self.tags_of(machine))
+
+    def _emulated(self, machine: Machine, parameters: Mapping[str, Any], *, is_bare: bool) -> EmulatedMachine:
+        instance, found = machine.instance, self.tags_of(machine)
+        job = None
+        if tags.JOB in found and found.get(tags.LAUNCH, "").isdigit():
+            job = JobHint(
+                job_id=found[tags.JOB],
+                launch=int(found[tags.LAUNCH]),
+                rank=instance.ami_launch_index,
+                num_nodes=int(found.get(tags.NUM_NODES, "1")),
+            )
+        options = parameters.get("MetadataOptions", {})
+        profile = parameters.get("IamInstanceProfile", {})
+        return EmulatedMachine(
+            id=machine.id,
+            address=instance.private_ip,
+            host_name=instance.private_dns_name.partition(".")[0],
+            user_data=base64.b64decode(parameters.get("UserData", "")),
+            metadata={
+                "account": DEFAULT_ACCOUNT_ID,
+                "ami-id": instance.image_id,
+                "ami-launch-index": instance.ami_launch_index,
+                "availability-zone": machine.zone,
+                "hostname": instance.private_dns_name,
+                "http-put-response-hop-limit": options.get("HttpPutResponseHopLimit", 1),
+                "http-tokens": options.get("HttpTokens", "optional"),
+                "instance-id": machine.id,
+                "instance-life-cycle": machine.market,
+                "instance-metadata-tags": options.get("InstanceMetadataTags", "disabled"),
+                "instance-profile": profile.get("Arn", profile.get("Name", "")).rpartition("/")[2],
+                "instance-type": machine.instance_type,
+                "local-ipv4": instance.private_ip,
+                "mac": instance.nics[0].mac_address,
+                "region": machine.region,
+                "reservation-id": machine.reservation.id,
+                "security-groups": [group.name for group in instance.nics[0].group_set],
+                "subnet-id": instance.nics[0].subnet.id,
+            },
+            tags=found,
+            market=Market(machine.market),
+            is_bare=is_bare,
+            job=job,
+        )
+
+    def _follow(self, machine: Machine, status: MachineStatus) -> None:
+        if machine.state is InstanceState.ENDED:
+            return
+        machine.state = status.state
+        if status.state is InstanceState.ENDED:
+            machine.ended_at = self._clock()
+            self.show([machine.id])  # moto looks it up by its id
+            machine.instance.terminate()  # volumes and network interfaces go with it
+        self._show(machine)
+        if status.state in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}:
+            reason = status.end_reason or EndReason.LOST
+            code, text = _REASONS.get(reason, _REASONS[EndReason.LOST])
+            machine.instance.state_reason = StateReason(f"{code}: {text}", code)
+            at = datetime.fromtimestamp(self._clock(), timezone.utc)
+            machine.instance._reason = (  # noqa: SLF001 # moto has no other way
+                f"User initiated ({at:%Y-%m-%d %H:%M:%S} GMT)" if reason is EndReason.TERMINATED else ""
+            )
+
+    def _show(self, machine: Machine) -> None:
+        name, code = _STATES[machine.state]
+        machine.instance._state.name = name  # noqa: SLF001 # moto has no other way
+        machine.instance._state.code = code  # noqa: SLF001
+
+    def _is_shown(self, machine: Machine) -> bool:
+        return machine.ended_at is None or self._clock() - machine.ended_at < TERMINATED_SHOWN_SECONDS
+
+    def _forget_the_old(self) -> None:
+        for machine in self.by_id.values():
+            if not self._is_shown(machine):
+                reservations = ec2_backends[DEFAULT_ACCOUNT_ID][machine.region].reservations
+                reservations.pop(machine.reservation.id, None)

@@ -1,0 +1,112 @@
+"""Small services beside EC2 that moto lacks: price list, image parameters, quotas, decoded denials."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+from cloudspot.emulation.faults import Faults
+from cloudspot_aws.options import DEFAULT_IMAGE
+from cloudspot_aws_sandbox import prices
+from cloudspot_aws_sandbox.images import IMAGE_ID
+from cloudspot_aws_sandbox.query import ApiError
+
+PRICE_LIST_REGIONS: Final = ("us-east-1", "eu-central-1", "ap-south-1")
+PARAMETERS: Final[Mapping[str, str]] = {DEFAULT_IMAGE: IMAGE_ID}
+"""AWS's public parameters that name images."""
+DEFAULT_QUOTA: Final = 256
+SPOT_QUOTAS: Final = {"L-34B43A08", "L-3819A6DF", "L-7212CCBC", "L-C4BD4855"}
+"""Quota codes of spot requests, by vCPUs; the others count instances on demand."""
+
+
+def get_products(request: Mapping[str, Any], region: str) -> dict[str, Any]:
+    """Answer the price list's GetProducts for one EC2 instance type.
+
+    Raises:
+        ApiError: there is no price list service in this region.
+    """
+    if region not in PRICE_LIST_REGIONS:
+        raise ApiError("ServiceUnavailableException", f"no price list service in {region}", status=503)
+    wanted = {one["Field"]: one["Value"] for one in request.get("Filters", ())}
+    described = INSTANCE_TYPES.get(wanted.get("instanceType", ""))
+    if request.get("ServiceCode") != "AmazonEC2" or described is None:
+        return {"FormatVersion": "aws_v1", "PriceList": []}
+    product = {
+        "product": {
+            "productFamily": "Compute Instance",
+            "attributes": {**wanted, "vcpu": str(described["VCpuInfo"]["DefaultVCpus"])},
+            "sku": "SANDBOX00000000A",
+        },
+        "serviceCode": "AmazonEC2",
+        "terms": {
+            "OnDemand": {
+                "SANDBOX00000000A.JRTCKXETXF": {
+                    "priceDimensions": {
+                        "SANDBOX00000000A.JRTCKXETXF.6YS6EN2CT7": {
+                            "unit": "Hrs",
+                            "pricePerUnit": {"USD": f"{prices.on_demand_price(described):.10f}"},
+                        }
+                    }
+                }
+            }
+        },
+    }
+    return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(product)]}
+
+
+def get_parameter(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Answer GetParameter for AWS's own parameters; None: it is one of the account's.
+
+    Raises:
+        ApiError: AWS has no such parameter.
+    """
+    name = str(request.get("Name", ""))
+    if not name.startswith("/aws/"):
+        return None
+    if name not in PARAMETERS:
+        raise ApiError("ParameterNotFound", "")
+    return {
+        "Parameter": {
+            "Name": name,
+            "Type": "String",
+            "Value": PARAMETERS[name],
+            "Version": 1,
+            "DataType": "text",
+        }
+    }
+
+
+def get_service_quota(request: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
+    """Answer GetServiceQuota for the quotas of EC2 that count vCPUs."""
+    market = "spot" if request.get("QuotaCode") in SPOT_QUOTAS else "on-demand"
+    return {
+        "Quota": {
+            "ServiceCode": request.get("ServiceCode"),
+            "QuotaCode": request.get("QuotaCode"),
+            "QuotaName": f"vCPUs, {market}",
+            "Value": float(faults.vcpu_quota.get(market, DEFAULT_QUOTA)),
+        }
+    }
+
+
+def encode_denial(action: str) -> str:
+    """Return what EC2 says, in cipher, of a right that is missing."""
+    return base64.urlsafe_b64encode(json.dumps({"context": {"action": action}}).encode()).decode()
+
+
+def decode_denial(message: str) -> str:
+    """Return what ``encode_denial`` has put into cipher.
+
+    Raises:
+        ApiError: it is none.
+    """
+    try:
+        text = base64.urlsafe_b64decode(message).decode()
+        json.loads(text)
+        return text
+    except ValueError:
+        raise ApiError("InvalidAuthorizationMessageException", "Message is not valid") from None

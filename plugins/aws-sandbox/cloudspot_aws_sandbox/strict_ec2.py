@@ -1,0 +1,465 @@
+"""EC2 as strict as the real one, around moto: tokens that count, capacity that ends, listings that lag.
+
+What moto accepts and AWS does not is refused; what moto lacks and the plugin needs is added. Every call
+is recorded. Other services pass through to the application inside.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any, Final
+from urllib.parse import urlencode
+from xml.sax.saxutils import escape
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+from moto.scheduler.models import scheduler_backends
+
+from cloudspot.emulation.cloud import MachineHost
+from cloudspot.emulation.faults import Call, Faults
+from cloudspot_aws_sandbox import launching, services
+from cloudspot_aws_sandbox.callers import authenticate
+from cloudspot_aws_sandbox.catalogue import describe_instance_types, describe_spot_price_history
+from cloudspot_aws_sandbox.experiments import Experiments
+from cloudspot_aws_sandbox.experiments import action_of as experiment_action
+from cloudspot_aws_sandbox.groups import PlacementGroups
+from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, install_images
+from cloudspot_aws_sandbox.machines import Machines
+from cloudspot_aws_sandbox.query import (
+    ApiError,
+    parse_form,
+    parse_parameters,
+    read_body,
+    scope_of,
+    xml_answer,
+    xml_error,
+)
+from cloudspot_aws_sandbox.s3requests import is_for_s3
+from cloudspot_aws_sandbox.schedules import Schedules
+
+Environ = dict[str, Any]
+App = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
+Answer = tuple[int, str, bytes]
+
+_CODES: Final = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48}
+_JSON_TARGETS: Final = re.compile(r"\w+\.(\w+)")
+_EC2_CONTENT: Final = "text/xml;charset=UTF-8"
+_ELSEWHERE: Final = {"s3", "logs"}
+"""What the application inside checks itself."""
+
+
+class StrictEc2:
+    """A WSGI application; ``inner`` is moto's, or what stands around it for another service."""
+
+    def __init__(
+        self,
+        inner: App,
+        host: MachineHost,
+        *,
+        secrets: Mapping[str, str],
+        faults: Faults | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Boot machines on ``host`` for who signs with a key of ``secrets``.
+
+        ``clock`` (seconds since the epoch) is what lags are measured by, ``now`` what signatures are.
+        """
+        self.faults = faults or Faults()
+        self.machines = Machines(host, self.faults, clock)
+        self._inner = inner
+        self._secrets = secrets
+        self._now = now
+        self._groups = PlacementGroups(self.machines)
+        self._experiments = Experiments(self.machines)
+        self._schedules = Schedules(self._terminate_instances, clock)
+        self._taken: dict[tuple[str, str, str], launching.Taken] = {}
+        self._regions: set[str] = set()
+        self._handlers: dict[str, Callable[[Mapping[str, Any], str], Mapping[str, Any]]] = {
+            "CreatePlacementGroup": self._groups.create,
+            "CreateTags": self._create_tags,
+            "DeletePlacementGroup": self._groups.delete,
+            "DescribeInstanceTypes": describe_instance_types,
+            "DescribePlacementGroups": self._groups.describe,
+            "DescribeSpotInstanceRequests": self._describe_spot_requests,
+            "DescribeSpotPriceHistory": describe_spot_price_history,
+            "TerminateInstances": self._terminate_instances,
+        }
+
+    def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer one request."""
+        scope = scope_of(environ)
+        service = _service_of(environ) if scope is None else scope[2]
+        if service in _ELSEWHERE:
+            return self._inner(environ, start_response)
+        key, region, _ = scope or ("", "", "")
+        body = read_body(environ)
+        action, parameters = _action_of(environ, service, body)
+        error: ApiError | None = None
+        try:
+            authenticate(environ, body, service, secrets=self._secrets, faults=self.faults, now=self._now)
+            status, kind, content = self._answer(environ, service, action, parameters, region)
+            if status >= 400:
+                match = re.search(rb"<Code>([^<]+)</Code>", content)
+                error = ApiError(match[1].decode() if match else str(status), "", status=status)
+        except ApiError as refused:
+            error = refused
+            status, kind, content = _error_answer(service, refused)
+        code = None if error is None else error.code
+        self.faults.record(Call(service, action, parameters, region, code, access_key=key))
+        start_response(
+            f"{status} {'OK' if status < 400 else 'Error'}",
+            [("Content-Type", kind), ("Content-Length", str(len(content)))],
+        )
+        return [content]
+
+    def run_schedules(self) -> None:
+        """Carry out the schedules that are due. Every request does; call it where none may come."""
+        with self.machines.lock:
+            for region in self._regions:
+                self._schedules.run_due(region)
+
+    def _answer(
+        self,
+        environ: Environ,
+        service: str,
+        action: str,
+        parameters: Mapping[str, Any],
+        region: str,
+    ) -> Answer:
+        if service == "ec2" and self.faults.is_throttled():
+            raise ApiError("RequestLimitExceeded", "Request limit exceeded.", status=503)
+        injected = self.faults.take(action)
+        if injected is not None and not injected.happens:
+            raise ApiError(injected.code, injected.message, status=injected.status)
+        self._authorize(service, action)
+        self.run_schedules()
+        if service == "ec2":
+            with self.machines.lock:
+                answer = self._ec2(environ, action, region)
+        else:
+            answer = self._other(environ, service, action, parameters, region)
+        if injected is not None:
+            raise ApiError(injected.code, injected.message, status=injected.status)
+        return answer
+
+    def _authorize(self, service: str, action: str) -> None:
+        right = f"{service}:{action}"
+        if right in self.faults.denied and action != "GetCallerIdentity":
+            raise _denial(service, right)
+
+    # --- EC2 ------------------------------------------------------------------------------------
+
+    def _ec2(self, environ: Environ, action: str, region: str) -> Answer:
+        self._prepare(region)
+        form = parse_form(read_body(environ))
+        parameters = parse_parameters(action, form)
+        self.machines.refresh()
+        if action == "RunInstances":
+            return 200, _EC2_CONTENT, self._run_instances(environ, form, parameters, region)
+        if parameters.get("DryRun"):
+            raise ApiError(
+                "DryRunOperation", "Request would have succeeded, but DryRun flag is set.", status=412
+            )
+        if action == "DescribeInstances" and not 5 <= parameters.get("MaxResults", 1000) <= 1000:
+            raise ApiError("InvalidParameterValue", "Value for parameter maxResults must be from 5 to 1000")
+        handler = self._handlers.get(action)
+        if handler is not None:
+            return 200, _EC2_CONTENT, xml_answer(action, handler(parameters, region))
+        return self._forward(environ, form)
+
+    def _prepare(self, region: str) -> None:
+        """Empty moto's EC2 of a region that is used for the first time."""
+        if region in self._regions:
+            return
+        # moto would read in 1,300 images of its own for each.
+        os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
+        if region not in ec2_backends[DEFAULT_ACCOUNT_ID].regions:
+            raise ApiError("AuthFailure", f"the emulated AWS has no region {region}", status=401)
+        backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
+        backend.reset()
+        scheduler_backends[DEFAULT_ACCOUNT_ID][region].reset()
+        install_images(backend)
+        self._regions.add(region)
+
+    def _run_instances(
+        self, environ: Environ, form: Mapping[str, str], parameters: Mapping[str, Any], region: str
+    ) -> bytes:
+        zone = launching.zone_of(parameters, region)
+        launching.check_request(parameters, region, zone)
+        self._groups.check(parameters, region)
+        if "IamInstanceProfile" in parameters and "iam:PassRole" in self.faults.denied:
+            raise _denial("ec2", "iam:PassRole")
+        if parameters.get("DryRun"):
+            raise ApiError(
+                "DryRunOperation", "Request would have succeeded, but DryRun flag is set.", status=412
+            )
+        # A token counts in its zone (EC2 developer guide, RunInstances idempotency).
+        token = parameters.get("ClientToken", "")
+        taken = self._taken.get((region, zone, token)) if token else None
+        request = launching.comparable(parameters)
+        if taken is not None:
+            return self._replay(environ, taken, request, region)
+        launching.check_price(parameters, zone)
+        granted = launching.grant(parameters, zone, self.machines, self.faults)
+        counts = {"MinCount": str(granted), "MaxCount": str(granted)}
+        placed = launching.subnet_form(parameters, region, zone)
+        status, _, content = self._forward(environ, {**form, **placed, **counts})
+        if status != 200:
+            raise ApiError(
+                "InternalError", f"moto refused: {content.decode(errors='replace')[:300]}", status=500
+            )
+        ids = tuple(dict.fromkeys(re.findall(r"<instanceId>(i-[0-9a-f]+)</instanceId>", content.decode())))
+        assert len(ids) == granted, "one machine an index"
+        self._give_profile(ids, parameters, region)
+        if token:
+            self._taken[region, zone, token] = launching.Taken(request, ids)
+        self.machines.adopt(
+            region,
+            ids,
+            parameters,
+            is_bare=parameters["ImageId"] == BARE_IMAGE_ID,
+            vcpus=INSTANCE_TYPES[parameters["InstanceType"]]["VCpuInfo"]["DefaultVCpus"],
+        )
+        return self._reservation(environ, ids)
+
+    def _replay(self, environ: Environ, taken: launching.Taken, request: str, region: str) -> bytes:
+        if taken.request != request:
+            raise ApiError(
+                "IdempotentParameterMismatch",
+                "Arguments on this idempotent request are inconsistent with arguments used in previous "
+                "request(s).",
+            )
+        if not all(self.machines.by_id[one].is_alive for one in taken.instance_ids):
+            raise ApiError(
+                "IdempotentInstanceTerminated",
+                "The request to launch an instance uses the same client token as a previous request for "
+                "which the instance has been terminated.",
+            )
+        return self._reservation(environ, taken.instance_ids)
+
+    def _reservation(self, environ: Environ, instance_ids: Iterable[str]) -> bytes:
+        """Return the answer of RunInstances, in the words of DescribeInstances."""
+        ids = list(instance_ids)
+        self.machines.show(ids)
+        form = {f"InstanceId.{i}": one for i, one in enumerate(ids, start=1)}
+        _, _, content = self._forward(
+            environ, {"Action": "DescribeInstances", "Version": "2016-11-15", **form}
+        )
+        self.machines.hide_the_young()
+        match = re.search(
+            r"<reservationSet>\s*<item>(.*)</item>\s*</reservationSet>", content.decode(), re.DOTALL
+        )
+        assert match is not None, "what was just made is described"
+        return xml_answer("RunInstances", {}).replace(
+            b"</RunInstances", match[1].encode() + b"</RunInstances"
+        )
+
+    def _give_profile(self, ids: Iterable[str], parameters: Mapping[str, Any], region: str) -> None:
+        """Give every machine the profile; moto gives it to the first."""
+        profile = parameters.get("IamInstanceProfile")
+        if not profile:
+            return
+        backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
+        for instance_id in list(ids)[1:]:
+            backend.associate_iam_instance_profile(
+                instance_id=instance_id,
+                iam_instance_profile_name=profile.get("Name"),
+                iam_instance_profile_arn=profile.get("Arn"),
+            )
+
+    def _create_tags(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        launching.check_tags(parameters["Tags"])
+        self._require([one for one in parameters["Resources"] if one.startswith("i-")])
+        values = {tag["Key"]: tag.get("Value", "") for tag in parameters["Tags"]}
+        self.machines.tag(region, parameters["Resources"], values)
+        return {}
+
+    def _terminate_instances(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        self.machines.refresh()
+        ids = list(dict.fromkeys(parameters["InstanceIds"]))
+        self._require(ids)
+        before = {one: self.machines.by_id[one].instance.state for one in ids}
+        for one in ids:
+            if self.machines.by_id[one].is_alive:
+                self.machines.terminate(self.machines.by_id[one])
+        self.machines.refresh()
+        return {
+            "TerminatingInstances": [
+                {
+                    "InstanceId": one,
+                    "PreviousState": {"Code": _CODES[before[one]], "Name": before[one]},
+                    "CurrentState": {
+                        "Code": _CODES[self.machines.by_id[one].instance.state],
+                        "Name": self.machines.by_id[one].instance.state,
+                    },
+                }
+                for one in ids
+            ]
+        }
+
+    def _describe_spot_requests(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        wanted = parameters.get("SpotInstanceRequestIds")
+        found = [
+            one
+            for one in self.machines.by_id.values()
+            if one.request_id is not None
+            and one.region == region
+            and (not wanted or one.request_id in wanted)
+        ]
+        unknown = set(wanted or ()) - {one.request_id for one in found}
+        if unknown:
+            raise ApiError(
+                "InvalidSpotInstanceRequestID.NotFound",
+                f"The spot instance request ID '{min(unknown)}' does not exist",
+            )
+        return {
+            "SpotInstanceRequests": [
+                {
+                    "SpotInstanceRequestId": one.request_id,
+                    "InstanceId": one.id,
+                    "State": "active" if one.is_alive else "closed",
+                    "Status": {"Code": "fulfilled" if one.is_alive else "instance-terminated-by-user"},
+                    "Type": "one-time",
+                    "LaunchedAvailabilityZone": one.zone,
+                    "InstanceInterruptionBehavior": "terminate",
+                    "Tags": [
+                        {"Key": name, "Value": value} for name, value in self.machines.tags_of(one).items()
+                    ],
+                }
+                for one in found
+            ]
+        }
+
+    def _require(self, instance_ids: Iterable[str]) -> None:
+        """Refuse ids that are none or that the API does not know (yet, or any more)."""
+        ids = list(instance_ids)
+        malformed = [one for one in ids if not re.fullmatch(r"i-[0-9a-f]{8}(?:[0-9a-f]{9})?", one)]
+        if malformed:
+            raise ApiError("InvalidInstanceID.Malformed", f'Invalid id: "{malformed[0]}"')
+        unknown = [one for one in ids if not self.machines.is_known(one)]
+        if len(unknown) == 1:
+            raise ApiError("InvalidInstanceID.NotFound", f"The instance ID '{unknown[0]}' does not exist")
+        if unknown:
+            raise ApiError(
+                "InvalidInstanceID.NotFound", f"The instance IDs '{', '.join(unknown)}' do not exist"
+            )
+
+    # --- what stands around it ------------------------------------------------------------------
+
+    def _other(
+        self, environ: Environ, service: str, action: str, parameters: Mapping[str, Any], region: str
+    ) -> Answer:
+        value: Mapping[str, Any] | None = None
+        if service == "fis":
+            with self.machines.lock:
+                self.machines.refresh()
+                value = self._experiments.answer(action, environ["PATH_INFO"], parameters, region)
+        elif action == "CreateSchedule":
+            self._schedules.check(environ["PATH_INFO"], parameters)
+        elif action == "GetProducts":
+            value = services.get_products(parameters, region)
+        elif action == "GetParameter":
+            value = services.get_parameter(parameters)
+        elif action == "GetServiceQuota":
+            value = services.get_service_quota(parameters, self.faults)
+        elif action == "DecodeAuthorizationMessage":
+            decoded = escape(services.decode_denial(str(parameters.get("EncodedMessage", ""))))
+            return (
+                200,
+                "text/xml",
+                (
+                    "<DecodeAuthorizationMessageResponse><DecodeAuthorizationMessageResult><DecodedMessage>"
+                    f"{decoded}</DecodedMessage></DecodeAuthorizationMessageResult>"
+                    "</DecodeAuthorizationMessageResponse>"
+                ).encode(),
+            )
+        if value is not None:
+            return 200, "application/x-amz-json-1.1", json.dumps(value).encode()
+        return self._forward(environ, None)
+
+    def _forward(self, environ: Environ, form: Mapping[str, str] | None) -> Answer:
+        """Let the application inside answer, to another form if one is given."""
+        inner = dict(environ)
+        if form is not None:
+            body = urlencode(form).encode()
+            inner["wsgi.input"] = io.BytesIO(body)
+            inner["CONTENT_LENGTH"] = str(len(body))
+        head: list[Any] = []
+        chunks = self._inner(inner, lambda status, headers, *_: head.extend((status, headers)))
+        content = b"".join(chunks)
+        status, kind = int(head[0].split()[0]), dict(head[1]).get("Content-Type", "text/xml")
+        if status >= 500 and b"<Code>" not in content:
+            raise ApiError("SandboxNotImplemented", "the emulated AWS does not know this call or filter")
+        return status, kind, content
+
+
+def _service_of(environ: Environ) -> str:
+    """Return the service that an unsigned request is for, by its looks."""
+    if is_for_s3(environ) or str(environ.get("PATH_INFO", "")).startswith("/moto-api"):
+        return "s3"
+    return "logs" if "HTTP_X_AMZ_TARGET" in environ else "ec2"
+
+
+def _action_of(environ: Environ, service: str, body: bytes) -> tuple[str, Mapping[str, Any]]:
+    """Return the call's name and its parameters, as far as they can be told without a model."""
+    if service in {"ec2", "iam", "sts"}:
+        form = parse_form(body)
+        action = form.get("Action", "")
+        if service != "ec2":
+            return action, form
+        try:
+            return action, parse_parameters(action, form)
+        except ApiError:
+            return action, form
+    if service == "scheduler":
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"].strip("/")
+        kind = "Schedule" if "/" in path else "Schedules"
+        verb = {"POST": "Create", "PUT": "Update", "DELETE": "Delete"}.get(method)
+        return f"{verb or ('Get' if kind == 'Schedule' else 'List')}{kind}", _json(body)
+    if service == "fis":
+        return experiment_action(environ["REQUEST_METHOD"], environ["PATH_INFO"]), _json(body)
+    match = _JSON_TARGETS.fullmatch(environ.get("HTTP_X_AMZ_TARGET", ""))
+    return match[1] if match else "", _json(body)
+
+
+def _json(body: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(body or b"{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _denial(service: str, right: str) -> ApiError:
+    who = f"User: arn:aws:iam::{DEFAULT_ACCOUNT_ID}:user/sandbox"
+    if service == "ec2":
+        return ApiError(
+            "UnauthorizedOperation",
+            "You are not authorized to perform this operation. Encoded authorization failure message: "
+            + services.encode_denial(right),
+            status=403,
+        )
+    code = "AccessDenied" if service in {"iam", "sts"} else "AccessDeniedException"
+    status = 403 if service in {"fis", "iam", "sts", "scheduler"} else 400
+    return ApiError(code, f"{who} is not authorized to perform: {right}", status=status)
+
+
+def _error_answer(service: str, error: ApiError) -> Answer:
+    if service == "ec2":
+        return error.status, _EC2_CONTENT, xml_error(error)
+    if service in {"iam", "sts"}:
+        content = (
+            f"<ErrorResponse><Error><Type>Sender</Type><Code>{escape(error.code)}</Code>"
+            f"<Message>{escape(error.message)}</Message></Error></ErrorResponse>"
+        )
+        return error.status, "text/xml", content.encode()
+    content = json.dumps({"__type": error.code, "message": error.message})
+    return error.status, "application/x-amz-json-1.1", content.encode()

@@ -1,0 +1,170 @@
+"""The emulated Google Cloud as a whole: what ``cloudspot sandbox gcp`` and tests of whole jobs bring up."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
+
+from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
+from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.furnishing import FurnishedHost
+from cloudspot.emulation.serving import Server
+from cloudspot.emulation.trail import Trail
+from cloudspot_gcp.metadata import HOST as METADATA_HOST
+from cloudspot_gcp.metadata import SHUTDOWN_SECONDS
+from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
+from cloudspot_gcp_sandbox.identities import Identities, ServiceAccount, write_key_file
+from cloudspot_gcp_sandbox.machinetokens import MachineTokens
+from cloudspot_gcp_sandbox.strict_compute import PROJECT, StrictCompute
+from cloudspot_gcp_sandbox.strict_logging import StrictLogging
+from cloudspot_gcp_sandbox.strict_storage import StrictStorage
+from cloudspot_gcp_sandbox.taken import resource_of, rights_of
+
+REGION: Final = "us-central1"
+BUCKET: Final = "cloudspot-sandbox"
+SUBMITTER: Final = f"submitter@{PROJECT}.iam.gserviceaccount.com"
+NODE: Final = f"{DEFAULT_SERVICE_ACCOUNT}@{PROJECT}.iam.gserviceaccount.com"
+PROGRAMS: Final = {"/opt/conda/bin/python": sys.executable}
+"""What Google's Deep Learning VMs have below /opt (from memory)."""
+_PATHS: Final = {
+    "cloudbilling": "/",
+    "cloudresourcemanager": "/",
+    "compute": "/compute/v1/",
+    "iamcredentials": "/",
+    "logging": "/",
+    "storage": "/storage/v1/",
+}
+"""Of each service's API; gcloud wants them in its variables."""
+_FETCH: Final = """\
+exec curl -sf -H "Metadata-Flavor: Google" "$METADATA_URL/computeMetadata/v1/instance/attributes/{}"
+"""
+
+
+class EmulatedGcp(EmulatedCloud):
+    """One project with a bucket, a submitter's key, a nodes' account, and every service that a job uses.
+
+    All are served at one address.
+    """
+
+    name: ClassVar[str] = "gcp"
+    # What Compute Engine gives to a machine that has asked for no more.
+    notice_seconds: ClassVar[float] = SHUTDOWN_SECONDS
+    shutdown_seconds: ClassVar[float] = SHUTDOWN_SECONDS
+    foreign_variables: ClassVar[tuple[str, ...]] = (
+        "BOTO_",
+        "CLOUDSDK_",
+        "GCE_METADATA_",
+        "GCLOUD_",
+        "GOOGLE_",
+        "STORAGE_EMULATOR_HOST",
+    )
+    network: ClassVar[str] = "10.128.0.0/16"
+    metadata_service: ClassVar[str] = "cloudspot_gcp_sandbox.metadata_server:GceMetadata"
+    host_names: ClassVar[Mapping[str, str]] = {
+        "metadata": "169.254.169.254",
+        "metadata.google.internal": "169.254.169.254",
+    }
+    # As the guest agent's script runner does it, at each boot and each shutdown.
+    fetch_user_data: ClassVar[str] = _FETCH.format("startup-script")
+    fetch_shutdown_script: ClassVar[str] = _FETCH.format("shutdown-script")
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        """What goes wrong, and every call that came; see :class:`Faults`."""
+        self._server: Server | None = None
+        self._trail: Trail | None = None
+        self._key_file = Path()
+        self._gcloud = Path()
+
+    def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
+        """Serve the project, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
+        tokens = MachineTokens(secrets.token_hex(16))
+        identities = Identities(faults=self.faults, machine_tokens=tokens)
+        submitter, node = (ServiceAccount.make(email, project=PROJECT) for email in (SUBMITTER, NODE))
+        identities.add(submitter)
+        identities.add(node)
+        logs = StrictLogging(identities, faults=self.faults, identities=identities)
+        contents = directory / "objects"
+        contents.mkdir()
+        storage = StrictStorage(logs, faults=self.faults, identities=identities, directory=contents)
+
+        def furnish(machine: EmulatedMachine) -> EmulatedMachine:
+            facts = {**machine.metadata, "token-seed": tokens.seed}
+            return msgspec.structs.replace(machine, metadata=facts, programs=PROGRAMS)
+
+        compute = StrictCompute(
+            FurnishedHost(host, furnish), identities=identities, inner=storage, faults=self.faults
+        )
+        self._server = Server(compute, host=address)
+        self._key_file = directory / "submitter.json"
+        self._key_file.write_text(write_key_file(submitter, f"{self._server.url}/token"), encoding="utf-8")
+        self._gcloud = directory / "gcloud"
+        self._gcloud.mkdir()
+        self._make_bucket(identities.issue(SUBMITTER))
+        self._trail = Trail(
+            directory / "requests.jsonl",
+            is_machine=lambda email: email == NODE,
+            rights=rights_of,
+            resource=resource_of,
+        )
+        self.faults.on_call = self._trail
+
+    def environment(self) -> Mapping[str, str]:
+        """Return what leads to the project, as its submitter; see EmulatedCloud."""
+        return {
+            **self.machine_environment(),
+            "GOOGLE_APPLICATION_CREDENTIALS": str(self._key_file),
+            "GOOGLE_CLOUD_PROJECT": PROJECT,
+            "NO_GCE_CHECK": "true",
+            "CLOUDSDK_AUTH_CREDENTIAL_FILE_OVERRIDE": str(self._key_file),
+            "CLOUDSDK_AUTH_TOKEN_HOST": f"{self.machine_environment()['STORAGE_EMULATOR_HOST']}/token",
+            "CLOUDSDK_COMPUTE_REGION": REGION,
+            "CLOUDSDK_CONFIG": str(self._gcloud),
+            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
+            "CLOUDSDK_CORE_PROJECT": PROJECT,
+            "CLOUDSPOT_STORE": f"gs://{BUCKET}",
+        }
+
+    def machine_environment(self) -> Mapping[str, str]:
+        """Return the endpoints, which stand in every image; see EmulatedCloud."""
+        assert self._server is not None
+        url = self._server.url
+        overrides = {
+            f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}": f"{url}{path}" for name, path in _PATHS.items()
+        }
+        return {**overrides, "STORAGE_EMULATOR_HOST": url}
+
+    def metadata_environment(self, url: str) -> Mapping[str, str]:
+        """Return the variables by which Google's clients find the metadata server elsewhere."""
+        host = url.removeprefix("http://")
+        return {METADATA_HOST: host, "GCE_METADATA_IP": host}
+
+    def stop(self) -> None:
+        """End the server; see EmulatedCloud."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._trail is not None:
+            self._trail.close()
+
+    def _make_bucket(self, token: str) -> None:
+        """Make the bucket by the front door, as a user would; nothing of it counts as a job's."""
+        assert self._server is not None
+        body = {"name": BUCKET, "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}}}
+        request = urllib.request.Request(  # noqa: S310 # our own server
+            f"{self._server.url}/storage/v1/b?project={PROJECT}",
+            data=json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=60) as answer:
+            answer.read()
+        self.faults.calls.clear()

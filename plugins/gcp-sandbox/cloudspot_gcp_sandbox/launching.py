@@ -1,0 +1,369 @@
+"""What the emulated Compute Engine checks in a request for machines, and how many it grants, and where.
+
+The refusals are worded from memory of the real ones; the rules are of the API's reference ("REST Resource:
+instances", "regionInstances.bulkInsert"), "Spot VMs", "Limit the run time of a VM" and "Set custom metadata".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cloudspot.emulation.faults import Faults
+from cloudspot_gcp.options import region_of
+from cloudspot_gcp_sandbox.apierror import ApiError
+from cloudspot_gcp_sandbox.catalogue import (
+    ATTACHABLE,
+    COMPACT_FAMILIES,
+    HYPERDISK_ONLY,
+    IMAGES,
+    MACHINE_TYPES,
+    ZONES,
+    Image,
+    is_in,
+)
+from cloudspot_gcp_sandbox.machines import Machines
+
+NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_HOST: Final = re.compile(r"^https?://[^/]+/compute/v1/")
+"""What whole URLs of resources begin with, where paths do as well."""
+_KEY: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+_LABEL_KEY: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_LABEL_VALUE: Final = re.compile(r"[a-z0-9_-]{0,63}")
+MAX_VALUE_BYTES: Final = 262144
+MAX_METADATA_BYTES: Final = 524288
+MAX_RUN_SECONDS: Final = 120 * 24 * 3600
+_DISK_TYPES: Final = {"pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"}
+
+
+@dataclass
+class Site:
+    """What of the project a request may name."""
+
+    project: str
+    networks: Sequence[str]
+    subnetworks: Mapping[str, str]
+    """Paths, ``regions/REGION/subnetworks/NAME``, with their networks."""
+    service_accounts: Sequence[str]
+    policies: Mapping[str, Mapping[str, Any]]
+    """Resource policies, by ``regions/REGION/resourcePolicies/NAME``."""
+
+
+def bad(field: str, value: object, why: str) -> ApiError:
+    """Return the refusal of a field's value."""
+    return ApiError(400, "invalid", f"Invalid value for field '{field}': '{value}'. {why}")
+
+
+def missing(site: Site, path: str) -> ApiError:
+    """Return the refusal of a request that names what is not there."""
+    path = path if path.startswith("projects/") else f"projects/{site.project}/{path}"
+    return ApiError(404, "notFound", f"The resource '{path}' was not found")
+
+
+def check_properties(properties: Mapping[str, Any], site: Site, *, region: str, where: str) -> dict[str, str]:
+    """Refuse what Compute Engine refuses before it looks for capacity; return the network's paths.
+
+    Raises:
+        ApiError: in Compute Engine's words (400, 404).
+    """
+    name = properties.get("machineType", "")
+    if "/" in name or name not in MACHINE_TYPES:
+        raise bad(f"{where}.machineType", name, "The referenced machine type does not exist.")
+    image = _check_disks(properties, site, where)
+    if image.architecture != MACHINE_TYPES[name].architecture:
+        raise bad(f"{where}.disks[0]", image.name, "The image's architecture is not the machine type's.")
+    _check_accelerators(properties, where)
+    _check_scheduling(properties, where)
+    _check_metadata(properties.get("metadata", {}).get("items", ()), f"{where}.metadata")
+    check_labels(properties.get("labels", {}), f"{where}.labels")
+    for tag in properties.get("tags", {}).get("items", ()):
+        if not NAME.fullmatch(tag):
+            raise bad(f"{where}.tags", tag, "Must be a match of regex '[a-z]([-a-z0-9]*[a-z0-9])?'")
+    accounts = properties.get("serviceAccounts", ())
+    if len(accounts) > 1:
+        raise bad(f"{where}.serviceAccounts", len(accounts), "At most one service account.")
+    for account in accounts:
+        if not account.get("scopes"):
+            raise bad(f"{where}.serviceAccounts[0].scopes", "", "At least one scope is needed.")
+        if account.get("email") not in site.service_accounts:
+            email = account.get("email")
+            raise ApiError(
+                400,
+                "invalid",
+                f"The resource '{email}' of type 'serviceAccount' was not found.",
+            )
+    _check_policies(properties, site, region, where)
+    return _check_network(properties, site, region, where)
+
+
+def check_labels(labels: Mapping[str, str], where: str) -> None:
+    """Refuse labels that break the rules.
+
+    Raises:
+        ApiError: 400.
+    """
+    if len(labels) > 64:
+        raise bad(where, len(labels), "At most 64 labels.")
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key):
+            raise bad(where, key, "Label key must begin with a letter and be of [a-z0-9_-].")
+        if not _LABEL_VALUE.fullmatch(value):
+            raise bad(where, value, "Label value must be of [a-z0-9_-], 63 characters at most.")
+
+
+def check_metadata(items: Sequence[Mapping[str, str]]) -> None:
+    """Refuse attributes that break the rules.
+
+    Raises:
+        ApiError: 400.
+    """
+    _check_metadata(items, "metadata")
+
+
+def zones_for(body: Mapping[str, Any], region: str) -> list[str]:
+    """Return the zones in which a regional bulk insert may put its machines.
+
+    Raises:
+        ApiError: the location policy is not understood, or leaves no zone that has the machines.
+    """
+    policy = body.get("locationPolicy", {})
+    if policy.get("targetShape", "ANY_SINGLE_ZONE") != "ANY_SINGLE_ZONE":
+        raise ApiError(501, "notImplemented", "the emulated Compute Engine knows ANY_SINGLE_ZONE only")
+    locations = policy.get("locations", {})
+    ours = [f"{region}-{letter}" for letter in ZONES[region]]
+    for location, configuration in locations.items():
+        zone = location.removeprefix("zones/")
+        if not location.startswith("zones/") or zone not in ours:
+            raise bad("resource.locationPolicy.locations", location, f"It is no zone of {region}.")
+        if set(configuration) - {"preference"}:
+            raise ApiError(501, "notImplemented", "the emulated Compute Engine knows no constraints")
+    allowed = [zone for zone in ours if locations.get(f"zones/{zone}", {}).get("preference") != "DENY"]
+    properties = body["instanceProperties"]
+    machine_type = MACHINE_TYPES[properties["machineType"]]
+    able = [zone for zone in allowed if is_in(machine_type, zone) and _has_accelerators(properties, zone)]
+    if not able:
+        raise ApiError(
+            400,
+            "invalid",
+            f"Location policy leaves no zone of {region} where {machine_type.name} is available.",
+        )
+    return able
+
+
+def grant(
+    properties: Mapping[str, Any], zone: str, count: int, machines: Machines, faults: Faults
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many such machines the zone has now, and the error of the first that it has not."""
+    machine_type = MACHINE_TYPES[properties["machineType"]]
+    is_spot = properties.get("scheduling", {}).get("provisioningModel") == "SPOT"
+    market = "spot" if is_spot else "on-demand"
+    alive = machines.alive()
+    granted, errors = count, []
+    quota = faults.vcpu_quota.get(market)
+    if quota is not None:
+        region = region_of(zone)
+        used = sum(one.num_cpus for one in alive if one.market == market and region_of(one.zone) == region)
+        able = max(0, quota - used) // machine_type.cpus
+        if able < granted:
+            metric = "PREEMPTIBLE_CPUS" if is_spot else "CPUS"
+            message = f"Quota '{metric}' exceeded.  Limit: {quota:.1f} in region {region}."
+            granted, errors = able, [{"code": "QUOTA_EXCEEDED", "message": message}]
+    capacity = faults.capacity_of(zone, machine_type.name, market)
+    if capacity is not None:
+        used = sum(
+            (one.zone, one.machine_type, one.market) == (zone, machine_type.name, market) for one in alive
+        )
+        able = max(0, capacity - used)
+        if able < granted:
+            message = (
+                f"The zone 'projects/x/zones/{zone}' does not have enough resources available to fulfill the "
+                f"request.  '(resource type:compute)'."
+            )
+            granted = able
+            errors = [{"code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "message": message}]
+    return granted, errors
+
+
+def names_of(body: Mapping[str, Any], taken: Sequence[str]) -> list[str]:
+    """Return the names of the machines that a bulk insert asks for.
+
+    Raises:
+        ApiError: they cannot be told, or are none, or not as many as asked for.
+    """
+    count = int(body.get("count", 0))
+    minimum = int(body.get("minCount", count))
+    if not 1 <= count <= 1000:
+        raise bad("resource.count", count, "Values must be within the range: [1, 1000]")
+    if not 1 <= minimum <= count:
+        raise bad("resource.minCount", minimum, "It must be within the range: [1, count]")
+    named, pattern = body.get("perInstanceProperties", {}), body.get("namePattern", "")
+    if bool(named) == bool(pattern):
+        raise bad("resource.namePattern", pattern, "Exactly one of it and perInstanceProperties must be set.")
+    if named:
+        if len(named) != count:
+            raise bad("resource.perInstanceProperties", len(named), "There must be as many as count.")
+        names = sorted(named)
+    else:
+        found = re.fullmatch(r"([^#]*)(#+)([^#]*)", pattern)
+        if found is None:
+            raise bad("resource.namePattern", pattern, "One sequence of # is needed.")
+        first = 1
+        while any(f"{found[1]}{first + i:0{len(found[2])}}{found[3]}" in taken for i in range(count)):
+            first += 1
+        names = [f"{found[1]}{first + i:0{len(found[2])}}{found[3]}" for i in range(count)]
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise bad("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
+    return names
+
+
+def _check_disks(properties: Mapping[str, Any], site: Site, where: str) -> Image:
+    disks = properties.get("disks", ())
+    boots = [one for one in disks if one.get("boot")]
+    if len(disks) != 1 or len(boots) != 1:
+        raise bad(
+            f"{where}.disks", len(disks), "Boot disk must be specified, and the emulation knows it alone."
+        )
+    parameters = boots[0].get("initializeParams", {})
+    source = _HOST.sub("", parameters.get("sourceImage", ""))
+    image = next((one for one in IMAGES if one.path == source), None)
+    if image is None and ("/family/" in source or "/imageFamilyViews/" in source):
+        family = source.rpartition("/")[2]
+        image = next((one for one in IMAGES if one.family == family), None)
+    if image is None:
+        raise missing(site, source)
+    size = int(parameters.get("diskSizeGb", image.size_gib))
+    if size < image.size_gib:
+        raise bad(
+            f"{where}.disks[0].initializeParams.diskSizeGb",
+            size,
+            f"Requested disk size cannot be smaller than the image size ({image.size_gib} GB)",
+        )
+    kind = parameters.get("diskType", "pd-standard")
+    is_hyperdisk = kind.startswith("hyperdisk")
+    family = MACHINE_TYPES[properties["machineType"]].family
+    if kind not in _DISK_TYPES or is_hyperdisk != (family in HYPERDISK_ONLY):
+        raise bad(
+            f"{where}.disks[0].initializeParams.diskType",
+            kind,
+            f"The disk type is none, or {family} machines cannot have it.",
+        )
+    check_labels(parameters.get("labels", {}), f"{where}.disks[0].initializeParams.labels")
+    return image
+
+
+def _check_accelerators(properties: Mapping[str, Any], where: str) -> None:
+    for one in properties.get("guestAccelerators", ()):
+        kind, count = one.get("acceleratorType", ""), one.get("acceleratorCount", 0)
+        if kind not in ATTACHABLE or count not in {1, 2, 4, 8}:
+            raise bad(f"{where}.guestAccelerators", kind, "It is no accelerator, or not so many of it.")
+        if not properties["machineType"].startswith("n1-"):
+            raise bad(f"{where}.guestAccelerators", kind, "Only N1 machines can have accelerators attached.")
+
+
+def _has_accelerators(properties: Mapping[str, Any], zone: str) -> bool:
+    return all(zone in ATTACHABLE[one["acceleratorType"]] for one in properties.get("guestAccelerators", ()))
+
+
+def _check_scheduling(properties: Mapping[str, Any], where: str) -> None:
+    scheduling = properties.get("scheduling", {})
+    field = f"{where}.scheduling"
+    is_spot = scheduling.get("provisioningModel", "STANDARD") == "SPOT"
+    maintenance = scheduling.get("onHostMaintenance", "TERMINATE" if is_spot else "MIGRATE")
+    if is_spot and scheduling.get("automaticRestart", True):
+        raise bad(field, "automaticRestart", "Scheduling must have automaticRestart be false for spot VMs.")
+    if is_spot and maintenance != "TERMINATE":
+        raise bad(field, "onHostMaintenance", "Spot VMs must have onHostMaintenance TERMINATE.")
+    has_accelerators = bool(properties.get("guestAccelerators")) or bool(
+        MACHINE_TYPES[properties["machineType"]].accelerator
+    )
+    if has_accelerators and maintenance != "TERMINATE":
+        raise bad(
+            field, "onHostMaintenance", "Instances with guest accelerators do not support live migration."
+        )
+    limit = scheduling.get("maxRunDuration")
+    if limit is not None and not 30 <= int(limit.get("seconds", 0)) <= MAX_RUN_SECONDS:
+        raise bad(f"{field}.maxRunDuration", limit.get("seconds"), "It must be from 30 seconds to 120 days.")
+    if "instanceTerminationAction" in scheduling and not is_spot and limit is None:
+        raise bad(
+            f"{field}.instanceTerminationAction",
+            scheduling["instanceTerminationAction"],
+            "It needs a spot VM or a limit of its run time.",
+        )
+    notice = scheduling.get("preemptionNoticeDuration")
+    if notice is not None and (not is_spot or not 0 <= int(notice.get("seconds", 0)) <= 120):
+        raise bad(f"{field}.preemptionNoticeDuration", notice, "Spot VMs alone have it, 120 seconds at most.")
+
+
+def _check_metadata(items: Sequence[Mapping[str, str]], field: str) -> None:
+    keys = [one.get("key", "") for one in items]
+    for one in items:
+        key, value = one.get("key", ""), one.get("value", "")
+        if not _KEY.fullmatch(key) or keys.count(key) > 1:
+            raise bad(f"{field}.items", key, "Keys are unique, of [a-zA-Z0-9-_], 128 characters at most.")
+        if len(value.encode()) > MAX_VALUE_BYTES:
+            raise bad(f"{field}.items", key, f"The value has more than {MAX_VALUE_BYTES} bytes.")
+    if (
+        sum(len(one.get("key", "")) + len(one.get("value", "").encode()) for one in items)
+        > MAX_METADATA_BYTES
+    ):
+        raise bad(f"{field}.items", "", f"All have more than {MAX_METADATA_BYTES} bytes.")
+
+
+def _check_policies(properties: Mapping[str, Any], site: Site, region: str, where: str) -> None:
+    for name in properties.get("resourcePolicies", ()):
+        path = f"regions/{region}/resourcePolicies/{name}"
+        if "/" in name or path not in site.policies:
+            raise missing(site, path)
+        machine_type = MACHINE_TYPES[properties["machineType"]]
+        if "groupPlacementPolicy" in site.policies[path] and machine_type.family not in COMPACT_FAMILIES:
+            raise bad(
+                f"{where}.resourcePolicies", name, f"Compact placement does not support {machine_type.name}."
+            )
+
+
+def _check_network(properties: Mapping[str, Any], site: Site, region: str, where: str) -> dict[str, str]:
+    interfaces = properties.get("networkInterfaces", ())
+    if len(interfaces) != 1:
+        raise bad(
+            f"{where}.networkInterfaces", len(interfaces), "At least one network interface is required."
+        )
+    field, interface = f"{where}.networkInterfaces[0]", interfaces[0]
+    for one in interface.get("accessConfigs", ()):
+        if one.get("type", "ONE_TO_ONE_NAT") != "ONE_TO_ONE_NAT":
+            raise bad(f"{field}.accessConfigs", one, "Its type must be ONE_TO_ONE_NAT.")
+    subnetwork = _of_project(interface.get("subnetwork", ""), site)
+    network = _of_project(interface.get("network", ""), site)
+    if subnetwork:
+        if subnetwork not in site.subnetworks:
+            raise missing(site, subnetwork)
+        if not subnetwork.startswith(f"regions/{region}/"):
+            raise bad(f"{field}.subnetwork", subnetwork, f"It is not in the region {region}.")
+        if network and network != site.subnetworks[subnetwork]:
+            raise bad(f"{field}.subnetwork", subnetwork, f"It is not of the network {network}.")
+        network = site.subnetworks[subnetwork]
+    else:
+        network = network or "global/networks/default"
+        if network not in site.networks:
+            raise missing(site, network)
+        subnetwork = next(
+            (
+                one
+                for one, of in site.subnetworks.items()
+                if of == network and one.startswith(f"regions/{region}/")
+            ),
+            "",
+        )
+        if not subnetwork:
+            raise bad(f"{field}.subnetwork", "", f"The network {network} has none in {region}: name one.")
+    return {
+        "network": f"projects/{site.project}/{network}",
+        "subnetwork": f"projects/{site.project}/{subnetwork}",
+    }
+
+
+def _of_project(path: str, site: Site) -> str:
+    path = re.sub(r"^https://[^/]+/compute/v1/", "", path)
+    return _HOST.sub("", path).removeprefix(f"projects/{site.project}/")

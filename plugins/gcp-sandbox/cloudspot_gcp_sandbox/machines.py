@@ -1,0 +1,393 @@
+"""The emulated Compute Engine machines: how the API shows them; a machine host boots and ends them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
+from cloudspot.emulation.faults import Faults
+from cloudspot.model import EndReason, InstanceState, Market
+from cloudspot_gcp import attributes
+from cloudspot_gcp_sandbox.apierror import ApiError
+from cloudspot_gcp_sandbox.catalogue import BARE_IMAGE, BASE, MACHINE_TYPES, number_of
+from cloudspot_gcp_sandbox.operations import SYSTEM, Operation, Operations, timestamp
+
+SHUTDOWN_SECONDS: Final = 30.0
+"""Between the power button and the end of a spot machine ("Spot VMs", Preemption process)."""
+_FIRST_ID: Final = 7_000_000_000_000_000_000
+_STATUS: Final = {
+    InstanceState.PENDING: "STAGING",
+    InstanceState.RUNNING: "RUNNING",
+    InstanceState.SHUTTING_DOWN: "STOPPING",
+    InstanceState.ENDED: "TERMINATED",
+}
+_END_OPERATIONS: Final = {
+    EndReason.RECLAIMED: ("compute.instances.preempted", "Instance was preempted."),
+    EndReason.SELF: ("compute.instances.guestTerminate", "Instance terminated by guest OS shutdown."),
+    EndReason.LOST: ("compute.instances.hostError", "Instance terminated by Compute Engine."),
+}
+
+
+@dataclass
+class Machine:
+    """One machine beside how the API shows it."""
+
+    id: str
+    """Digits, as the API gives them."""
+    host_id: str
+    """What the machine host knows it by."""
+    name: str
+    zone: str
+    value: dict[str, Any]
+    """As the API shows it, but for what changes."""
+    created_at: float
+    visible_at: float
+    state: InstanceState = InstanceState.PENDING
+    deletion: Operation | None = None
+    """That somebody asked for, and is not done."""
+    has_told_its_end: bool = False
+    is_gone: bool = False
+    """It is not there any more; a machine that has only ended still is."""
+
+    @property
+    def key(self) -> str:
+        """Return ``zones/ZONE/instances/NAME``."""
+        return f"zones/{self.zone}/instances/{self.name}"
+
+    @property
+    def machine_type(self) -> str:
+        """Return such as ``n2-standard-4``."""
+        return str(self.value["machineType"]).rpartition("/")[2]
+
+    @property
+    def market(self) -> str:
+        """Return ``spot`` or ``on-demand``."""
+        return "spot" if self.value["scheduling"].get("provisioningModel") == "SPOT" else "on-demand"
+
+    @property
+    def num_cpus(self) -> int:
+        """Return what it counts for in quotas."""
+        return MACHINE_TYPES[self.machine_type].cpus
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether it counts against capacity and quotas."""
+        return self.state is not InstanceState.ENDED
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Return its attributes."""
+        return {one["key"]: one.get("value", "") for one in self.value["metadata"].get("items", ())}
+
+    @property
+    def notice_seconds(self) -> float:
+        """Return how long before its end it hears of a reclaim."""
+        notice = self.value["scheduling"].get("preemptionNoticeDuration", {})
+        return float(notice.get("seconds", 0)) + SHUTDOWN_SECONDS
+
+
+class Machines:
+    """All machines of one emulated project. The caller holds ``lock`` around what belongs together."""
+
+    def __init__(
+        self,
+        host: MachineHost,
+        operations: Operations,
+        faults: Faults,
+        clock: Callable[[], float],
+        project: str,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.all: list[Machine] = []
+        self._host = host
+        self._operations = operations
+        self._faults = faults
+        self._clock = clock
+        self._project = project
+        self._numbers = itertools.count(1)
+
+    def start(
+        self, name: str, zone: str, properties: Mapping[str, Any], addresses: Mapping[str, str]
+    ) -> Machine:
+        """Make a machine of instance properties that were checked, and boot it.
+
+        ``addresses`` has its network's and subnetwork's paths.
+        """
+        number, now = str(_FIRST_ID + next(self._numbers)), self._clock()
+        used = {one.host_id for one in self.all}
+        host_id = name if name not in used and len(name) <= 64 else number
+        address = self._host.allocate_address()
+        machine = Machine(
+            id=number,
+            host_id=host_id,
+            name=name,
+            zone=zone,
+            value=self._value(number, name, zone, properties, {**addresses, "address": address}),
+            created_at=now,
+            visible_at=now + self._faults.describe_lag_seconds,
+        )
+        self.all.append(machine)
+        self._host.start(self._emulated(machine, properties, address))
+        return machine
+
+    def refresh(self) -> None:
+        """Follow what became of the machines."""
+        statuses = self._host.states()
+        for machine in self.all:
+            status = statuses.get(machine.host_id)
+            if status is not None and not machine.is_gone:
+                self._end_when_due(machine)
+                self._follow(machine, status)
+
+    def find(self, zone: str, name_or_id: str) -> Machine:
+        """Return a machine that the API knows by now, and still.
+
+        Raises:
+            ApiError: there is none (404).
+        """
+        for machine in self.all:
+            if machine.zone == zone and name_or_id in {machine.name, machine.id} and self._is_shown(machine):
+                return machine
+        path = f"projects/{self._project}/zones/{zone}/instances/{name_or_id}"
+        raise ApiError(404, "notFound", f"The resource '{path}' was not found")
+
+    def has_name(self, zone: str, name: str) -> bool:
+        """Say whether the zone has a machine of the name, shown or not."""
+        return any(one.zone == zone and one.name == name and not one.is_gone for one in self.all)
+
+    def shown(self) -> list[Machine]:
+        """Return the machines that a listing has."""
+        return sorted((one for one in self.all if self._is_shown(one)), key=lambda one: one.name)
+
+    def alive(self) -> list[Machine]:
+        """Return the machines that have not ended."""
+        return [one for one in self.all if one.is_alive and not one.is_gone]
+
+    def show(self, machine: Machine) -> dict[str, Any]:
+        """Return the machine as it is now."""
+        value = {**machine.value, "status": _STATUS[machine.state]}
+        if machine.state is not InstanceState.PENDING:
+            value["lastStartTimestamp"] = value["creationTimestamp"]
+        return value
+
+    def delete(self, machine: Machine, *, user: str, request_id: str | None = None) -> Operation:
+        """Begin to delete it."""
+        if machine.deletion is None:
+            machine.deletion = self._operations.add(
+                f"zones/{machine.zone}",
+                "delete",
+                f"projects/{self._project}/{machine.key}",
+                target_id=machine.id,
+                user=user,
+                seconds=float("inf"),
+                clientOperationId=request_id,
+            )
+        if machine.is_alive:
+            self._host.terminate(machine.host_id)
+        else:
+            self._vanish(machine)
+        deletion = machine.deletion
+        self.refresh()
+        return deletion
+
+    def reclaim(self, machine: Machine) -> None:
+        """Take it back, as for want of capacity."""
+        self._host.reclaim(machine.host_id, notice_seconds=machine.notice_seconds)
+
+    def set_metadata(self, machine: Machine, items: Sequence[Mapping[str, str]]) -> None:
+        """Replace its attributes."""
+        machine.value["metadata"] = metadata_value(items)
+        self._host.set_tags(machine.host_id, machine.metadata)
+
+    def set_labels(self, machine: Machine, labels: Mapping[str, str]) -> None:
+        """Replace its labels."""
+        machine.value["labels"] = dict(labels)
+        machine.value["labelFingerprint"] = fingerprint(labels)
+
+    def _is_shown(self, machine: Machine) -> bool:
+        return not machine.is_gone and self._clock() >= machine.visible_at
+
+    def _end_when_due(self, machine: Machine) -> None:
+        seconds = machine.value["scheduling"].get("maxRunDuration", {}).get("seconds")
+        if seconds is None or machine.deletion is not None or not machine.is_alive:
+            return
+        if self._clock() >= machine.created_at + float(seconds):
+            self.delete(machine, user=SYSTEM)
+
+    def _follow(self, machine: Machine, status: MachineStatus) -> None:
+        if machine.state is InstanceState.ENDED:
+            return
+        machine.state = status.state
+        if status.state not in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}:
+            return
+        reason = status.end_reason or EndReason.LOST
+        if not machine.has_told_its_end:
+            machine.has_told_its_end = True
+            if reason in _END_OPERATIONS:
+                kind, text = _END_OPERATIONS[reason]
+                self._operations.add(
+                    f"zones/{machine.zone}",
+                    kind,
+                    f"projects/{self._project}/{machine.key}",
+                    target_id=machine.id,
+                    user=SYSTEM,
+                    statusMessage=text,
+                )
+        if status.state is InstanceState.ENDED:
+            action = machine.value["scheduling"].get("instanceTerminationAction", "STOP")
+            # Shut down from the inside, a machine stays, stopped, whatever its termination action is.
+            if (
+                machine.deletion is not None
+                or reason is EndReason.TERMINATED
+                or (reason is EndReason.RECLAIMED and action == "DELETE")
+            ):
+                self._vanish(machine)
+
+    def _vanish(self, machine: Machine) -> None:
+        machine.state, machine.is_gone = InstanceState.ENDED, True
+        if machine.deletion is not None:
+            machine.deletion.done_at = self._clock()
+
+    def _value(
+        self,
+        number: str,
+        name: str,
+        zone: str,
+        properties: Mapping[str, Any],
+        addresses: Mapping[str, str],
+    ) -> dict[str, Any]:
+        project = f"{BASE}projects/{self._project}"
+        (interface,) = properties["networkInterfaces"]
+        (disk,) = properties["disks"]
+        labels = dict(properties.get("labels", {}))
+        public = [
+            {**one, "kind": "compute#accessConfig", "natIP": f"203.0.113.{int(number) % 250 + 1}"}
+            for one in interface.get("accessConfigs", ())
+        ]
+        scheduling = {
+            "automaticRestart": True,
+            "onHostMaintenance": "MIGRATE",
+            "provisioningModel": "STANDARD",
+            **properties.get("scheduling", {}),
+        }
+        value: dict[str, Any] = {
+            "kind": "compute#instance",
+            "id": number,
+            "name": name,
+            "creationTimestamp": timestamp(self._clock()),
+            "zone": f"{project}/zones/{zone}",
+            "selfLink": f"{project}/zones/{zone}/instances/{name}",
+            "machineType": f"{project}/zones/{zone}/machineTypes/{properties['machineType']}",
+            "labels": labels,
+            "labelFingerprint": fingerprint(labels),
+            "metadata": metadata_value(properties.get("metadata", {}).get("items", ())),
+            "scheduling": {**scheduling, "preemptible": scheduling["provisioningModel"] == "SPOT"},
+            "serviceAccounts": list(properties.get("serviceAccounts", ())),
+            "tags": {
+                **({"items": properties["tags"]["items"]} if properties.get("tags") else {}),
+                "fingerprint": fingerprint(properties.get("tags", {})),
+            },
+            "networkInterfaces": [
+                {
+                    "kind": "compute#networkInterface",
+                    "name": "nic0",
+                    "network": BASE + addresses["network"],
+                    "subnetwork": BASE + addresses["subnetwork"],
+                    "networkIP": addresses["address"],
+                    **({"accessConfigs": public} if public else {}),
+                }
+            ],
+            "disks": [
+                {
+                    "kind": "compute#attachedDisk",
+                    "type": "PERSISTENT",
+                    "mode": "READ_WRITE",
+                    "boot": True,
+                    "autoDelete": disk.get("autoDelete", False),
+                    "diskSizeGb": disk["initializeParams"].get("diskSizeGb", "50"),
+                    "deviceName": "persistent-disk-0",
+                    "index": 0,
+                    "source": f"{project}/zones/{zone}/disks/{name}",
+                }
+            ],
+        }
+        accelerators = properties.get("guestAccelerators", ())
+        built_in = MACHINE_TYPES[properties["machineType"]]
+        if built_in.accelerator:
+            accelerators = (
+                {"acceleratorType": built_in.accelerator, "acceleratorCount": built_in.accelerator_count},
+            )
+        if accelerators:
+            value["guestAccelerators"] = [
+                {
+                    **one,
+                    "acceleratorType": f"{project}/zones/{zone}/acceleratorTypes/{one['acceleratorType']}",
+                }
+                for one in accelerators
+            ]
+        if properties.get("resourcePolicies"):
+            region = zone.rpartition("-")[0]
+            value["resourcePolicies"] = [
+                f"{project}/regions/{region}/resourcePolicies/{one}" for one in properties["resourcePolicies"]
+            ]
+        return value
+
+    def _emulated(self, machine: Machine, properties: Mapping[str, Any], address: str) -> EmulatedMachine:
+        labels, value = properties.get("labels", {}), machine.value
+        metadata = machine.metadata
+        job = None
+        named = attributes.launch_and_rank(machine.name)
+        if attributes.JOB in labels and named is not None:
+            job = JobHint(
+                job_id=labels[attributes.JOB],
+                launch=named[0],
+                rank=named[1],
+                num_nodes=int(metadata.get(attributes.NUM_NODES, "1")),
+            )
+        image = properties["disks"][0]["initializeParams"]["sourceImage"]
+        return EmulatedMachine(
+            id=machine.host_id,
+            address=address,
+            host_name=machine.name,
+            user_data=metadata.get("startup-script", "").encode(),
+            metadata={
+                "id": int(machine.id),
+                "name": machine.name,
+                "project-id": self._project,
+                "numeric-project-id": int(number_of(self._project)) % 10**12,
+                "zone": machine.zone,
+                "machine-type": machine.machine_type,
+                "image": image,
+                "hostname": f"{machine.name}.{machine.zone}.c.{self._project}.internal",
+                "ip": address,
+                "scheduling": value["scheduling"],
+                "service-accounts": value["serviceAccounts"],
+                "tags": value["tags"].get("items", []),
+            },
+            tags=metadata,
+            market=Market(machine.market),
+            is_bare=BARE_IMAGE in image,
+            job=job,
+        )
+
+
+def metadata_value(items: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Return attributes as the API shows them."""
+    return {
+        "kind": "compute#metadata",
+        "fingerprint": fingerprint(list(items)),
+        **({"items": [dict(one) for one in items]} if items else {}),
+    }
+
+
+def fingerprint(value: Any) -> str:
+    """Return what changes with the value."""
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    return base64.urlsafe_b64encode(digest[:6]).decode()

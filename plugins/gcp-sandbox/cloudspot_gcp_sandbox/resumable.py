@@ -1,0 +1,199 @@
+"""Resumable uploads as Cloud Storage takes them: sessions, pieces, and what is kept of a broken one.
+
+Source: Cloud Storage, "Resumable uploads" and "Perform resumable uploads" (checked 2026-11); that the
+conditions are looked at when the upload ends, not when it begins: googleapis/google-cloud-java#201.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudspot_gcp_sandbox.apierror import ApiError
+from cloudspot_gcp_sandbox.objects import StoredObject, crc32c_of
+from cloudspot_gcp_sandbox.wsgi import Reply, Request
+
+UNIT_BYTES = 256 << 10
+"""Every piece but the last must be a multiple of it, and what is kept of a broken one is."""
+_PIECE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_QUESTION = re.compile(r"bytes \*/(\d+|\*)")
+
+Finish = Callable[["Session"], StoredObject]
+"""Makes the object of an upload that is complete; raises ApiError where that is refused."""
+
+
+@dataclass
+class Session:
+    """One upload."""
+
+    id: str
+    bucket: str
+    name: str
+    fields: Mapping[str, Any]
+    conditions: Mapping[str, Any]
+    declared_bytes: int | None
+    """What ``X-Upload-Content-Length`` said."""
+    data: bytearray = field(default_factory=bytearray)
+    """What was received and kept."""
+    answer: Reply | None = None
+    """How it ended: a later question gets the same."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Sessions:
+    """The uploads that are under way. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.breaks: list[int] = []
+        """Of the next pieces that come, so many bytes are taken, one entry for each, and then the connection
+        breaks."""
+        self._sessions: dict[str, Session] = {}
+
+    def begin(
+        self,
+        bucket: str,
+        name: str,
+        *,
+        fields: Mapping[str, Any],
+        conditions: Mapping[str, Any],
+        declared_bytes: int | None,
+    ) -> Session:
+        """Return a new session."""
+        session = Session(secrets.token_urlsafe(64), bucket, name, fields, conditions, declared_bytes)
+        self._sessions[session.id] = session
+        return session
+
+    def pending(self, bucket: str) -> list[Session]:
+        """Return the uploads into the bucket that have not ended."""
+        found = [session for session in self._sessions.values() if session.bucket == bucket]
+        return [session for session in found if session.answer is None]
+
+    def find(self, upload_id: str) -> Session:
+        """Return the session.
+
+        Raises:
+            ApiError: 404, there is none; it may have been cancelled.
+        """
+        if upload_id not in self._sessions:
+            raise ApiError(404, "notFound", "Not Found")
+        return self._sessions[upload_id]
+
+    def cancel(self, upload_id: str) -> Reply:
+        """Drop what a session has received."""
+        self.find(upload_id)
+        del self._sessions[upload_id]
+        return Reply(499)
+
+    def take(self, request: Request, session: Session, finish: Finish) -> Reply:
+        """Answer a PUT: a piece, the whole, or the question how far the upload is."""
+        with session.lock:
+            length = request.header("content-length")
+            if length is None:
+                raise ApiError(411, "lengthRequired", "PUT requests require a Content-Length header.")
+            asked = _QUESTION.fullmatch(request.header("content-range") or "")
+            if session.answer is not None:
+                request.read()
+                return session.answer
+            if asked is None:
+                return self._take_piece(request, session, int(length), finish)
+            if int(length) != 0:
+                raise _bad_range("a question about an upload carries no bytes")
+            if asked[1] != "*" and int(asked[1]) == len(session.data):
+                return self._end(request, session, finish)  # Such as of an empty object.
+            return _incomplete(session)
+
+    def _take_piece(self, request: Request, session: Session, length: int, finish: Finish) -> Reply:
+        total: int | None
+        text = request.header("content-range")
+        if text is None:
+            first, last, total = 0, length - 1, length
+        else:
+            piece = _PIECE.fullmatch(text)
+            if piece is None:
+                raise _bad_range(f"Failed to parse Content-Range header: {text}")
+            first, last = int(piece[1]), int(piece[2])
+            total = None if piece[3] == "*" else int(piece[3])
+            if last - first + 1 != length or (total is not None and last >= total):
+                raise _bad_range(f"{text} does not go with a body of {length} bytes")
+        is_last = total is not None and last + 1 == total
+        if not is_last and length % UNIT_BYTES:
+            raise _bad_range(f"a piece that is not the last must be a multiple of {UNIT_BYTES} bytes")
+        if first > len(session.data):
+            raise _bad_range(f"the upload is at {len(session.data)}, the piece begins at {first}")
+        self._receive(request, session, first, length)
+        if session.declared_bytes is not None and len(session.data) > session.declared_bytes:
+            raise ApiError(400, "invalid", "More bytes came than X-Upload-Content-Length said.")
+        return self._end(request, session, finish) if is_last else _incomplete(session)
+
+    def _receive(self, request: Request, session: Session, first: int, length: int) -> None:
+        """Read the body and keep it; of one that breaks off, what is whole units."""
+        stream = request.environ["wsgi.input"]
+        break_at = self.breaks.pop(0) if self.breaks else None
+        wanted = length if break_at is None else min(break_at, length)
+        try:
+            body: bytes = stream.read(wanted)
+        except ConnectionError:
+            body = b""
+        known = len(session.data) - first  # What came before and was kept is passed over.
+        session.data += body[known:]
+        if break_at is not None or len(body) < length:
+            del session.data[len(session.data) - len(session.data) % UNIT_BYTES :]
+            connection: socket.socket = request.environ["werkzeug.socket"]
+            connection.shutdown(socket.SHUT_RDWR)
+            stream.read()  # What lies in the buffer would else be taken for the next request.
+            raise ConnectionAbortedError("the upload broke off")
+
+    def _end(self, request: Request, session: Session, finish: Finish) -> Reply:
+        if session.declared_bytes not in {None, len(session.data)}:
+            raise ApiError(400, "invalid", "Fewer bytes came than X-Upload-Content-Length said.")
+        check_hashes(request.header("x-goog-hash"), session.data)
+        try:
+            stored = finish(session)
+        except ApiError as error:
+            session.answer = Reply.refusal(error)
+        else:
+            session.answer = Reply.json(stored.resource(session.bucket))
+        session.data = bytearray()
+        return session.answer
+
+
+def check_hashes(header: str | None, data: bytes | bytearray) -> None:
+    """Compare the content with what ``x-goog-hash`` says of it.
+
+    Raises:
+        ApiError: 400, it differs, or the header cannot be read.
+    """
+    for one in (header or "").split(","):
+        kind, _, text = one.strip().partition("=")
+        if kind == "crc32c":
+            check_crc32c(text, data)
+        elif kind not in {"", "md5"}:
+            raise ApiError(400, "invalid", f"Invalid x-goog-hash: {header}")
+
+
+def check_crc32c(text: str, data: bytes | bytearray) -> None:
+    """Compare the content with its CRC32C in base64.
+
+    Raises:
+        ApiError: 400, it differs.
+    """
+    found = crc32c_of(data)
+    if text != found:
+        raise ApiError(
+            400, "invalid", f'Provided CRC32C "{text}" doesn\'t match calculated CRC32C "{found}".'
+        )
+
+
+def _incomplete(session: Session) -> Reply:
+    if not session.data:
+        return Reply(308)
+    return Reply(308, {"Range": f"bytes=0-{len(session.data) - 1}"})
+
+
+def _bad_range(message: str) -> ApiError:
+    return ApiError(400, "badRequest", f"Invalid request. {message}")

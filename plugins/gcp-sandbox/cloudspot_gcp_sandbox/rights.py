@@ -1,0 +1,85 @@
+"""Which IAM permissions a recorded request to Compute Engine took: to be compared with what a role grants.
+
+Source: Compute Engine documentation, "IAM permissions" by API method, and "Create VMs in bulk", "Required
+roles"; from memory where these leave a field out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from cloudspot.emulation.faults import Call
+
+FREE: Final = frozenset(
+    {
+        "cloudbilling.services.skus.list",
+        "cloudresourcemanager.projects.testIamPermissions",
+    }
+)
+"""What everybody may call who is anybody."""
+_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "compute.instances.aggregatedList": ("compute.instances.list",),
+    "compute.instances.delete": ("compute.instances.delete",),
+    "compute.instances.simulateMaintenanceEvent": ("compute.instances.simulateMaintenanceEvent",),
+    "compute.globalOperations.aggregatedList": (
+        "compute.globalOperations.list",
+        "compute.zoneOperations.list",
+    ),
+    "compute.zoneOperations.wait": ("compute.zoneOperations.get",),
+    "compute.regionOperations.wait": ("compute.regionOperations.get",),
+    "compute.globalOperations.wait": ("compute.globalOperations.get",),
+    "compute.images.getFromFamily": ("compute.images.getFromFamily",),
+    "compute.machineTypes.aggregatedList": ("compute.machineTypes.list",),
+    "compute.acceleratorTypes.aggregatedList": ("compute.acceleratorTypes.list",),
+    "compute.resourcePolicies.aggregatedList": ("compute.resourcePolicies.list",),
+    "compute.resourcePolicies.insert": ("compute.resourcePolicies.create",),
+}
+_LAUNCHES: Final = frozenset(
+    {"compute.instances.insert", "compute.instances.bulkInsert", "compute.regionInstances.bulkInsert"}
+)
+
+
+def rights_of(call: Call) -> frozenset[str]:
+    """Return the permissions that the call took, such as ``compute.instances.create``; empty: not ours."""
+    if call.service != "compute" or call.action in FREE:
+        return frozenset()
+    if call.action in _LAUNCHES:
+        return frozenset(_launch_rights(call.parameters))
+    return frozenset(_RIGHTS.get(call.action, (call.action,)))
+
+
+def is_granted_to_machines(right: str, resource: str) -> bool:
+    """Say whether docs/gcp.md lets the machines' own account do that to a resource, by its condition."""
+    name = resource.partition("/instances/")[2]
+    return right == "compute.instances.delete" and name.startswith("cs-")
+
+
+def resource_of(call: Call) -> str:
+    """Return the name of the instance that a call was about, as conditions of IAM have it; else ``*``."""
+    parameters = call.parameters
+    if call.service != "compute" or not {"project", "zone", "instance"} <= parameters.keys():
+        return "*"
+    return "projects/{project}/zones/{zone}/instances/{instance}".format_map(parameters)
+
+
+def _launch_rights(parameters: Mapping[str, Any]) -> set[str]:
+    body = parameters.get("body", {})
+    properties = body.get("instanceProperties", body)
+    found = {"compute.instances.create", "compute.disks.create"}
+    found |= {"compute.instances.setMetadata"} if properties.get("metadata") else set()
+    if properties.get("labels"):
+        found |= {"compute.instances.setLabels"}
+    if any(one.get("initializeParams", {}).get("labels") for one in properties.get("disks", ())):
+        found |= {"compute.disks.setLabels"}
+    if properties.get("tags"):
+        found |= {"compute.instances.setTags"}
+    if properties.get("serviceAccounts"):
+        found |= {"compute.instances.setServiceAccount", "iam.serviceAccounts.actAs"}
+    if properties.get("resourcePolicies"):
+        found |= {"compute.resourcePolicies.use"}
+    for interface in properties.get("networkInterfaces", ()):
+        found |= {"compute.subnetworks.use"}
+        if interface.get("accessConfigs"):
+            found |= {"compute.subnetworks.useExternalIp"}
+    return found

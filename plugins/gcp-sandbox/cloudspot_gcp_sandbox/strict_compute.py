@@ -1,0 +1,214 @@
+"""Compute Engine as strict as the real one: every request held to Google's own description of the API.
+
+Beside it, what a submitter asks of other services: the price list (Cloud Billing) and which permissions the
+caller has (Resource Manager). Each call is recorded by its method's id, such as ``compute.instances.list``.
+
+Faults by those ids: ``inject("compute.regionInstances.bulkInsert", ...)`` refuses the request;
+``inject("operation compute.regionInstances.bulkInsert", CODE, ...)`` lets it be accepted and its operation
+end with the error, with ``happens`` after the machines were made; ``inject("preemption", "")`` has the next
+machine that is made taken at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from cloudspot.emulation.cloud import MachineHost
+from cloudspot.emulation.faults import Call, Faults
+from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
+from cloudspot_gcp_sandbox import prices
+from cloudspot_gcp_sandbox.apierror import ApiError
+from cloudspot_gcp_sandbox.batch import answer_batch
+from cloudspot_gcp_sandbox.catalogue import ZONES, zone_names
+from cloudspot_gcp_sandbox.computelists import Lists
+from cloudspot_gcp_sandbox.computewrites import Writes
+from cloudspot_gcp_sandbox.discovery import Matched, api
+from cloudspot_gcp_sandbox.identities import Identities
+from cloudspot_gcp_sandbox.launching import Site
+from cloudspot_gcp_sandbox.machines import Machines
+from cloudspot_gcp_sandbox.operations import Operations
+from cloudspot_gcp_sandbox.partial import select
+from cloudspot_gcp_sandbox.rights import is_granted_to_machines, resource_of, rights_of
+from cloudspot_gcp_sandbox.wsgi import Reply, Request
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication
+
+PROJECT: Final = "cloudspot-sandbox"
+_APIS: Final = (
+    ("/compute/v1/", "compute.v1"),
+    (f"/v1/services/{prices.SERVICE}/", "cloudbilling.v1"),
+    ("/v1/projects/", "cloudresourcemanager.v1"),
+)
+
+
+_BATCH: Final = "/batch/compute/v1"
+
+
+class StrictCompute:
+    """A WSGI application; what is for none of its services goes to ``inner``."""
+
+    def __init__(
+        self,
+        host: MachineHost,
+        *,
+        identities: Identities,
+        inner: WSGIApplication | None = None,
+        faults: Faults | None = None,
+        clock: Callable[[], float] = time.time,
+        project: str = PROJECT,
+    ) -> None:
+        """Boot machines on ``host``; ``clock`` (seconds since the epoch) is what lags are measured by."""
+        self.faults = faults or Faults()
+        self.project = project
+        self.operations = Operations(project, clock)
+        self.machines = Machines(host, self.operations, self.faults, clock, project)
+        self.site = Site(
+            project=project,
+            networks=["global/networks/default"],
+            subnetworks={
+                f"regions/{region}/subnetworks/default": "global/networks/default" for region in ZONES
+            },
+            service_accounts=[f"{DEFAULT_SERVICE_ACCOUNT}@{project}.iam.gserviceaccount.com"],
+            policies={},
+        )
+        self._identities = identities
+        self._inner = inner
+        self._lists = lists = Lists(self.site, self.machines, self.operations, self.faults)
+        self._writes = Writes(self.site, self.machines, self.operations, self.faults, clock)
+        self._handlers = {**lists.handlers(), **self._writes.handlers()}
+
+    @property
+    def unreachable(self) -> set[str]:
+        """Return the zones that answer no listing, to add to; none at first."""
+        return self._lists.unreachable
+
+    @property
+    def operation_seconds(self) -> float:
+        """Return how long an operation takes that makes or removes something; 0 at first."""
+        return self._writes.operation_seconds
+
+    @operation_seconds.setter
+    def operation_seconds(self, seconds: float) -> None:
+        self._writes.operation_seconds = seconds
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        request = Request.of(environ)
+        if self._inner is not None and _api_of(request) is None and request.path != _BATCH:
+            return self._inner(environ, start_response)
+        return self._reply(request).send(start_response)
+
+    def _reply(self, request: Request) -> Reply:
+        if request.path == _BATCH and request.method == "POST":
+            try:
+                return answer_batch(request, self._reply)
+            except ApiError as refused:
+                return Reply.refusal(refused)
+        name = _api_of(request)
+        if name is None:
+            return Reply.refusal(ApiError(404, "notFound", "Not Found"))
+        return self._answer(request, name)
+
+    def _answer(self, request: Request, name: str) -> Reply:
+        service = name.partition(".")[0]
+        caller, action, region, error = "", request.path, "", None
+        parameters: dict[str, Any] = {}
+        try:
+            caller = self._identities.authenticate(request)
+            body = request.read_json()
+            matched = api(name).check(request.method, request.path, request.query, body)
+            action = matched.method_id
+            parameters = {**matched.path, **matched.query, **({"body": body} if body is not None else {})}
+            region = matched.path.get("region", matched.path.get("zone", "-").rpartition("-")[0])
+            reply = self._carry_out(name, matched, body or {}, caller, parameters)
+        except ApiError as refused:
+            error = refused.reason
+            reply = Reply.refusal(refused)
+        self.faults.record(Call(service, action, parameters, region, error, access_key=caller))
+        return reply
+
+    def _carry_out(
+        self, name: str, matched: Matched, body: Mapping[str, Any], caller: str, parameters: Mapping[str, Any]
+    ) -> Reply:
+        action = matched.method_id
+        if name == "compute.v1" and self.faults.is_throttled():
+            message = f"Rate Limit Exceeded for {action}"
+            raise ApiError(403, "rateLimitExceeded", message, domain="usageLimits")
+        injected = self.faults.take(action)
+        if injected is not None and not injected.happens:
+            raise ApiError(injected.status, injected.code, injected.message)
+        self._check_place(name, matched)
+        self._authorize(Call("compute", action, parameters, "", None, access_key=caller))
+        with self.machines.lock:
+            self.machines.refresh()
+            value = self._value(matched, body, caller)
+        if injected is not None:
+            raise ApiError(injected.status, injected.code, injected.message)
+        api(name).check_answer(action, value)
+        fields = matched.query.get("fields") or matched.query.get("$fields")
+        return Reply.json(select(value, fields) if fields else value)
+
+    def _value(self, matched: Matched, body: Mapping[str, Any], caller: str) -> Mapping[str, Any]:
+        if matched.method_id == "cloudbilling.services.skus.list":
+            return self._skus(matched.query)
+        if matched.method_id == "cloudresourcemanager.projects.testIamPermissions":
+            wanted = body.get("permissions", ())
+            granted = [one for one in wanted if one not in self.faults.denied]
+            return {"permissions": granted} if granted else {}
+        handler = self._handlers.get(matched.method_id)
+        if handler is None:
+            raise ApiError(
+                501, "notImplemented", f"the emulated Compute Engine does not know {matched.method_id}"
+            )
+        return handler(matched.path, matched.query, body, caller)
+
+    def _skus(self, query: Mapping[str, Any]) -> Mapping[str, Any]:
+        if query.get("currencyCode", "USD") != "USD":
+            raise ApiError(501, "notImplemented", "the emulated price list is in USD")
+        found, start = prices.skus(), int(query.get("pageToken", 0) or 0)
+        end = start + (query.get("pageSize") or 5000)
+        return {"skus": list(found[start:end]), "nextPageToken": str(end) if end < len(found) else ""}
+
+    def _check_place(self, name: str, matched: Matched) -> None:
+        """Refuse a project, region or zone that is none of this account's."""
+        path = matched.path
+        project = path.get("project", path.get("resource", self.project))
+        is_image = matched.method_id.startswith("compute.images.")
+        if project != self.project and not (is_image and name == "compute.v1"):
+            raise ApiError(404, "notFound", f"The resource 'projects/{project}' was not found")
+        for kind, known in (("zone", zone_names()), ("region", list(ZONES))):
+            if kind in path and path[kind] not in known:
+                where = f"projects/{project}/{kind}s/{path[kind]}"
+                if matched.method_id in {"compute.zones.get", "compute.regions.get"}:
+                    raise ApiError(404, "notFound", f"The resource '{where}' was not found")
+                raise ApiError(
+                    400, "invalid", f"Invalid value for field '{kind}': '{path[kind]}'. Unknown {kind}."
+                )
+
+    def _authorize(self, call: Call) -> None:
+        taken = rights_of(call)
+        lacking = sorted(taken & self.faults.denied)
+        if call.access_key in self.site.service_accounts:
+            where = resource_of(call)
+            lacking += sorted(one for one in taken if not is_granted_to_machines(one, where))
+        if lacking:
+            where = f"projects/{self.project}"
+            if lacking[0] == "iam.serviceAccounts.actAs":
+                message = (
+                    "The user does not have access to service account "
+                    f"'{self.site.service_accounts[0]}'.  User: 'you'.  Ask a project owner to grant you the "
+                    "iam.serviceAccountUser role on the service account"
+                )
+                raise ApiError(400, "SERVICE_ACCOUNT_ACCESS_DENIED", message)
+            raise ApiError(403, "forbidden", f"Required '{lacking[0]}' permission for '{where}'")
+
+
+def _api_of(request: Request) -> str | None:
+    """Return the document of the API that a request is for; None: it is for none of ours."""
+    name = next((name for start, name in _APIS if request.path.startswith(start)), None)
+    if name == "cloudresourcemanager.v1" and not request.path.endswith(":testIamPermissions"):
+        return None
+    return name

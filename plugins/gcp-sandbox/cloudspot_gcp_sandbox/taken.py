@@ -1,0 +1,53 @@
+"""Which IAM permissions a recorded request took, and on what: to be compared with what the docs' roles grant.
+
+Sources: Cloud Storage documentation, "IAM permissions for JSON methods"; Cloud Logging, "Access control
+with IAM"; for Compute Engine see :mod:`~cloudspot_gcp_sandbox.rights`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cloudspot.emulation.faults import Call
+from cloudspot_gcp_sandbox import rights
+
+_STORAGE: Final = {
+    "resumable.put": "storage.objects.create",
+    "resumable.cancel": "storage.objects.create",
+    "signed.get": "storage.objects.get",
+    "storage.buckets.insert": "storage.buckets.create",
+    "storage.buckets.patch": "storage.buckets.update",
+    "storage.objects.insert": "storage.objects.create",
+    "storage.objects.patch": "storage.objects.update",
+}
+_LOGGING: Final = {
+    "logging.entries.list": "logging.logEntries.list",
+    "logging.entries.write": "logging.logEntries.create",
+    "logging.projects.logs.delete": "logging.logs.delete",
+    "logging.projects.logs.list": "logging.logs.list",
+}
+_FREE: Final = frozenset({"storage.buckets.testIamPermissions"})
+
+
+def rights_of(call: Call) -> frozenset[str]:
+    """Return the permissions that the call took, such as ``storage.objects.create``."""
+    if call.action in _FREE:
+        return frozenset()
+    if call.service == "storage":
+        return frozenset({_STORAGE.get(call.action, call.action)})
+    if call.service == "logging":
+        return frozenset({_LOGGING.get(call.action, call.action)})
+    if call.service == "iamcredentials":
+        return frozenset({"iam.serviceAccounts.signBlob"})
+    return rights.rights_of(call)
+
+
+def resource_of(call: Call) -> str:
+    """Return the name of what the call was about, as conditions of IAM have it; ``*`` where it has none."""
+    if call.service == "compute":
+        return rights.resource_of(call)
+    bucket = call.parameters.get("bucket")
+    if call.service != "storage" or not bucket:
+        return "*"
+    name = call.parameters.get("object") or call.parameters.get("name")
+    return f"projects/_/buckets/{bucket}" + (f"/objects/{name}" if name else "")

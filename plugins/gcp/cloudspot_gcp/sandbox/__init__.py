@@ -1,1 +1,0 @@
-"""An emulated Google Cloud: strict fakes of its APIs over HTTP. For tests and sandboxes only."""

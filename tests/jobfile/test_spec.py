@@ -1,0 +1,530 @@
+"""The job file: what it means, and how it tells what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+
+from cloudspot.errors import SpecError
+from cloudspot.jobfile import spec as spec_module
+from cloudspot.jobfile.quantities import Duration, Size
+from cloudspot.jobfile.spec import (
+    JobSpec,
+    Nodes,
+    check_files,
+    decode_options,
+    load_job,
+    spec_from_json,
+    spec_to_json,
+)
+from cloudspot.jobfile.toml import read_toml
+from cloudspot.jobstore import keys
+from cloudspot.model import Resources
+
+SMALL = """
+name = "digits"
+[run]
+entrypoint = "train.py"
+"""
+
+FULL = """
+name = "digits"
+store = "s3://bucket/jobs"
+nodes = { min = 2, max = 4 }
+procs_per_node = 8
+[resources]
+accelerator = "A100"
+accelerator_count = 8
+cpus = 96
+memory = "1.5TiB"
+disk = "500GB"
+[run]
+workdir = ".."
+setup = "pip install -r requirements.txt"
+entrypoint = "src/train.py"
+args = ["--epochs", "3"]
+env = { OMP_NUM_THREADS = "4" }
+python = "python3.11"
+secrets = ["WANDB_API_KEY"]
+[spot]
+policy = "spot"
+max_wait = "1h30m"
+deadline = "2d"
+[checkpoint]
+interval = "10m"
+keep = 5
+directory = "output/checkpoint-*"
+complete_file = "trainer_state.json"
+[logs]
+flush = "500ms"
+[limits]
+max_cost = "12.50 USD"
+max_runtime = 3600
+max_restarts = 0
+stuck_after = "off"
+[providers.local]
+notice = "5s"
+[providers.other]
+region = "here"
+"""
+
+
+BEYOND_THE_SCHEMA = re.compile(
+    r"line \d+: |nodes\.min must be <= |nodes\.max \* procs_per_node|contradicts max_cost|is also in run\.secrets"
+    r"|looks like a credential|finite number"
+)
+"""What no schema says of a job file: two fields at once, what looks like a secret, what is no TOML at all."""
+
+
+def schema_accepts(path):
+    """Say whether the shipped schema takes the file's values."""
+    schema = json.loads(resources.files("cloudspot").joinpath("job.schema.json").read_text())
+    return jsonschema.Draft7Validator(schema).is_valid(read_toml(path))
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Return a function that loads a job file of the given text, and gives errors without the directory.
+
+    Of every text here the JSON Schema must think as the loader does.
+    """
+
+    def load_text(text=SMALL, *overrides):
+        path = tmp_path / "job.toml"
+        path.write_text(text)
+        try:
+            spec = load_job(path, overrides=overrides)
+        except SpecError as error:
+            is_known = overrides or BEYOND_THE_SCHEMA.search(str(error))
+            if not is_known and schema_accepts(path):
+                pytest.fail(f"the schema takes what is refused: {error}")
+            raise
+        assert overrides or schema_accepts(path), "the schema refuses what is taken"
+        return spec
+
+    return load_text
+
+
+@pytest.fixture
+def fault(load, tmp_path):
+    """Return a function that gives the message with which a job file is refused."""
+
+    def message(text=SMALL, *overrides):
+        with pytest.raises(SpecError) as error:
+            load(text, *overrides)
+        return str(error.value).replace(f"{tmp_path}/", "")
+
+    return message
+
+
+def test_a_small_job_file_has_the_documented_defaults(load):
+    spec = load()
+    assert spec.name == "digits"
+    assert spec.store is None
+    assert spec.nodes == Nodes(min=1, max=1)
+    assert spec.procs_per_node == 1
+    assert spec.resources.to_model() == Resources()
+    assert (spec.run.workdir, spec.run.entrypoint, spec.run.args) == (".", "train.py", ())
+    assert spec.spot.policy == "spot-then-on-demand"
+    assert (spec.spot.max_wait, spec.spot.deadline) == (None, None)
+    assert (spec.checkpoint.interval, spec.checkpoint.keep) == (None, 3)
+    assert spec.logs.flush_seconds == 2.0
+    assert (spec.limits.max_cost, spec.limits.max_restarts, spec.limits.stuck_after) == (None, 3, 1800.0)
+    assert spec.providers == {}
+
+
+def test_every_field_can_be_written(load):
+    spec = load(FULL)
+    assert spec.nodes == Nodes(min=2, max=4)
+    assert spec.resources.to_model() == Resources(
+        accelerator="A100",
+        accelerator_count=8,
+        cpus=96,
+        memory_bytes=3 * 2**39,
+        disk_bytes=500 * 10**9,
+    )
+    assert spec.run.args == ("--epochs", "3")
+    assert spec.run.env == {"OMP_NUM_THREADS": "4"}
+    assert spec.run.secrets == ("WANDB_API_KEY",)
+    assert (spec.spot.max_wait, spec.spot.deadline) == (5400.0, 172800.0)
+    assert (spec.checkpoint.interval, spec.checkpoint.directory) == (600.0, "output/checkpoint-*")
+    assert spec.logs.flush_seconds == 0.5
+    assert (spec.limits.max_cost, spec.limits.currency) == (12.5, "USD")
+    assert (spec.limits.max_runtime, spec.limits.max_restarts, spec.limits.stuck_after) == (3600.0, 0, None)
+    assert spec.providers == {"local": {"notice": "5s"}, "other": {"region": "here"}}
+
+
+@pytest.mark.parametrize("text", [SMALL, FULL])
+def test_a_spec_survives_json_as_numbers(load, text):
+    spec = load(text)
+    value = json.loads(json.dumps(spec_to_json(spec)))
+    assert spec_from_json(value) == spec
+    assert value["logs"] == {"flush": spec.logs.flush_seconds}
+    assert value["resources"]["memory"] == spec.resources.memory
+
+
+def test_a_stored_spec_of_a_newer_version_is_named_as_such(load):
+    value = spec_to_json(load())
+    value["colour"] = "blue"
+    with pytest.raises(SpecError, match=r"stored job: colour: unknown field; .*another version of cloudspot"):
+        spec_from_json(value)
+
+
+def test_one_accelerator_is_meant_where_no_count_is_given(load):
+    assert load(SMALL + '[resources]\naccelerator = "T4"').resources.to_model().accelerator_count == 1
+
+
+# --- what is wrong, and where -------------------------------------------------------------------
+
+
+def with_run(line):
+    return SMALL + line
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            SMALL.replace("entrypoint", "entrypiont"),
+            "job.toml: run.entrypiont: unknown field; did you mean run.entrypoint?",
+        ),
+        ('entrypoint = "x"\n' + SMALL, "job.toml: entrypoint: unknown field; did you mean run.entrypoint?"),
+        ("max_cots = 3\n" + SMALL, "job.toml: max_cots: unknown field; did you mean limits.max_cost?"),
+        (SMALL + "[provider.local]", "job.toml: provider: unknown field; did you mean providers?"),
+        (
+            SMALL + "[logs]\nzzz = 1",
+            "job.toml: logs.zzz: unknown field; the fields here are flush",
+        ),
+        (SMALL + '"odd key" = 1', 'job.toml: run."odd key": unknown field; the fields here are '),
+        ("[run]\nentrypoint = 'train.py'", "job.toml: name: missing; it has no default"),
+        ("name = 'a'\n[run]", "job.toml: run.entrypoint: missing; it has no default"),
+        ("name = 'a'", "job.toml: run: missing; it has no default"),
+        ("run = 3\nname = 'a'", "job.toml: run: expected a table, got 3"),
+        ("nodes = 'two'\n" + SMALL, "job.toml: nodes: expected an integer or a table { min = 1, max = 2 }"),
+        ("nodes = 0\n" + SMALL, "job.toml: nodes: expected an integer >= 1, got 0"),
+        ("nodes = true\n" + SMALL, "job.toml: nodes: expected an integer or a table"),
+        ("nodes = { min = 1 }\n" + SMALL, "job.toml: nodes.max: missing; it has no default"),
+        (
+            "nodes = { min = 4, max = 2 }\n" + SMALL,
+            "job.toml: nodes.min must be <= nodes.max: got 4 > 2",
+        ),
+        (
+            "nodes = 5000\nprocs_per_node = 2\n" + SMALL,
+            "job.toml: nodes.max * procs_per_node must be <= 9999: got 5000 * 2",
+        ),
+        ("procs_per_node = 1.5\n" + SMALL, "job.toml: procs_per_node: expected an integer, got 1.5"),
+        (SMALL + 'args = ["--epochs", 3]', "job.toml: run.args[1]: expected a string, got 3"),
+        (SMALL + "args = 3", "job.toml: run.args: expected a list, got 3"),
+        (SMALL + "secrets = [[]]", "job.toml: run.secrets[0]: expected a string, got a list"),
+        (
+            SMALL + "[spot]\npolicy = 'cheap'",
+            'job.toml: spot.policy: expected one of "on-demand", "spot", "spot-then-on-demand"; got "cheap"',
+        ),
+        (
+            SMALL + "[spot]\nmax_wait = '10 minutes'",
+            'job.toml: spot.max_wait: expected a duration such as "90s", "10m" or "1h30m", got "10 minutes"',
+        ),
+        (
+            SMALL + "[spot]\nmax_wait = 2026-01-01",
+            'job.toml: spot.max_wait: expected a duration such as "10m" or a number of seconds, got 2026-01-01',
+        ),
+        (SMALL + "[spot]\nmax_wait = -1", "job.toml: spot.max_wait: expected a number >= 0, got -1"),
+        (SMALL + "[spot]\nmax_wait = inf", "job.toml: spot.max_wait: expected a finite number, got inf"),
+        (SMALL + "[checkpoint]\ninterval = 0", "job.toml: checkpoint.interval: expected a number > 0, got 0"),
+        (
+            SMALL + "[checkpoint]\ninterval = 'never'",
+            'job.toml: checkpoint.interval: expected a duration such as "90s", "10m" or "1h30m", got "never"; or write "auto"',
+        ),
+        (SMALL + "[checkpoint]\nkeep = 0", "job.toml: checkpoint.keep: expected an integer >= 1, got 0"),
+        (
+            SMALL + "[checkpoint]\ncomplete_file = 'done'",
+            "job.toml: checkpoint.complete_file: has no effect without checkpoint.directory",
+        ),
+        (
+            SMALL + "[checkpoint]\ndirectory = '/tmp/x-*'",
+            'job.toml: checkpoint.directory: "/tmp/x-*" must be a path inside the working directory',
+        ),
+        (
+            SMALL + "[resources]\nmemory = '50G'",
+            'job.toml: resources.memory: ambiguous unit in "50G": write 50GiB (powers of 1024) or 50GB',
+        ),
+        (SMALL + "[resources]\nmemory = 1.5", "job.toml: resources.memory: expected an integer, got 1.5"),
+        (
+            SMALL + "[limits]\nmax_cost = '$5'",
+            'job.toml: limits.max_cost: expected an amount such as 12.50 or "12.50 USD", got "$5"',
+        ),
+        (
+            SMALL + "[limits]\nmax_cost = '5 USD'\ncurrency = 'EUR'",
+            'job.toml: limits.currency: "EUR" contradicts max_cost = "5 USD"',
+        ),
+        (SMALL + "[limits]\nmax_cost = 0", "job.toml: limits.max_cost: expected a number > 0, got 0"),
+        (SMALL + "[providers]\nlocal = 3", "job.toml: providers.local: expected a table, got 3"),
+        (SMALL.replace("digits", "My Job!"), 'job.toml: name: "My Job!" must be lower-case letters'),
+        (
+            SMALL.replace("train.py", "../train.py"),
+            'job.toml: run.entrypoint: "../train.py" must be a path inside',
+        ),
+        (
+            SMALL.replace("train.py", "/train.py"),
+            'job.toml: run.entrypoint: "/train.py" must be a path inside',
+        ),
+        ("store = '/data'\n" + SMALL, 'job.toml: store: "/data" is no URL; expected one such as file:///'),
+    ],
+)
+def test_an_error_names_the_path_what_was_found_and_the_right_name(fault, text, message):
+    assert fault(text).startswith(message)
+
+
+def test_a_wrong_name_comes_with_a_right_one(fault):
+    assert fault(SMALL.replace("digits", "My Job!")).endswith('; did you mean "my-job"?')
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [(SMALL + "x y", "line 5: "), (SMALL + "\n[a", "line 6: "), ("name = 'a'\nname = 'b'\n\n", "line 2: ")],
+)
+def test_a_syntax_error_names_its_line(fault, text, line):
+    assert fault(text).startswith(f"job.toml: {line}")
+
+
+def test_a_missing_job_file_is_named(tmp_path):
+    with pytest.raises(SpecError, match=r"nowhere\.toml: no such file"):
+        load_job(tmp_path / "nowhere.toml")
+
+
+def test_a_job_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "job.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SpecError, match=r"job\.toml: line 1: is no text in UTF-8"):
+        load_job(tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 48, "a-1"])
+def test_a_name_and_a_suffix_make_a_job_id(load, name):
+    assert keys.JOB_ID.fullmatch(f"{load(SMALL.replace('digits', name)).name}-20261120-abcd")
+
+
+@pytest.mark.parametrize("name", ["", "a" * 49, "-a", "a-", "A", "a_b", "a.b", "ä"])
+def test_a_name_that_makes_no_job_id_is_refused(fault, name):
+    assert fault(SMALL.replace("digits", name)).startswith("job.toml: name: ")
+
+
+# --- credentials --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["s3://key:hunter2@bucket/x", "https://hunter2@host/x"])
+def test_credentials_in_the_store_url_are_refused_and_not_shown(fault, store):
+    message = fault(f'store = "{store}"\n{SMALL}')
+    assert message == "job.toml: store: must not hold credentials; the provider finds them in its own way"
+
+
+def test_a_secret_is_not_also_a_plain_variable(fault):
+    message = fault(SMALL + 'secrets = ["TOKEN"]\nenv = { TOKEN = "hunter2" }')
+    assert message.startswith("job.toml: run.env.TOKEN: is also in run.secrets")
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
+def test_a_variable_that_looks_like_a_credential_belongs_into_secrets(fault, name):
+    message = fault(f'{SMALL}env = {{ {name} = "hunter2" }}')
+    assert message.startswith(f"job.toml: run.env.{name}: looks like a credential")
+    assert f'secrets = ["{name}"]' in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PAD_TOKEN", "KEYS", "SECRETARY"])
+def test_an_innocent_variable_passes(load, name):
+    assert load(f'{SMALL}env = {{ {name} = "x" }}').run.env == {name: "x"}
+
+
+def test_a_wrong_value_in_the_environment_is_not_shown(fault):
+    assert (
+        fault(SMALL + "env = { PIN = 424242 }") == "job.toml: run.env.PIN: expected a string, got an integer"
+    )
+
+
+@pytest.mark.parametrize("name", ["A B", "1A", "", "A=B", "CLOUDSPOT_JOB"])
+def test_names_that_are_no_variables_of_the_user_are_refused(fault, name):
+    assert fault(f'{SMALL}secrets = ["{name}"]').startswith("job.toml: run.secrets[0]: ")
+    assert fault(f'{SMALL}env = {{ "{name}" = "x" }}').startswith("job.toml: run.env: ")
+
+
+def test_a_secret_is_named_once(fault):
+    assert fault(SMALL + 'secrets = ["A", "A"]') == "job.toml: run.secrets: names A twice"
+
+
+# --- overrides ----------------------------------------------------------------------------------
+
+
+def test_overrides_change_and_add_fields(load):
+    spec = load(
+        SMALL,
+        "nodes=2",
+        "spot.max_wait=10m",
+        "run.args=['a', 'b']",
+        "limits.max_cost=12.50 EUR",
+        "checkpoint.interval=auto",
+        "providers.local.notice=5s",
+        "providers.local.reclaims=[{after_steps = 3}]",
+        'name="other"',
+        "run.setup=a = b",
+    )
+    assert spec.nodes == Nodes(min=2, max=2)
+    assert spec.spot.max_wait == 600.0
+    assert spec.run.args == ("a", "b")
+    assert (spec.limits.max_cost, spec.limits.currency) == (12.5, "EUR")
+    assert spec.providers == {"local": {"notice": "5s", "reclaims": [{"after_steps": 3}]}}
+    assert spec.name == "other"
+    assert spec.run.setup == "a = b"
+
+
+@pytest.mark.parametrize("text", ["3", "true", "1.5", "2026-11-20", "[1]", 'a"b', "a\nb = 1", ""])
+def test_a_field_that_takes_strings_takes_an_override_as_it_is(load, text):
+    assert load(SMALL, f"run.env.X={text}").run.env == {"X": text}
+
+
+def test_the_later_override_wins(load):
+    assert load(SMALL, "nodes=2", "nodes=3").nodes == Nodes(min=3, max=3)
+
+
+def test_an_error_in_an_override_does_not_blame_the_file(fault):
+    assert (
+        fault(SMALL, "spot.max_wiat=3") == "--set: spot.max_wiat: unknown field; did you mean spot.max_wait?"
+    )
+    assert fault(SMALL.replace("digits", "D"), "nodes=2").startswith("job.toml: name: ")
+
+
+@pytest.mark.parametrize("text", ["nodes", "=3", "a b=3", ".a=3", "a..b=3", ""])
+def test_an_override_without_field_and_value_is_refused(fault, text):
+    assert fault(SMALL, text) == "--set: expected FIELD=VALUE, as in --set limits.max_cost=20"
+
+
+def test_an_override_inside_a_value_is_refused(fault):
+    assert (
+        fault("nodes = 1\n" + SMALL, "nodes.min=1") == "--set nodes.min: nodes is not a table in the job file"
+    )
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def test_the_working_directory_is_relative_to_the_job_file(load, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").touch()
+    assert check_files(load(SMALL + 'workdir = "src"'), tmp_path) == tmp_path.resolve() / "src"
+
+
+def test_a_missing_working_directory_or_entrypoint_is_named(load, tmp_path):
+    with pytest.raises(
+        SpecError, match=r'^run\.entrypoint: "train\.py" is no file in the working directory /'
+    ):
+        check_files(load(), tmp_path)
+    with pytest.raises(SpecError, match=r'^run\.workdir: "nowhere" is no directory \(/'):
+        check_files(load(SMALL + 'workdir = "nowhere"'), tmp_path)
+
+
+# --- the plugins' tables ------------------------------------------------------------------------
+
+
+class Disk(msgspec.Struct, frozen=True):
+    size: Size = 0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    region: str
+    notice: Duration = 10.0
+    disks: tuple[Disk, ...] = ()
+    api_key: str | None = None
+
+    def __post_init__(self):
+        if self.region == "mars":
+            raise ValueError("region must be on earth")
+
+
+def options(load, table):
+    return decode_options(load(f"{SMALL}[providers.here]\n{table}"), "here", Options)
+
+
+def test_a_plugin_decodes_its_own_table_with_quantities(load):
+    decoded = options(load, 'region = "a"\nnotice = "1m"\ndisks = [{ size = "1GiB" }]')
+    assert decoded == Options(region="a", notice=60.0, disks=(Disk(size=2**30),))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("", "providers.here.region: missing; it has no default"),
+        ("regoin = 'a'", "providers.here.regoin: unknown field; did you mean providers.here.region?"),
+        (
+            "size = 1",
+            "providers.here.size: unknown field; the fields here are region, notice, disks, api_key",
+        ),
+        (
+            "region = 'a'\ndisks = [{ szie = 1 }]",
+            "providers.here.disks[0].szie: unknown field; did you mean providers.here.disks[0].size?",
+        ),
+        (
+            "region = 'a'\ndisks = [{}, { size = 'x' }]",
+            'providers.here.disks[1].size: expected a size such as "50GiB" or "500MB", got "x"',
+        ),
+        ("region = 3", "providers.here.region: expected a string, got 3"),
+        ("region = 'mars'", "providers.here: region must be on earth"),
+        ("region = 'a'\napi_key = 4242", "providers.here.api_key: expected a string, got an integer"),
+    ],
+)
+def test_errors_in_a_plugins_table_are_as_good(load, table, message):
+    with pytest.raises(SpecError) as error:
+        options(load, table)
+    assert str(error.value) == message
+
+
+def test_an_absent_table_is_an_empty_one(load):
+    with pytest.raises(SpecError, match=r"^providers\.here\.region: missing"):
+        decode_options(load(), "here", Options)
+
+
+# --- the documentation --------------------------------------------------------------------------
+
+
+def field_paths(type_, prefix=""):
+    for field in msgspec.structs.fields(type_):
+        path = f"{prefix}{field.encode_name}"
+        if (
+            isinstance(field.type, type)
+            and issubclass(field.type, msgspec.Struct)
+            and field.type is not Nodes
+        ):
+            yield from field_paths(field.type, f"{path}.")
+        yield path
+
+
+def test_the_reference_names_every_field():
+    reference = (Path(__file__).parents[2] / "docs" / "job-file.md").read_text()
+    documented = set(re.findall(r"^\| `([a-z_.]+)` \|", reference, re.MULTILINE))
+    tables = {"resources", "run", "spot", "checkpoint", "logs", "limits"}
+    documented = {path for path in documented if not path.startswith("providers.")}
+    assert documented | tables == set(field_paths(JobSpec)) | {"providers"}
+
+
+def test_the_examples_in_the_reference_are_valid_job_files(load):
+    reference = (Path(__file__).parents[2] / "docs" / "job-file.md").read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", reference, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        assert load(block).name
+
+
+def test_every_type_of_the_job_file_refuses_unknown_fields():
+    structs = [
+        value
+        for value in vars(spec_module).values()
+        if isinstance(value, type) and issubclass(value, msgspec.Struct)
+    ]
+    ours = [struct for struct in structs if struct.__module__ == spec_module.__name__]
+    assert len(ours) == 8
+    assert all(struct.__struct_config__.forbid_unknown_fields for struct in ours)

@@ -1,0 +1,227 @@
+"""Builds records in a line each, at moments given in seconds after the submission."""
+
+import dataclasses
+from datetime import datetime, timedelta, timezone
+
+import msgspec
+
+from cloudspot.controller.observed import Observed
+from cloudspot.jobfile.spec import spec_from_json
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Closed,
+    Exit,
+    Finished,
+    Generation,
+    Heartbeat,
+    Intent,
+    Machine,
+    Member,
+    Notice,
+    Slot,
+    StopRequest,
+    Submission,
+)
+from cloudspot.model import EndReason, Instance, InstanceState, LaunchRequest, Market, Offer
+
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+class Records:
+    """Everything a test of the controller's pure parts is made of."""
+
+    start = START
+    token_seconds = 600.0
+    absence_seconds = 60.0
+
+    @staticmethod
+    def at(seconds):
+        return START + timedelta(seconds=seconds)
+
+    @staticmethod
+    def spec(**tables):
+        value = {"name": "digits", "run": {"entrypoint": "train.py"}, **tables}
+        return spec_from_json(value)
+
+    @staticmethod
+    def offer(zone="a", market="spot", price=1.0, **changes):
+        fields = {
+            "instance_type": "big",
+            "zone": zone,
+            "market": Market(market),
+            "price_per_hour": price,
+            "on_demand_price_per_hour": 3.0,
+        }
+        return Offer(**{**fields, **changes})
+
+    def intent(self, launch=1, *, at=0.0, offer=None, num_nodes=1, why="first"):
+        return Intent(
+            launch=launch,
+            offer=offer or self.offer(),
+            token=f"token-{launch}",
+            request=LaunchRequest(provider="sim", body={"launch": launch}),
+            num_nodes=num_nodes,
+            why=why,
+            at=self.at(at),
+            writer="w",
+        )
+
+    def slot(self, instance_id=None, *, at=10.0, detail=""):
+        return Slot(instance_id=instance_id, address="10.0.0.1", detail=detail, at=self.at(at), writer="w")
+
+    def exit(self, outcome, *, instance_id="i-1-0", launch=1, rank=0, at=100.0, **changes):
+        fields = {
+            "launch": launch,
+            "rank": rank,
+            "instance_id": instance_id,
+            "outcome": outcome,
+            "detail": "",
+            "exit_code": 0,
+            "generation": 1,
+            "restored_step": 0,
+            "step": 0,
+            "committed": None,
+            "at": self.at(at),
+            "writer": "w",
+        }
+        return Exit(**{**fields, **changes})
+
+    def notice(self, *, launch=1, rank=0, at=50.0, step=0):
+        return Notice(
+            launch=launch,
+            rank=rank,
+            deadline=self.at(at + 30),
+            action="terminate",
+            source="sim",
+            step=step,
+            at=self.at(at),
+            writer="w",
+        )
+
+    def heartbeat(self, *, instance_id="i-1-0", at=60.0, **changes):
+        fields = {
+            "counter": 1,
+            "instance_id": instance_id,
+            "address": "10.0.0.1",
+            "port": 1,
+            "state": "running",
+            "generation": 1,
+            "restored_step": 0,
+            "step": 0,
+            "steps_total": None,
+            "metrics": {},
+            "committed": None,
+            "stall_seconds": None,
+            "upload_seconds": None,
+            "at": self.at(at),
+        }
+        return Heartbeat(**{**fields, **changes})
+
+    def generation(self, number, *, launch=1, ranks=(0,), restored=None, at=20.0, **changes):
+        return Generation(
+            number=number,
+            launch=launch,
+            members=tuple(Member(rank=r, instance_id=f"i-{launch}-{r}", address="10.0.0.1") for r in ranks),
+            endpoint="10.0.0.1:1",
+            restore_from=None if restored is None else CheckpointId(*restored),
+            why="first",
+            at=self.at(at),
+            writer="w",
+            **changes,
+        )
+
+    def machine(self, instance_id="i-1-0", *, started=5.0, ended=100.0, end_reason="self", rank=0):
+        return Machine(
+            instance_id=instance_id,
+            rank=rank,
+            started_at=self.at(started),
+            ended_at=self.at(ended),
+            end_reason=end_reason,
+        )
+
+    def closed(self, outcome, launch=1, *, at=100.0, detail="", machines=()):
+        return Closed(
+            launch=launch, outcome=outcome, detail=detail, machines=machines, at=self.at(at), writer="w"
+        )
+
+    def launch(self, number=1, *, outcome=None, closed_at=100.0, claimed=True, **changes):
+        """Return a launch; open unless ``outcome`` is given, claimed by i-<number>-<rank> unless told."""
+        intent = changes.pop("intent", None) or self.intent(number)
+        slots = {rank: self.slot(f"i-{number}-{rank}") for rank in range(intent.num_nodes)} if claimed else {}
+        machines = changes.pop("machines", ())
+        detail = changes.pop("detail", "")
+        fields = {
+            "intent": intent,
+            "closed": None
+            if outcome is None
+            else self.closed(outcome, number, at=closed_at, machines=machines, detail=detail),
+            "slots": slots,
+            "exits": {},
+            "notices": {},
+            "heartbeats": {},
+        }
+        return LaunchHistory(**{**fields, **changes})
+
+    def capacity(self, number, *, at, offer=None, outcome="capacity"):
+        """Return a launch that was refused."""
+        void = {0: self.slot(None, detail=f"{outcome}: none")}
+        intent = self.intent(number, at=at, offer=offer)
+        return self.launch(number, outcome=outcome, closed_at=at, intent=intent, slots=void, detail="none")
+
+    def history(self, *launches, **changes):
+        num_records = sum(2 if launch.closed else 1 for launch in launches)
+        fields = {
+            "submission": Submission(
+                job_id="digits-1",
+                provider="sim",
+                spec={"name": "digits", "run": {"entrypoint": "train.py"}},
+                code_sha256="0" * 64,
+                code_bytes=1,
+                secret_names=(),
+                version="0",
+                at=START,
+                writer="w",
+            ),
+            "stop": None,
+            "launches": launches,
+            "generations": (),
+            "commits": (),
+            "finished": None,
+            "num_records": num_records,
+        }
+        return History(**{**fields, **changes})
+
+    def stop(self, reason="user", *, at=0.0):
+        return StopRequest(reason=reason, at=self.at(at), writer="w")
+
+    def finished(self, outcome="succeeded", *, at=200.0, exit_code=0, detail=""):
+        return Finished(outcome=outcome, detail=detail, exit_code=exit_code, at=self.at(at), writer="w")
+
+    def instance(self, instance_id="i-1-0", state="running", *, launch=1, rank=0, launched=5.0, **changes):
+        fields = {
+            "id": instance_id,
+            "state": InstanceState(state),
+            "job_id": "digits-1",
+            "launch": launch,
+            "rank": rank,
+            "launched_at": None if launched is None else self.at(launched),
+        }
+        if isinstance(changes.get("end_reason"), str):
+            changes["end_reason"] = EndReason(changes["end_reason"])
+        return Instance(**{**fields, **changes})
+
+    def observed(self, *instances, **changes):
+        fields = {
+            "instances": instances,
+            "token_seconds": self.token_seconds,
+            "absence_proves_after_seconds": self.absence_seconds,
+            "offers": (self.offer(),),
+        }
+        return Observed(**{**fields, **changes})
+
+    @staticmethod
+    def change(value, **changes):
+        if dataclasses.is_dataclass(value):
+            return dataclasses.replace(value, **changes)
+        return msgspec.structs.replace(value, **changes)

@@ -1,0 +1,15 @@
+"""The store in memory keeps the promises of a store, so that what is tested on it is tested."""
+
+import pytest
+from memorystore import InMemoryStore
+
+from cloudspot.testing.storekit import ObjectStoreTests
+
+
+class TestPromises(ObjectStoreTests):
+    is_shared = False
+    can_presign = False
+
+    @pytest.fixture
+    def store(self):
+        return InMemoryStore()

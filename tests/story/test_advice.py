@@ -1,0 +1,34 @@
+"""What a job's user is warned of."""
+
+from cloudspot.story.advice import silence
+from cloudspot.story.report import show_json
+
+
+def test_nodes_of_which_nothing_was_heard_for_long_are_warned_of(records):
+    beats = {rank: records.heartbeat(instance_id=f"i-1-{rank}", at=at) for rank, at in ((0, 60), (1, 90))}
+    launch = records.launch(intent=records.intent(num_nodes=3), heartbeats=beats)
+    history = records.history(launch, generations=(records.generation(1, ranks=(0, 1, 2)),))
+
+    def warned(history, at):
+        return list(silence(history, records.at(at)))
+
+    assert warned(history, 300) == []
+    [told] = warned(history, 380)
+    assert told == (
+        "nothing was heard of nodes 0, 2 for 5 minutes; each is billed until a driver (attach, reconcile) "
+        "finds out that it has ended"
+    )
+    assert warned(history, 90 + 9 * 3600)[0].startswith("nothing was heard of nodes 0, 1, 2 for 9 hours;")
+    # One that is gone is not waited for: the others go on without it.
+    regrouped = (records.generation(1, ranks=(0, 1, 2)), records.generation(2, ranks=(1,)))
+    assert warned(records.change(history, generations=regrouped), 380) == []
+    over = records.change(launch, exits={0: records.exit("drained")}, slots={0: records.slot("i-1-0")})
+    assert warned(records.history(records.change(over, intent=records.intent())), 9999) == []
+
+
+def test_of_many_silent_nodes_the_number_is_said_before_what_they_said_last(records):
+    beats = {rank: records.heartbeat(instance_id=f"i-1-{rank}", warnings=("old",)) for rank in range(64)}
+    launch = records.launch(intent=records.intent(num_nodes=64), heartbeats=beats)
+    silent, said = show_json(records.history(launch), records.at(9999))["warnings"]
+    assert silent.startswith("nothing was heard of 64 nodes for 3 hours;")
+    assert said == "old"

@@ -1,0 +1,261 @@
+import json
+
+import pytest
+
+from cloudspot.jobstore.records import CheckpointId, Commit, Final, Skipped
+from cloudspot.story.progress import last_commit_id, steps_lost
+from cloudspot.story.report import show_json, summarise
+
+
+@pytest.fixture
+def reclaimed_once(records):
+    """Return a job that drained at step 40, resumed there, and succeeded at step 100."""
+    first = records.launch(
+        1,
+        outcome="reclaimed",
+        closed_at=1810.0,
+        exits={0: records.exit("drained", step=40, committed=CheckpointId(1, 40), at=1810.0)},
+        notices={0: records.notice(at=1800.0, step=37)},
+        heartbeats={0: records.heartbeat(step=37, steps_total=100, metrics={"loss": 2.0})},
+        machines=(records.machine("i-1-0", started=0.0, ended=1800.0, end_reason="reclaimed"),),
+    )
+    last_word = records.exit(
+        "succeeded",
+        instance_id="i-2-0",
+        launch=2,
+        generation=2,
+        restored_step=40,
+        step=100,
+        final=Final(step=100, weights_sha256="ab" * 32, metrics={"accuracy": 0.9}),
+    )
+    second = records.launch(
+        2,
+        outcome="succeeded",
+        closed_at=3700.0,
+        intent=records.intent(2, at=1820.0, offer=records.offer("b", price=2.0), why="reclaimed"),
+        exits={0: last_word},
+        heartbeats={0: records.heartbeat(instance_id="i-2-0", generation=2, step=99, steps_total=100)},
+        machines=(records.machine("i-2-0", started=1900.0, ended=3700.0),),
+    )
+    return records.history(
+        first,
+        second,
+        generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
+        commits=(CheckpointId(1, 20), CheckpointId(1, 40), CheckpointId(2, 100)),
+        finished=records.finished(at=3701.0),
+    )
+
+
+def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
+    report = show_json(reclaimed_once, records.at(9999.0))
+    assert {key: report[key] for key in ("id", "name", "provider", "state", "exit_code")} == {
+        "id": "digits-1",
+        "name": "digits",
+        "provider": "sim",
+        "state": "succeeded",
+        "exit_code": 0,
+    }
+    assert [(one["launch"], one["zone"], one["outcome"], one["why"]) for one in report["attempts"]] == [
+        (1, "a", "reclaimed", "first"),
+        (2, "b", "succeeded", "reclaimed"),
+    ]
+    assert [node["outcome"] for one in report["attempts"] for node in one["nodes"]] == [
+        "drained",
+        "succeeded",
+    ]
+    assert [(one["launch"], one["step"]) for one in report["notices"]] == [(1, 37)]
+    assert (report["step"], report["steps_total"], report["steps_lost"]) == (100, 100, 0)
+    assert report["last_commit"] == {"generation": 2, "step": 100, "verified": None, "bytes": None}
+    assert report["cost"] == {
+        "spent": 1.5,
+        "on_demand_equivalent": 3.0,
+        "currency": "USD",
+        "machine_seconds": 3600.0,
+    }
+    assert report["final"] == {"step": 100, "weights_sha256": "ab" * 32, "metrics": {"accuracy": 0.9}}
+    assert report["metrics"] == {"accuracy": 0.9}
+    assert report["warnings"] == []
+    assert report["generations"][1]["restored"] == {"generation": 1, "step": 40}
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_the_callers_look_at_the_last_checkpoint_is_shown(records, reclaimed_once):
+    commit = Commit(
+        generation=2, step=100, kind="session", size=4096, parts=(), at=records.at(3600), writer="w"
+    )
+    report = show_json(
+        reclaimed_once, records.at(9999.0), commits={CheckpointId(2, 100): commit}, verified=True
+    )
+    assert report["last_commit"] == {"generation": 2, "step": 100, "verified": True, "bytes": 4096}
+
+
+def test_a_job_that_has_just_been_submitted_has_nothing_to_show(records):
+    report = show_json(records.history(), records.at(1.0))
+    assert (report["state"], report["exit_code"], report["attempts"]) == ("queued", None, [])
+    assert (report["last_commit"], report["final"], report["steps_total"]) == (None, None, None)
+    assert report["cost"]["spent"] == 0.0
+
+
+def test_a_success_that_nobody_has_closed_has_status_0(records):
+    history = records.history(records.launch(exits={0: records.exit("succeeded", step=8)}))
+    report = show_json(history, records.at(200.0))
+    assert (report["state"], report["exit_code"]) == ("succeeded", 0)
+
+
+def test_launches_that_never_became_attempts_are_not_attempts(records):
+    history = records.history(records.capacity(1, at=0.0), records.launch(2))
+    report = show_json(history, records.at(100.0))
+    assert [one["launch"] for one in report["attempts"]] == [2]
+    assert [one["outcome"] for one in report["launches"]] == ["capacity", None]
+
+
+def test_steps_between_the_last_checkpoint_and_a_loss_are_lost(records):
+    lost = records.launch(1, outcome="lost", heartbeats={0: records.heartbeat(step=47)})
+    history = records.history(
+        lost,
+        records.launch(2),
+        generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
+        commits=(CheckpointId(1, 40),),
+    )
+    assert steps_lost(history) == 7
+
+
+def test_a_node_that_goes_on_says_itself_how_far_it_was(records):
+    running = records.launch(1, heartbeats={0: records.heartbeat(step=60)})
+    history = records.history(
+        running,
+        generations=(records.generation(1), records.generation(2, restored=(1, 40), reached_step=47)),
+        commits=(CheckpointId(1, 40),),
+    )
+    assert steps_lost(history) == 7
+
+
+def test_steps_lost_add_up_over_restarts_and_start_from_what_was_restored(records):
+    crashed = records.launch(
+        1, outcome="failed", exits={0: records.exit("failed", generation=2, restored_step=40, step=45)}
+    )
+    history = records.history(
+        crashed,
+        records.launch(2),
+        generations=(
+            records.generation(1),
+            records.generation(2, restored=(1, 40)),
+            records.generation(3, launch=2, restored=None),
+        ),
+        commits=(CheckpointId(1, 40), CheckpointId(1, 50)),
+    )
+    # Generation 1 committed 50 and went on from 40; generation 2 reached 45, and 3 starts anew.
+    assert steps_lost(history) == 10 + 45
+
+
+def test_a_notice_tells_of_steps_that_no_heartbeat_knew(records):
+    lost = records.launch(
+        1,
+        outcome="reclaimed",
+        heartbeats={0: records.heartbeat(step=41)},
+        notices={0: records.notice(step=44)},
+    )
+    history = records.history(
+        lost,
+        records.launch(2),
+        generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
+        commits=(CheckpointId(1, 40),),
+    )
+    assert steps_lost(history) == 4
+
+
+@pytest.fixture
+def sessionless(records):
+    """Return a script's job without a session: lost after checkpoint 175, resumed, and succeeded at 500."""
+    first = records.launch(1, outcome="lost", heartbeats={0: records.heartbeat(has_session=False)})
+    last_word = records.exit(
+        "succeeded", instance_id="i-2-0", launch=2, generation=2, restored_step=175, step=175,
+        has_session=False, final=Final(step=None, weights_sha256=None, metrics={}),
+    )  # fmt: skip
+    return records.history(
+        first,
+        records.launch(2, outcome="succeeded", exits={0: last_word}),
+        generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 175))),
+        commits=(CheckpointId(1, 175), CheckpointId(2, 500)),
+    )
+
+
+def test_of_a_script_without_a_session_only_its_checkpoints_are_known(records, sessionless):
+    report = show_json(sessionless, records.at(9999.0))
+    assert (report["step"], report["steps_total"], report["steps_lost"]) == (500, None, None)
+    assert report["final"] == {"step": 500, "weights_sha256": None, "metrics": {}}
+    assert summarise(sessionless, records.at(9999.0)).steps_total is None
+
+
+def test_a_script_without_a_session_that_was_never_started_again_has_lost_nothing(records):
+    launch = records.launch(heartbeats={0: records.heartbeat(has_session=False)})
+    assert steps_lost(records.history(launch, generations=(records.generation(1),))) == 0
+
+
+def test_a_session_that_was_not_yet_opened_again_has_lost_what_it_had_begun(records, sessionless):
+    first, second = sessionless.launches
+    first = records.change(first, heartbeats={0: records.heartbeat(step=180)})
+    assert steps_lost(records.change(sessionless, launches=(first, second))) == 5
+
+
+def test_the_last_checkpoint_is_the_lineages_and_not_a_zombies(records):
+    history = records.history(
+        records.launch(1, outcome="lost"),
+        records.launch(2),
+        generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
+        commits=(CheckpointId(1, 40), CheckpointId(1, 90)),
+    )
+    assert last_commit_id(history) == CheckpointId(1, 40)
+
+
+def test_warnings_name_skipped_checkpoints_and_what_nodes_say_each_once(records):
+    skipped = (Skipped(checkpoint=CheckpointId(1, 50), reason="chunk 3 differs"),)
+    history = records.history(
+        records.launch(heartbeats={0: records.heartbeat(warnings=("uploads are slow", "uploads are slow"))}),
+        generations=(records.generation(1, skipped=skipped),),
+    )
+    assert show_json(history, records.at(100.0))["warnings"] == [
+        "checkpoint 1-50 did not verify and was passed over: chunk 3 differs",
+        "uploads are slow",
+    ]
+
+
+def test_the_summary_is_what_ps_needs(records, reclaimed_once):
+    summary = summarise(reclaimed_once, records.at(9999.0))
+    assert (summary.job_id, summary.provider, summary.state) == ("digits-1", "sim", "succeeded")
+    assert (summary.step, summary.steps_total, summary.attempts) == (100, 100, 2)
+    assert (summary.spent, summary.currency, summary.metrics) == (1.5, "USD", {"accuracy": 0.9})
+    assert (summary.submitted_at, summary.at) == (records.at(0), records.at(9999.0))
+
+
+def test_the_detail_says_where_an_open_launch_is_and_why_a_closed_one_ended(records):
+    assert summarise(records.history(records.launch()), records.at(1)).detail == "launch 1: big in a (spot)"
+    closed = records.history(records.launch(outcome="failed", detail="exit status 3"))
+    assert summarise(closed, records.at(1)).detail == "launch 1 failed: exit status 3"
+
+
+def test_what_ended_a_job_is_told_before_any_driver_has_written_it_down(records):
+    last_word = records.exit("failed", permanent=True, detail="train.py ended with 3", exit_code=3)
+    failed = show_json(records.history(records.launch(exits={0: last_word})), records.at(200))
+    assert [failed[key] for key in ("state", "detail", "exit_code")] == ["failed", "train.py ended with 3", 3]
+    stopped = records.history(
+        records.launch(exits={0: records.exit("stopped")}), stop=records.stop("max_cost")
+    )
+    told = show_json(stopped, records.at(200))
+    assert [told[key] for key in ("state", "detail", "exit_code")] == [
+        "stopped",
+        "limits.max_cost was reached",
+        1,
+    ]
+
+
+def test_an_attempts_money_is_that_of_all_its_machines_also_of_one_too_many(records):
+    machines = (
+        records.machine("i-1-0", started=0.0, ended=3600.0),
+        records.machine("i-stray", started=0.0, ended=1800.0),
+    )
+    [attempt] = show_json(
+        records.history(records.launch(outcome="lost", machines=machines)), records.at(9999)
+    )["attempts"]
+    assert attempt["spent"] == 1.5
+    assert attempt["nodes"][0]["seconds"] == 3600.0

@@ -1,0 +1,383 @@
+"""Where a job's time went, of histories with known answers."""
+
+import itertools
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudspot.jobstore.records import CheckpointId, Commit, Part, Phase
+from cloudspot.story.spans import Span, between
+from cloudspot.story.timeline import timeline, wanted_commits
+
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+class Story:
+    """Writes histories in seconds after the submission."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def beat(self, launch, *phases, rank=0, **fields):
+        """A heartbeat that tells phases: (state, generation, seconds)."""
+        told = tuple(Phase(state=s, generation=g, at=self.records.at(at)) for s, g, at in phases)
+        return self.records.heartbeat(
+            instance_id=f"i-{launch}-{rank}", phases=told, generation=told[-1].generation, **fields
+        )
+
+    def resumed(self, number, restored, *, sealed, committed=None, **fields):
+        """A generation that resumes."""
+        return self.records.generation(
+            number,
+            restored=restored,
+            sealed_at=None if sealed is None else self.records.at(sealed),
+            committed_at=self.records.at((sealed or 0) + 1 if committed is None else committed),
+            **fields,
+        )
+
+    def commit(self, generation, step, *, sealed, at):
+        """A manifest."""
+        part = Part(
+            generation=generation, step=step, rank=0, num_parts=1, kind="directory", size=0, chunks=(),
+            sealed_at=self.records.at(sealed), writer="w",
+        )  # fmt: skip
+        return Commit(
+            generation=generation, step=step, kind="directory", size=0, parts=(part,),
+            at=self.records.at(at), writer="w",
+        )  # fmt: skip
+
+
+@pytest.fixture
+def story(records):
+    return Story(records)
+
+
+def life(generation, *, setup, run, loop=None, over=None, before=0):
+    """The phases of one generation on a fresh machine."""
+    phases = [("restoring", before, setup), ("running", generation, run)]
+    phases += [] if loop is None else [("training", generation, loop)]
+    return [*phases, *([] if over is None else [("uploading", generation, over)])]
+
+
+def seconds(found):
+    return {state: value for state, value in found.seconds.items() if value}
+
+
+def spans(found, records):
+    return [
+        (one.state, (one.start - records.start).total_seconds(), (one.end - records.start).total_seconds())
+        for one in found.spans
+    ]
+
+
+def reclaimed_once(records, story, *, notice=50, sealed=53, first=None, **changes):
+    """Drained at 53 s and over at 54 s; on the next machine from 80 s to 180 s; ended at 182 s, which is
+    written down at 185 s.
+    """
+    beats = life(1, setup=15, run=20, loop=25, over=54) if first is None else first
+    one = records.launch(
+        1,
+        outcome="reclaimed",
+        closed_at=60,
+        intent=records.intent(1, at=2),
+        heartbeats={0: story.beat(1, *beats, step=40)},
+        exits={0: records.exit("drained", at=56, step=40)},
+        notices={0: records.notice(at=notice, step=38)},
+    )
+    two = records.launch(
+        2,
+        outcome="succeeded",
+        closed_at=184,
+        intent=records.intent(2, at=62),
+        slots={0: records.slot("i-2-0", at=70)},
+        heartbeats={0: story.beat(2, *life(2, setup=71, run=75, loop=80, over=180), step=100)},
+        exits={0: records.exit("succeeded", instance_id="i-2-0", launch=2, generation=2, at=182, step=100)},
+    )
+    fields = {
+        "generations": (
+            records.generation(1, at=20),
+            story.resumed(2, (1, 40), launch=2, at=74, sealed=sealed, committed=55),
+        ),
+        "commits": (CheckpointId(1, 40), CheckpointId(2, 100)),
+        "finished": records.finished(at=185),
+    }
+    return records.history(one, two, **{**fields, **changes})
+
+
+def test_each_second_of_a_reclaimed_job_is_accounted_for(records, story):
+    found = timeline(reclaimed_once(records, story), records.at(1000))
+    assert spans(found, records) == [
+        ("queued", 0, 2),
+        ("launching", 2, 10),
+        ("setup", 10, 15),
+        ("restoring", 15, 20),
+        ("starting", 20, 25),
+        ("training", 25, 53),
+        ("saving", 53, 54),
+        ("saving", 54, 56),
+        ("waiting", 56, 62),
+        ("launching", 62, 70),
+        ("setup", 70, 71),
+        ("restoring", 71, 75),
+        ("starting", 75, 80),
+        ("training", 80, 180),
+        ("saving", 180, 182),
+    ]
+    assert sum(found.seconds.values()) == found.total_seconds == 182
+    assert found.goodput == pytest.approx(128 / 182)
+    assert [(one.launch, one.rank) for one in found.nodes] == [(1, 0), (2, 0)]
+    assert [one.state for one in found.nodes[0].spans] == [
+        "launching", "setup", "restoring", "starting", "training", "saving", "saving",
+    ]  # fmt: skip
+
+
+def test_a_notice_is_answered_by_the_checkpoint_from_which_the_next_generation_resumed(records, story):
+    [answer] = timeline(reclaimed_once(records, story), records.at(1000)).answers
+    assert (answer.rank, answer.commit, answer.commit_seconds) == (0, CheckpointId(1, 40), 5.0)
+
+
+def test_a_commit_from_before_the_notice_answers_nothing(records, story):
+    [answer] = timeline(reclaimed_once(records, story, notice=55.5), records.at(1000)).answers
+    assert (answer.commit, answer.commit_seconds) == (None, None)
+
+
+def test_a_notice_before_any_training_is_answered_by_nothing(records, story):
+    [answer] = timeline(reclaimed_once(records, story, notice=12), records.at(1000)).answers
+    assert (answer.commit, answer.commit_seconds) == (None, None)
+
+
+def test_the_newest_generations_notice_is_answered_by_its_newest_commit(records, story):
+    history = reclaimed_once(records, story)
+    second = records.change(history.launches[1], notices={0: records.notice(launch=2, at=170)})
+    history = records.change(history, launches=(history.launches[0], second))
+    assert timeline(history, records.at(1000)).answers[1].commit is None
+    commit = story.commit(2, 100, sealed=171, at=172.5)
+    answer = timeline(history, records.at(1000), commits={commit.id: commit}).answers[1]
+    assert (answer.commit, answer.commit_seconds) == (CheckpointId(2, 100), 2.5)
+
+
+def killed(records, story, *, sealed, reached=47, restored=(1, 40)):
+    """Killed at 60 s without a word, having begun step 47; resumed elsewhere; still going at 100 s."""
+    one = records.launch(
+        1,
+        outcome="lost",
+        closed_at=65,
+        heartbeats={0: story.beat(1, *life(1, setup=15, run=20, loop=25), step=reached)},
+        machines=(records.machine(started=2, ended=60),),
+    )
+    two = records.launch(
+        2,
+        intent=records.intent(2, at=66),
+        slots={0: records.slot("i-2-0", at=70)},
+        heartbeats={0: story.beat(2, *life(2, setup=71, run=75, loop=80), step=50)},
+    )
+    generations = (
+        records.generation(1, at=20),
+        story.resumed(2, restored, launch=2, at=74, sealed=sealed)
+        if restored
+        else records.generation(2, launch=2, at=74),
+    )
+    return records.history(one, two, generations=generations, commits=(CheckpointId(1, 40),))
+
+
+def test_what_a_killed_machine_did_after_its_last_checkpoint_is_lost(records, story):
+    found = timeline(killed(records, story, sealed=48), records.at(100))
+    assert spans(found, records)[2:] == [
+        ("restoring", 15, 20),
+        ("starting", 20, 25),
+        ("training", 25, 48),
+        ("lost", 48, 60),
+        ("waiting", 60, 66),
+        ("launching", 66, 70),
+        ("setup", 70, 71),
+        ("restoring", 71, 75),
+        ("starting", 75, 80),
+        ("training", 80, 100),
+    ]
+    first, second = found.stretches
+    assert (first.last_step, first.steps_lost, first.was_drained) == (47, 7, False)
+    assert (second.last_step, second.steps_lost) == (50, 0)
+    assert [one.state for one in found.nodes[0].spans][-2:] == ["training", "lost"]
+
+
+def test_without_a_checkpoint_all_of_it_is_lost(records, story):
+    found = timeline(killed(records, story, sealed=None, restored=None), records.at(100))
+    assert (seconds(found)["lost"], seconds(found)["training"]) == (35, 20)
+    assert found.stretches[0].steps_lost == 47
+
+
+def test_when_nobody_knows_the_age_of_what_was_restored_the_stretch_is_unknown(records, story):
+    history = killed(records, story, sealed=None)
+    found = timeline(history, records.at(100))
+    assert (seconds(found)["unknown"], seconds(found)["training"]) == (35, 20)
+    assert "lost" not in seconds(found)
+    assert wanted_commits(history) == (CheckpointId(1, 40),)
+    commit = story.commit(1, 40, sealed=48, at=49)
+    found = timeline(history, records.at(100), commits={commit.id: commit})
+    assert (seconds(found)["lost"], seconds(found)["training"]) == (12, 43)
+
+
+def test_nobody_knows_the_age_but_no_step_was_lost(records, story):
+    found = timeline(killed(records, story, sealed=None, reached=40), records.at(100))
+    assert (seconds(found)["training"], "unknown" in seconds(found)) == (55, False)
+
+
+def test_what_all_newer_generations_did_is_lost_where_one_had_to_go_further_back(records, story):
+    history = killed(records, story, sealed=48)
+    second = records.change(
+        history.launches[1],
+        closed=records.closed("lost", 2, at=105, machines=(records.machine("i-2-0", started=66, ended=100),)),
+    )
+    third = records.launch(
+        3,
+        intent=records.intent(3, at=105),
+        slots={0: records.slot("i-3-0", at=106)},
+        heartbeats={0: story.beat(3, *life(3, setup=107, run=108, loop=110), step=20)},
+    )
+    history = records.history(
+        history.launches[0],
+        second,
+        third,
+        generations=(*history.generations, story.resumed(3, (1, 20), launch=3, at=108, sealed=30)),
+        commits=(CheckpointId(1, 20), CheckpointId(1, 40), CheckpointId(2, 45)),
+    )
+    found = timeline(history, records.at(120))
+    assert [(one.state, one.seconds) for one in found.spans if one.state in {"training", "lost"}] == [
+        ("training", 5),
+        ("lost", 30),
+        ("lost", 20),
+        ("training", 10),
+    ]
+
+
+def test_an_agent_that_told_no_phases_makes_the_time_unknown_and_not_a_guess(records, story):
+    one = records.launch(
+        1, outcome="succeeded", closed_at=101, heartbeats={0: records.heartbeat(step=100)},
+        exits={0: records.exit("succeeded", at=100, step=100)},
+    )  # fmt: skip
+    history = records.history(one, generations=(records.generation(1),), finished=records.finished(at=102))
+    found = timeline(history, records.at(1000))
+    assert seconds(found) == {"launching": 10, "unknown": 90}
+    assert found.goodput == 0
+
+
+def test_another_machines_phases_count_for_nothing(records, story):
+    beats = {0: story.beat(9, *life(1, setup=15, run=20, loop=25))}
+    history = records.history(records.launch(1, heartbeats=beats), generations=(records.generation(1),))
+    assert seconds(timeline(history, records.at(50))) == {"launching": 10, "unknown": 40}
+
+
+def test_survivors_that_go_on_restore_from_where_the_first_trainer_was_over(records, story):
+    first = [*life(1, setup=12, run=20, loop=25, over=60), ("restoring", 1, 61), ("running", 2, 66)]
+    one = records.launch(
+        1,
+        intent=records.intent(1, num_nodes=2),
+        heartbeats={
+            0: story.beat(1, *first, ("training", 2, 70), step=55),
+            1: story.beat(1, *life(1, setup=15, run=21, loop=26), rank=1, step=50, at=58),
+        },
+    )
+    generations = (
+        records.generation(1, ranks=(0, 1), at=20),
+        story.resumed(2, (1, 40), at=65, sealed=50, reached_step=47),
+    )
+    history = records.history(one, generations=generations, commits=(CheckpointId(1, 40),))
+    found = timeline(history, records.at(90))
+    assert spans(found, records) == [
+        ("launching", 0, 10),
+        ("setup", 10, 15),
+        ("restoring", 15, 21),
+        ("starting", 21, 26),
+        ("training", 26, 50),
+        ("lost", 50, 60),  # Node 1 fell silent before; nobody knows when.
+        ("saving", 60, 61),
+        ("restoring", 61, 66),
+        ("starting", 66, 70),
+        ("training", 70, 90),
+    ]
+
+
+def failed(records, story, *, step, commits):
+    one = records.launch(
+        1, outcome="failed", closed_at=62, exits={0: records.exit("failed", at=61, step=step)},
+        heartbeats={0: story.beat(1, *life(1, setup=15, run=20, loop=25, over=60))},
+    )  # fmt: skip
+    return records.history(
+        one,
+        generations=(records.generation(1, at=20),),
+        commits=commits,
+        finished=records.finished("failed", at=63),
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "commits", "read", "expected"),
+    [
+        (47, (CheckpointId(1, 40),), True, {"training": 25, "lost": 10}),
+        (47, (CheckpointId(1, 40),), False, {"unknown": 35}),
+        (47, (), False, {"lost": 35}),
+        (40, (CheckpointId(1, 40),), False, {"training": 35}),
+        (40, (CheckpointId(1, 40),), True, {"training": 25, "saving": 11}),
+    ],
+)
+def test_of_a_job_that_failed_what_is_in_no_checkpoint_is_lost(records, story, step, commits, read, expected):
+    history = failed(records, story, step=step, commits=commits)
+    commit = story.commit(1, 40, sealed=50, at=51)
+    found = seconds(timeline(history, records.at(1000), commits={commit.id: commit} if read else {}))
+    assert {"saving": 1, **expected} | {
+        "launching": 10,
+        "setup": 5,
+        "restoring": 5,
+        "starting": 5,
+        "waiting": 2,
+    } == found
+
+
+def test_a_script_without_a_session_trains_from_its_start(records, story):
+    beats = {0: story.beat(1, *life(1, setup=15, run=20), has_session=False)}
+    history = records.history(records.launch(1, heartbeats=beats), generations=(records.generation(1),))
+    assert seconds(timeline(history, records.at(50)))["training"] == 30
+
+
+def test_launches_that_were_refused_are_launching_and_then_waiting(records):
+    history = records.history(records.capacity(1, at=5), records.capacity(2, at=20))
+    found = timeline(history, records.at(30))
+    assert seconds(found) == {"queued": 5, "waiting": 25}
+
+
+def test_a_job_before_its_first_launch_is_queued(records):
+    found = timeline(records.history(), records.at(30))
+    assert (seconds(found), found.goodput) == ({"queued": 30}, 0)
+    assert timeline(records.history(), records.at(0)).goodput is None
+
+
+def test_a_job_in_its_setup(records, story):
+    one = records.launch(1, heartbeats={0: records.heartbeat(state="setup", generation=0)})
+    assert seconds(timeline(records.history(one), records.at(30))) == {"launching": 10, "setup": 20}
+
+
+def test_nodes_that_are_all_over_end_the_job_where_no_controller_saw_it(records, story):
+    history = reclaimed_once(records, story, finished=None)
+    launches = (history.launches[0], records.change(history.launches[1], closed=None))
+    found = timeline(records.change(history, launches=launches), records.at(5000))
+    assert found.total_seconds == 182
+
+
+@given(st.lists(st.integers(0, 100), max_size=20), st.integers(0, 100))
+def test_whatever_the_clocks_say_spans_follow_each_other_and_fill_the_time(moments, length):
+    def at(seconds):
+        return START + timedelta(seconds=seconds)
+
+    marks = [Span("queued", at(0), at(0)), *(Span(str(n), at(m), at(m)) for n, m in enumerate(moments))]
+    found = between(marks, at(length))
+    assert sum(one.seconds for one in found) == length
+    assert all(one.seconds > 0 for one in found)
+    assert all(one.end == after.start for one, after in itertools.pairwise(found))
+
+
+def test_a_finished_jobs_time_does_not_grow_until_a_driver_writes_its_end_down(records, story):
+    late = timeline(reclaimed_once(records, story, finished=records.finished(at=90_000)), records.at(99_999))
+    assert late == timeline(reclaimed_once(records, story, finished=None), records.at(99_999))
+    assert (late.total_seconds, late.goodput) == (182, pytest.approx(128 / 182))
