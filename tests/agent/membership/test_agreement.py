@@ -207,8 +207,8 @@ def test_the_last_beat_of_a_node_that_died_is_no_sign_of_life(bench, make):
     first.membership._peers._thread.join(10.0)
     second.life.heartbeat.beat()  # never read so far
     second.die()
-    first.membership._peers = type(first.membership._peers)(first.life)
-    first.membership._peers._hear()
+    first.membership._peers = type(first.membership._peers)(first.life.context)
+    first.membership._peers._pass()
     second.life.heartbeat.beat()  # its last one, of just before the question
     first.membership.start()
     assert first.membership.others_are_well() is False
@@ -221,7 +221,7 @@ def test_an_outage_of_this_nodes_own_store_makes_no_member_absent(bench, make, m
     wait_until(lambda: first.membership.why_regroup() is None and first.membership._all_ran)
     first.membership._all_ran = False
     peers._beats[1] = None  # it had not heard of the start yet
-    monkeypatch.setattr(peers, "_beat", fail)
+    monkeypatch.setattr(peers, "_list", fail)
     heard = peers.heard_seconds
     time.sleep(1.5)
     assert peers.heard_seconds - heard < 0.3

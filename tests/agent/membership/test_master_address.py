@@ -89,7 +89,7 @@ def test_where_both_differ_the_slot_is_right_and_it_is_said(life, announced, cap
 def test_a_single_node_and_a_generation_without_the_first_node_ask_nobody(bench, life, announced):
     looks = announced({"MASTER_ADDR": "10.0.0.9"}, seconds=5.0)
     assert find(life, Member(rank=1, instance_id="m-2", address="10.0.0.2")) == "10.0.0.2"
-    assert master_address(bench.life(nodes=1), FIRST) == "10.0.0.1"
+    assert find(bench.life(nodes=1), FIRST) == "10.0.0.1"
     assert looks == []
 
 
