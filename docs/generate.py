@@ -31,8 +31,8 @@ from msgspec import inspect
 from cloudspot.agent import draining, lastword, orderedstop, peers
 from cloudspot.agent import main as main_of_agent
 from cloudspot.cli.config import UserConfig
-from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, STORE_HELP, program
-from cloudspot.cli.options import JSON_HELP
+from cloudspot.cli.main import SHORT_HELPS, program
+from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
 from cloudspot.controller import act, decide, loop, plan, policy, reap, restarts, suspicion
 from cloudspot.jobfile.schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
