@@ -20,9 +20,9 @@ from cloudspot.cli.sharedoptions import (
     provider_option,
     store_option,
 )
+from cloudspot.controller.launchrequest import LaunchPlan
+from cloudspot.controller.launchrequest import plan as make_plan
 from cloudspot.controller.ownership import store_label
-from cloudspot.controller.plan import LaunchPlan
-from cloudspot.controller.plan import plan as make_plan
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.bundle import make_bundle
 from cloudspot.jobstore.records import Submission

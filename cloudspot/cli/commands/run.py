@@ -25,8 +25,8 @@ from cloudspot.cli.sharedoptions import (
     store_option,
 )
 from cloudspot.controller.actions import Create
+from cloudspot.controller.launchrequest import find_offers
 from cloudspot.controller.loop import Controller, Tick
-from cloudspot.controller.plan import find_offers
 from cloudspot.errors import JobExists, SpecError
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.submission import submit

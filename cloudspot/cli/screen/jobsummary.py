@@ -17,7 +17,7 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.records import CheckpointId, Commit
-from cloudspot.retrying import persist
+from cloudspot.retrying import retry
 from cloudspot.story.progress import last_commit_id
 from cloudspot.story.report import show_json
 from cloudspot.story.timeline import wanted_commits
@@ -75,8 +75,8 @@ def echo_summary(job: Job, history: History) -> None:
     Raises:
         TransientError: the store does not answer, not even when it is asked again.
     """
-    value = persist(lambda: job_json(job, history), sleep=time.sleep)
-    fields = persist(lambda: summary_fields(job, value), sleep=time.sleep)
+    value = retry(lambda: job_json(job, history), sleep=time.sleep)
+    fields = retry(lambda: summary_fields(job, value), sleep=time.sleep)
     output.echo()
     echo_title(value)
     output.echo_fields(fields)

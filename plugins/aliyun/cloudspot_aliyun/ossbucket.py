@@ -27,7 +27,7 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import check_key
 from cloudspot.plugin.multipart import Passing, UploadGone
-from cloudspot.retrying import Result, persist
+from cloudspot.retrying import T, retry
 from cloudspot_aliyun.clients import (
     CONNECT_SECONDS,
     READ_SECONDS,
@@ -115,9 +115,9 @@ class OssBucket:
         except SDK_ERRORS as error:
             raise self._translation(error, verb, key) from error
 
-    def persist(self, call: Callable[[], Result]) -> Result:
+    def persist(self, call: Callable[[], T]) -> T:
         """Return what ``call`` returns; where OSS did nothing it is made again, some times."""
-        return persist(call, sleep=self.sleep, kind=Passing)
+        return retry(call, sleep=self.sleep, kind=Passing)
 
     def check_create(self, headers: Mapping[str, str]) -> None:
         """Look at the answer to a write whether the bucket has got versions since it was first asked.

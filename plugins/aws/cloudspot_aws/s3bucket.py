@@ -25,7 +25,7 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import check_key
 from cloudspot.plugin.multipart import Passing, UploadGone
-from cloudspot.retrying import Result, persist
+from cloudspot.retrying import T, retry
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import DENIED, THROTTLED, error_code, one_line, status_of, translation
 
@@ -95,9 +95,9 @@ class Bucket:
         except (ClientError, BotoCoreError) as error:
             raise self._translation(error, verb, key) from error
 
-    def persist(self, call: Callable[[], Result], *, kind: type[TransientError] = TransientError) -> Result:
+    def persist(self, call: Callable[[], T], *, kind: type[TransientError] = TransientError) -> T:
         """Return what ``call`` returns; after a ``kind`` it is made again, some times."""
-        return persist(call, sleep=self.sleep, kind=kind)
+        return retry(call, sleep=self.sleep, kind=kind)
 
     def _locate(self) -> Any:
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)

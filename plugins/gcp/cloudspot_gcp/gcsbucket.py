@@ -24,7 +24,7 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import check_key
 from cloudspot.plugin.multipart import Passing, UploadGone
-from cloudspot.retrying import Result, persist
+from cloudspot.retrying import T, retry
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, UNUSABLE, error_code, status_of, translation
 
@@ -118,9 +118,9 @@ class Bucket:
             )
         return answer
 
-    def persist(self, call: Callable[[], Result], *, kind: type[TransientError] = TransientError) -> Result:
+    def persist(self, call: Callable[[], T], *, kind: type[TransientError] = TransientError) -> T:
         """Return what ``call`` returns; after a ``kind`` it is made again, some times."""
-        return persist(call, sleep=self.sleep, kind=kind)
+        return retry(call, sleep=self.sleep, kind=kind)
 
     def writer_of(self, key: str) -> str | None:
         """Return who wrote the object that stands there ("" unknown), or None where there is none."""
