@@ -2,7 +2,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from cloudspot.controller.suspicion import (
+from cloudspot.controller.lasting import (
     BEGUN,
     MAX_PASS_GAP_SECONDS,
     STAMP_SECONDS,

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from cloudspot.train import randomness, shares
+from cloudspot.train import randomness, sample_order
 from cloudspot.train.errors import CheckpointError, SessionError
-from cloudspot.train.shares import Order
+from cloudspot.train.sample_order import SampleOrder
 
 _log = logging.getLogger("cloudspot")
 
@@ -43,7 +43,7 @@ class Feed:
         self.epoch = 0
         self._batch = 0
         self._kept_workers = False
-        self._order: Order | None = None
+        self._order: SampleOrder | None = None
         # In an epoch that another world began: what it took, and the loader of this rank's share of the rest.
         self._base = 0
         self._share: Any = None
@@ -93,7 +93,7 @@ class Feed:
                 epoch, batch, base = self.epoch, self._batch, self._base
             else:
                 rank_position.update(own)
-        kept = self._kept_workers if batch > 0 else shares.keeps_workers(self._loader)
+        kept = self._kept_workers if batch > 0 else sample_order.keeps_workers(self._loader)
         rank_position["keeps_workers"] = kept
         batch_size = getattr(self._loader, "batch_size", None)
         samples = base + batch * batch_size * self._world_size if isinstance(batch_size, int) else None
@@ -145,11 +145,11 @@ class Feed:
     def _resume_in_share(self, position: dict[str, Any], world_size: int, base: int) -> None:
         """Go on in an epoch whose rest has to be shared anew, or had been by the world that saved."""
         samples, order = position["samples"], None
-        reason = shares.obstacle(self._loader, world_size=self._world_size)
+        reason = sample_order.obstacle(self._loader, world_size=self._world_size)
         if reason is None and (position.get("order") is None or samples is None):
             reason = "the loader that saved it did not tell the order of its samples"
         elif reason is None:
-            order, length = Order.from_json(position["order"]), shares.length_of(self._loader)
+            order, length = SampleOrder.from_json(position["order"]), sample_order.length_of(self._loader)
             if order.length != length:
                 reason = f"the dataset has {length} samples and had {order.length}"
         if reason is not None or order is None:
@@ -166,14 +166,14 @@ class Feed:
         if base > order.length:
             raise CheckpointError(f"the checkpoint took {base} samples of an epoch of {order.length}")
         sampler = self._loader.sampler
-        indices = shares.share(
+        indices = sample_order.share(
             order,
             base,
             num_ranks=self._world_size,
             rank=getattr(sampler, "rank", 0),
             drop_last=getattr(sampler, "drop_last", False),
         )
-        self._order, self._base, self._share = order, base, shares.loader_over(self._loader, indices)
+        self._order, self._base, self._share = order, base, sample_order.loader_over(self._loader, indices)
 
     def _round(self, position: dict[str, Any], world_size: int) -> int:
         batch, samples = int(position["batch"]), position["samples"]
@@ -219,10 +219,10 @@ class Feed:
             set_epoch = getattr(getattr(self._loader, name, None), "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self.epoch)
-        self._kept_workers = self._share is None and shares.keeps_workers(self._loader)
+        self._kept_workers = self._share is None and sample_order.keeps_workers(self._loader)
         if self._share is not None:
             return iter(self._share)
-        self._order = shares.find_order(self._loader, world_size=self._world_size)
+        self._order = sample_order.find_order(self._loader, world_size=self._world_size)
         return iter(self._loader)
 
     def _owned_generators(self) -> list[Any]:

@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 import cloudspot.train as spot
 from cloudspot.train import randomness
-from cloudspot.train.feed import Feed
+from cloudspot.train.resumable_batches import Feed
 
 NUM_SAMPLES = 22
 

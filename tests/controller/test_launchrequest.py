@@ -6,9 +6,16 @@ import pytest
 from simcloud import SimCloud, SimProvider
 from simulation import World
 
-from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, DELIVERY_GRACE_SECONDS
-from cloudspot.controller.plan import MAX_LIFE_SECONDS, launch_token, life_seconds, plan, render_launch
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
+from cloudspot.controller.launchrequest import (
+    MAX_LIFE_SECONDS,
+    launch_token,
+    life_seconds,
+    plan,
+    render_launch,
+)
 from cloudspot.errors import SpecError
+from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
 
 
 class Provider(SimProvider):

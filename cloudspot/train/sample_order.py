@@ -16,7 +16,7 @@ from cloudspot.train.tree import Json, flatten, rebuild
 
 
 @dataclass(frozen=True)
-class Order:
+class SampleOrder:
     """The order in which all ranks together take an epoch's samples, as any world can compute it.
 
     Where there is neither a seed nor a state, it is that of the dataset.
@@ -52,7 +52,7 @@ class Order:
         return flatten("order", {"length": self.length, "seed": self.seed, "state": self.state}, None)
 
     @classmethod
-    def from_json(cls, value: Json) -> Order:
+    def from_json(cls, value: Json) -> SampleOrder:
         """Return the order that ``to_json`` wrote.
 
         Raises:
@@ -110,7 +110,7 @@ def keeps_workers(loader: Any) -> bool:
     return persistent and getattr(loader, "_iterator", None) is not None
 
 
-def find_order(loader: Any, *, world_size: int) -> Order | None:
+def find_order(loader: Any, *, world_size: int) -> SampleOrder | None:
     """Return the order of the epoch that ``iter(loader)`` would begin now; None where it cannot be known.
 
     Draws nothing: it looks at the generators from which ``iter`` is about to draw.
@@ -119,20 +119,20 @@ def find_order(loader: Any, *, world_size: int) -> Order | None:
         return None
     sampler, length = loader.sampler, length_of(loader)
     if isinstance(sampler, DistributedSampler):
-        return Order(length, seed=int(sampler.seed) + int(sampler.epoch) if sampler.shuffle else None)
+        return SampleOrder(length, seed=int(sampler.seed) + int(sampler.epoch) if sampler.shuffle else None)
     if not isinstance(sampler, RandomSampler):
-        return Order(length)
+        return SampleOrder(length)
     generator = torch.Generator()
     own = sampler.generator
     generator.set_state(torch.get_rng_state() if own is None else own.get_state())
     if loader.generator is own and not keeps_workers(loader):
         _draw(generator)  # the loader's seed for its workers comes first
     if own is None:
-        return Order(length, seed=_draw(generator))
-    return Order(length, state=generator.get_state())
+        return SampleOrder(length, seed=_draw(generator))
+    return SampleOrder(length, state=generator.get_state())
 
 
-def share(order: Order, taken: int, *, num_ranks: int, rank: int, drop_last: bool) -> list[int]:
+def share(order: SampleOrder, taken: int, *, num_ranks: int, rank: int, drop_last: bool) -> list[int]:
     """Return one rank's indices of what is left of an epoch, of which ``taken`` samples are consumed.
 
     All ranks' are equally many. As in DistributedSampler, what cannot be divided is dropped with

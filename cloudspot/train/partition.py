@@ -68,16 +68,24 @@ class Plan:
     """SHA-256 of the whole table, in hex: parts with another digest belong to another checkpoint."""
 
 
-def plan(items: Sequence[Item], *, world_size: int, avoid: Collection[int] = frozenset()) -> Plan:
+def plan(
+    items: Sequence[Item],
+    *,
+    world_size: int,
+    avoid: Collection[int] = frozenset(),
+    rooms: Sequence[int] = (),
+) -> Plan:
     """Spread the items over the ranks, whole and evenly by bytes.
 
-    The result depends on the set of items alone, not on their order.
+    The result does not depend on the order of the items.
 
     Args:
         items: The state's tensors; names are unique.
         world_size: How many ranks there are.
-        avoid: Ranks that get nothing but what is pinned to them, as their machines are about to go.
-            It counts for nothing when it names every rank.
+        avoid: Ranks that get nothing but what is pinned to them, because their machines are about to go.
+            Ignored when it names every rank.
+        rooms: Bytes that each rank's slots hold. ``avoid`` is ignored when a part would outgrow its slot.
+            Empty: no limit.
     """
     table = sorted(items, key=lambda item: item.name)
     open_ranks = [rank for rank in range(world_size) if rank not in avoid] or list(range(world_size))
@@ -99,6 +107,8 @@ def plan(items: Sequence[Item], *, world_size: int, avoid: Collection[int] = fro
             offset += item.nbytes
         parts.append(tuple(placements))
         part_bytes.append(offset)
+    if avoid and rooms and any(nbytes > room for nbytes, room in zip(part_bytes, rooms, strict=True)):
+        return plan(items, world_size=world_size)
     return Plan(tuple(parts), tuple(part_bytes), _digest(parts))
 
 

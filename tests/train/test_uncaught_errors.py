@@ -16,7 +16,7 @@ def end(tmp_path):
 
     def run(script):
         done = subprocess.run(
-            [sys.executable, "-c", "from cloudspot.train.lasterror import tell_of_errors\n" + script],
+            [sys.executable, "-c", "from cloudspot.train.uncaught_errors import tell_of_errors\n" + script],
             env={**os.environ, handoff.HANDOFF: str(tmp_path), "RANK": "3"},
             capture_output=True,
             text=True,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudspot.train.plan import Item, plan
+from cloudspot.train.partition import Item, plan
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "uint8": 1}
 
@@ -47,6 +47,15 @@ def test_a_rank_that_is_about_to_go_gets_nothing_but_what_is_pinned(items, world
         return
     for rank in avoid & set(range(world_size)):
         assert all(placement.item.pinned and rank == 0 for placement in made.parts[rank])
+
+
+@given(items=tables(), world_size=st.integers(1, 9), avoid=st.sets(st.integers(0, 8)), data=st.data())
+def test_ranks_are_avoided_only_while_every_part_fits_its_slot(items, world_size, avoid, data):
+    wanted = plan(items, world_size=world_size, avoid=avoid)
+    spare = data.draw(st.lists(st.integers(-2, 3), min_size=world_size, max_size=world_size))
+    rooms = [nbytes + extra for nbytes, extra in zip(wanted.part_bytes, spare, strict=True)]
+    made = plan(items, world_size=world_size, avoid=avoid, rooms=rooms)
+    assert made == (wanted if min(spare) >= 0 else plan(items, world_size=world_size))
 
 
 @given(items=tables(), world_size=st.integers(1, 9))

@@ -19,9 +19,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from cloudspot.train import CheckpointError, randomness, shares
-from cloudspot.train.feed import Feed
-from cloudspot.train.shares import Order
+from cloudspot.train import CheckpointError, randomness, sample_order
+from cloudspot.train.resumable_batches import Feed
+from cloudspot.train.sample_order import SampleOrder
 
 EPOCHS = 3
 ALONE = ("distributed", "in order", "shuffle", "own generator", "sampler's generator")
@@ -316,7 +316,7 @@ def test_the_loader_of_a_share_is_like_the_scripts_own():
         worker_init_fn=collate,
         multiprocessing_context="fork",
     )
-    other = shares.loader_over(loader, [4, 2, 0, 6])
+    other = sample_order.loader_over(loader, [4, 2, 0, 6])
     assert isinstance(other, Own)
     for name, value in vars(loader).items():
         if name not in {"sampler", "batch_sampler", "persistent_workers", "_iterator"}:
@@ -396,7 +396,7 @@ def test_a_dataset_of_another_length_goes_on_at_a_whole_batch(caplog):
 
 def test_a_random_sampler_that_repeats_or_leaves_out_has_no_order():
     for sampler in (RandomSampler(range(9), replacement=True), RandomSampler(range(9), num_samples=5)):
-        reason = shares.obstacle(DataLoader(range(9), batch_size=2, sampler=sampler), world_size=1)
+        reason = sample_order.obstacle(DataLoader(range(9), batch_size=2, sampler=sampler), world_size=1)
         assert reason == "its RandomSampler does not take every sample once"
 
 
@@ -406,12 +406,12 @@ def test_finding_an_order_draws_nothing():
         torch.manual_seed(1)
         own = None if loader.sampler is None else getattr(loader.sampler, "generator", None)
         before = torch.get_rng_state(), None if own is None else own.get_state()
-        first = shares.find_order(loader, world_size=1)
-        second = shares.find_order(loader, world_size=1)
+        first = sample_order.find_order(loader, world_size=1)
+        second = sample_order.find_order(loader, world_size=1)
         assert first.indices().tolist() == second.indices().tolist()
         assert torch.equal(torch.get_rng_state(), before[0])
         assert own is None or torch.equal(own.get_state(), before[1])
-        assert Order.from_json(json.loads(json.dumps(first.to_json()))).indices().tolist() == (
+        assert SampleOrder.from_json(json.loads(json.dumps(first.to_json()))).indices().tolist() == (
             first.indices().tolist()
         )
 
@@ -435,10 +435,10 @@ def test_finding_an_order_draws_nothing():
 )
 def test_a_malformed_order_is_named(value):
     with pytest.raises(CheckpointError, match="order of samples"):
-        Order.from_json(value).indices()
+        SampleOrder.from_json(value).indices()
 
 
 def test_a_position_beyond_the_epoch_is_refused():
-    position = {"epoch": 0, "batch": 1, "base": 0, "samples": 41, "order": Order(40).to_json()}
+    position = {"epoch": 0, "batch": 1, "base": 0, "samples": 41, "order": SampleOrder(40).to_json()}
     with pytest.raises(CheckpointError, match="took 41 samples of an epoch of 40"):
         World(40, 2, position, 1)

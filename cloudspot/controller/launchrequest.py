@@ -9,12 +9,13 @@ from datetime import datetime
 
 from cloudspot import __version__
 from cloudspot.boot.script import BootPlan, Install, render_boot_script
-from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, DELIVERY_GRACE_SECONDS
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.controller.policy import in_order
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.jobstore.records import Submission
 from cloudspot.model import InstanceGroup, LaunchRequest, Offer
 
