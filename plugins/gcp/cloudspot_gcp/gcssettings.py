@@ -1,45 +1,24 @@
-"""What a bucket is set to: what it keeps that is billed, and what would keep jobs from working."""
+"""A bucket's settings: what it keeps that is billed, and what would keep jobs from working."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult
-from cloudspot_gcp.clients import TIMEOUT
-from cloudspot_gcp.gcsbucket import Bucket
 
 _NONCURRENT = frozenset({"daysSinceNoncurrentTime", "noncurrentTimeBefore", "numNewerVersions"})
-"""Conditions that hold for old versions alone."""
+"""Conditions that only old versions meet."""
 
 
-def check_settings(bucket: Bucket) -> Sequence[CheckResult]:
-    """Return what is to be said of a bucket that can be reached."""
-    handle = bucket.handle()
-    try:
-        with bucket.asking("ask for", "the bucket's settings"):
-            handle.reload(retry=None, timeout=TIMEOUT)
-    except AuthError:
-        return (
-            CheckResult(name="bucket", ok=True, detail=bucket.url),
-            CheckResult(
-                name="bucket settings",
-                ok=True,
-                detail="unknown: the right to ask is missing (storage.buckets.get)",
-            ),
-        )
-    except CloudspotError as error:
-        return (
-            CheckResult(name="bucket", ok=True, detail=bucket.url),
-            CheckResult(name="bucket settings", ok=False, detail=str(error)),
-        )
+def check_settings(handle: Any, prefix: str) -> Sequence[CheckResult]:
+    """Return what is to be said of a bucket; ``handle`` is the SDK's, with its settings loaded."""
     return (
-        CheckResult(name="bucket", ok=True, detail=f"{bucket.url}, in {handle.location}"),
+        CheckResult(name="bucket location", ok=True, detail=str(handle.location)),
         CheckResult(name="bucket versioning", ok=True, detail=_versioning(handle)),
         CheckResult(name="bucket soft delete", ok=True, detail=_soft_delete(handle)),
         _check_retention(handle),
-        _check_lifecycle(handle, bucket.prefix),
+        _check_lifecycle(handle, prefix),
         CheckResult(name="bucket storage class", ok=True, detail=_storage_class(handle)),
     )
 
@@ -68,11 +47,14 @@ def _storage_class(handle: Any) -> str:
     name = str(handle.storage_class or "STANDARD")
     if name == "STANDARD":
         return name
-    return f"{name}: what cloudspot soon deletes is billed for its minimum of days; STANDARD has none"
+    return (
+        f"{name}: each object is billed for a minimum of days, and cloudspot deletes many sooner; STANDARD "
+        "has no minimum"
+    )
 
 
 def _check_lifecycle(handle: Any, prefix: str) -> CheckResult:
-    """Look for a rule that deletes objects which are neither replaced nor deleted, below the prefix."""
+    """Look for a rule that deletes live objects below the prefix."""
     for rule in handle.lifecycle_rules:
         condition = rule.get("condition", {})
         starts = condition.get("matchesPrefix", [""])

@@ -10,18 +10,18 @@ from typing import Any
 
 import google_crc32c
 
-BLOCK_BYTES = 1 << 20
-"""What is handed to the socket at once: enough that Python costs nothing beside the copying."""
+from cloudspot.plugin.bufferbody import BLOCK_BYTES
+
 _CHECKSUM_BLOCK_BYTES = 1 << 18
-"""The checksum is of ``bytes`` only: a copy that stays in the processor's cache costs little."""
+"""google_crc32c takes only ``bytes``: a copy that stays in the processor's cache costs little."""
 
 
 class Body:
-    """A request's body in pieces, sent without being copied together; iterated anew for each attempt.
+    """A request's body in pieces, sent without being copied together; each attempt iterates it anew.
 
     ``requests`` asks such an object for its length and its pieces, and urllib3 hands each piece to
-    ``socket.sendall`` as it is. To be closed when the request is over: in an error's traceback it would
-    else keep the caller's buffer exported.
+    ``socket.sendall`` as it is. Close it when the request is over: held by an error's traceback, it would
+    keep the caller's buffer exported.
     """
 
     def __init__(self, view: memoryview, *, head: bytes = b"", tail: bytes = b"") -> None:
@@ -56,8 +56,8 @@ class Body:
 
 
 def multipart(view: memoryview, described: Mapping[str, Any]) -> tuple[Body, str]:
-    """Return the body that sends an object whole with what is said of it, and the body's content type."""
-    # By chance alone a content holds so long a mark never.
+    """Return the body that sends a whole object with its description, and the body's content type."""
+    # No content holds a mark of this length by chance.
     mark = secrets.token_hex(24)
     head = (
         f"--{mark}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(described)}\r\n"
@@ -68,7 +68,7 @@ def multipart(view: memoryview, described: Mapping[str, Any]) -> tuple[Body, str
 
 
 def extend_crc32c(checksum: int, view: memoryview) -> int:
-    """Return the CRC32C of what had ``checksum``, and of ``view`` behind it; 0 is that of nothing."""
+    """Return the CRC32C of the bytes that had ``checksum`` followed by ``view``; 0 is that of no bytes."""
     for start in range(0, len(view), _CHECKSUM_BLOCK_BYTES):
         with view[start : start + _CHECKSUM_BLOCK_BYTES] as block:
             checksum = google_crc32c.extend(checksum, bytes(block))
@@ -76,5 +76,5 @@ def extend_crc32c(checksum: int, view: memoryview) -> int:
 
 
 def shown_crc32c(checksum: int) -> str:
-    """Return the checksum as Storage's fields and headers have it."""
+    """Return the checksum as Storage's fields and headers show it."""
     return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")
