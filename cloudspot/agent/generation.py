@@ -86,9 +86,11 @@ class GenerationRun:
 
     def _start(self, why: str) -> Trainer:
         life, node, status, memory = self._life, self._node, self._life.status, self._life.memory
-        status.state = "restoring"
+        if status.state != "uploading":  # the drivers leave a node that says so alone until all is delivered
+            status.state = "restoring"
         self._membership.obey()
         life.courier.settle()
+        status.state = "restoring"
         life.obey()
         record, restored = self._membership.next(why)
         index = self._take_ranks(record)

@@ -172,7 +172,10 @@ class Membership:
                     raise LeavingError(Leaving("failed", not_reached(self._rank, among), exit_code=1))
                 self._enter(found.generation)
                 life.status.state = "restoring"
-                return found.generation, restore_this(life, found.generation.restore_from, restored)
+                restored = restore_this(life, found.generation.restore_from, restored)
+                if restored is not None:
+                    return found.generation, restored
+                continue  # what it was to resume from is deleted: another has to follow it
             if restored is None or restored.checkpoint != newest_candidate(life, known, restored.skipped):
                 life.status.state = "restoring"
                 restored = restore_newest(life, known)

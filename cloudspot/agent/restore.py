@@ -40,6 +40,8 @@ class Restored:
 def restore_newest(life: Life, known: Sequence[Generation]) -> Restored:
     """Fetch the best candidate of the lineage; pass over those that do not verify, and say so.
 
+    One that is deleted meanwhile was superseded by a newer one, for which it looks again.
+
     Raises:
         LeavingError: there are checkpoints, and none verifies: nothing is deleted, and starting from
             the beginning would throw the work away without asking.
@@ -57,12 +59,20 @@ def restore_newest(life: Life, known: Sequence[Generation]) -> Restored:
             commit = life.insist(lambda c=candidate: manifests.read_commit(life.store, node.job_id, c))  # type: ignore[misc]
             return _fetch(life, commit, tuple(skipped))
         except (CorruptData, ObjectMissing) as error:
+            if not life.insist(lambda c=candidate: manifests.stands(life.store, node.job_id, c)):  # type: ignore[misc]
+                _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
+                return restore_newest(life, known)
             _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
             skipped.append(Skipped(checkpoint=candidate, reason=str(error)))
     if skipped:
         detail = (
             f"none of the {len(skipped)} checkpoints verifies; nothing was deleted; "
             f"the newest: {skipped[0].reason}"
+        )
+        raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
+    if known and known[-1].restore_from is not None:
+        detail = (
+            f"checkpoint {known[-1].restore_from}, from which the job resumed last, is gone, and so are all"
         )
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
     return Restored(checkpoint=None)
@@ -77,8 +87,10 @@ def newest_candidate(
     return next((one for one in generations.lineage(known, commits) if one not in bad), None)
 
 
-def restore_this(life: Life, checkpoint: CheckpointId | None, restored: Restored | None) -> Restored:
+def restore_this(life: Life, checkpoint: CheckpointId | None, restored: Restored | None) -> Restored | None:
     """Fetch the checkpoint that another node has chosen, unless it is what was restored here already.
+
+    None: it has been deleted, so the generation that was to resume from it cannot start here.
 
     Raises:
         LeavingError: it does not verify here.
@@ -91,6 +103,8 @@ def restore_this(life: Life, checkpoint: CheckpointId | None, restored: Restored
         commit = life.insist(lambda: manifests.read_commit(life.store, life.node.job_id, checkpoint))
         return _fetch(life, commit, ())
     except (CorruptData, ObjectMissing) as error:
+        if not life.insist(lambda: manifests.stands(life.store, life.node.job_id, checkpoint)):
+            return None
         detail = f"checkpoint {checkpoint}, which another node has verified, does not verify here: {error}"
         raise LeavingError(Leaving("failed", detail, exit_code=1)) from error
 

@@ -23,9 +23,9 @@ from cloudspot.cli.options import (
     provider_option,
     store_option,
 )
-from cloudspot.controller.ownership import store_label
 from cloudspot.controller.launchrequest import LaunchPlan
 from cloudspot.controller.launchrequest import plan as make_plan
+from cloudspot.controller.ownership import store_label
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, check_files, load_job

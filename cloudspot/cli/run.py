@@ -23,8 +23,8 @@ from cloudspot.cli.options import (
 from cloudspot.cli.plan import Order, agent_archive, print_plan, read_order
 from cloudspot.cli.progress import transfer
 from cloudspot.controller.actions import Create
-from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.launchrequest import find_offers
+from cloudspot.controller.loop import Controller, Tick
 from cloudspot.errors import JobExists, SpecError
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.submission import submit
