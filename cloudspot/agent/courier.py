@@ -6,7 +6,6 @@ that was taken by an agent that was killed is still there under its other name, 
 
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 import threading
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from cloudspot.agent.directory_uploads import DirectoryUploads
 from cloudspot.agent.node import Node
@@ -26,6 +24,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import manifests
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation
+from cloudspot.jobstore.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -181,7 +180,7 @@ class Courier:
     def _carry(self, taken: Path, name: files.SealName) -> None:
         checkpoint = CheckpointId(name.generation, name.step)
         raw, seal, mapped = _open_seal(taken)
-        self._status.stall_seconds = max(seal["stall_seconds"], 0.0)
+        self._status.stall_seconds = max(seal.stall_seconds, 0.0)
         data = memoryview(mapped)
         try:
             with self._status.transferring("uploading", len(data)) as progress:
@@ -190,17 +189,17 @@ class Courier:
                     self._node.job_id,
                     checkpoint,
                     rank=name.rank,
-                    num_parts=seal["world_size"],
+                    num_parts=seal.world_size,
                     data=data,
                     seal=raw,
-                    sealed_at=datetime.fromtimestamp(seal["sealed_at_unix"], timezone.utc),
+                    sealed_at=datetime.fromtimestamp(seal.sealed_at_unix, timezone.utc),
                     progress=progress,
                 )
         finally:
             data.release()
             if isinstance(mapped, mmap.mmap):
                 mapped.close()
-        self._commit(checkpoint, seal["sealed_at_unix"])
+        self._commit(checkpoint, seal.sealed_at_unix)
         taken.unlink()
 
     def _commit(self, checkpoint: CheckpointId, sealed_at_unix: float) -> None:
@@ -255,7 +254,7 @@ class Courier:
             files.write_tuning(handoff, tuning)
 
 
-def _open_seal(taken: Path) -> tuple[bytes, dict[str, Any], mmap.mmap | bytes]:
+def _open_seal(taken: Path) -> tuple[bytes, Seal, mmap.mmap | bytes]:
     """Return a seal's bytes, what they say, and the mapped slot.
 
     Raises:
@@ -263,10 +262,9 @@ def _open_seal(taken: Path) -> tuple[bytes, dict[str, Any], mmap.mmap | bytes]:
     """
     try:
         raw = taken.read_bytes()
-        seal = json.loads(raw)
-        size, _, _ = int(seal["nbytes"]), float(seal["stall_seconds"]), float(seal["sealed_at_unix"])
-        with Path(seal["slot"]).open("rb") as slot:
-            mapped = mmap.mmap(slot.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        seal = parse_seal(raw, taken.name)
+        with Path(seal.slot).open("rb") as slot:
+            mapped = mmap.mmap(slot.fileno(), seal.nbytes, access=mmap.ACCESS_READ) if seal.nbytes else b""
+    except (OSError, ValueError, OverflowError) as error:
         raise CorruptData(f"{taken.name} cannot be read: {error!r}") from error
     return raw, seal, mapped
