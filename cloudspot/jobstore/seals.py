@@ -33,6 +33,7 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rank: int
     world_size: int
+    kind: str
     slot: str
     nbytes: int
     plan: str
