@@ -101,7 +101,7 @@ def _submit(prepared: PreparedJob, provider_name: str, name: str | None) -> Subm
                 environ=os.environ,
                 job_id=job_id,
                 agent=agent,
-                watch=transfer,
+                open_progress=transfer,
             )
         except JobExists:
             # A random suffix may meet another; a name that was given is the user's to change.

@@ -37,7 +37,7 @@ def sandbox(
     COMMAND's.
     """
     from cloudspot.emulation.cloud import EmulatedCloud
-    from cloudspot.emulation.sandbox import (
+    from cloudspot.emulation.sandbox_run import (
         Sandbox,
         check_command,
         parse_reclaims,

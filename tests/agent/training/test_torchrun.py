@@ -14,7 +14,7 @@ from cloudspot.agent.training.torchrun import (
     script_lines,
 )
 from cloudspot.errors import CloudspotError
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff as files
 
 

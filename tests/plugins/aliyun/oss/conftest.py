@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 
 import pytest
 
-from cloudspot.emulation.faults import Faults
-from cloudspot.emulation.rolekeys import Secrets
-from cloudspot.emulation.serving import Server
+from cloudspot.emulation.api_faults import Faults
+from cloudspot.emulation.role_credentials import Secrets
+from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aliyun.oss import OssStore
 from cloudspot_aliyun_sandbox.ossbuckets import HeldBucket
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys

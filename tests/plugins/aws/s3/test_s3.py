@@ -9,7 +9,7 @@ import pytest
 from cloudspot.errors import AuthError, CloudspotError, ObjectExists, SpecError, StoreRefused, TransientError
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.probe import probe
+from cloudspot.jobstore.store_probe import probe
 from cloudspot.registry import open_store
 from cloudspot_aws.s3 import S3Store
 from cloudspot_aws.s3bucket import _is_guarded

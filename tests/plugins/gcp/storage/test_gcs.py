@@ -21,7 +21,7 @@ from cloudspot.errors import (
 )
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.probe import probe
+from cloudspot.jobstore.store_probe import probe
 from cloudspot.registry import open_store
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.gcs import GcsStore
