@@ -271,9 +271,9 @@ class Courier:
     def _start_collecting(self) -> None:
         """Delete old checkpoints beside the next uploads: a drain must not wait for deletions."""
         if self._collecting is None or not self._collecting.is_alive():
-            self._has_committed = False
             self._collecting = threading.Thread(target=self._collect, name="retention", daemon=True)
             self._collecting.start()
+            self._has_committed = False  # after it: ``finish`` waits while either says so
 
     def _is_collecting(self) -> bool:
         collecting = self._collecting

@@ -360,3 +360,34 @@ def test_what_was_restored_is_not_uploaded_again(bench, carry, node):
     assert life.courier._directories.unsent() == []
     directory(node, "checkpoint-20")
     assert [found.step for found in life.courier._directories.unsent()] == [20]
+
+
+def test_torn_directories_are_set_aside_and_none_that_is_in_the_bucket(bench, carry, node):
+    life = carry(checkpoint=PATTERN)
+    uploads = life.courier._directories
+    uploads.begin(Restored(None))
+    directory(node, "checkpoint-10")
+    torn = directory(node, "checkpoint-20")
+    (torn / "done").unlink()
+    life.courier.end_of_trainer(finished=False)
+    life.courier.settle()
+    life.courier.set_aside_torn()
+    assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]
+    assert steps(bench) == [10]
+    directory(node, "checkpoint-20")
+    (torn / "done").unlink()
+    life.courier.set_aside_torn()
+    found = sorted(path.relative_to(node.torn).as_posix() for path in node.torn.glob("*/*"))
+    assert found == ["output/checkpoint-20", "output/checkpoint-20.2"]
+
+
+def test_what_was_restored_here_and_never_touched_stays(bench, carry, node):
+    """On a node without rank 0 no scan proves anything complete."""
+    life = carry(checkpoint={"directory": "output/*"})
+    life.context.status.ranks = (1,)
+    directory(node, "checkpoint-10")
+    life.courier._directories.begin(Restored(bench.id(1, 10), directory_name="output/checkpoint-10"))
+    directory(node, "checkpoint-20")
+    life.courier.end_of_trainer(finished=False)
+    life.courier.set_aside_torn()
+    assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]
