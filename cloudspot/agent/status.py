@@ -175,7 +175,7 @@ class Status:
         for line in data[:end].splitlines():
             with suppress(
                 ValueError, KeyError, TypeError
-            ):  # written by the trainer: it must not end the agent
+            ):  # the trainer wrote it: it ends no agent
                 self._metrics.update(json.loads(line)["values"])
         self._metrics_read = (path, offset + end)
         return dict(self._metrics)
