@@ -35,8 +35,8 @@ from cloudspot.agent.membership import peers
 from cloudspot.agent.notices import notice_pipe
 from cloudspot.agent.training import drain_schedule
 from cloudspot.cli.config import UserConfig
-from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, STORE_HELP, program
-from cloudspot.cli.options import JSON_HELP
+from cloudspot.cli.main import SHORT_HELPS, program
+from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
 from cloudspot.controller import act, decide, lasting, launchrequest, loop, policy, restarts
 from cloudspot.jobfile.schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes

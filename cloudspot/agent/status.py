@@ -173,9 +173,7 @@ class Status:
             return self._metrics
         end = data.rfind(b"\n") + 1
         for line in data[:end].splitlines():
-            with suppress(
-                ValueError, KeyError, TypeError
-            ):  # the trainer wrote it: it ends no agent
+            with suppress(ValueError, KeyError, TypeError):  # the trainer wrote it: it ends no agent
                 self._metrics.update(json.loads(line)["values"])
         self._metrics_read = (path, offset + end)
         return dict(self._metrics)

@@ -37,6 +37,8 @@ class Restored:
 def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restored:
     """Fetch the best candidate of the lineage; skip those that do not verify, and log them.
 
+    A candidate that is deleted meanwhile was superseded by a newer one, which is tried instead.
+
     Raises:
         LeavingError: there are checkpoints, and none verifies: nothing is deleted, and starting from
             step 0 would throw the work away without asking.
@@ -54,12 +56,20 @@ def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restore
             commit = context.insist(lambda c=candidate: manifests.read_commit(context.store, node.job_id, c))  # type: ignore[misc]
             return _fetch(context, commit, tuple(skipped))
         except (CorruptData, ObjectMissing) as error:
+            if not context.insist(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
+                _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
+                return restore_newest(context, known)
             _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
             skipped.append(Skipped(checkpoint=candidate, reason=str(error)))
     if skipped:
         detail = (
             f"none of the {len(skipped)} checkpoints verifies; nothing was deleted; "
             f"the newest: {skipped[0].reason}"
+        )
+        raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
+    if known and known[-1].restore_from is not None:
+        detail = (
+            f"checkpoint {known[-1].restore_from}, from which the job resumed last, is gone, and so are all"
         )
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
     return Restored(checkpoint=None)
@@ -76,8 +86,10 @@ def newest_candidate(
 
 def restore_this(
     context: NodeContext, checkpoint: CheckpointId | None, restored: Restored | None
-) -> Restored:
+) -> Restored | None:
     """Fetch the checkpoint that another node has chosen, unless it was restored here already.
+
+    None: it has been deleted, so the generation that was to resume from it cannot start here.
 
     Raises:
         LeavingError: it does not verify here.
@@ -90,6 +102,8 @@ def restore_this(
         commit = context.insist(lambda: manifests.read_commit(context.store, context.node.job_id, checkpoint))
         return _fetch(context, commit, ())
     except (CorruptData, ObjectMissing) as error:
+        if not context.insist(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
+            return None
         detail = f"checkpoint {checkpoint}, which another node has verified, does not verify here: {error}"
         raise LeavingError(Leaving("failed", detail, exit_code=1)) from error
 

@@ -190,7 +190,10 @@ class Membership:
                     raise LeavingError(Leaving("failed", not_reached(self._rank, among), exit_code=1))
                 self._enter(found.generation)
                 context.status.state = "restoring"
-                return found.generation, restore_this(context, found.generation.restore_from, restored)
+                restored = restore_this(context, found.generation.restore_from, restored)
+                if restored is not None:
+                    return found.generation, restored
+                continue  # what it was to resume from is deleted: another has to follow it
             if restored is None or restored.checkpoint != newest_candidate(context, known, restored.skipped):
                 context.status.state = "restoring"
                 restored = restore_newest(context, known)
