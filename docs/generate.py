@@ -29,8 +29,11 @@ import msgspec
 from msgspec import inspect
 
 import cloudspot
-from cloudspot.agent import draining, lastword, orderedstop, peers
 from cloudspot.agent import main as main_of_agent
+from cloudspot.agent.ending import final_delivery
+from cloudspot.agent.membership import peers
+from cloudspot.agent.notices import notice_pipe
+from cloudspot.agent.training import drain_schedule
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
@@ -248,10 +251,10 @@ FIGURES = (
     (policy, "MAX_CAPACITY_COOL_SECONDS"),
     (policy, "MAX_QUOTA_COOL_SECONDS"),
     (peers, "SUSPECT_SECONDS"),
-    (draining, "STOP_GUARD_SECONDS"),
-    (orderedstop, "STOP_SECONDS"),
-    (lastword, "UPLOAD_SECONDS"),
-    (lastword, "LAST_WORD_SECONDS"),
+    (drain_schedule, "STOP_GUARD_SECONDS"),
+    (notice_pipe, "STOP_SECONDS"),
+    (final_delivery, "UPLOAD_SECONDS"),
+    (final_delivery, "LAST_WORD_SECONDS"),
     (main_of_agent, "START_SECONDS"),
 )
 """What bounds the waiting, as docs/failure-modes.md tells it."""

@@ -94,8 +94,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """``[run]``: the code, and how it starts."""
 
     workdir: str = "."
-    """The directory that is bundled, sent and run in; relative to the job file. ``.gitignore`` and
-    ``.cloudspotignore`` are respected; ``.git`` and ``.env`` never go along."""
+    """The directory that is sent to the machines and run in, relative to the job file. In a git checkout its
+    code is what git tracks or would add, elsewhere what ``.gitignore`` does not name. ``.cloudspotignore``,
+    written like ``.gitignore``, leaves out more or brings files back. ``.git``, ``.env`` and ``.env.*`` are
+    never sent."""
     setup: str | None = None
     """Shell commands, run in the working directory once on each machine before the training."""
     entrypoint: str
