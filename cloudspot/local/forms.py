@@ -83,7 +83,7 @@ class Form(ABC):
         return
 
     def has_powered_off(self) -> bool:
-        """Say whether the machine ended by itself, where its form shows that."""
+        """Return whether the machine ended by itself, where its form shows that."""
         return False
 
     def end_processes(self) -> None:
@@ -236,7 +236,7 @@ class IsolatedForm(Form):
             self._boot.send_signal(signal.SIGPWR)
 
     def has_powered_off(self) -> bool:
-        """Say whether its process 1 has ended."""
+        """Return whether its process 1 has ended."""
         return self._boot is not None and self._boot.poll() is not None
 
     def end_processes(self) -> None:

@@ -119,7 +119,7 @@ class Supervisor:
         return None
 
     def _is_orphaned(self, now: float) -> bool:
-        """Say whether whoever this machine belongs to is gone."""
+        """Return whether whoever this machine belongs to is gone."""
         guest = self.record.guest
         if guest is None or now < self._owner_seen_at + _OWNER_SECONDS:
             return False
@@ -140,7 +140,7 @@ class Supervisor:
                 self._reclaim(now, reclaim.notice_seconds)
 
     def _has_come(self, reclaim: PlannedReclaim) -> bool:
-        """Say whether the training on this machine has come as far as the reclaim waits for."""
+        """Return whether the training on this machine has come as far as the reclaim waits for."""
         if reclaim.after_steps is None and reclaim.after_share is None:
             return False
         step, total = self._progress()

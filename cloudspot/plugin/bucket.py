@@ -23,7 +23,7 @@ from cloudspot.errors import (
 from cloudspot.interfaces import check_key
 from cloudspot.model import CheckResult
 from cloudspot.plugin.multipart import Passing, UploadGone
-from cloudspot.retrying import Result, persist
+from cloudspot.retrying import T, retry
 
 
 class RangeBeyondEnd(CloudspotError):
@@ -176,14 +176,14 @@ class Bucket(ABC):
         except self.sdk_errors as error:
             raise self.translated(error, verb, key) from error
 
-    def ask(self, verb: str, key: str, call: Callable[[Any], Result]) -> Result:
+    def ask(self, verb: str, key: str, call: Callable[[Any], T]) -> T:
         """Return what ``call`` returns for the client; where nothing was done it is called again."""
 
-        def attempt() -> Result:
+        def attempt() -> T:
             with self.asking(verb, key) as client:
                 return call(client)
 
-        return persist(attempt, sleep=self.sleep, kind=Passing)
+        return retry(attempt, sleep=self.sleep, kind=Passing)
 
     def check_setting(self, name: str, ask: Callable[[Any], str]) -> CheckResult:
         """Return a line of ``check_settings``: what ``ask`` says, or why that cannot be told."""

@@ -20,7 +20,7 @@ from cloudspot.plugin.multipart import (
     Passing,
     settle,
 )
-from cloudspot.retrying import persist
+from cloudspot.retrying import retry
 
 MAX_PAGE: Final = 1000
 READ_BYTES: Final = 1 << 20
@@ -67,7 +67,7 @@ class BucketStore(ObjectStore):
         requests, writer = self._uploads(key, if_absent=if_absent), secrets.token_hex(16)
         with memoryview(data) as given, given.cast("B") as view:
             if not if_absent:
-                persist(lambda: requests.put(writer, view), sleep=self._bucket.sleep, kind=Passing)
+                retry(lambda: requests.put(writer, view), sleep=self._bucket.sleep, kind=Passing)
                 return
             settle(
                 lambda: requests.put(writer, view),

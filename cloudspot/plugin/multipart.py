@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cloudspot.errors import CloudspotError, ObjectExists, TransientError
 from cloudspot.interfaces import Data, Upload
-from cloudspot.retrying import persist
+from cloudspot.retrying import retry
 
 PART_BYTES: Final = 16 << 20
 NUM_THREADS: Final = 4
@@ -149,7 +149,7 @@ class PartedUpload(Upload):
         if self._id is not None:
             upload_id = self._id
             try:
-                self._persist(lambda: self._requests.drop(upload_id))
+                self._retry(lambda: self._requests.drop(upload_id))
             except UploadGone:
                 return
             except CloudspotError as error:
@@ -177,7 +177,7 @@ class PartedUpload(Upload):
         if self._filled == 0:
             return
         if self._id is None:
-            self._id = self._persist(lambda: self._requests.begin(self._writer))
+            self._id = self._retry(lambda: self._requests.begin(self._writer))
             self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="cloudspot-upload")
         assert self._pool is not None
         number, buffer, length = len(self._parts) + 1, self._buffer, self._filled
@@ -187,7 +187,7 @@ class PartedUpload(Upload):
     def _carry(self, upload_id: str, number: int, buffer: bytearray, length: int) -> Any:
         try:
             with memoryview(buffer) as view, view[:length] as part:
-                return self._persist(lambda: self._requests.send(upload_id, number, part))
+                return self._retry(lambda: self._requests.send(upload_id, number, part))
         finally:
             self._free.put(buffer)
 
@@ -195,8 +195,8 @@ class PartedUpload(Upload):
         with memoryview(self._buffer) as view, view[: self._filled] as data:
             self._requests.put(self._writer, data)
 
-    def _persist(self, call: Callable[[], Any]) -> Any:
-        return persist(call, sleep=self._sleep)
+    def _retry(self, call: Callable[[], Any]) -> Any:
+        return retry(call, sleep=self._sleep)
 
     # --- the outcome ------------------------------------------------------------------------------
 
@@ -256,4 +256,4 @@ def settle(
             if not (is_unknown and is_ours()):
                 raise
 
-    persist(attempt, sleep=sleep)
+    retry(attempt, sleep=sleep)

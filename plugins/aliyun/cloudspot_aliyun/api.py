@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from cloudspot.errors import TransientError
-from cloudspot.retrying import persist
+from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import EXPIRED, SDK_ERRORS, Codes, error_code, translated
 
@@ -76,7 +76,7 @@ def read(
         with translated(what, codes):
             return ask(clients, action, parameters, product=product, region=region)
 
-    return persist(once, sleep=time.sleep, kind=TransientError, num_tries=NUM_TRIES)
+    return retry(once, sleep=time.sleep, waits=doubling(0.1, num=NUM_TRIES - 1))
 
 
 def read_pages(

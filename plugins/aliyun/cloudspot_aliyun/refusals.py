@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from cloudspot import retrying
 from cloudspot.errors import (
     AuthError,
     CapacityError,
@@ -16,6 +15,7 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.model import Market
+from cloudspot.retrying import THROTTLE_WAITS, retry
 from cloudspot_aliyun.errors import DENIED, THROTTLED, error_code, error_message, translation
 from cloudspot_aliyun.listing import market_of
 from cloudspot_aliyun.request import EcsRequest
@@ -123,7 +123,7 @@ def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
 
 def unless_throttled(call: Callable[[], Any]) -> Any:
     """Return what the call returns; where ECS throttles it, nothing was done, and it is made again."""
-    return retrying.unless_throttled(call, _is_throttled, sleep=time.sleep)
+    return retry(call, kind=Exception, when=_is_throttled, waits=THROTTLE_WAITS, sleep=time.sleep)
 
 
 def _is_throttled(error: Exception) -> bool:

@@ -23,7 +23,7 @@ from cloudspot.interfaces import LogSink, check_stream, is_stream
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
 from cloudspot.plugin.logorder import Arrival, Order, read_back
-from cloudspot.retrying import persist
+from cloudspot.retrying import retry
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
 from cloudspot_aws.logevents import EventReader
@@ -280,7 +280,7 @@ class CloudWatchLogSink(LogSink):
             with translated(f"log group {self.group}", _CODES):
                 return getattr(client, operation)(**options)
 
-        return persist(call, sleep=self._sleep, kind=TransientError)
+        return retry(call, sleep=self._sleep, kind=TransientError)
 
 
 def _milliseconds(moment: datetime) -> int:

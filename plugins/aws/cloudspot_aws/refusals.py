@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from cloudspot import retrying
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, QuotaError
+from cloudspot.retrying import THROTTLE_WAITS, retry
 from cloudspot_aws.caller import denied_action
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import THROTTLED, error_code, translation
@@ -81,7 +81,7 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
 
 def unless_throttled(call: Callable[[], Any]) -> Any:
     """Return what the call returns; where EC2 throttles it, nothing was done, and it is made again."""
-    return retrying.unless_throttled(call, _is_throttled, sleep=time.sleep)
+    return retry(call, kind=Exception, when=_is_throttled, waits=THROTTLE_WAITS, sleep=time.sleep)
 
 
 def _is_throttled(error: Exception) -> bool:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from cloudspot import retrying
 from cloudspot.errors import (
     AuthError,
     CapacityError,
@@ -16,6 +15,7 @@ from cloudspot.errors import (
     QuotaError,
     TransientError,
 )
+from cloudspot.retrying import THROTTLE_WAITS, retry
 from cloudspot_gcp.errors import THROTTLED, error_code, one_line, translation
 from cloudspot_gcp.request import ComputeRequest
 
@@ -126,7 +126,7 @@ def launching(body: ComputeRequest) -> str:
 
 def unless_throttled(call: Callable[[], T]) -> T:
     """Return what the call returns; where Google throttles it, nothing was done, and it is made again."""
-    return retrying.unless_throttled(call, _is_throttled, sleep=time.sleep)
+    return retry(call, kind=Exception, when=_is_throttled, waits=THROTTLE_WAITS, sleep=time.sleep)
 
 
 def _is_throttled(error: Exception) -> bool:
