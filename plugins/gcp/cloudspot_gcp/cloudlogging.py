@@ -25,7 +25,7 @@ from typing import Any
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.interfaces import LogSink
 from cloudspot.model import LogPiece, LogRecord
-from cloudspot_gcp.attributes import store_digest
+from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.logentries import MARK, MAX_AGE, day_of, iso, parse_time
 from cloudspot_gcp.logreading import STREAM, LogReading, about_stream

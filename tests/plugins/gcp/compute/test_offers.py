@@ -4,7 +4,7 @@ import pytest
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Offer, Resources
 from cloudspot_gcp.lookups import is_called
-from cloudspot_gcp.offers import FACTS_SECONDS, FAILURE_SECONDS, OfferFinder
+from cloudspot_gcp.offers import FACTS_SECONDS, FAILURE_SECONDS, GcpOfferFinder
 from cloudspot_gcp.options import GcpOptions
 
 GIB = 2**30
@@ -245,7 +245,7 @@ def test_what_does_not_change_is_asked_for_once_an_hour_and_a_list_that_failed_o
         machine_types=("n2-standard-4",),
         on_demand_prices={"n2-standard-4": 0.2},
     )
-    finder = OfferFinder(options, cloud.clients, monotonic=lambda: now)
+    finder = GcpOfferFinder(options, cloud.clients, monotonic=lambda: now)
 
     def asked():
         before = len(cloud.faults.calls)
