@@ -32,27 +32,29 @@ class CloudProvider(Provider, Generic[Options, Clients]):
         super().__init__(chosen)
         self._options = chosen
         self._lock = threading.Lock()
-        self._kept_clients: Clients | None = None
-        self._kept_provisioner: Provisioner | None = None
+        self._clients: Clients | None = None
+        self._provisioner: Provisioner | None = None
         self._check_options(chosen)
+
+    @property
+    def clients(self) -> Clients:
+        """Return the SDK's clients."""
+        with self._lock:
+            if self._clients is None:
+                self._clients = self._make_clients()
+            return self._clients
 
     def provisioner(self) -> Provisioner:
         """Return the provisioner; the same one each time, since it keeps what it has looked up."""
-        clients = self._clients()
+        clients = self.clients
         with self._lock:
-            if self._kept_provisioner is None:
-                self._kept_provisioner = self._make_provisioner(clients)
-            return self._kept_provisioner
+            if self._provisioner is None:
+                self._provisioner = self._make_provisioner(clients)
+            return self._provisioner
 
     def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
         """Try what a job needs, and say for each thing what is missing and how to mend it."""
-        return self._check(self._clients(), resources or Resources())
-
-    def _clients(self) -> Clients:
-        with self._lock:
-            if self._kept_clients is None:
-                self._kept_clients = self._make_clients()
-            return self._kept_clients
+        return self._check(self.clients, resources or Resources())
 
     @abstractmethod
     def _check_options(self, options: Options) -> None:

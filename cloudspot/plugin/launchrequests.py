@@ -38,7 +38,8 @@ def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
         body: Body = convert(request.body, type_)
         return body
     except msgspec.ValidationError as error:
-        raise ProvisionError(f"this is not a request of provider {request.provider!r}: {error}") from error
+        message = f"the stored request of provider {request.provider!r} cannot be read here: {error}"
+        raise ProvisionError(message) from error
 
 
 def boot_disk_gib(group: InstanceGroup, *, wanted_bytes: int) -> int:

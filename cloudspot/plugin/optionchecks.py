@@ -88,12 +88,14 @@ class OptionChecks:
             if name.startswith((OWN_TAG_PREFIX, prefix)) or name in reserved:
                 raise self.error(field, f'"{name}" is reserved; choose another name')
 
-    def unknown_region(self, field: str, region: str, known: Collection[str]) -> FieldError:
-        """Return the error for a region that the cloud does not have."""
+    def unknown_region(
+        self, field: str, region: str, known: Collection[str], *, where: str = ""
+    ) -> FieldError:
+        """Return the error for a region that is not among the known ones, which come from ``where``."""
         names = ", ".join(sorted(known)[:_NUM_SHOWN])
         more = ", ..." if len(known) > _NUM_SHOWN else ""
         advice = _did_you_mean(region, known) or f"; there are {names}{more}"
-        return self.error(field, f'there is no region "{region}"{advice}')
+        return self.error(field, f'there is no region "{region}"{where}{advice}')
 
     def unknown_type(self, field: str, name: str, known: Collection[str], *, where: str) -> FieldError:
         """Return the error for a machine type that the regions in ``where`` do not have."""

@@ -38,7 +38,7 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
 
     def boot_profile(self) -> BootProfile:
         """Return how the image starts the agent, and the region, which the SDKs cannot find by themselves."""
-        region = self._options.region or self._clients().region
+        region = self._options.region or self.clients.region
         return BootProfile(
             agent_python=self._options.agent_python,
             train_python=self._options.train_python,
@@ -68,7 +68,7 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
         """
         from cloudspot_aliyun.caller import caller
 
-        clients = self._clients()
+        clients = self.clients
         region = clients.region
         return {"region": region, "account": self._options.account or caller(clients).account}
 

@@ -59,7 +59,7 @@ def check_region(clients: AwsClients) -> str:
     region = clients.region
     known = _known_regions()
     if region not in known:
-        raise unknown_region("region", region, known)
+        raise unknown_region("region", region, known, where=" in this boto3")
     return region
 
 

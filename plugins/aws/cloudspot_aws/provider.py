@@ -38,7 +38,7 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
 
     def boot_profile(self) -> BootProfile:
         """Return how the image starts the agent, and the region, which the SDK cannot find by itself."""
-        region = self._options.region or self._clients().region
+        region = self._options.region or self.clients.region
         return BootProfile(
             agent_python=self._options.agent_python,
             train_python=self._options.train_python_or_default,
@@ -57,7 +57,7 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
         return CloudWatchLogSink(
             job_id,
             store_url=store.canonical_url,
-            clients=self._clients(),
+            clients=self.clients,
             group=self._options.log_group,
             retention_days=self._options.log_retention_days,
         )
@@ -73,7 +73,7 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
         from cloudspot_aws.caller import caller
         from cloudspot_aws.lookups import check_region
 
-        clients = self._clients()
+        clients = self.clients
         region = check_region(clients)
         return {"region": region, "account": self._options.account or caller(clients).account}
 
@@ -81,7 +81,7 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
         """Reclaim a spot machine for a drill, by AWS's Fault Injection Service; see Provider."""
         from cloudspot_aws.drill import interrupt
 
-        interrupt(self._clients(), instance_id, notice_seconds=notice_seconds)
+        interrupt(self.clients, instance_id, notice_seconds=notice_seconds)
 
     def _check_options(self, options: AwsOptions) -> None:
         check_options(options)

@@ -43,7 +43,7 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
 
     def boot_profile(self) -> BootProfile:
         """Return how the image starts the agent, and the project, which the SDK may not find by itself."""
-        project = self._options.project or self._clients().project
+        project = self._options.project or self.clients.project
         return BootProfile(
             agent_python=self._options.agent_python,
             train_python=self._options.train_python,
@@ -62,7 +62,7 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         return CloudLoggingSink(
             job_id,
             store_url=store.canonical_url,
-            clients=self._clients(),
+            clients=self.clients,
             log_name=self._options.log_name,
         )
 
@@ -75,13 +75,13 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         """
         from cloudspot_gcp.lookups import wanted_regions
 
-        return {"project": self._clients().project, "regions": list(wanted_regions(self._options))}
+        return {"project": self.clients.project, "regions": list(wanted_regions(self._options))}
 
     def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
         """Reclaim a spot machine for a drill, by a simulated maintenance event; see Provider."""
         from cloudspot_gcp.drill import preempt
 
-        preempt(self._clients(), instance_id, notice_seconds=notice_seconds)
+        preempt(self.clients, instance_id, notice_seconds=notice_seconds)
 
     def _check_options(self, options: GcpOptions) -> None:
         check_options(options)

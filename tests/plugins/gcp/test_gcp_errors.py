@@ -67,7 +67,7 @@ def refused_connection():
         (
             refusal(403, "billingNotEnabled"),
             AuthError,
-            "x: the project has no billing account that serves: said so (billingNotEnabled)",
+            "x: the project has no working billing account: said so (billingNotEnabled)",
         ),
         (
             refusal(403, "rateLimitExceeded"),

@@ -3,8 +3,9 @@ import pytest
 
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Offer, Resources
+from cloudspot.plugin.answercache import FACTS_SECONDS
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.offers import FACTS_SECONDS, SPOT_PRICE_SECONDS, AwsOfferFinder
+from cloudspot_aws.offers import SPOT_PRICE_SECONDS, AwsOfferFinder
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.pricing import endpoint_region
 from cloudspot_aws.provider import AwsProvider
@@ -175,7 +176,7 @@ def test_a_failure_is_not_kept(cloud):
     [
         (
             {"region": "us-east-9"},
-            'providers.aws.region: "us-east-9" is no region that this boto3 knows; did you mean "us-east-2"?',
+            'providers.aws.region: there is no region "us-east-9" in this boto3; did you mean "us-east-2"?',
         ),
         (
             {"image": "ami-0123456789abcdef0"},
