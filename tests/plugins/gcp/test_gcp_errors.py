@@ -47,8 +47,8 @@ def refused_connection():
             refusal(401, "authError"),
             AuthError,
             (
-                "x: Google does not accept the credentials: said so; run `gcloud auth application-default login` "
-                "(authError)"
+                "x: Google does not accept the credentials: said so (authError); "
+                "run `gcloud auth application-default login`"
             ),
         ),
         (

@@ -287,7 +287,7 @@ def test_two_vswitches_of_one_zone_and_a_group_of_another_vpc_are_refused(cloud)
     )
     group = cloud.place.add_group(vpc="vpc-bp1own0001")
     assert failure(cloud, security_groups=(group,)) == (
-        f'providers.aliyun.security_groups: "{group}" is of vpc-bp1own0001, the vSwitches are of '
+        f'providers.aliyun.security_groups: "{group}" is in vpc-bp1own0001, the vSwitches are in '
         "vpc-bp1default00000001"
     )
 
