@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cloudspot.agent import courier
+from cloudspot.agent.delivery import courier
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import program
 from cloudspot.jobfile.spec import JobSpec, RunSpec, load_job
@@ -46,7 +46,9 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
     for name in (
         "README.md",
         "docs/generate.py",
+        "pyproject.toml",
         "docs/aliyun.md",
+        "docs/architecture.md",
         "docs/aws.md",
         "docs/cli.md",
         "docs/gcp.md",

@@ -70,3 +70,12 @@ def test_every_link_between_the_documents_leads_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
         if not target.startswith("https://"):
             assert (path.parent / target).exists(), target
+
+
+def test_the_house_has_no_more_than_24_rooms():
+    rooms = {
+        path.stem
+        for path in (ROOT / "cloudspot").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert len(rooms - {"__init__"} | {"plugins", "benchmarks"}) <= 24

@@ -76,6 +76,11 @@ class Node:
         return self.directory / "staging"
 
     @property
+    def torn(self) -> Path:
+        """Return where directory checkpoints are moved that a script has left half-written."""
+        return self.directory / "torn"
+
+    @property
     def python_path(self) -> Path:
         """Return the directory that shows the trainer this very cloudspot, and nothing else of ours."""
         return self.directory / "pythonpath"
@@ -98,6 +103,10 @@ class Node:
     def handoff(self, generation: int) -> Path:
         """Return the hand-off directory of a generation."""
         return self.directory / "generations" / f"{generation:06d}"
+
+    def train_log(self, generation: int) -> Path:
+        """Return the file that torchrun of a generation writes to."""
+        return self.logs / f"train-{generation:06d}.log"
 
     def create_directories(self) -> None:
         """Make the directories that the agent itself fills."""

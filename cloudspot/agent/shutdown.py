@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 
-from cloudspot.agent.lastword import say_last_word
-from cloudspot.agent.launcher import end_training
+from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.node import Node, NodeMemory
-from cloudspot.agent.noticefile import NoticeFile
-from cloudspot.agent.preparation import end_setup
+from cloudspot.agent.notices.notice_file import NoticeFile
+from cloudspot.agent.notices.notice_pipe import tell_agent
+from cloudspot.agent.reclaim import understand
 from cloudspot.agent.status import Status
-from cloudspot.agent.watcher import understand
+from cloudspot.agent.training.preparation import end_setup
+from cloudspot.agent.training.torchrun import end_training
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore import launches
 from cloudspot.model import PreemptionNotice
@@ -103,6 +104,7 @@ class Shutdown:
         reclaim = understand(notice, notice_seconds=self._seconds, now=self._began, wall=wall)
         try:
             reclaim = NoticeFile(self._node.directory).give(reclaim)
+            tell_agent(self._node.directory)
         except OSError as error:
             _say(f"the agent cannot be told: {error}")
         _say(f"this machine goes down in {reclaim.deadline - self._began:.1f} s")
@@ -120,7 +122,7 @@ class Shutdown:
             _say("the slot is not this machine's: there is nothing to say")
             return
         leaving = Leaving("drained", f"shut down ({self._source}) while its agent was dead")
-        say_last_word(store, node, identity, leaving, _status(node))
+        write_exit_record(store, node, identity, leaving, _status(node))
 
 
 def _status(node: Node) -> Status:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from cloudspot.cli.invocation import ChosenStore
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import check_store_url
 from cloudspot.jobfile.tables import FieldError, convert
@@ -24,14 +24,6 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The store that is used where nothing else names one: a name from ``[stores]``, or a URL."""
     stores: dict[str, str] = msgspec.field(default_factory=dict)
     """URLs by names of your choice; ``--store`` and ``CLOUDSPOT_STORE`` take the names too."""
-
-
-@dataclass(frozen=True)
-class ChosenStore:
-    """A store's URL, and who named it."""
-
-    url: str
-    origin: str
 
 
 def config_path() -> Path | None:

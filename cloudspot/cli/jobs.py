@@ -7,11 +7,8 @@ import secrets
 from dataclasses import dataclass
 from functools import cached_property
 
-import click
-
-from cloudspot.cli.config import ChosenStore, default_store
-from cloudspot.cli.main import find_program
-from cloudspot.cli.options import DEFAULT_PROVIDER
+from cloudspot.cli.config import default_store
+from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation
 from cloudspot.errors import JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
@@ -39,16 +36,13 @@ def default_store_url() -> str:
 def open_named_store(store_url: str | None) -> ObjectStore:
     """Open the store of ``--store``, or the default one."""
     if store_url is None:
-        chosen = note_store(_default_store())
-        store_url = chosen.url
+        store_url = note_store(_default_store()).url
     return open_store(store_url)
 
 
 def note_store(chosen: ChosenStore) -> ChosenStore:
     """Remember who named the store, for the message of an error that names it; return it."""
-    context = click.get_current_context(silent=True)
-    if context is not None:
-        find_program(context).chosen_store = chosen
+    current_invocation().chosen_store = chosen
     return chosen
 
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudspot import __version__
-from cloudspot.cli import exit_codes, streams
-from cloudspot.cli.printable import printable
+from cloudspot.cli import exit_codes
+from cloudspot.cli.invocation import Invocation, current_invocation
+from cloudspot.cli.screen import stdstreams
+from cloudspot.cli.screen.printable import printable
+from cloudspot.cli.sharedoptions import STORE_HELP, debug_option
 from cloudspot.errors import CloudspotError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-    from cloudspot.cli.config import ChosenStore
 
 SHORT_HELPS = {
     "init": "Write a job file to begin with.",
@@ -54,13 +55,6 @@ _NO_ARGUMENTS: tuple[type[click.ClickException], ...] = tuple(
 class Program(click.Group):
     """The group of all commands; it imports a command's module only when that command is run."""
 
-    debug = False
-    """Set by ``--debug``: an expected error keeps its traceback."""
-    store: str | None = None
-    """Set by ``--store`` before the command."""
-    chosen_store: ChosenStore | None = None
-    """What the command works on; who named it matters to the reader of an error."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of ``--help``."""
         return list(SHORT_HELPS)
@@ -69,7 +63,7 @@ class Program(click.Group):
         """Import the command of that name; None when there is none."""
         if cmd_name not in SHORT_HELPS:
             return None
-        command = getattr(importlib.import_module(f"cloudspot.cli.{cmd_name}"), cmd_name)
+        command = getattr(importlib.import_module(f"cloudspot.cli.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -104,9 +98,9 @@ class Program(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the program and end the process: the one place where errors become exit codes."""
-        self.debug, self.store, self.chosen_store = False, None, None
-        streams.prepare()
-        extra["standalone_mode"] = False
+        invocation = Invocation()
+        stdstreams.prepare()
+        extra |= {"standalone_mode": False, "obj": invocation}
         try:
             code = super().main(*args, **extra)
             sys.stdout.flush()
@@ -118,34 +112,28 @@ class Program(click.Group):
             hint = ""
             if isinstance(error, click.UsageError) and error.ctx is not None:
                 hint = f" (see: {error.ctx.command_path} --help)"
-            _report(error.format_message() + hint, self.debug)
+            _report(error.format_message() + hint, invocation.debug)
             code = error.exit_code
         except CloudspotError as error:
-            _report(str(error) + self._store_note(str(error)), self.debug)
+            _report(str(error) + _store_note(str(error), invocation), invocation.debug)
             code = error.exit_code
         except click.Abort:
             code = exit_codes.INTERRUPTED
-        except streams.OutputLostError as error:
-            streams.abandon_output()
+        except stdstreams.OutputLostError as error:
+            stdstreams.abandon_output()
             code = exit_codes.PIPE_CLOSED
             if not error.is_closed_pipe:
                 code = exit_codes.FAILED
-                _report(str(error), self.debug)
+                _report(str(error), invocation.debug)
         sys.exit(code if isinstance(code, int) else 0)
 
-    def _store_note(self, message: str) -> str:
-        """Return who named the store that the message names, unless the reader just typed it."""
-        chosen = self.chosen_store
-        if chosen is None or chosen.origin == "--store" or chosen.url not in message:
-            return ""
-        return f" (this store: {chosen.origin})"
 
-
-def find_program(ctx: click.Context) -> Program:
-    """Return the program that runs the command of this context."""
-    program = ctx.find_root().command
-    # A command that is invoked alone, as by a test, has what the program has, at rest.
-    return program if isinstance(program, Program) else Program()
+def _store_note(message: str, invocation: Invocation) -> str:
+    """Return what named the store in the message, unless the reader just typed it."""
+    chosen = invocation.chosen_store
+    if chosen is None or chosen.origin == "--store" or chosen.url not in message:
+        return ""
+    return f" (this store: {chosen.origin})"
 
 
 def _report(message: str, debug: bool) -> None:
@@ -159,28 +147,8 @@ def _report(message: str, debug: bool) -> None:
     click.echo(printable(" ".join(message.split())), file=sys.stderr)
 
 
-def _note_debug(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        find_program(ctx).debug = True
-
-
-def _note_store(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    find_program(ctx).store = value
-
-
-STORE_HELP = (
-    "Object store that holds the jobs: a URL such as file:///data/jobs, or a name of your config file."
-)
-DEBUG_HELP = "Show the traceback of an error."
-
-debug_option = click.option(
-    "--debug",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_note_debug,
-    help=DEBUG_HELP,
-)
+def _note_store(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    current_invocation().store = value
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})

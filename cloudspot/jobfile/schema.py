@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import inspect as source
+import inspect
 import textwrap
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, get_args
 
 import msgspec
-from msgspec import inspect
 
-from cloudspot.jobfile.quantities import DURATION_PATTERN, MONEY_PATTERN, SIZE_PATTERN
+from cloudspot.jobfile.quantities import MONEY_PATTERN
 from cloudspot.jobfile.spec import MAX_NAME_LENGTH, JobSpec
 
 DRAFT: Final = "http://json-schema.org/draft-07/schema#"
@@ -20,7 +19,6 @@ DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 _INSIDE: Final = r"^(?![/~])(?!(?:[^\\]*/)?\.\.(?:/|$))[^\\]+$"
 """A path that stays inside the working directory."""
 _VARIABLE: Final = r"^(?!CLOUDSPOT_)[A-Za-z_][A-Za-z0-9_]*$"
-_QUANTITIES: Final = {"duration": DURATION_PATTERN, "size": SIZE_PATTERN}
 
 _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("name",): {"pattern": rf"^[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?$"},
@@ -64,7 +62,7 @@ def field_docs(type_: type[msgspec.Struct]) -> dict[str, str]:
     names = dict(zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True))
     docs = dict.fromkeys(names.values(), "")
     try:
-        body = ast.parse(textwrap.dedent(source.getsource(type_))).body[0]
+        body = ast.parse(textwrap.dedent(inspect.getsource(type_))).body[0]
     except (OSError, TypeError, SyntaxError):
         return docs
     assert isinstance(body, ast.ClassDef)
@@ -85,59 +83,52 @@ def _text(docstring: str) -> str:
 
 
 def _table(type_: type[msgspec.Struct], path: tuple[str, ...]) -> dict[str, Any]:
-    info = inspect.type_info(type_)
-    assert isinstance(info, inspect.StructType)
-    docs = field_docs(type_)
-    properties = {}
-    for field in info.fields:
-        inner = (*path, field.encode_name)
-        schema = _of(field.type, inner)
-        if docs[field.encode_name]:
-            schema = {**schema, "description": docs[field.encode_name]}
-        if field.default not in (msgspec.NODEFAULT, None) and not isinstance(field.default, msgspec.Struct):
-            schema["default"] = field.default
-        properties[field.encode_name] = {**schema, **_CHECKED.get(inner, {})}
-    table: dict[str, Any] = {
-        "type": "object",
-        "description": _text((type_.__doc__ or "").partition("\n\n")[0]),
-        "properties": properties,
-        "additionalProperties": False,
-    }
-    required = [field.encode_name for field in info.fields if field.required]
-    return {**table, "required": required} if required else table
+    """Return msgspec's schema of the struct, with what an editor shows and ``load_job`` checks."""
+    docs = {struct.__name__: field_docs(struct) for struct in _structs(type_)}
+    (root,), tables = msgspec.json.schema_components([type_], ref_template="{name}")
+
+    def plain(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        """Put tables in place of references, and leave out null, which TOML does not have."""
+        if "$ref" in schema:
+            return table(schema["$ref"], path)
+        if "anyOf" in schema:
+            words = [{"enum": schema["enum"]}] if "enum" in schema else []
+            members = [plain(member, path) for member in schema["anyOf"] if member != {"type": "null"}]
+            return members[0] if len(members) == 1 and not words else {"anyOf": [*words, *members]}
+        if "pattern" in schema and schema["type"] != "string":  # a quantity
+            schema = {**schema, "type": [schema["type"], "string"]}
+        nested = {key: schema[key] for key in ("items", "additionalProperties") if key in schema}
+        return {**schema, **{key: plain(inner, path) for key, inner in nested.items()}}
+
+    def table(name: str, path: tuple[str, ...]) -> dict[str, Any]:
+        found = tables[name]
+        if "properties" not in found:
+            return {"enum": found["enum"]}
+        properties = {}
+        for field, schema in found["properties"].items():
+            default = schema.pop("default", None)
+            properties[field] = plain(schema, (*path, field))
+            if docs[name][field]:
+                properties[field]["description"] = docs[name][field]
+            if default is not None and not isinstance(default, dict):
+                properties[field]["default"] = default
+            properties[field].update(_CHECKED.get((*path, field), {}))
+        return {
+            "type": "object",
+            "description": _text(found.get("description", "").partition("\n\n")[0]),
+            "properties": properties,
+            "additionalProperties": False,
+            **({"required": found["required"]} if found["required"] else {}),
+        }
+
+    return table(root["$ref"], path)
 
 
-def _of(node: inspect.Type, path: tuple[str, ...]) -> dict[str, Any]:
-    """Return the schema of a field's type; None is no value of TOML and left out."""
-    if isinstance(node, inspect.Metadata):
-        schema = _of(node.type, path)
-        extra = node.extra or {}
-        if "quantity" in extra:
-            pattern = _QUANTITIES[extra["quantity"]]
-            if "exclusiveMinimum" in schema:
-                pattern = pattern.replace("^", "^(?=.*[1-9])", 1)
-            schema = {**schema, "type": [schema["type"], "string"], "pattern": pattern}
-        if "words" in extra:
-            schema = {"anyOf": [{"enum": list(extra["words"])}, schema]}
-        return {**schema, **(node.extra_json_schema or {})}
-    if isinstance(node, inspect.UnionType):
-        members = [_of(member, path) for member in node.types if not isinstance(member, inspect.NoneType)]
-        return members[0] if len(members) == 1 else {"anyOf": members}
-    if isinstance(node, inspect.StructType):
-        return {**_table(node.cls, path), **_CHECKED.get(path, {})}
-    if isinstance(node, inspect.DictType):
-        return {"type": "object", "additionalProperties": _of(node.value_type, path)}
-    if isinstance(node, inspect.ListType | inspect.VarTupleType):
-        return {"type": "array", "items": _of(node.item_type, path)}
-    if isinstance(node, inspect.LiteralType):
-        return {"enum": list(node.values)}
-    if isinstance(node, inspect.EnumType):
-        return {"enum": [member.value for member in node.cls]}
-    if isinstance(node, inspect.IntType | inspect.FloatType):
-        kind = "integer" if isinstance(node, inspect.IntType) else "number"
-        bounds = {"minimum": node.ge, "exclusiveMinimum": node.gt, "maximum": node.le}
-        return {"type": kind, **{name: bound for name, bound in bounds.items() if bound is not None}}
-    if isinstance(node, inspect.StrType):
-        return {"type": "string", **({} if node.pattern is None else {"pattern": node.pattern})}
-    # A type that no table has had so far: whatever it is, the loader judges it.
-    return {"type": "boolean"} if isinstance(node, inspect.BoolType) else {}
+def _structs(annotation: Any) -> Iterator[type[msgspec.Struct]]:
+    """Yield the structs that a type is made of."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        yield annotation
+        for field in msgspec.structs.fields(annotation):
+            yield from _structs(field.type)
+    for argument in get_args(annotation):
+        yield from _structs(argument)

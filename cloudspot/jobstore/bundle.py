@@ -66,10 +66,9 @@ def make_bundle(
 ) -> Bundle:
     """Archive the code in ``workdir``.
 
-    What .gitignore and .cloudspotignore name is left out, nested files and those of the enclosing
-    repository included; where both speak of a file, .cloudspotignore decides. ``.git``, ``.env`` and
-    ``.env.*`` never go in, and neither does a symlink, unless it is relative and leads to something
-    in the bundle. Empty directories are not kept, as in git.
+    :mod:`cloudspot.jobstore.ignores` tells what is code. ``.git``, ``.env`` and ``.env.*`` never are. A
+    symlink is kept if it is relative and leads to something in the bundle. As in git, empty directories
+    are not kept.
 
     Args:
         workdir: The directory.
@@ -141,7 +140,7 @@ def _walk(workdir: Path, directory: Path, ignores: Ignores, skipped: list[str]) 
         except UnicodeEncodeError:
             raise BundleError(f"{name!r}: a name in the code must be UTF-8; rename it or ignore it") from None
         if is_directory:
-            yield from _walk(workdir, path, ignores.below(path), skipped)
+            yield from _walk(workdir, path, ignores, skipped)
         elif entry.is_symlink():
             yield _Entry(name, path, 0, is_executable=False, target=path.readlink().as_posix())
         elif entry.is_file(follow_symlinks=False):

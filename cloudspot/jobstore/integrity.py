@@ -73,7 +73,7 @@ def read_seal(part: Part) -> dict[str, Any]:
 
 
 def plan_digest(seals: Sequence[dict[str, Any]]) -> str:
-    """Return the digest of the table of all ranks' items, as ``cloudspot.train.plan`` makes it."""
+    """Return the digest of the table of all ranks' items, as ``cloudspot.train.partition`` makes it."""
     table = [seal.get("items") for seal in seals]
     text = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

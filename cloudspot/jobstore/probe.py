@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from cloudspot.errors import AuthError, ObjectExists, ObjectMissing, StoreRefused, TransientError
+from cloudspot.errors import AuthError, ObjectExists, ObjectMissing, StoreRefused
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.creation import create
-from cloudspot.jobstore.patience import NUM_TRIES, patient
+from cloudspot.jobstore.creation import WAITS, create
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import new_nonce
+from cloudspot.retrying import retry
 
 
 def probe(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -51,18 +52,11 @@ def probe(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) ->
 def _second_create_is_accepted(
     store: ObjectStore, key: str, data: bytes, sleep: Callable[[float], None]
 ) -> bool:
-    for number in range(NUM_TRIES):
-        try:
-            store.put(key, data, if_absent=True)
-        except ObjectExists:
-            return False
-        except TransientError:
-            if number == NUM_TRIES - 1:
-                raise
-            sleep(0.2 * 2**number)
-        else:
-            return True
-    return False
+    try:
+        retry(lambda: store.put(key, data, if_absent=True), waits=WAITS, sleep=sleep)
+    except ObjectExists:
+        return False
+    return True
 
 
 def _get(store: ObjectStore, key: str) -> bytes | None:

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
 
-from cloudspot import retrying
 from cloudspot.errors import AuthError, CloudspotError, ProvisionError, QuotaError, TransientError
+from cloudspot.retrying import THROTTLE_WAITS, retry
 
 Codes = Mapping[str, type[CloudspotError]]
 """What a service's own error codes mean, as error classes."""
@@ -89,7 +89,7 @@ class SdkErrors(ABC):
 
     def unless_throttled(self, call: Callable[[], Result]) -> Result:
         """Return what ``call`` returns; it is made again if the service throttled it, which did nothing."""
-        return retrying.unless_throttled(call, self.is_throttled, sleep=time.sleep)
+        return retry(call, kind=Exception, when=self.is_throttled, waits=THROTTLE_WAITS, sleep=time.sleep)
 
     def one_line(self, text: str) -> str:
         """Return the text as one line without secrets."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ import torch
 
 from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import SealName, seals_directory
-from cloudspot.train.plan import Placement
+from cloudspot.train.partition import Placement
 
-_WARM_CHUNK_BYTES = 64 << 20
+_CHUNK_BYTES = 64 << 20
+"""Claiming looks after so many bytes whether it has to stop."""
 _STAGING_BYTES = 64 << 20
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -31,7 +33,7 @@ class Slot:
         self._name = name
         self._mapped: mmap.mmap | None = None
         self._bytes: Any = None  # uint8 tensor over the mapping
-        self._registered = False
+        self._registered_bytes = 0
         self._views: tuple[Sequence[Placement], list[Any]] | None = None
         self.path: Path | None = None
         self.capacity = 0
@@ -59,14 +61,20 @@ class Slot:
     def claim(self, directory: Path, nbytes: int, *, stopped: Callable[[], bool]) -> None:
         """Have room for ``nbytes`` in ``directory``, allocated and warm; the slot must be free.
 
+        A claim that fails leaves the slot and its file as they were.
+
         Raises:
-            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), or the directory cannot be written.
+            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), the directory cannot be written, or the claim
+                was ``stopped`` (ECANCELED).
         """
         path = directory / self._name
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _allocate(descriptor, nbytes)
+            for start in range(0, nbytes, _CHUNK_BYTES):
+                if stopped():
+                    raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+                _allocate(descriptor, start, min(_CHUNK_BYTES, nbytes - start))
             mapped = mmap.mmap(descriptor, nbytes)
         except OSError:
             if path == self.path:
@@ -83,10 +91,10 @@ class Slot:
         self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
         self.path, self.capacity = path, nbytes
         # Touch every page once: a cold page costs four times a warm one. The content is nobody's yet.
-        for start in range(0, nbytes, _WARM_CHUNK_BYTES):
+        for start in range(0, nbytes, _CHUNK_BYTES):
             if stopped():
                 return
-            self._bytes[start : start + _WARM_CHUNK_BYTES].zero_()
+            self._bytes[start : start + _CHUNK_BYTES].zero_()
 
     def write(self, placements: Sequence[Placement], tensors: Sequence[Any]) -> None:
         """Copy each tensor to its place, and return when all bytes are there."""
@@ -99,7 +107,8 @@ class Slot:
             else:
                 on_device.append((view, tensor))
         if on_device:
-            self._write_from_devices(on_device)
+            last = placements[-1]
+            self._write_from_devices(on_device, last.offset + last.item.nbytes)
 
     def close(self) -> None:
         """Forget the mapping; the file stays for the agent."""
@@ -111,13 +120,12 @@ class Slot:
         data = self._bytes[placement.offset : placement.offset + item.nbytes]
         return data.view(getattr(torch, item.dtype)).view(item.shape)
 
-    def _write_from_devices(self, copies: list[tuple[Any, Any]]) -> None:
+    def _write_from_devices(self, copies: list[tuple[Any, Any]], nbytes: int) -> None:
         if copies[0][1].device.type != "cuda":
             for view, tensor in copies:
                 view.copy_(tensor)
             return
-        self._registered = self._registered or self._register()
-        if not self._registered:
+        if not self._register(nbytes):
             _copy_through_staging(copies)
             return
         streams = {}
@@ -131,15 +139,25 @@ class Slot:
         for stream in streams.values():
             stream.synchronize()
 
-    def _register(self) -> bool:
-        """Page-lock the mapping, so that a GPU writes to it at the speed of the bus; say whether it is."""
-        runtime = torch.cuda.cudart()
-        return int(runtime.cudaHostRegister(self._bytes.data_ptr(), self.capacity, 0)) == 0
+    def _register(self, nbytes: int) -> bool:
+        """Page-lock the first bytes for a GPU to write at the speed of the bus; say whether that succeeded.
+
+        Locking takes time, so bytes that no save has needed yet stay unlocked.
+        """
+        if nbytes > self._registered_bytes:
+            self._unregister()
+            if int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), nbytes, 0)) != 0:
+                return False
+            self._registered_bytes = nbytes
+        return True
+
+    def _unregister(self) -> None:
+        if self._registered_bytes:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._registered_bytes = 0
 
     def _release(self) -> None:
-        if self._registered:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
-            self._registered = False
+        self._unregister()
         self._views = self._bytes = self._mapped = None
 
 
@@ -174,16 +192,42 @@ class Arena:
         self._local_world_size = local_world_size
         self._slots = tuple(Slot(f"slot-{generation}-{rank}-{index}") for index in range(2))
         self._stopped = False
+        self._is_hurried = False
 
-    def claim(self, nbytes: int) -> None:
-        """Have two warm slots of ``nbytes``; a slot in use is left as it is, and grown when it is free.
+    def claim(self, nbytes: int, wanted_nbytes: int = 0) -> None:
+        """Have two warm slots of ``nbytes``, and of ``wanted_nbytes`` where memory is plentiful.
+
+        A slot in use is left as it is, and grown when it is free.
 
         Raises:
-            SessionError: neither the memory nor the disk has the room.
+            SessionError: neither the memory nor the disk has room for slots of ``nbytes``.
         """
         slots = [slot for slot in self._slots if slot.is_free() and slot.capacity < nbytes]
         for num_done, slot in enumerate(slots):
             self.grow(slot, nbytes, num_more=len(slots) - num_done - 1)
+        for slot in self._slots:
+            self._widen(slot, wanted_nbytes)
+
+    def hurry(self) -> None:
+        """Let a claim that another thread makes do without what it merely wants."""
+        self._is_hurried = True
+
+    def room(self) -> int:
+        """Return how many bytes each slot holds."""
+        return min(slot.capacity for slot in self._slots)
+
+    def _widen(self, slot: Slot, nbytes: int) -> None:
+        """Grow a free slot in memory, if that leaves as much memory free as all slots here then take."""
+        if self._is_hurried or nbytes <= slot.capacity or not slot.is_free():
+            return
+        free = min(free_memory_bytes() or 0, shutil.disk_usage(self._directory).free)
+        if free < 2 * len(self._slots) * nbytes * self._local_world_size:
+            return
+        try:
+            slot.claim(self._directory, nbytes, stopped=lambda: self._stopped or self._is_hurried)
+        except OSError as error:
+            if error.errno not in {*_NO_SPACE, errno.ECANCELED}:
+                raise
 
     def grow(self, slot: Slot, nbytes: int, *, num_more: int = 0) -> None:
         """Have room for ``nbytes`` in a free slot, in memory if ``num_more`` such slots fit there too.
@@ -254,13 +298,13 @@ def free_memory_bytes() -> int | None:
     return min(limits) if limits else None
 
 
-def _allocate(descriptor: int, nbytes: int) -> None:
+def _allocate(descriptor: int, start: int, nbytes: int) -> None:
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, nbytes)
+        os.posix_fallocate(descriptor, start, nbytes)
         return
     # macOS has none: writing zeros claims the blocks as well.
     zeros = bytes(1 << 20)
-    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.lseek(descriptor, start, os.SEEK_SET)
     left = nbytes
     while left > 0:
         left -= os.write(descriptor, zeros[:left])

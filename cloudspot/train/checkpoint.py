@@ -14,7 +14,7 @@ import torch
 
 from cloudspot.train.errors import CheckpointError, SessionError
 from cloudspot.train.handoff import RESTORE_MANIFEST
-from cloudspot.train.plan import Item
+from cloudspot.train.partition import Item
 from cloudspot.train.tree import DTYPES, Json, dtype_name, escape, flatten, rebuild, tensor_bytes
 
 FORMAT = 1

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from cloudspot.train.errors import SessionError
-from cloudspot.train.lasterror import tell_of_errors
 from cloudspot.train.stores import LocalStore, Store
+from cloudspot.train.uncaught_errors import tell_of_errors
 
 _PREFIX = "cloudspot"
 

@@ -34,6 +34,7 @@ class Link:
         world: World,
         start: int,
         can_save: Callable[[], bool],
+        room: Callable[[], int],
     ) -> None:
         """Take part from boundary ``start`` on; ``server`` is kept alive as long as this is."""
         self.handoff = handoff
@@ -44,6 +45,7 @@ class Link:
             start=start,
             clock=time.monotonic,
             can_save=can_save,
+            room=room,
         )
         self.is_draining = False
         self.drain_guard = math.inf

@@ -39,13 +39,16 @@ MAX_LOOKAHEAD_STEPS = 64
 INTERVAL_GUARD_SECONDS = 20.0
 """An interval round in which a rank has not answered by then is off."""
 SILENCE_SECONDS = 60.0
-"""A main thread that has waited so long for a decision takes the store for lost."""
+"""A main thread that has waited this long for a decision takes the store for lost, but never before the
+round's guard has passed."""
+_WAIT_SECONDS = 0.5
+"""Between two looks of a waiting main thread."""
 _GRACE_SECONDS = 1.0
 """How long the others leave it to rank 0 to call a round off whose guard has passed."""
 
 
 @dataclass(frozen=True)
-class Order:
+class SaveOrder:
     """What a main thread has to do at a boundary: save there and go on, or save and leave."""
 
     kind: str
@@ -53,6 +56,8 @@ class Order:
     """The boundary; None: leave now, without a save."""
     avoid: frozenset[int] = frozenset()
     """Ranks whose machines are about to go."""
+    rooms: tuple[int, ...] = ()
+    """Bytes that each rank's slots hold, by rank: all ranks must plan with the same numbers."""
 
 
 class Rounds:
@@ -71,6 +76,7 @@ class Rounds:
         start: int,
         clock: Callable[[], float],
         can_save: Callable[[], bool] = lambda: True,
+        room: Callable[[], int] = lambda: 0,
     ) -> None:
         """Join the rounds of a process group.
 
@@ -81,18 +87,20 @@ class Rounds:
             start: The boundary that the main thread arrives at first.
             clock: Monotonic seconds.
             can_save: Says whether an interval save would find a free slot here.
+            room: Says how many bytes each of this rank's slots holds.
         """
         self._store = store
         self._rank = rank
         self._world_size = world_size
         self._clock = clock
         self._can_save = can_save
+        self._room = room
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         # Under the step lock:
         self._next = start
         self._hold: int | None = None  # the promise: None lets every boundary pass
-        self._order: Order | None = None
+        self._order: SaveOrder | None = None
         self._finished = False
         self._lost = False
         # The background thread's own:
@@ -112,7 +120,7 @@ class Rounds:
 
     # --- the main thread ------------------------------------------------------------------------
 
-    def begin(self, step: int) -> Order | None:
+    def begin(self, step: int) -> SaveOrder | None:
         """Pass the boundary before ``step``, or return what has to be done first; may wait for a decision.
 
         After an order that is served, call again for the same step.
@@ -123,20 +131,22 @@ class Rounds:
                 return None
         return self._begin_held(step)
 
-    def _begin_held(self, step: int) -> Order | None:
-        silent_at = self._clock() + SILENCE_SECONDS
+    def _begin_held(self, step: int) -> SaveOrder | None:
+        # Counted in looks: a process that stood still for a minute has not listened in vain that long.
+        looks_left = math.ceil(SILENCE_SECONDS / _WAIT_SECONDS)
         with self._changed:
             while not self._may_pass(step):
                 if self._order is not None:
                     return self._order
-                if self._clock() > silent_at:
+                if looks_left <= 0 and self._clock() > self._round_guard + _GRACE_SECONDS:
                     self._lose()
                 else:
-                    self._changed.wait(0.5)
+                    looks_left -= 1
+                    self._changed.wait(_WAIT_SECONDS)
             self._next = step + 1
             return None
 
-    def try_begin(self, step: int) -> Order | bool:
+    def try_begin(self, step: int) -> SaveOrder | bool:
         """Do as ``begin``, but return True when the boundary is passed and False instead of waiting."""
         with self._changed:
             if self._may_pass(step):
@@ -306,7 +316,8 @@ class Rounds:
             decision = {
                 "outcome": "save",
                 "step": max(promise["step"] for promise in promises),
-                "avoid": sorted(rank for rank, promise in self._promises.items() if promise["notice"]),
+                "avoid": [rank for rank, promise in self._promises.items() if promise["notice"]],
+                "rooms": [self._promises[rank]["room"] for rank in range(self._world_size)],
             }
         self._store.compare_set(f"decision/{number}", "", json.dumps(decision))
 
@@ -336,17 +347,18 @@ class Rounds:
         with self._changed:
             step = None if self._finished else self._next + opening["lookahead"]
             self._hold = step
-        promise = {"step": step, "ready": ready, "notice": self._drain_notice}
+        promise = {"step": step, "ready": ready, "notice": self._drain_notice, "room": self._room()}
         self._state = "promised"
         self._store.set(f"promise/{self._round}/{self._rank}", json.dumps(promise))
 
     def _obey(self, decision: dict[str, Any]) -> None:
         kind = self._opening["kind"]
-        order: Order | None = None
+        order: SaveOrder | None = None
         if decision["outcome"] == "save":
-            order = Order(kind, decision["step"], frozenset(decision["avoid"]))
+            avoid, rooms = frozenset(decision["avoid"]), tuple(decision["rooms"])
+            order = SaveOrder(kind, decision["step"], avoid, rooms)
         elif decision["outcome"] == "abandon" and kind == DRAIN:
-            order = Order(kind, None)
+            order = SaveOrder(kind, None)
         self._over = decision["outcome"] == "finish"
         with self._changed:
             if self._finished or order is None:
@@ -369,7 +381,7 @@ class Rounds:
         with self._changed:
             if self._drain_guard is not None and self._order is None and not self._finished:
                 self._hold = self._next
-                self._order = Order(DRAIN, None)
+                self._order = SaveOrder(DRAIN, None)
                 self._changed.notify_all()
 
 

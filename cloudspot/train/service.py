@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, MutableSequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cloudspot.train import checkpoint, handoff
+from cloudspot.train import checkpoint, handoff, sigterm
 from cloudspot.train.arena import Arena
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
-from cloudspot.train.rounds import DRAIN, Order, Rounds
+from cloudspot.train.rounds import DRAIN, Rounds, SaveOrder
 from cloudspot.train.saving import Describe, Saver
 
 _log = logging.getLogger("cloudspot")
@@ -57,9 +57,7 @@ class Service:
             rank=world.rank,
             local_world_size=world.local_world_size,
         )
-        self._saver = Saver(
-            arena, handoff=directory, generation=generation, rank=world.rank, world_size=world.world_size
-        )
+        self._saver = Saver(arena, handoff=directory, generation=generation, world=world)
         # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
         """The step at which to call ``prepare``."""
@@ -70,9 +68,18 @@ class Service:
             path = handoff.metrics_path(directory, world.rank)
             self._figures = path.open("a", buffering=1, encoding="utf-8")
         faulthandler.register(handoff.DUMP_SIGNAL, all_threads=True)
-        handoff.worker_pid_path(directory, world.rank).write_text(str(os.getpid()))
+        self._pid = os.getpid()  # of no process that the script forks
+        handoff.worker_pid_path(directory, world.rank).write_text(str(self._pid))
         store, server = open_store(world)
-        self._link = Link(directory, store, server, world=world, start=start, can_save=self._saver.can_save)
+        self._link = Link(
+            directory,
+            store,
+            server,
+            world=world,
+            start=start,
+            can_save=self._saver.can_save,
+            room=self._saver.room,
+        )
         self._link.start()
 
     @property
@@ -100,26 +107,31 @@ class Service:
         self.prepare_at = -1
         self._saver.prepare(checkpoint.take(self._objects).items)
 
-    def serve(self, first: Order, step: int) -> None:
+    def serve(self, first: SaveOrder, step: int) -> None:
         """Carry out the orders that stand at a boundary, until it is passed.
 
         Raises:
             SystemExit: the order was to leave.
             SessionError: the state cannot be saved.
         """
-        order: Order | None = first
+        order: SaveOrder | None = first
         while order is not None:
             if order.kind == DRAIN:
                 self._drain(order, step)
             # A boundary at which nothing was done since the last save has nothing to save.
             if step not in {self._start, self._saver.sealed_step}:
-                stall = self._save(order.kind, step, order.avoid, None)
+                stall = self._save(order, step, None)
                 self._link.saved(stall)
             self.rounds.served()
             order = self.rounds.begin(step)
 
     def leave_loop(self) -> None:
-        """End the rounds where the script leaves the loop by itself, as all ranks do at the same step."""
+        """End the rounds where the script leaves the loop early, as all ranks do at the same step.
+
+        Leaving after SIGTERM does not count as the script's own decision: the agent is not told of it.
+        """
+        if os.getpid() == self._pid and not sigterm.was_received():
+            handoff.left_loop_path(self._directory, self._world.rank).touch()
         self.rounds.finish()
 
     def end_loop(self, total: int) -> None:
@@ -148,13 +160,13 @@ class Service:
             self._figures.close()
             self._figures = None
 
-    def _drain(self, order: Order, step: int) -> NoReturn:
+    def _drain(self, order: SaveOrder, step: int) -> NoReturn:
         saved: int | None = None
         if order.step is not None and step > self._start:
             saved = step
             if self._saver.sealed_step != step:
                 guard = self.rounds.guard
-                stall = self._save(order.kind, step, order.avoid, lambda: guard)
+                stall = self._save(order, step, lambda: guard)
                 saved = None if stall is None else step
         self.progress[0] = step
         handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
@@ -164,14 +176,18 @@ class Service:
     def _save_final(self, step: int) -> bool:
         until = time.monotonic() + FINAL_SLOT_SECONDS
         # A notice may come while this waits.
-        stall = self._save(FINAL, step, frozenset(), lambda: min(until, self._link.drain_guard))
+        stall = self._save(SaveOrder(FINAL, step), step, lambda: min(until, self._link.drain_guard))
         return stall is not None
 
-    def _save(
-        self, kind: str, step: int, avoid: frozenset[int], deadline: Callable[[], float] | None
-    ) -> float | None:
+    def _save(self, order: SaveOrder, step: int, deadline: Callable[[], float] | None) -> float | None:
         return self._saver.save(
-            self._objects, kind=kind, step=step, avoid=avoid, describe=self._describe, deadline=deadline
+            self._objects,
+            kind=order.kind,
+            step=step,
+            avoid=order.avoid,
+            rooms=order.rooms,
+            describe=self._describe,
+            deadline=deadline,
         )
 
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 from array import array
 from collections.abc import Iterator, Mapping, MutableSequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cloudspot.train import checkpoint, handoff, randomness
+from cloudspot.train import checkpoint, handoff, randomness, sigterm
 from cloudspot.train.checkpoint import Checkpoint
 from cloudspot.train.distributed import World, current_world
 from cloudspot.train.errors import CheckpointError, SessionError
-from cloudspot.train.feed import Feed, ResumedLoader, is_stateful
-from cloudspot.train.lasterror import tell_of_errors
+from cloudspot.train.resumable_batches import Feed, ResumedLoader, is_stateful
 from cloudspot.train.service import Service
 from cloudspot.train.tree import Json, flatten, rebuild
+from cloudspot.train.uncaught_errors import tell_of_errors
 
 _log = logging.getLogger("cloudspot")
 
@@ -43,7 +45,8 @@ class Session:
         self._rank_state: dict[str, Any] = {}
         self._feed: Feed | None = None
         self._service: Service | None = None
-        self._in_loop = False
+        self._has_begun_loop = False
+        self._is_in_loop = False
         if restored is not None:
             self._load(restored)
         self._devices = checkpoint.cuda_devices(checkpoint.take(objects).tensors)
@@ -125,23 +128,12 @@ class Session:
         if self._restored is not None and self._restored.position is not None:
             raise SessionError("the checkpoint was saved in a loop over batches: loop over batches again")
         self._restore_randomness()
-        service, progress = self._service, self._progress()
+        progress = self._progress()
         progress[1] = total
-        try:
+        with self._loop():
             for step in range(self._step, total):
-                if service is not None:
-                    order = service.rounds.begin(step)
-                    if order is not None:
-                        service.serve(order, step)
-                    if step == service.prepare_at:
-                        service.prepare(step)
-                self._step = step
-                progress[0] = step
+                self._begin_step(step, progress)
                 yield step
-        except GeneratorExit:
-            if service is not None:
-                service.leave_loop()
-            raise
         self._end_loop(max(total, self._start))
 
     def batches(self, loader: Any, *, epochs: int = 1) -> Iterator[Any]:
@@ -170,35 +162,50 @@ class Session:
         if self._restored is not None:
             self._resume_feed(feed, self._restored)
         self._restore_randomness()
-        service, progress, step = self._service, self._progress(), self._step
+        progress, step = self._progress(), self._step
         if feed.batches_left is not None:
             progress[1] = step + feed.batches_left
-        try:
+        with self._loop():
             while feed.batches_left != 0:
-                if service is not None:
-                    order = service.rounds.begin(step)
-                    if order is not None:
-                        service.serve(order, step)
-                    if step == service.prepare_at:
-                        service.prepare(step)
-                self._step = step
-                progress[0] = step
+                self._begin_step(step, progress)
                 batch = feed.fetch()
                 if batch is None:
                     break
                 yield batch[0]
                 step += 1
-        except GeneratorExit:
-            if service is not None:
-                service.leave_loop()
-            raise
         feed.close()
         self._end_loop(step)
 
     def _begin_loop(self) -> None:
-        if self._in_loop:
+        if self._has_begun_loop:
             raise SessionError("the session's loop has begun already: one session drives one loop")
-        self._in_loop = True
+        self._has_begun_loop = True
+
+    @contextmanager
+    def _loop(self) -> Iterator[None]:
+        """Surround the loop: leaving it early is told to the agent."""
+        if self._service is not None:
+            sigterm.watch()
+        self._is_in_loop = True
+        try:
+            yield
+        except GeneratorExit:
+            if self._service is not None:
+                self._service.leave_loop()
+            raise
+        finally:
+            self._is_in_loop = False
+
+    def _begin_step(self, step: int, progress: MutableSequence[int]) -> None:
+        """Do what stands at the boundary before the step, and begin it."""
+        service = self._service
+        if service is not None:
+            order = service.rounds.begin(step)
+            if order is not None:
+                service.serve(order, step)
+            if step == service.prepare_at:
+                service.prepare(step)
+        self._step = progress[0] = step
 
     def _end_loop(self, total: int) -> None:
         self._step = total
@@ -268,6 +275,7 @@ class Session:
 
     def connect(self, directory: Path) -> None:
         """Start to serve the agent whose hand-off directory this is; opening the session does it."""
+        sigterm.watch()
         self._service = Service(
             directory,
             world=self._world,
@@ -278,8 +286,13 @@ class Session:
 
     def close(self) -> None:
         """Stop serving the agent; for the end of the process."""
-        if self._service is not None:
-            self._service.close()
+        service, self._service = self._service, None
+        if service is None:
+            return
+        # The script still holds the iterator of a loop that it left, by an error or by its own decision.
+        if self._is_in_loop and getattr(sys, "last_value", None) is None:
+            service.leave_loop()
+        service.close()
 
 
 _open_lock = threading.Lock()

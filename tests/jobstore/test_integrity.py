@@ -13,7 +13,7 @@ from cloudspot.errors import CorruptData
 from cloudspot.jobstore import codec, integrity
 from cloudspot.jobstore.integrity import check_commit, is_safe_path, plan_digest, read_seal
 from cloudspot.jobstore.records import CheckpointId, Chunk, Commit, File, Part
-from cloudspot.train import plan as trainer
+from cloudspot.train import partition as trainer
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 HASH = "0" * 32

@@ -10,7 +10,7 @@ import torch
 
 from cloudspot.train import CheckpointError, SessionError, checkpoint
 from cloudspot.train.checkpoint import Checkpoint
-from cloudspot.train.plan import plan
+from cloudspot.train.partition import plan
 from cloudspot.train.tree import tensor_bytes
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cloudspot.errors import TransientError
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes
-from cloudspot.retrying import persist
+from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import EXPIRED, SDK_ERRORS, error_code, translated
 
@@ -77,7 +77,7 @@ def read(
         with translated(what, codes):
             return ask(clients, action, parameters, product=product, region=region)
 
-    return persist(once, sleep=time.sleep, kind=TransientError, num_tries=NUM_TRIES)
+    return retry(once, sleep=time.sleep, waits=doubling(0.1, num=NUM_TRIES - 1))
 
 
 def read_pages(

@@ -30,7 +30,7 @@ from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logorder import Arrival, read_back
-from cloudspot.retrying import persist
+from cloudspot.retrying import retry
 from cloudspot_aliyun import loglines
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.metadata import EcsMetadata
@@ -45,7 +45,6 @@ END_BYTES: Final = 128 << 10
 """And in such from its end, at first: a screen of lines and more."""
 MAX_OBJECT_BYTES: Final = 1 << 30
 """A longer one is followed by another: OSS takes 5 GiB, people less."""
-NUM_TRIES: Final = 5
 NUM_THREADS: Final = 8
 """So many objects are deleted at once."""
 
@@ -123,11 +122,7 @@ class OssLogSink(LogSink):
         if _STREAM.fullmatch(stream) is None:
             raise ValueError(f"a stream is named by letters, digits and .-_: got {stream!r}")
         with self._lock:
-            persist(
-                lambda: self._write(stream, records),
-                sleep=self._sleep,
-                num_tries=NUM_TRIES,
-            )
+            retry(lambda: self._write(stream, records), sleep=self._sleep)
 
     def _write(self, stream: str, records: Sequence[LogRecord]) -> None:
         if stream not in self._ends:

@@ -24,7 +24,7 @@ from cloudspot.interfaces import LogSink
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logorder import Arrival, Order, read_back
 from cloudspot.plugin.machinetags import store_digest
-from cloudspot.retrying import persist
+from cloudspot.retrying import retry
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
 from cloudspot_aws.logevents import EventReader
@@ -307,7 +307,7 @@ class CloudWatchLogSink(LogSink):
             with translated(f"log group {self.group}", _CODES):
                 return getattr(client, operation)(**options)
 
-        return persist(call, sleep=self._sleep, kind=TransientError)
+        return retry(call, sleep=self._sleep, kind=TransientError)
 
     def _now_ms(self) -> int:
         return int(self._now().timestamp() * 1000)

@@ -18,7 +18,7 @@ from google.api_core import exceptions as api
 
 from cloudspot.model import Resources
 from cloudspot.plugin.machinetypes import MachineType
-from cloudspot.retrying import persist
+from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients
 from cloudspot_gcp.errors import translated
 from cloudspot_gcp.listing import last_part
@@ -108,7 +108,7 @@ def ask(what: str, call: Callable[[], T]) -> T:
         with translated(what):
             return call()
 
-    return persist(once, sleep=time.sleep, num_tries=NUM_TRIES)
+    return retry(once, sleep=time.sleep, waits=doubling(0.1, num=NUM_TRIES - 1))
 
 
 def list_all(clients: GcpClients, kind: str, what: str, **request: Any) -> list[Any]:

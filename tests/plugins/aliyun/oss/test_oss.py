@@ -85,7 +85,7 @@ def test_a_bucket_of_another_region_is_found(oss, monkeypatch):
 
 
 def test_a_bucket_that_is_missing_and_one_of_another_account_are_said_so(oss, bucket):
-    with pytest.raises(SpecError, match="there is no bucket 'no-such-one'; make it"):
+    with pytest.raises(SpecError, match="there is no bucket 'no-such-one'; create it"):
         quick("no-such-one").get("k")
     oss.app.foreign_buckets.add(bucket)
     try:

@@ -74,11 +74,11 @@ def test_opening_asks_nothing_and_a_prefix_may_end_with_a_slash(aws, bucket):
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("s3://", "no name of a bucket"),
-        ("s3://B", "no name of a bucket"),
-        ("s3://bucket..x", "no name of a bucket"),
-        ("s3://bucket/a//b", "its prefix is no key"),
-        ("s3://bucket/../x", "its prefix is no key"),
+        ("s3://", "is not a bucket name"),
+        ("s3://B", "is not a bucket name"),
+        ("s3://bucket..x", "is not a bucket name"),
+        ("s3://bucket/a//b", "its prefix is not a key"),
+        ("s3://bucket/../x", "its prefix is not a key"),
         ("s3://fast--use1-az4--x-s3", "a directory bucket lists in no order"),
         ("s3://key:secret@bucket/x", "another form"),
     ],
@@ -104,8 +104,8 @@ def test_a_missing_bucket_is_named_with_the_remedy(aws):
     with pytest.raises(SpecError) as caught:
         S3Store("s3://nobodys-bucket/p").get("k")
     assert one_line(caught) == (
-        "store s3://nobodys-bucket/p: there is no bucket 'nobodys-bucket'; make it (aws s3 mb "
-        "s3://nobodys-bucket) or mend the name"
+        "store s3://nobodys-bucket/p: there is no bucket 'nobodys-bucket'; create it (aws s3 mb "
+        "s3://nobodys-bucket) or correct the name"
     )
 
 
@@ -273,7 +273,7 @@ def test_a_server_that_takes_any_create_is_refused_by_the_probe(aws, store, monk
 
 def test_a_server_without_conditions_is_refused_by_name(aws, store):
     aws.faults.inject("PutObject", "NotImplemented", status=501)
-    with pytest.raises(StoreRefused, match="lacks what cloudspot stands on"):
+    with pytest.raises(StoreRefused, match="lacks what cloudspot needs"):
         store.put("k", b"x", if_absent=True)
 
 

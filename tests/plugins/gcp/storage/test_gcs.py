@@ -81,11 +81,11 @@ def test_opening_asks_nothing_and_a_prefix_may_end_with_a_slash(gcp, bucket):
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("gs://", "no name of a bucket"),
-        ("gs://B", "no name of a bucket"),
-        ("gs://google-1", "no name of a bucket"),
-        ("gs://bucket/a//b", "its prefix is no key"),
-        ("gs://bucket/../x", "its prefix is no key"),
+        ("gs://", "is not a bucket name"),
+        ("gs://B", "is not a bucket name"),
+        ("gs://google-1", "is not a bucket name"),
+        ("gs://bucket/a//b", "its prefix is not a key"),
+        ("gs://bucket/../x", "its prefix is not a key"),
         ("gs://key:secret@bucket/x", "another form"),
     ],
 )
@@ -113,8 +113,8 @@ def test_a_missing_bucket_is_named_with_the_remedy(gcp, call):
     with pytest.raises(SpecError) as caught:
         call(GcsStore("gs://nobodys-bucket/p"))
     assert one_line(caught) == (
-        "store gs://nobodys-bucket/p: there is no bucket 'nobodys-bucket'; make it (gcloud storage buckets "
-        "create gs://nobodys-bucket) or mend the name"
+        "store gs://nobodys-bucket/p: there is no bucket 'nobodys-bucket'; create it (gcloud storage buckets "
+        "create gs://nobodys-bucket) or correct the name"
     )
 
 
@@ -659,7 +659,7 @@ def test_check_refuses_a_rule_that_would_delete_checkpoints(gcp, bucket, store, 
     gcp.storage.buckets.change(bucket, {"lifecycle": {"rule": [rule]}, "storageClass": "NEARLINE"})
     found = {one.name: one for one in store.check()}
     assert found["bucket lifecycle"].ok is ok
-    assert found["bucket storage class"].detail.startswith("NEARLINE: what cloudspot soon deletes is billed")
+    assert found["bucket storage class"].detail.startswith("NEARLINE: each object is billed")
 
 
 def test_a_checksum_library_without_its_compiled_part_is_told_of(monkeypatch, caplog):

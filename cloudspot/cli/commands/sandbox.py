@@ -1,0 +1,67 @@
+"""``cloudspot sandbox``: a command with a whole emulated cloud around it."""
+
+from __future__ import annotations
+
+import click
+
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import debug_option
+
+RECLAIM_HELP = (
+    "When a spot machine is taken: fields of [[providers.local.reclaims]], such as "
+    "launch=1,rank=0,after_steps=300,notice=2m; or of [providers.local.random_reclaims], such as "
+    "mean=5m,max=2; or none. Repeatable. By default the first machine of the first launch is taken when "
+    "the training has begun half of its steps."
+)
+
+
+@click.command("sandbox", context_settings={"ignore_unknown_options": False})
+@click.argument("name", metavar="NAME")
+@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--reclaim", "reclaims", multiple=True, metavar="FIELD=VALUE,...|none", help=RECLAIM_HELP)
+@click.option("--keep", is_flag=True, help="Keep the machines' consoles and the cloud's logs, and say where.")
+@click.option(
+    "--loopback",
+    is_flag=True,
+    help="Do not isolate the machines, as on a host without namespaces: they get addresses of 127.0.0.0/8.",
+)
+@debug_option
+def sandbox(
+    name: str, command: tuple[str, ...], reclaims: tuple[str, ...], keep: bool, loopback: bool
+) -> None:
+    """Run a command with an emulated cloud around it.
+
+    There is no account and no cost. NAME is the provider's, such as aws. The cloud's API, its object store
+    and its machines exist on this host alone, for as long as COMMAND runs; COMMAND's environment leads every
+    tool and SDK of the cloud there. The machines really boot and really are reclaimed. The exit status is
+    COMMAND's.
+    """
+    from cloudspot.emulation.cloud import EmulatedCloud
+    from cloudspot.emulation.sandbox import (
+        Sandbox,
+        check_command,
+        parse_reclaims,
+        run_in_sandbox,
+        sandbox_directory,
+    )
+    from cloudspot.local import enclosure
+    from cloudspot.registry import sandbox_class
+
+    cloud = sandbox_class(name, EmulatedCloud)  # type: ignore[type-abstract]
+    plan = parse_reclaims(reclaims, notice_seconds=cloud.notice_seconds)
+    check_command(command)
+    reason = "as you asked" if loopback else enclosure.why_not()
+    if reason is None:
+        output.echo(f"sandbox {name}: nothing of it leaves this host, and nothing of it stays", error=True)
+    else:
+        output.warn(
+            f"sandbox {name}: the machines are not isolated ({reason}): they are processes of this host with "
+            "addresses of their own, and see its files and its network"
+        )
+    with sandbox_directory(name, keep=keep) as directory:
+        try:
+            status = run_in_sandbox(Sandbox(cloud, plan, directory, reason is None), command)
+        finally:
+            if keep:
+                output.echo(f"sandbox {name}: kept in {directory}", error=True)
+    click.get_current_context().exit(status)
