@@ -23,11 +23,11 @@ from cloudspot.interfaces import LogSink, check_stream, is_stream
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
 from cloudspot.plugin.logorder import Arrival, Order, read_back
+from cloudspot.plugin.machinetags import store_digest
 from cloudspot.retrying import retry
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
 from cloudspot_aws.logevents import EventReader
-from cloudspot_aws.tags import store_digest
 
 GROUP_PREFIX = "/cloudspot/"
 RETENTION_DAYS = (

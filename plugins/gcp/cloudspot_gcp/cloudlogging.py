@@ -26,7 +26,7 @@ from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.interfaces import LogSink, check_stream
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
-from cloudspot_gcp.attributes import store_digest
+from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.logentries import MARK, day_of, iso, parse_time
 from cloudspot_gcp.logreading import LogReading, about_stream

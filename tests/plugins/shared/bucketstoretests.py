@@ -28,7 +28,7 @@ from cloudspot.errors import (
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.probe import probe
+from cloudspot.jobstore.store_probe import probe
 from cloudspot.registry import open_store
 
 MIB = 1 << 20
