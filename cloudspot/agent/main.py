@@ -18,9 +18,8 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.orderedstop import OrderedStop
 from cloudspot.errors import PluginError, SpecError, TransientError
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import codec, keys, launches
-from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore import launches
+from cloudspot.jobstore.submission import read_job
 from cloudspot.registry import open_provider, open_store
 
 _log = logging.getLogger("cloudspot.agent")
@@ -71,9 +70,8 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
 
 def _live(node: Node, stop: OrderedStop) -> None:
     store = open_store(node.store_url)
-    submission = codec.decode(_await(lambda: store.get(keys.spec(node.job_id))), Submission)
     try:
-        spec = spec_from_json(submission.spec)
+        submission, spec = _await(lambda: read_job(store, node.job_id))
         provider = open_provider(node.provider, spec)
     except SpecError as error:
         refuse(node, store, error)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
-from cloudspot.jobstore import bundle, keys
+from cloudspot.jobstore import bundle
+from cloudspot.jobstore.submission import code_key
 from cloudspot.processes import kill_marked
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ def end_setup(node: Node) -> None:
 
 
 def _fetch_code(life: Life) -> None:
-    sha256 = life.job.submission.code_sha256
+    submission = life.job.submission
+    sha256 = submission.code_sha256
     try:
-        data = life.insist(lambda: life.store.get(keys.code(sha256)))
+        data = life.insist(lambda: life.store.get(code_key(submission)))
         bundle.extract_bundle(data, life.node.work, sha256=sha256)
     except (BundleError, CorruptData, ObjectMissing) as error:
         # The next machine would find the same bytes; but its disk may have the room that ours has not.

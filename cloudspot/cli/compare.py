@@ -18,9 +18,9 @@ from cloudspot.cli.plots import check_plot, plot_two, take_picture
 from cloudspot.cli.printable import printable
 from cloudspot.cli.story import read_commits_of
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
-from cloudspot.jobstore import keys
 from cloudspot.jobstore.extraction import read_bundle
 from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.submission import code_key
 from cloudspot.story.comparison import (
     CodeFile,
     code_differences,
@@ -87,7 +87,7 @@ def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
     if value["same"]:
         return value
     try:
-        files = [_read_code(job, sha256) for job, sha256 in zip((a, b), hashes, strict=True)]
+        files = [_read_code(job) for job in (a, b)]
     except (ObjectMissing, CorruptData, BundleError) as error:
         return {**value, "files": None, "error": str(error)}
     value["files"] = code_differences(*files)
@@ -97,9 +97,10 @@ def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
     return value
 
 
-def _read_code(job: Job, sha256: str) -> dict[str, CodeFile]:
-    data = patient(job.store).get(keys.code(sha256))
-    return code_files(read_bundle(data, sha256=sha256))
+def _read_code(job: Job) -> dict[str, CodeFile]:
+    submission = job.first_history.submission
+    data = patient(job.store).get(code_key(submission))
+    return code_files(read_bundle(data, sha256=submission.code_sha256))
 
 
 def _echo_results(value: Mapping[str, Any]) -> None:

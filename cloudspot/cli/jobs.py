@@ -14,11 +14,13 @@ from cloudspot.cli.main import find_program
 from cloudspot.cli.options import DEFAULT_PROVIDER
 from cloudspot.errors import JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
-from cloudspot.jobfile.spec import JobSpec, spec_from_json
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore.submission import read_job
 from cloudspot.registry import open_provider, open_store
 
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -124,14 +126,19 @@ class Job:
         return self.history()
 
     @cached_property
+    def submitted(self) -> tuple[Submission, JobSpec]:
+        """Read what was submitted."""
+        return read_job(self.store, self.id)
+
+    @cached_property
     def spec(self) -> JobSpec:
         """Return the job file as it was submitted."""
-        return spec_from_json(self.first_history.submission.spec)
+        return self.submitted[1]
 
     @cached_property
     def provider(self) -> Provider:
         """Open the provider on which the job was submitted."""
-        return open_provider(self.first_history.submission.provider, self.spec)
+        return open_provider(self.submitted[0].provider, self.spec)
 
     @cached_property
     def log_sink(self) -> LogSink:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloudspot.errors import JobNotFound, ObjectMissing
+from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.generations import read_generations
@@ -30,6 +30,7 @@ from cloudspot.jobstore.records import (
     Submission,
     Summary,
 )
+from cloudspot.jobstore.submission import read_submission
 
 _SLOT = re.compile(r"launches/(\d{6,})/nodes/(\d{4,})")
 _NODE = re.compile(r"nodes/(\d{6,})/(\d{4,})/(heartbeat|notice|exit\.json)")
@@ -97,7 +98,7 @@ class HistoryReader:
             CorruptData: a record is malformed.
             TransientError: the store does not answer; what was read by then is kept.
         """
-        submission = self._read_submission()
+        submission = self._submission = self._submission or read_submission(self._store, self._job_id)
         journal = self._journal.read()
         if self._stop is None:
             self._stop = self._get(keys.stop(self._job_id), StopRequest)
@@ -116,13 +117,6 @@ class HistoryReader:
             finished=_finished(journal),
             num_records=len(journal),
         )
-
-    def _read_submission(self) -> Submission:
-        if self._submission is None:
-            self._submission = self._get(keys.spec(self._job_id), Submission)
-        if self._submission is None:
-            raise JobNotFound(f"no job {self._job_id!r} in {self._store.url}")
-        return self._submission
 
     def _read_launches(self, intents: Sequence[Intent]) -> None:
         """Read what is new of the launches that were open in the last pass, or have come since."""
