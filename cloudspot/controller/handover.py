@@ -35,13 +35,18 @@ class Handover:
     def take(self) -> str | None:
         """Take in what earlier passes have left; return what went wrong, and it is asked for again."""
         try:
-            found = read_suspicions(self._store, self._job_id)
+            found = now = read_suspicions(self._store, self._job_id)
+            if found is not None and found[0].endings:
+                # Only a write tells what the store's clock shows now.
+                write_suspicions(self._store, self._job_id, found[0])
+                now = read_suspicions(self._store, self._job_id)
         except TransientError as error:
             return str(error)
         self._has_asked = True
         if found is not None:
-            self._stands, moment = found
-            self._memory.note_suspicions(self._stands, moment, self._clock.monotonic())
+            self._stands, written = found
+            self._memory.note_suspicions(self._stands, written, self._clock.monotonic())
+            self._memory.note_endings(self._stands, written, written if now is None else now[1])
         return None
 
     def leave(self, history: History) -> str | None:
