@@ -19,7 +19,7 @@ from cloudspot.agent.orderedstop import OrderedStop
 from cloudspot.errors import PluginError, SpecError, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import launches
-from cloudspot.jobstore.submission import read_job
+from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.registry import open_provider, open_store
 
 _log = logging.getLogger("cloudspot.agent")
@@ -71,7 +71,7 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
 def _live(node: Node, stop: OrderedStop) -> None:
     store = open_store(node.store_url)
     try:
-        submission, spec = _await(lambda: read_job(store, node.job_id))
+        submission, spec = _await(HistoryReader(store, node.job_id).read_job)
         provider = open_provider(node.provider, spec)
     except SpecError as error:
         refuse(node, store, error)

@@ -16,7 +16,7 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.options import debug_option, json_option, plot_option, store_option
 from cloudspot.cli.plots import check_plot, plot_two, take_picture
 from cloudspot.cli.printable import printable
-from cloudspot.cli.story import read_commits_of
+from cloudspot.cli.story import read_commits_of, steps_lost_text
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.jobstore.extraction import read_bundle
 from cloudspot.jobstore.patience import patient
@@ -123,7 +123,7 @@ _ROWS: Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]] = (
     ("provider", lambda one: str(one["provider"])),
     ("offers", lambda one: ", ".join(one["offers"]) or "-"),
     ("step", lambda one: str(one["step"])),
-    ("steps lost", lambda one: "unknown" if one["steps_lost"] is None else str(one["steps_lost"])),
+    ("steps lost", steps_lost_text),
     ("attempts", lambda one: str(one["attempts"])),
     ("generations", lambda one: str(one["generations"])),
     ("notices", lambda one: str(one["notices"])),

@@ -20,7 +20,6 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Submission
-from cloudspot.jobstore.submission import read_job
 from cloudspot.registry import open_provider, open_store
 
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -128,7 +127,7 @@ class Job:
     @cached_property
     def submitted(self) -> tuple[Submission, JobSpec]:
         """Read what was submitted."""
-        return read_job(self.store, self.id)
+        return self.reader.read_job()
 
     @cached_property
     def spec(self) -> JobSpec:

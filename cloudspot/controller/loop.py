@@ -23,7 +23,6 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, write_summary
 from cloudspot.jobstore.records import Summary
-from cloudspot.jobstore.submission import read_job
 from cloudspot.model import Instance, InstanceState, Offer
 from cloudspot.story.events import Event, Warned, diff
 from cloudspot.story.report import summarise
@@ -225,7 +224,7 @@ class Controller:
         history: History | None = None
         try:
             if self._spec is None:
-                _, self._spec = read_job(self._store, self._job_id)
+                _, self._spec = self._reader.read_job()
             history = self._reader.read()
         except TransientError as error:
             problems.append(str(error))

@@ -124,10 +124,10 @@ class Memory:
 
     def _endings(self, history: History) -> list[Ending]:
         """Return what has ended, by the newest listing and these records."""
-        endings = [] if history.stop is None else [Ending()]
-        endings += [Ending(one.number) for one in history.launches if one.closed is not None]
+        endings = [Ending(one.number) for one in history.launches if one.closed is not None]
         launch = history.open_launch
-        if launch is not None:
+        if launch is not None and launch.is_attempt:
+            endings += [] if history.stop is None else [Ending()]
             endings += [
                 Ending(launch.number, rank)
                 for rank, slot in launch.slots.items()

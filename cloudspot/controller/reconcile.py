@@ -15,8 +15,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import list_jobs
-from cloudspot.jobstore.submission import read_job
+from cloudspot.jobstore.reader import HistoryReader, list_jobs
 from cloudspot.model import Instance, InstanceState
 
 
@@ -119,7 +118,7 @@ class Reconciler:
 
     def _controller(self, job_id: str) -> Controller:
         if job_id not in self._controllers:
-            submission, spec = read_job(self._store, job_id)
+            submission, spec = HistoryReader(self._store, job_id, sleep=self._sleep).read_job()
             provider = self._open_provider(submission.provider, spec)
             # Options are part of what it lists: a region, say.
             options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")

@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.generations import read_generations
 from cloudspot.jobstore.history import History, LaunchHistory
@@ -98,7 +99,7 @@ class HistoryReader:
             CorruptData: a record is malformed.
             TransientError: the store does not answer; what was read by then is kept.
         """
-        submission = self._submission = self._submission or read_submission(self._store, self._job_id)
+        submission = self._read_submission()
         journal = self._journal.read()
         if self._stop is None:
             self._stop = self._get(keys.stop(self._job_id), StopRequest)
@@ -117,6 +118,22 @@ class HistoryReader:
             finished=_finished(journal),
             num_records=len(journal),
         )
+
+    def read_job(self) -> tuple[Submission, JobSpec]:
+        """Return the job's submission and the job file in it, without the rest of its history.
+
+        Raises:
+            JobNotFound: there is no such job, or its submission was cut short.
+            CorruptData: the submission is malformed.
+            SpecError: this version of cloudspot cannot read the job file.
+            TransientError: the store does not answer.
+        """
+        submission = self._read_submission()
+        return submission, spec_from_json(submission.spec)
+
+    def _read_submission(self) -> Submission:
+        self._submission = self._submission or read_submission(self._store, self._job_id)
+        return self._submission
 
     def _read_launches(self, intents: Sequence[Intent]) -> None:
         """Read what is new of the launches that were open in the last pass, or have come since."""

@@ -14,7 +14,7 @@ from cloudspot import __version__
 from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.errors import CloudspotError, JobExists, JobNotFound, ObjectMissing, SpecError
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobfile.spec import JobSpec, spec_from_json, spec_to_json
+from cloudspot.jobfile.spec import JobSpec, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, make_bundle, put_bundle
 from cloudspot.jobstore.creation import create
@@ -93,20 +93,13 @@ def submit(
     return codec.decode(data, Submission)  # As every reader sees it: JSON has lists and no tuples.
 
 
-def read_job(store: ObjectStore, job_id: str) -> tuple[Submission, JobSpec]:
-    """Return the job's submission and the job file in it, checked.
+def read_submission(store: ObjectStore, job_id: str) -> Submission:
+    """Return the job's submission; ``HistoryReader.read_job`` checks the job file in it too.
 
     Raises:
         JobNotFound: there is no such job, or its submission was cut short.
         CorruptData: the submission is malformed.
-        SpecError: this version of cloudspot cannot read the job file.
     """
-    submission = read_submission(store, job_id)
-    return submission, spec_from_json(submission.spec)
-
-
-def read_submission(store: ObjectStore, job_id: str) -> Submission:
-    """Return the job's submission; raises as ``read_job`` where the job file is not looked at."""
     key = keys.spec(job_id)
     try:
         return codec.decode(patient(store).get(key), Submission, key=key)
