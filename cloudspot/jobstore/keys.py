@@ -91,6 +91,11 @@ def nodes_prefix(job_id: str) -> str:
     return f"jobs/{job_id}/nodes/"
 
 
+def launch_nodes_prefix(job_id: str, launch: int) -> str:
+    """Return the prefix of what the nodes of one launch say of themselves."""
+    return f"jobs/{job_id}/nodes/{launch:06d}/"
+
+
 def heartbeat(job_id: str, launch: int, rank: int) -> str:
     """Return the key of a node's heartbeat; overwritten."""
     return f"jobs/{job_id}/nodes/{launch:06d}/{rank:04d}/heartbeat"

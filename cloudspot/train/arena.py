@@ -1,7 +1,7 @@
-"""The arena: two files a rank, in memory if it has room, into which a save copies its part (P5).
+"""The arena: two files per rank, in memory if there is room, into which a save copies its part (P5).
 
-Plain files in /dev/shm and no ``multiprocessing.shared_memory``, whose tracker unlinks the segment
-when the trainer is killed: what was sealed must outlive the trainer.
+They are plain files in /dev/shm, because what was sealed must outlive the trainer: the tracker of
+``multiprocessing.shared_memory`` unlinks a segment when the trainer is killed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,37 +18,38 @@ import torch
 
 from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import SealName, seals_directory
-from cloudspot.train.plan import Placement
+from cloudspot.train.partition import Placement
 
-_WARM_CHUNK_BYTES = 64 << 20
+_CHUNK_BYTES = 64 << 20
+"""After this many bytes a claim checks whether it has to stop."""
 _STAGING_BYTES = 64 << 20
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Slot:
-    """A file of the arena, mapped. It is free when its last seal has been uploaded or withdrawn."""
+    """A mapped file of the arena. It is free when its last seal has been uploaded or withdrawn."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._mapped: mmap.mmap | None = None
         self._bytes: Any = None  # uint8 tensor over the mapping
-        self._registered = False
+        self._registered_bytes = 0
         self._views: tuple[Sequence[Placement], list[Any]] | None = None
         self.path: Path | None = None
         self.capacity = 0
         """Bytes."""
         self.seal: Path | None = None
-        """Where the seal of its content was put; None before the first."""
+        """The seal of its content; None before the first."""
 
     def is_free(self) -> bool:
-        """Say whether nobody needs the content any more."""
+        """Return whether nobody needs the content any more."""
         if self.seal is None:
             return True
-        # In this order: the agent renames the seal to its taken name, and may do so in between.
+        # In this order, because the agent may rename the seal to its taken name in between.
         return not self.seal.exists() and not _taken(self.seal).exists()
 
     def withdraw(self) -> bool:
-        """Take back a seal whose upload has not started; say whether that succeeded."""
+        """Take back a seal whose upload has not started; return whether that succeeded."""
         assert self.seal is not None
         try:
             # The agent takes a seal by renaming it, so exactly one of us gets it.
@@ -57,16 +59,22 @@ class Slot:
         return True
 
     def claim(self, directory: Path, nbytes: int, *, stopped: Callable[[], bool]) -> None:
-        """Have room for ``nbytes`` in ``directory``, allocated and warm; the slot must be free.
+        """Get room for ``nbytes`` in ``directory``, allocated and warm; the slot must be free.
+
+        A claim that fails leaves the slot and its file as they were.
 
         Raises:
-            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), or the directory cannot be written.
+            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), the directory cannot be written, or the claim
+                was ``stopped`` (ECANCELED).
         """
         path = directory / self._name
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _allocate(descriptor, nbytes)
+            for start in range(0, nbytes, _CHUNK_BYTES):
+                if stopped():
+                    raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+                _allocate(descriptor, start, min(_CHUNK_BYTES, nbytes - start))
             mapped = mmap.mmap(descriptor, nbytes)
         except OSError:
             if path == self.path:
@@ -82,14 +90,14 @@ class Slot:
         self._mapped = mapped
         self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
         self.path, self.capacity = path, nbytes
-        # Touch every page once: a cold page costs four times a warm one. The content is nobody's yet.
-        for start in range(0, nbytes, _WARM_CHUNK_BYTES):
+        # Touch every page once: copying into a cold page takes four times as long.
+        for start in range(0, nbytes, _CHUNK_BYTES):
             if stopped():
                 return
-            self._bytes[start : start + _WARM_CHUNK_BYTES].zero_()
+            self._bytes[start : start + _CHUNK_BYTES].zero_()
 
     def write(self, placements: Sequence[Placement], tensors: Sequence[Any]) -> None:
-        """Copy each tensor to its place, and return when all bytes are there."""
+        """Copy each tensor to its place; return when all bytes are there."""
         if self._views is None or self._views[0] is not placements:
             self._views = (placements, [self._view(placement) for placement in placements])
         on_device = []
@@ -99,7 +107,8 @@ class Slot:
             else:
                 on_device.append((view, tensor))
         if on_device:
-            self._write_from_devices(on_device)
+            last = placements[-1]
+            self._write_from_devices(on_device, last.offset + last.item.nbytes)
 
     def close(self) -> None:
         """Forget the mapping; the file stays for the agent."""
@@ -111,13 +120,12 @@ class Slot:
         data = self._bytes[placement.offset : placement.offset + item.nbytes]
         return data.view(getattr(torch, item.dtype)).view(item.shape)
 
-    def _write_from_devices(self, copies: list[tuple[Any, Any]]) -> None:
+    def _write_from_devices(self, copies: list[tuple[Any, Any]], nbytes: int) -> None:
         if copies[0][1].device.type != "cuda":
             for view, tensor in copies:
                 view.copy_(tensor)
             return
-        self._registered = self._registered or self._register()
-        if not self._registered:
+        if not self._register(nbytes):
             _copy_through_staging(copies)
             return
         streams = {}
@@ -131,15 +139,25 @@ class Slot:
         for stream in streams.values():
             stream.synchronize()
 
-    def _register(self) -> bool:
-        """Page-lock the mapping, so that a GPU writes to it at the speed of the bus; say whether it is."""
-        runtime = torch.cuda.cudart()
-        return int(runtime.cudaHostRegister(self._bytes.data_ptr(), self.capacity, 0)) == 0
+    def _register(self, nbytes: int) -> bool:
+        """Page-lock the first bytes, so that GPUs write at the speed of the bus; return success.
+
+        Locking takes time, so bytes that no save has needed yet stay unlocked.
+        """
+        if nbytes > self._registered_bytes:
+            self._unregister()
+            if int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), nbytes, 0)) != 0:
+                return False
+            self._registered_bytes = nbytes
+        return True
+
+    def _unregister(self) -> None:
+        if self._registered_bytes:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._registered_bytes = 0
 
     def _release(self) -> None:
-        if self._registered:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
-            self._registered = False
+        self._unregister()
         self._views = self._bytes = self._mapped = None
 
 
@@ -159,12 +177,12 @@ class Arena:
         """Name the slots; nothing is written before ``claim``.
 
         Args:
-            directory: In memory, first choice.
-            spill: On disk, when memory is short.
+            directory: Where the slots go first: in memory.
+            spill: Where they go when memory is short: on disk.
             handoff: Where the seals go.
-            generation: Of this start of torchrun.
+            generation: The number of this start of torchrun.
             rank: Global rank.
-            local_world_size: How many ranks of this machine claim their slots at the same time.
+            local_world_size: How many ranks on this machine claim their slots at the same time.
         """
         self._directory = directory
         self._spill = spill
@@ -174,19 +192,45 @@ class Arena:
         self._local_world_size = local_world_size
         self._slots = tuple(Slot(f"slot-{generation}-{rank}-{index}") for index in range(2))
         self._stopped = False
+        self._is_hurried = False
 
-    def claim(self, nbytes: int) -> None:
-        """Have two warm slots of ``nbytes``; a slot in use is left as it is, and grown when it is free.
+    def claim(self, nbytes: int, wanted_nbytes: int = 0) -> None:
+        """Get two warm slots of ``nbytes``, or of ``wanted_nbytes`` where memory is plentiful.
+
+        A slot in use is left as it is; it grows when it is free and needed.
 
         Raises:
-            SessionError: neither the memory nor the disk has the room.
+            SessionError: neither the memory nor the disk has room for slots of ``nbytes``.
         """
         slots = [slot for slot in self._slots if slot.is_free() and slot.capacity < nbytes]
         for num_done, slot in enumerate(slots):
             self.grow(slot, nbytes, num_more=len(slots) - num_done - 1)
+        for slot in self._slots:
+            self._widen(slot, wanted_nbytes)
+
+    def hurry(self) -> None:
+        """Let a claim in another thread do without ``wanted_nbytes``."""
+        self._is_hurried = True
+
+    def room(self) -> int:
+        """Return how many bytes each slot holds."""
+        return min(slot.capacity for slot in self._slots)
+
+    def _widen(self, slot: Slot, nbytes: int) -> None:
+        """Grow a free slot in memory, if doing so for all slots of this machine leaves half of it free."""
+        if nbytes <= slot.capacity or not slot.is_free():
+            return
+        free = min(free_memory_bytes() or 0, shutil.disk_usage(self._directory).free)
+        if free < 2 * len(self._slots) * nbytes * self._local_world_size:
+            return
+        try:
+            slot.claim(self._directory, nbytes, stopped=lambda: self._stopped or self._is_hurried)
+        except OSError as error:
+            if error.errno not in {*_NO_SPACE, errno.ECANCELED}:
+                raise
 
     def grow(self, slot: Slot, nbytes: int, *, num_more: int = 0) -> None:
-        """Have room for ``nbytes`` in a free slot, in memory if ``num_more`` such slots fit there too.
+        """Get room for ``nbytes`` in a free slot, in memory if ``num_more`` such slots fit there too.
 
         Raises:
             SessionError: neither the memory nor the disk has the room.
@@ -198,7 +242,7 @@ class Arena:
         refusals = []
         for directory in (self._directory, self._spill):
             if directory == self._directory and (free := free_memory_bytes()) is not None and free < needed:
-                refusals.append(f"{directory}: {free} bytes of memory free, {needed} needed")
+                refusals.append(f"{directory}: {free} bytes of memory are free, {needed} are needed")
                 continue
             try:
                 slot.claim(directory, nbytes, stopped=lambda: self._stopped)
@@ -210,7 +254,7 @@ class Arena:
             return
         raise SessionError(
             f"no room for a checkpoint slot of {nbytes} bytes ({'; '.join(refusals)}):"
-            " choose a machine with more memory or disk, or fewer processes on it"
+            " choose a machine with more memory or disk, or run fewer processes on it"
         )
 
     def free_slot(self) -> Slot | None:
@@ -218,11 +262,11 @@ class Arena:
         return next((slot for slot in self._slots if slot.is_free()), None)
 
     def withdraw_slot(self) -> Slot | None:
-        """Return a free slot, if need be one whose upload has not started; None when both are uploading."""
+        """Return a free slot, or else one whose upload has not started; None when both are being uploaded."""
         free = self.free_slot()
         if free is not None:
             return free
-        # The older of two is the one that its upload starts with: try the newer one first.
+        # Uploads start with the older one, so try the newer one first.
         newest_first = sorted(self._slots, key=_sealed_at, reverse=True)
         return next((slot for slot in newest_first if slot.withdraw()), None)
 
@@ -231,14 +275,14 @@ class Arena:
         return self._seals / SealName(self._generation, step, self._rank, taken=False).file_name
 
     def close(self) -> None:
-        """Let go of the mappings and stop warming; the files stay for the agent."""
+        """Release the mappings and stop claims; the files stay for the agent."""
         self._stopped = True
         for slot in self._slots:
             slot.close()
 
 
 def free_memory_bytes() -> int | None:
-    """Return the memory that can still be claimed on this machine, or None where that cannot be told."""
+    """Return the memory that can still be claimed on this machine, or None if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -254,13 +298,13 @@ def free_memory_bytes() -> int | None:
     return min(limits) if limits else None
 
 
-def _allocate(descriptor: int, nbytes: int) -> None:
+def _allocate(descriptor: int, start: int, nbytes: int) -> None:
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, nbytes)
+        os.posix_fallocate(descriptor, start, nbytes)
         return
-    # macOS has none: writing zeros claims the blocks as well.
+    # macOS does not have it: writing zeros claims the blocks too.
     zeros = bytes(1 << 20)
-    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.lseek(descriptor, start, os.SEEK_SET)
     left = nbytes
     while left > 0:
         left -= os.write(descriptor, zeros[:left])

@@ -1,18 +1,18 @@
-"""Rounds: how all ranks come to save at the same step, with no collective in the step path (P4).
+"""Rounds: how all ranks save at the same step without a collective in the step path (P4).
 
-A step boundary is named by the steps done before it. Each rank has two actors: its main thread
+A step boundary is numbered by the steps done before it. Each rank has two actors: its main thread
 arrives at boundaries, its background thread talks to the store. For round r:
 
-1. Rank 0's background thread writes ``round/r``. It alone opens rounds; another rank that has a
-   reason sets ``want/drain``.
+1. Rank 0's background thread writes ``round/r``. It alone opens rounds; another rank that needs one
+   sets ``want/drain``.
 2. Each rank's background thread makes a promise under the step lock, "I pass no boundary from b on
-   without a decision", and publishes it as ``promise/r/<rank>``. b lies ``lookahead`` boundaries ahead of the
-   next one, so that short steps go on while the ranks find together.
+   without a decision", and publishes it as ``promise/r/<rank>``. b lies ``lookahead`` boundaries after the
+   next one, so that short steps go on while the ranks agree.
 3. Rank 0 writes ``decision/r`` once, by compare_set: the highest promise, or that the round is off.
 4. Each main thread goes on to the decided boundary and no further, and serves the round there.
 
 At the end of the loop finishing wins: a rank that has finished serves nothing and says so in
-``finished/<rank>``; a decision that lies at or beyond the end is then served by nobody.
+``finished/<rank>``; a decision at or beyond the end is then served by nobody.
 """
 
 from __future__ import annotations
@@ -30,36 +30,41 @@ INTERVAL = "interval"
 DRAIN = "drain"
 
 POLL_SECONDS = 0.025
-"""Between two looks while nothing is going on."""
+"""Between two looks while no round is open."""
 FAST_POLL_SECONDS = 0.004
 """Between two looks while a round is open."""
 LOOKAHEAD_SECONDS = 0.1
-"""About how long the ranks need to find together."""
+"""About how long the ranks need to agree."""
 MAX_LOOKAHEAD_STEPS = 64
 INTERVAL_GUARD_SECONDS = 20.0
-"""An interval round in which a rank has not answered by then is off."""
+"""An interval round is called off when a rank has not answered by then."""
 SILENCE_SECONDS = 60.0
-"""A main thread that has waited so long for a decision takes the store for lost."""
+"""A main thread that has waited this long for a decision takes the store for lost, but never before the
+round's guard has passed."""
+_WAIT_SECONDS = 0.5
+"""Between two looks of a waiting main thread."""
 _GRACE_SECONDS = 1.0
-"""How long the others leave it to rank 0 to call a round off whose guard has passed."""
+"""How long after a round's guard the other ranks wait for rank 0 to call it off."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a main thread has to do at a boundary: save there and go on, or save and leave."""
+class SaveOrder:
+    """What a main thread must do at a boundary: save there and go on, or save and leave."""
 
     kind: str
     step: int | None
     """The boundary; None: leave now, without a save."""
     avoid: frozenset[int] = frozenset()
     """Ranks whose machines are about to go."""
+    rooms: tuple[int, ...] = ()
+    """Bytes that each rank's slots hold, by rank: all ranks must plan with the same numbers."""
 
 
 class Rounds:
     """One rank's part in the rounds.
 
-    The main thread calls ``begin``, ``served`` and ``finish``; the background thread calls ``poll``
-    again and again; ``request_drain`` and ``request_interval`` belong to the background thread too.
+    The main thread calls ``begin``, ``served`` and ``finish``. The background thread calls ``poll``
+    repeatedly, and ``request_drain`` and ``request_interval``.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Rounds:
         start: int,
         clock: Callable[[], float],
         can_save: Callable[[], bool] = lambda: True,
+        room: Callable[[], int] = lambda: 0,
     ) -> None:
         """Join the rounds of a process group.
 
@@ -78,21 +84,23 @@ class Rounds:
             store: This rank's own connection; no other thread uses it while ``poll`` runs.
             rank: Global rank.
             world_size: How many ranks there are.
-            start: The boundary that the main thread arrives at first.
-            clock: Monotonic seconds.
-            can_save: Says whether an interval save would find a free slot here.
+            start: The first boundary of the main thread.
+            clock: Returns monotonic seconds.
+            can_save: Returns whether an interval save would find a free slot here.
+            room: Returns how many bytes each of this rank's slots holds.
         """
         self._store = store
         self._rank = rank
         self._world_size = world_size
         self._clock = clock
         self._can_save = can_save
+        self._room = room
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         # Under the step lock:
         self._next = start
         self._hold: int | None = None  # the promise: None lets every boundary pass
-        self._order: Order | None = None
+        self._order: SaveOrder | None = None
         self._finished = False
         self._lost = False
         # The background thread's own:
@@ -112,10 +120,10 @@ class Rounds:
 
     # --- the main thread ------------------------------------------------------------------------
 
-    def begin(self, step: int) -> Order | None:
-        """Pass the boundary before ``step``, or return what has to be done first; may wait for a decision.
+    def begin(self, step: int) -> SaveOrder | None:
+        """Pass the boundary before ``step``, or return what must be done first; may wait for a decision.
 
-        After an order that is served, call again for the same step.
+        When an order is served, call this again for the same step.
         """
         with self._lock:
             if self._hold is None:
@@ -123,20 +131,22 @@ class Rounds:
                 return None
         return self._begin_held(step)
 
-    def _begin_held(self, step: int) -> Order | None:
-        silent_at = self._clock() + SILENCE_SECONDS
+    def _begin_held(self, step: int) -> SaveOrder | None:
+        # Count looks, not seconds: a process that was suspended for a minute has not listened for a minute.
+        looks_left = math.ceil(SILENCE_SECONDS / _WAIT_SECONDS)
         with self._changed:
             while not self._may_pass(step):
                 if self._order is not None:
                     return self._order
-                if self._clock() > silent_at:
+                if looks_left <= 0 and self._clock() > self._round_guard + _GRACE_SECONDS:
                     self._lose()
                 else:
-                    self._changed.wait(0.5)
+                    looks_left -= 1
+                    self._changed.wait(_WAIT_SECONDS)
             self._next = step + 1
             return None
 
-    def try_begin(self, step: int) -> Order | bool:
+    def try_begin(self, step: int) -> SaveOrder | bool:
         """Do as ``begin``, but return True when the boundary is passed and False instead of waiting."""
         with self._changed:
             if self._may_pass(step):
@@ -155,13 +165,13 @@ class Rounds:
         return step < self._order.step
 
     def served(self) -> None:
-        """Say that the order is carried out and the training goes on."""
+        """Note that the order is carried out and the training goes on."""
         with self._changed:
             self._order = None
             self._hold = None
 
     def finish(self) -> None:
-        """Say that the loop has ended here: this rank serves no round any more."""
+        """Note that the loop has ended here: this rank serves no more rounds."""
         with self._changed:
             self._finished = True
             self._order = None
@@ -170,17 +180,17 @@ class Rounds:
 
     @property
     def guard(self) -> float:
-        """The monotonic moment after which the current round's save no longer helps."""
+        """The monotonic moment after which the current round's save is of no use."""
         return min(self._round_guard, math.inf if self._drain_guard is None else self._drain_guard)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the store is gone: nothing can be agreed on any more."""
+        """Whether the store is gone, so that the ranks can no longer agree on anything."""
         return self._lost
 
     @property
     def store(self) -> Store:
-        """The connection, for use when the background thread has ended."""
+        """The connection, for use after the background thread has ended."""
         return self._store
 
     def wait(self, seconds: float) -> None:
@@ -199,8 +209,8 @@ class Rounds:
         """Ask that all ranks save and leave.
 
         Args:
-            guard: The monotonic moment of this machine after which a save no longer helps.
-            notice: This rank's machine itself is about to go.
+            guard: The monotonic moment on this machine after which a save is of no use.
+            notice: Whether this rank's own machine is about to go.
         """
         self._drain_guard = guard
         self._drain_notice = notice
@@ -211,11 +221,11 @@ class Rounds:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no round is under way here."""
+        """Whether no round is open here."""
         return self._state == "idle"
 
     def poll(self) -> float:
-        """Do what can be done now without waiting; return after how many seconds to poll again."""
+        """Do what can be done without waiting; return after how many seconds to poll again."""
         if self._lost:
             self._leave_if_drained()
             return POLL_SECONDS
@@ -223,14 +233,13 @@ class Rounds:
             while self._advance():
                 pass
         except (RuntimeError, OSError):
-            # Rank 0, which hosts the store, is gone. Nobody can agree on anything any more: the main
-            # thread goes on until its next collective fails.
+            # Rank 0, which hosts the store, is gone: the main thread goes on until its next collective fails.
             with self._changed:
                 self._lose()
         return POLL_SECONDS if self._state == "idle" else FAST_POLL_SECONDS
 
     def _advance(self) -> bool:
-        """Take the next steps of the protocol that can be taken; say whether there may be more."""
+        """Take the next steps of the protocol that are possible; return whether there may be more."""
         before = (self._round, self._state)
         self._step_seconds.observe(self._next)
         if self._finished and not self._told_finished:
@@ -278,7 +287,7 @@ class Rounds:
         if self._drain_guard is not None:
             return self._drain_guard
         if self._world_size > 1 and self._store.check(["want/drain"]):
-            # Another machine's monotonic clock says nothing here: it sent what was left.
+            # Monotonic clocks of two machines cannot be compared, so it sent the seconds left.
             return self._clock() + float(json.loads(self._store.get("want/drain")))
         return None
 
@@ -306,7 +315,8 @@ class Rounds:
             decision = {
                 "outcome": "save",
                 "step": max(promise["step"] for promise in promises),
-                "avoid": sorted(rank for rank, promise in self._promises.items() if promise["notice"]),
+                "avoid": [rank for rank, promise in self._promises.items() if promise["notice"]],
+                "rooms": [self._promises[rank]["room"] for rank in range(self._world_size)],
             }
         self._store.compare_set(f"decision/{number}", "", json.dumps(decision))
 
@@ -336,17 +346,18 @@ class Rounds:
         with self._changed:
             step = None if self._finished else self._next + opening["lookahead"]
             self._hold = step
-        promise = {"step": step, "ready": ready, "notice": self._drain_notice}
+        promise = {"step": step, "ready": ready, "notice": self._drain_notice, "room": self._room()}
         self._state = "promised"
         self._store.set(f"promise/{self._round}/{self._rank}", json.dumps(promise))
 
     def _obey(self, decision: dict[str, Any]) -> None:
         kind = self._opening["kind"]
-        order: Order | None = None
+        order: SaveOrder | None = None
         if decision["outcome"] == "save":
-            order = Order(kind, decision["step"], frozenset(decision["avoid"]))
+            avoid, rooms = frozenset(decision["avoid"]), tuple(decision["rooms"])
+            order = SaveOrder(kind, decision["step"], avoid, rooms)
         elif decision["outcome"] == "abandon" and kind == DRAIN:
-            order = Order(kind, None)
+            order = SaveOrder(kind, None)
         self._over = decision["outcome"] == "finish"
         with self._changed:
             if self._finished or order is None:
@@ -365,11 +376,11 @@ class Rounds:
         self._changed.notify_all()
 
     def _leave_if_drained(self) -> None:
-        """Leave without a save: there is nobody left to agree on one with."""
+        """Leave without a save: there is nobody left to agree with."""
         with self._changed:
             if self._drain_guard is not None and self._order is None and not self._finished:
                 self._hold = self._next
-                self._order = Order(DRAIN, None)
+                self._order = SaveOrder(DRAIN, None)
                 self._changed.notify_all()
 
 
@@ -390,10 +401,10 @@ class _StepSeconds:
             self._seen = (now, step)
 
     def lookahead(self, kind: str) -> int:
-        """Return how many boundaries the ranks may pass while they find together."""
+        """Return how many boundaries the ranks may pass while they agree."""
         if self._seconds is None:
             return 0
         steps = LOOKAHEAD_SECONDS / max(self._seconds, 1e-6)
-        # A drain has no time to give away; for an interval save a whole step is no loss.
+        # A drain has no time to waste; for an interval save another step does not matter.
         wanted = math.floor(steps) if kind == DRAIN else math.ceil(steps)
         return min(wanted, MAX_LOOKAHEAD_STEPS)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cloudspot.train import checkpoint
 from cloudspot.train.arena import Arena, Slot
+from cloudspot.train.distributed import World
 from cloudspot.train.handoff import seals_directory, write_json
-from cloudspot.train.plan import Item, Plan, plan
+from cloudspot.train.partition import Item, Plan, plan
+from cloudspot.train.rounds import INTERVAL
 from cloudspot.train.tree import Json
 
 _SLOT_POLL_SECONDS = 0.01
@@ -23,13 +25,12 @@ Describe = Callable[[], tuple[Mapping[str, Json], Mapping[str, Json]]]
 class Saver:
     """Copies this rank's part of the state into its arena and seals it."""
 
-    def __init__(self, arena: Arena, *, handoff: Path, generation: int, rank: int, world_size: int) -> None:
+    def __init__(self, arena: Arena, *, handoff: Path, generation: int, world: World) -> None:
         """Make the directory of the seals; the arena is claimed by ``prepare``."""
         self._arena = arena
         self._generation = generation
-        self._rank = rank
-        self._world_size = world_size
-        self._table: tuple[tuple[Item, ...], frozenset[int]] | None = None
+        self._world = world
+        self._planned_for: tuple[Any, ...] | None = None
         self._plan: Plan | None = None
         self._claiming: threading.Thread | None = None
         self._claim_error: Exception | None = None
@@ -38,17 +39,27 @@ class Saver:
         seals_directory(handoff).mkdir(parents=True, exist_ok=True)
 
     def prepare(self, items: tuple[Item, ...]) -> None:
-        """Plan, and claim the slots beside the training, so that the first save finds them warm."""
-        nbytes = self._plan_for(items, frozenset()).part_bytes[self._rank]
+        """Plan, and claim the slots in the background, so that the first save finds them warm.
+
+        Where memory is plentiful, the slots have room for this rank's part when all other nodes are to go.
+        """
+        rank, num_local = self._world.rank, self._world.local_world_size
+        first = rank - self._world.local_rank
+        others = frozenset(range(self._world.world_size)) - frozenset(range(first, first + num_local))
+        alone = plan(items, world_size=self._world.world_size, avoid=others)
+        nbytes = self._plan_for(items).part_bytes[rank]
         self._claiming = threading.Thread(
-            target=self._claim, args=(nbytes,), name="cloudspot-arena", daemon=True
+            target=self._claim, args=(nbytes, alone.part_bytes[rank]), name="cloudspot-arena", daemon=True
         )
         self._claiming.start()
 
     def can_save(self) -> bool:
-        """Say whether a save would find a claimed and free slot now."""
-        claiming = self._claiming
-        return claiming is not None and not claiming.is_alive() and self._arena.free_slot() is not None
+        """Return whether a save would find a claimed and free slot now."""
+        return self._has_claimed() and self._arena.free_slot() is not None
+
+    def room(self) -> int:
+        """Return how many bytes each slot holds; 0 until they are claimed."""
+        return self._arena.room() if self._has_claimed() else 0
 
     def save(
         self,
@@ -56,7 +67,8 @@ class Saver:
         *,
         kind: str,
         step: int,
-        avoid: Collection[int],
+        avoid: frozenset[int] = frozenset(),
+        rooms: tuple[int, ...] = (),
         describe: Describe,
         deadline: Callable[[], float] | None,
     ) -> float | None:
@@ -65,16 +77,19 @@ class Saver:
         Args:
             objects: The tracked objects by name.
             kind: ``interval``, ``drain`` or ``final``.
-            step: The boundary: so many steps are in the state.
-            avoid: Ranks whose machines are about to go.
+            step: The boundary: how many steps are in the state.
+            avoid: Ranks whose machines are about to go; see ``partition.plan``.
+            rooms: Bytes that each rank's slots hold; the same on all ranks.
             describe: Called once, when a slot is found.
-            deadline: Tells until when (monotonic) to wait for a slot, taking back an upload that has
-                not started; asked again and again. None: not at all.
+            deadline: Called repeatedly; returns until when (monotonic) to wait for a slot, taking back an
+                upload that has not started. None: do not wait.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.
         """
         if self._claiming is not None:
+            if self._claiming.is_alive():
+                self._arena.hurry()
             self._claiming.join()
         if self._claim_error is not None:
             raise self._claim_error
@@ -84,9 +99,10 @@ class Saver:
         started = time.monotonic()
         shared, rank_state = describe()
         state = checkpoint.take(objects)
-        table = self._plan_for(state.items, frozenset(avoid))
-        placements = table.parts[self._rank]
-        nbytes = table.part_bytes[self._rank]
+        table = self._plan_for(state.items, avoid, rooms)
+        rank = self._world.rank
+        placements, nbytes = table.parts[rank], table.part_bytes[rank]
+        must_grow = nbytes > slot.capacity
         self._arena.grow(slot, nbytes)
         slot.write(placements, [state.tensors[placement.item.name] for placement in placements])
         seconds = time.monotonic() - started
@@ -94,8 +110,8 @@ class Saver:
             "format": checkpoint.FORMAT,
             "generation": self._generation,
             "step": step,
-            "rank": self._rank,
-            "world_size": self._world_size,
+            "rank": rank,
+            "world_size": self._world.world_size,
             "kind": kind,
             "slot": str(slot.path),
             "nbytes": nbytes,
@@ -110,16 +126,22 @@ class Saver:
         slot.seal = path
         write_json(path, seal)
         self.sealed_step = step
+        if must_grow and kind == INTERVAL:
+            # The state has grown since the slots were claimed: grow the other slot before a drain needs it.
+            self.prepare(state.items)
         return seconds
 
     def close(self) -> None:
         """Stop warming the arena; what is sealed stays for the agent."""
         self._arena.close()
 
-    def _claim(self, nbytes: int) -> None:
+    def _has_claimed(self) -> bool:
+        return self._claiming is not None and not self._claiming.is_alive()
+
+    def _claim(self, nbytes: int, wanted_nbytes: int) -> None:
         try:
-            self._arena.claim(nbytes)
-        except Exception as error:  # the next save raises it, in the thread that can be stopped by it
+            self._arena.claim(nbytes, wanted_nbytes)
+        except Exception as error:  # raised by the next save, in the main thread
             self._claim_error = error
 
     def _find_slot(self, deadline: Callable[[], float] | None) -> Slot | None:
@@ -131,8 +153,11 @@ class Saver:
                 return slot
             time.sleep(_SLOT_POLL_SECONDS)
 
-    def _plan_for(self, items: tuple[Item, ...], avoid: frozenset[int]) -> Plan:
-        if self._plan is None or self._table != (items, avoid):
-            self._table = (items, avoid)
-            self._plan = plan(items, world_size=self._world_size, avoid=avoid)
+    def _plan_for(
+        self, items: tuple[Item, ...], avoid: frozenset[int] = frozenset(), rooms: tuple[int, ...] = ()
+    ) -> Plan:
+        wanted = (items, avoid, rooms if avoid else ())
+        if self._plan is None or self._planned_for != wanted:
+            self._planned_for = wanted
+            self._plan = plan(items, world_size=self._world.world_size, avoid=avoid, rooms=rooms)
         return self._plan

@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping, MutableSequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cloudspot.train import checkpoint, handoff
+from cloudspot.train import checkpoint, handoff, sigterm
 from cloudspot.train.arena import Arena
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
-from cloudspot.train.rounds import DRAIN, Order, Rounds
+from cloudspot.train.rounds import DRAIN, Rounds, SaveOrder
 from cloudspot.train.saving import Describe, Saver
 
 _log = logging.getLogger("cloudspot")
 
 FINAL = "final"
 FINAL_SLOT_SECONDS = 3600.0
-"""How long the end of the loop waits for a slot, with an upload in each and no drain."""
+"""How long the end of the loop waits for a slot while both are being uploaded and nothing drains."""
 LAST_PREPARE_STEPS = 64
-"""After so many steps the arena is claimed even if an optimizer has still no state."""
+"""After this many steps the arena is claimed even if an optimizer still has no state."""
 
 
 class Service:
@@ -57,9 +57,7 @@ class Service:
             rank=world.rank,
             local_world_size=world.local_world_size,
         )
-        self._saver = Saver(
-            arena, handoff=directory, generation=generation, rank=world.rank, world_size=world.world_size
-        )
+        self._saver = Saver(arena, handoff=directory, generation=generation, world=world)
         # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
         """The step at which to call ``prepare``."""
@@ -70,9 +68,18 @@ class Service:
             path = handoff.metrics_path(directory, world.rank)
             self._figures = path.open("a", buffering=1, encoding="utf-8")
         faulthandler.register(handoff.DUMP_SIGNAL, all_threads=True)
-        handoff.worker_pid_path(directory, world.rank).write_text(str(os.getpid()))
+        self._pid = os.getpid()  # of no process that the script forks
+        handoff.worker_pid_path(directory, world.rank).write_text(str(self._pid))
         store, server = open_store(world)
-        self._link = Link(directory, store, server, world=world, start=start, can_save=self._saver.can_save)
+        self._link = Link(
+            directory,
+            store,
+            server,
+            world=world,
+            start=start,
+            can_save=self._saver.can_save,
+            room=self._saver.room,
+        )
         self._link.start()
 
     @property
@@ -86,13 +93,13 @@ class Service:
         return self._link.is_draining
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Note figures of a step."""
+        """Record metrics of a step."""
         if self._figures is not None:
             line = {"step": step, "time": time.time(), "values": dict(values)}
             self._figures.write(json.dumps(line) + "\n")
 
     def prepare(self, step: int) -> None:
-        """Claim the arena beside the training, if the state is complete; else ask to be called later."""
+        """Claim the arena in the background if the state is complete; else ask to be called later."""
         done = step - self._start
         if not checkpoint.is_materialised(self._objects) and done < LAST_PREPARE_STEPS:
             self.prepare_at = self._start + 2 * max(done, 1)  # gradients are still being accumulated
@@ -100,38 +107,43 @@ class Service:
         self.prepare_at = -1
         self._saver.prepare(checkpoint.take(self._objects).items)
 
-    def serve(self, first: Order, step: int) -> None:
+    def serve(self, first: SaveOrder, step: int) -> None:
         """Carry out the orders that stand at a boundary, until it is passed.
 
         Raises:
             SystemExit: the order was to leave.
             SessionError: the state cannot be saved.
         """
-        order: Order | None = first
+        order: SaveOrder | None = first
         while order is not None:
             if order.kind == DRAIN:
                 self._drain(order, step)
             # A boundary at which nothing was done since the last save has nothing to save.
             if step not in {self._start, self._saver.sealed_step}:
-                stall = self._save(order.kind, step, order.avoid, None)
+                stall = self._save(order, step, None)
                 self._link.saved(stall)
             self.rounds.served()
             order = self.rounds.begin(step)
 
     def leave_loop(self) -> None:
-        """End the rounds where the script leaves the loop by itself, as all ranks do at the same step."""
+        """End the rounds where the script leaves the loop early, as all ranks do at the same step.
+
+        Leaving after SIGTERM does not count as the script's own decision: the agent is not told of it.
+        """
+        if os.getpid() == self._pid and not sigterm.was_received():
+            handoff.left_loop_path(self._directory, self._world.rank).touch()
         self.rounds.finish()
 
     def end_loop(self, total: int) -> None:
-        """Save the state of the last step, without a round as every rank is here, and say how it ended.
+        """Save the state of the last step and say how the loop ended; as every rank is here, without a round.
 
-        A rank that finds no slot in time says that it has drained without a save: the weights of the
-        last step are in no checkpoint, so the training goes on from the newest one.
+        A rank that finds no slot in time says that it drained without a save: the last step is in no
+        checkpoint, so the training goes on from the newest one.
         """
         self.progress[0] = self.progress[1] = total
         self._link.complete()
         if total > self._start and not self._save_final(total):
-            _log.warning("uploads were too slow: the last step's state, %d, was not saved", total)
+            _log.warning("uploads were too slow: the state of the last step (%d) was not saved", total)
             handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": None})
             return
         if self._world.rank == 0:
@@ -141,20 +153,20 @@ class Service:
             handoff.write_json(handoff.final_path(self._directory), final)
 
     def close(self) -> None:
-        """Stop the background threads and let go of the arena; for the end of the process."""
+        """Stop the background threads and release the arena; for the end of the process."""
         self._link.close()
         self._saver.close()
         if self._figures is not None:
             self._figures.close()
             self._figures = None
 
-    def _drain(self, order: Order, step: int) -> NoReturn:
+    def _drain(self, order: SaveOrder, step: int) -> NoReturn:
         saved: int | None = None
         if order.step is not None and step > self._start:
             saved = step
             if self._saver.sealed_step != step:
                 guard = self.rounds.guard
-                stall = self._save(order.kind, step, order.avoid, lambda: guard)
+                stall = self._save(order, step, lambda: guard)
                 saved = None if stall is None else step
         self.progress[0] = step
         handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
@@ -164,14 +176,18 @@ class Service:
     def _save_final(self, step: int) -> bool:
         until = time.monotonic() + FINAL_SLOT_SECONDS
         # A notice may come while this waits.
-        stall = self._save(FINAL, step, frozenset(), lambda: min(until, self._link.drain_guard))
+        stall = self._save(SaveOrder(FINAL, step), step, lambda: min(until, self._link.drain_guard))
         return stall is not None
 
-    def _save(
-        self, kind: str, step: int, avoid: frozenset[int], deadline: Callable[[], float] | None
-    ) -> float | None:
+    def _save(self, order: SaveOrder, step: int, deadline: Callable[[], float] | None) -> float | None:
         return self._saver.save(
-            self._objects, kind=kind, step=step, avoid=avoid, describe=self._describe, deadline=deadline
+            self._objects,
+            kind=order.kind,
+            step=step,
+            avoid=order.avoid,
+            rooms=order.rooms,
+            describe=self._describe,
+            deadline=deadline,
         )
 
 

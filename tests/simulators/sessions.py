@@ -64,6 +64,7 @@ def _seal(
     """Copy one rank's part into an arena and seal it; return the seal's path."""
     from cloudspot.train.arena import Arena
     from cloudspot.train.checkpoint import take
+    from cloudspot.train.distributed import World
     from cloudspot.train.saving import Saver
 
     arena = Arena(
@@ -74,16 +75,14 @@ def _seal(
         rank=rank,
         local_world_size=world_size,
     )
-    saver = Saver(
-        arena, handoff=directory, generation=checkpoint.generation, rank=rank, world_size=world_size
-    )
+    world = World(rank, world_size, rank, world_size)
+    saver = Saver(arena, handoff=directory, generation=checkpoint.generation, world=world)
     saver.prepare(take(objects).items)
     deadline = time.monotonic() + _SLOT_SECONDS
     seconds = saver.save(
         objects,
         kind="interval",
         step=checkpoint.step,
-        avoid=(),
         describe=lambda: ({"seed": 1, "position": None}, {}),
         deadline=lambda: deadline,
     )

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import shutil
 
 import pytest
 import torch
@@ -10,22 +11,45 @@ import torch
 from cloudspot.train import SessionError, arena
 from cloudspot.train.arena import Arena
 from cloudspot.train.handoff import seals_directory
-from cloudspot.train.plan import Item, plan
+from cloudspot.train.partition import Item, plan
 
 
 @pytest.fixture
-def slots(tmp_path):
+def make_slots(tmp_path):
+    """``make_slots(local_world_size=1)``: an arena, closed with the test."""
+    made = []
     seals_directory(tmp_path).mkdir()
-    made = Arena(
-        directory=tmp_path / "memory",
-        spill=tmp_path / "disk",
-        handoff=tmp_path,
-        generation=3,
-        rank=1,
-        local_world_size=1,
-    )
-    yield made
-    made.close()
+
+    def make(*, local_world_size=1):
+        slots = Arena(
+            directory=tmp_path / "memory",
+            spill=tmp_path / "disk",
+            handoff=tmp_path,
+            generation=3,
+            rank=1,
+            local_world_size=local_world_size,
+        )
+        made.append(slots)
+        return slots
+
+    yield make
+    for slots in made:
+        slots.close()
+
+
+@pytest.fixture
+def slots(make_slots):
+    return make_slots()
+
+
+def places(tmp_path):
+    """Return where the slots lie and how large their files are."""
+    found = (path.relative_to(tmp_path) for path in sorted(tmp_path.glob("*/slot-*")))
+    return {str(path): (tmp_path / path).stat().st_size for path in found}
+
+
+def in_memory(nbytes):
+    return {"memory/slot-3-1-0": nbytes, "memory/slot-3-1-1": nbytes}
 
 
 def seal(slots, slot, step):
@@ -127,11 +151,11 @@ def test_what_is_written_is_what_the_file_holds(slots):
 def test_without_room_in_memory_the_slots_lie_on_disk(slots, tmp_path, monkeypatch):
     allocate = arena._allocate
 
-    def no_shared_memory(descriptor, nbytes):
+    def no_shared_memory(descriptor, start, nbytes):
         files = list((tmp_path / "memory").iterdir())
         if any(os.path.samestat(path.stat(), os.fstat(descriptor)) for path in files):
             raise OSError(errno.ENOSPC, "No space left on device")
-        allocate(descriptor, nbytes)
+        allocate(descriptor, start, nbytes)
 
     monkeypatch.setattr(arena, "_allocate", no_shared_memory)
     slots.claim(100_000)
@@ -139,16 +163,26 @@ def test_without_room_in_memory_the_slots_lie_on_disk(slots, tmp_path, monkeypat
     assert list((tmp_path / "memory").iterdir()) == []
 
 
-def test_memory_for_less_than_both_slots_is_left_alone(slots, tmp_path, monkeypatch):
-    monkeypatch.setattr(arena, "free_memory_bytes", lambda: 199_999)
-    slots.claim(100_000)
-    # The first slot asks for the room of both.
-    assert (tmp_path / "disk" / "slot-3-1-0").exists()
-    assert not (tmp_path / "memory" / "slot-3-1-0").exists()
+@pytest.mark.parametrize("local_world_size", [1, 3])
+def test_memory_must_have_room_for_both_slots_of_every_rank_on_the_machine(
+    make_slots, tmp_path, monkeypatch, local_world_size
+):
+    needed = 2 * 100_000 * local_world_size
+    monkeypatch.setattr(arena, "free_memory_bytes", lambda: needed - 1)
+    make_slots(local_world_size=local_world_size).claim(100_000)
+    # Once the first lies on disk, the memory has room for the second.
+    assert places(tmp_path) == {"disk/slot-3-1-0": 100_000, "memory/slot-3-1-1": 100_000}
+
+
+@pytest.mark.parametrize("local_world_size", [1, 3])
+def test_memory_with_just_that_room_is_taken(make_slots, tmp_path, monkeypatch, local_world_size):
+    monkeypatch.setattr(arena, "free_memory_bytes", lambda: 2 * 100_000 * local_world_size)
+    make_slots(local_world_size=local_world_size).claim(100_000)
+    assert places(tmp_path) == in_memory(100_000)
 
 
 def test_no_room_anywhere_names_both_places(slots, tmp_path, monkeypatch):
-    def full(descriptor, nbytes):
+    def full(descriptor, start, nbytes):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(arena, "_allocate", full)
@@ -160,7 +194,7 @@ def test_no_room_anywhere_names_both_places(slots, tmp_path, monkeypatch):
 
 
 def test_another_error_of_the_disk_is_not_taken_for_a_lack_of_room(slots, monkeypatch):
-    def broken(descriptor, nbytes):
+    def broken(descriptor, start, nbytes):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(arena, "_allocate", broken)
@@ -180,6 +214,86 @@ def test_a_slot_grows_when_the_state_does_and_moves_when_there_is_no_room(slots,
     assert not (tmp_path / "memory" / slot.path.name).exists()
     slots.grow(slot, 10)
     assert slot.capacity == 90_000
+
+
+def test_a_claim_that_fails_leaves_the_file_as_it_was(slots, tmp_path, monkeypatch):
+    allocate = arena._allocate
+
+    def full_half_way(descriptor, start, nbytes):
+        allocate(descriptor, start, nbytes)
+        if start > 10_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(arena, "_CHUNK_BYTES", 10_000)
+    slots.claim(10_000)
+    slot = slots.free_slot()
+    seal(slots, slot, 5).unlink()
+    monkeypatch.setattr(arena, "_allocate", full_half_way)
+    with pytest.raises(SessionError, match="no room for a checkpoint slot of 50000 bytes"):
+        slots.grow(slot, 50_000)
+    assert slot.capacity == 10_000
+    assert places(tmp_path) == in_memory(10_000)
+
+
+@pytest.mark.parametrize("local_world_size", [1, 3])
+@pytest.mark.parametrize("short_of", ["nothing", "memory", "its file system"])
+def test_slots_get_the_room_they_want_if_that_leaves_as_much_free(
+    make_slots, tmp_path, monkeypatch, local_world_size, short_of
+):
+    needed = 2 * 2 * 50_000 * local_world_size
+    monkeypatch.setattr(arena, "free_memory_bytes", lambda: needed - (short_of == "memory"))
+    usage = shutil.disk_usage(tmp_path)._replace(free=needed - (short_of == "its file system"))
+    monkeypatch.setattr(arena.shutil, "disk_usage", {tmp_path / "memory": usage}.__getitem__)
+    slots = make_slots(local_world_size=local_world_size)
+    slots.claim(10_000, 50_000)
+    expected = 50_000 if short_of == "nothing" else 10_000
+    assert slots.room() == expected
+    assert places(tmp_path) == in_memory(expected)
+
+
+def test_a_slot_in_use_is_not_given_the_room_it_wants(slots):
+    slots.claim(10_000)
+    slot = slots.free_slot()
+    seal(slots, slot, 5)
+    slots.claim(10_000, 50_000)
+    assert slot.capacity == slots.room() == 10_000
+    assert slots.free_slot().capacity == 50_000
+
+
+@pytest.mark.parametrize("refused", [errno.ENOSPC, errno.EIO])
+def test_slots_without_the_room_they_want_keep_what_they_have(slots, tmp_path, monkeypatch, refused):
+    allocate = arena._allocate
+
+    def full(descriptor, start, nbytes):
+        if start + nbytes > 10_000:
+            raise OSError(refused, "refused")
+        allocate(descriptor, start, nbytes)
+
+    monkeypatch.setattr(arena, "_allocate", full)
+    if refused == errno.ENOSPC:
+        slots.claim(10_000, 50_000)
+    else:
+        with pytest.raises(OSError, match="refused"):
+            slots.claim(10_000, 50_000)
+    assert slots.room() == 10_000
+    assert places(tmp_path) == in_memory(10_000)
+
+
+def test_a_claim_in_a_hurry_makes_do_without_what_it_merely_wants(slots, tmp_path, monkeypatch):
+    allocate, ends = arena._allocate, []
+
+    def hurry_at_the_first_extra_byte(descriptor, start, nbytes):
+        ends.append(start + nbytes)
+        if start + nbytes > 10_000:
+            slots.hurry()
+        allocate(descriptor, start, nbytes)
+
+    monkeypatch.setattr(arena, "_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(arena, "_allocate", hurry_at_the_first_extra_byte)
+    slots.claim(10_000, 50_000)
+    assert ends == [10_000, 10_000, 10_000, 20_000]
+    assert slots.room() == 10_000
+    assert places(tmp_path) == in_memory(10_000)
 
 
 def test_a_slot_in_use_keeps_its_content_while_the_arena_grows(slots):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cloudspot.train import rounds
-from cloudspot.train.rounds import DRAIN, INTERVAL, Order, Rounds
+from cloudspot.train.rounds import DRAIN, INTERVAL, Rounds, SaveOrder
 from cloudspot.train.stores import LocalStore
 
 
@@ -89,6 +89,7 @@ class Rank:
         self.over = False
         self.left_at = None
         self.saved = []
+        self.room = 1000 + index
         self.rounds = Rounds(
             self.connection,
             rank=index,
@@ -96,6 +97,7 @@ class Rank:
             start=0,
             clock=lambda: world.now,
             can_save=lambda: world.random.random() < 0.9,
+            room=lambda: self.room,
         )
 
     def move(self):
@@ -120,11 +122,12 @@ class Rank:
                 self.end()  # there was no further batch
             else:
                 self.in_step = True
-        elif isinstance(answer, Order):
+        elif isinstance(answer, SaveOrder):
             if answer.step is None:
                 self.over = True
                 return
             assert answer.step == self.position
+            assert answer.rooms == tuple(rank.room for rank in self.world.ranks)
             self.saved.append((answer.kind, answer.step, answer.avoid))
             if answer.kind == DRAIN:
                 self.over, self.left_at = True, self.position
@@ -236,11 +239,22 @@ def test_short_steps_go_on_while_the_ranks_find_together():
 # --- single cases -------------------------------------------------------------------------------
 
 
+ROOMS = (100, 70, 90)
+"""How many bytes the slots of each rank hold."""
+
+
 def pair(store=None, now=None, num_ranks=2):
     store = store or LocalStore()
     now = now or [0.0]
     return [
-        Rounds(store, rank=rank, world_size=num_ranks, start=0, clock=lambda: now[0])
+        Rounds(
+            store,
+            rank=rank,
+            world_size=num_ranks,
+            start=0,
+            clock=lambda: now[0],
+            room=lambda rank=rank: ROOMS[rank],
+        )
         for rank in range(num_ranks)
     ]
 
@@ -261,7 +275,7 @@ def test_a_rank_goes_on_to_the_promised_boundary_and_waits_there():
     assert one.begin(1) is None  # has not heard of the round
     settle(zero, one)
     assert zero.try_begin(1) is True
-    expected = Order(INTERVAL, 2)
+    expected = SaveOrder(INTERVAL, 2, rooms=ROOMS[:2])
     assert zero.try_begin(2) == one.try_begin(2) == expected
 
 
@@ -293,7 +307,7 @@ def test_a_drain_cuts_a_waiting_interval_round_short():
     settle(one, zero)
     assert json.loads(zero.store.get("decision/0")) == {"outcome": "abandon"}
     settle(zero, one, two)
-    assert zero.try_begin(0) == two.try_begin(0) == Order(DRAIN, 0, frozenset({1}))
+    assert zero.try_begin(0) == two.try_begin(0) == SaveOrder(DRAIN, 0, frozenset({1}), ROOMS)
 
 
 def test_without_a_decision_by_the_guard_all_leave_without_a_save():
@@ -304,7 +318,7 @@ def test_without_a_decision_by_the_guard_all_leave_without_a_save():
     assert zero.try_begin(0) is False
     now[0] = 5.1
     settle(zero, one)
-    assert zero.try_begin(0) == one.try_begin(0) == Order(DRAIN, None)
+    assert zero.try_begin(0) == one.try_begin(0) == SaveOrder(DRAIN, None)
 
 
 def test_a_rank_calls_the_round_off_when_rank_0_does_not():
@@ -317,7 +331,33 @@ def test_a_rank_calls_the_round_off_when_rank_0_does_not():
     now[0] = 6.5
     one.poll()
     one.poll()
-    assert one.try_begin(0) == Order(DRAIN, None)
+    assert one.try_begin(0) == SaveOrder(DRAIN, None)
+
+
+def test_the_others_leave_it_to_rank_0_for_a_moment_to_call_the_round_off():
+    now = [0.0]
+    zero, one = pair(now=now)
+    zero.request_drain(guard=5.0, notice=True)
+    zero.poll()
+    one.poll()
+    now[0] = 5.9
+    settle(one)
+    assert not zero.store.check(["decision/0"])
+    assert one.try_begin(0) is False
+
+
+def test_a_rank_with_less_time_calls_the_round_off_by_its_own_guard():
+    now = [0.0]
+    zero, one = pair(now=now)
+    zero.request_drain(guard=100.0, notice=True)
+    one.request_drain(guard=5.0, notice=True)
+    zero.poll()
+    one.poll()
+    now[0] = 6.5
+    settle(one)
+    assert one.try_begin(0) == SaveOrder(DRAIN, None)
+    settle(zero)
+    assert zero.try_begin(0) == SaveOrder(DRAIN, None)
 
 
 def test_another_machines_guard_travels_as_the_seconds_that_are_left():
@@ -356,6 +396,18 @@ def test_when_the_store_is_gone_the_training_goes_on():
     assert one.try_begin(0) is True
 
 
+def test_a_rank_that_has_said_that_it_finished_needs_the_store_no_more():
+    store = BrokenStore()
+    zero, one = pair(store)
+    one.finish()
+    settle(one)
+    assert store.check(["finished/1"])
+    store.broken = True
+    settle(one, zero)
+    assert not one.is_lost
+    assert zero.is_lost
+
+
 def test_when_the_store_is_gone_a_drain_leaves_without_a_save():
     store = BrokenStore()
     _, one = pair(store)
@@ -363,7 +415,7 @@ def test_when_the_store_is_gone_a_drain_leaves_without_a_save():
     settle(one)
     one.request_drain(guard=100.0, notice=True)
     settle(one)
-    assert one.try_begin(0) == Order(DRAIN, None)
+    assert one.try_begin(0) == SaveOrder(DRAIN, None)
 
 
 def test_a_main_thread_waits_for_the_decision_and_goes_on_with_it():
@@ -375,7 +427,65 @@ def test_a_main_thread_waits_for_the_decision_and_goes_on_with_it():
     waiting.start()
     settle(one, zero, one)
     waiting.join(10)
-    assert found == [Order(DRAIN, 0)]
+    assert found == [SaveOrder(DRAIN, 0, rooms=ROOMS[:2])]
+
+
+def waits_of(participant, now, *, meanwhile=lambda waited: None):
+    """Let its main thread wait on the virtual clock; ``meanwhile`` happens during each wait."""
+    begun = now[0]
+
+    def wait(timeout):
+        now[0] += timeout
+        participant._lock.release()
+        try:
+            meanwhile(now[0] - begun)
+        finally:
+            participant._lock.acquire()
+
+    participant._changed.wait = wait
+
+
+def test_a_main_thread_waits_for_a_drains_decision_until_its_guard():
+    now = [0.0]
+    zero, one = pair(now=now)
+    zero.request_drain(guard=120.0, notice=True)
+    settle(zero)
+
+    def answer_at_the_last_moment(waited):
+        if waited >= 119.0:
+            settle(one, zero)
+
+    waits_of(zero, now, meanwhile=answer_at_the_last_moment)
+    assert zero.begin(0) == SaveOrder(DRAIN, 0, frozenset({0}), ROOMS[:2])
+    assert now[0] == 119.0
+
+
+def test_a_process_that_stood_still_past_the_silence_still_hears_the_decision():
+    now = [0.0]
+    zero, one = pair(now=now)
+    zero.request_interval()
+    settle(zero, one)
+    zero._order, zero._state = None, "promised"  # decided, and its background thread gets no turn
+
+    def stand_still_then_hear(waited):
+        if waited == 0.5:
+            now[0] += 10 * rounds.SILENCE_SECONDS
+        else:
+            settle(zero)
+
+    waits_of(zero, now, meanwhile=stand_still_then_hear)
+    assert zero.begin(0) == SaveOrder(INTERVAL, 0, rooms=ROOMS[:2])
+
+
+def test_a_main_thread_that_hears_nothing_takes_the_store_for_lost():
+    now = [0.0]
+    zero, _ = pair(now=now)
+    zero.request_interval()
+    settle(zero)
+    waits_of(zero, now)  # the background thread hangs in the store
+    assert zero.begin(0) is None
+    assert zero.is_lost
+    assert rounds.SILENCE_SECONDS <= now[0] < rounds.SILENCE_SECONDS + 2
 
 
 # --- with threads -------------------------------------------------------------------------------

@@ -190,6 +190,16 @@ def test_a_session_resumed_at_its_end_says_so_again_and_saves_nothing(train, cou
     train(12, restore=courier.carry(12))
     assert courier.final() == expected
     assert courier.seals() == {}
+    assert not handoff.left_loop_path(courier.handoff, 0).exists()
+
+
+def test_batches_resumed_at_their_end_say_so_again_and_save_nothing(open_session, courier):
+    loader = torch.utils.data.DataLoader(torch.zeros(6, 2), batch_size=2)
+    for restore in (None, "newest"):
+        run = open_session(courier.begin(restore and courier.carry()), model=torch.nn.Linear(2, 2))
+        num_batches = len(list(run.batches(loader, epochs=2)))
+        assert courier.final()["step"] == 6
+    assert (num_batches, courier.seals()) == (0, {})
 
 
 def test_a_drain_before_any_step_leaves_nothing_to_upload(open_session, courier, until_held):
@@ -342,6 +352,7 @@ def test_a_loop_that_is_left_early_ends_the_rounds_and_goes_on(train, open_sessi
             break
     assert run.step == 5
     assert courier.final() is None
+    assert handoff.left_loop_path(courier.handoff, 0).exists()
     assert run._service._link.rounds.try_begin(6) is True
 
 

@@ -1,0 +1,281 @@
+"""A loader's batches, epoch after epoch, from a position that a checkpoint holds (P6)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from cloudspot.train import randomness, sample_order
+from cloudspot.train.errors import CheckpointError, SessionError
+from cloudspot.train.sample_order import SampleOrder
+
+_log = logging.getLogger("cloudspot")
+
+
+class Feed:
+    """Iterates a loader for a number of epochs, and can resume at another feed's position."""
+
+    def __init__(
+        self, loader: Any, *, epochs: int, world_size: int, rank: int = 0, devices: tuple[int, ...] = ()
+    ) -> None:
+        """Begin at the first batch of the first epoch.
+
+        Args:
+            loader: A DataLoader, a StatefulDataLoader or any iterable that can be iterated repeatedly.
+            epochs: How often to iterate it.
+            world_size: How many ranks take batches of the same size from their shares of the data.
+            rank: This rank.
+            devices: The CUDA devices that this rank uses.
+        """
+        self._loader = loader
+        self._epochs = epochs
+        self._world_size = world_size
+        self._rank = rank
+        self._devices = devices
+        self._length = _length(loader)
+        self._stateful = is_stateful(loader)
+        self._iterator: Iterator[Any] | None = None
+        self._start: dict[str, Any] | None = None
+        self._peeked: tuple[Any] | None = None
+        self.epoch = 0
+        self._batch = 0
+        self._kept_workers = False
+        self._order: SampleOrder | None = None
+        # In an epoch that another world began: what it took, and the loader of this rank's share of the rest.
+        self._base = 0
+        self._share: Any = None
+
+    @property
+    def batches_left(self) -> int | None:
+        """How many batches are left, or None when the loader does not know its length."""
+        if self._length is None:
+            return None
+        length = self._length if self._share is None else len(self._share)
+        return max(0, length - self._batch + (self._epochs - self.epoch - 1) * self._length)
+
+    def fetch(self) -> tuple[Any] | None:
+        """Return the next batch in a tuple, or None after the last epoch."""
+        while self.epoch < self._epochs:
+            if self._iterator is None:
+                self._mark_start()
+                self._iterator = self._open()
+            if self._peek():
+                batch, self._peeked = self._peeked, None
+                self._batch += 1
+                return batch
+        return None
+
+    def close(self) -> None:
+        """Release the iterator, and with it its worker processes, at the end of the loop."""
+        self._iterator = None
+
+    def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the position that all ranks share, and what this rank alone needs to get back there.
+
+        Both can be stored in a checkpoint. Capture the random generators first, because this may fetch
+        the next batch. ``samples`` counts the samples of this epoch that all ranks together took; ``base``
+        of them were taken in worlds of other sizes, before ``batch`` was counted. ``order`` is the epoch's
+        order, where it is known.
+        """
+        rank_position: dict[str, Any] = {"generators": self._generators()}
+        epoch, batch, base = self.epoch, self._batch, self._base
+        if self._length is not None:
+            length = self._length if self._share is None else len(self._share)
+            if batch >= length:
+                epoch, batch, base = epoch + 1, 0, 0
+        if batch > 0:
+            own = {"loader": self._loader.state_dict()} if self._stateful else {"start": self._start}
+            # Only the next batch tells whether a loader of unknown length is at its end.
+            if self._length is None and not self._peek():
+                epoch, batch, base = self.epoch, self._batch, self._base
+            else:
+                rank_position.update(own)
+        kept = self._kept_workers if batch > 0 else sample_order.keeps_workers(self._loader)
+        rank_position["keeps_workers"] = kept
+        batch_size = getattr(self._loader, "batch_size", None)
+        samples = base + batch * batch_size * self._world_size if isinstance(batch_size, int) else None
+        order = self._order.to_json() if self._order is not None and (batch > 0 or base > 0) else None
+        position = {"epoch": epoch, "batch": batch, "base": base, "samples": samples, "order": order}
+        return position, rank_position
+
+    def _peek(self) -> bool:
+        """Fetch the next batch of the epoch; if there is none, step to the next epoch and return False."""
+        if self._peeked is None and self._iterator is not None:
+            for batch in self._iterator:
+                self._peeked = (batch,)
+                break
+            else:
+                self._iterator = None
+                self.epoch += 1
+                self._batch = self._base = 0
+                self._order = self._share = None
+        return self._peeked is not None
+
+    def resume(
+        self, position: dict[str, Any], rank_position: dict[str, Any] | None, *, world_size: int
+    ) -> None:
+        """Resume at a position. This draws random numbers: restore the generators afterwards.
+
+        Args:
+            position: What the ranks that saved shared.
+            rank_position: This rank's own; None in a world of another size.
+            world_size: How many ranks saved.
+
+        Raises:
+            CheckpointError: the position is malformed.
+            SessionError: it is not a position of this loader.
+        """
+        self.epoch, self._batch = position["epoch"], position["batch"]
+        base = position.get("base", 0)
+        if base > 0 or (self._batch > 0 and world_size != self._world_size):
+            self._resume_in_share(position, world_size, base)
+        if rank_position is not None and rank_position.get("keeps_workers"):
+            iter(self._loader)  # start the workers, so that the epoch draws no seed for them
+        if self._batch > 0 and self.epoch < self._epochs:
+            if rank_position is not None and "loader" in rank_position:
+                self._restart_stateful(rank_position)
+            else:
+                self._replay(rank_position)
+        if rank_position is not None:
+            self._set_generators(rank_position["generators"])
+
+    def _resume_in_share(self, position: dict[str, Any], world_size: int, base: int) -> None:
+        """Resume in an epoch whose rest is divided anew now, or was by the world that saved."""
+        samples, order = position["samples"], None
+        reason = sample_order.obstacle(self._loader, world_size=self._world_size)
+        if reason is None and (position.get("order") is None or samples is None):
+            reason = "the order of its samples was not known when it was saved"
+        elif reason is None:
+            order, length = SampleOrder.from_json(position["order"]), sample_order.length_of(self._loader)
+            if order.length != length:
+                reason = f"the dataset has {length} samples and had {order.length}"
+        if reason is not None or order is None:
+            self._batch = self._round(position, world_size)
+            if self._rank == 0:
+                _log.warning(
+                    "a checkpoint of %d ranks is resumed by %d in the middle of epoch %d, and %s: some of"
+                    " the epoch's samples may come twice",
+                    *(world_size, self._world_size, self.epoch, reason),
+                )
+            return
+        if world_size != self._world_size:
+            base, self._batch = samples, 0
+        if base > order.length:
+            raise CheckpointError(f"the checkpoint took {base} samples of an epoch of {order.length}")
+        sampler = self._loader.sampler
+        indices = sample_order.share(
+            order,
+            base,
+            num_ranks=self._world_size,
+            rank=getattr(sampler, "rank", 0),
+            drop_last=getattr(sampler, "drop_last", False),
+        )
+        self._order, self._base, self._share = order, base, sample_order.loader_over(self._loader, indices)
+
+    def _round(self, position: dict[str, Any], world_size: int) -> int:
+        batch, samples = int(position["batch"]), position["samples"]
+        batch_size = getattr(self._loader, "batch_size", None)
+        if isinstance(samples, int) and isinstance(batch_size, int):
+            # Rounded down: samples of this epoch may come twice, but none is skipped.
+            return samples // (batch_size * self._world_size)
+        return batch * world_size // self._world_size
+
+    def _restart_stateful(self, rank_position: dict[str, Any]) -> None:
+        if not self._stateful:
+            raise SessionError(
+                "the checkpoint was saved with a loader that has a state_dict;"
+                f" {type(self._loader).__name__} has none: use the same loader"
+            )
+        self._loader.load_state_dict(rank_position["loader"])
+        self._iterator = self._open()
+
+    def _replay(self, rank_position: dict[str, Any] | None) -> None:
+        if rank_position is not None and "start" in rank_position:
+            start = rank_position["start"]
+            randomness.restore(start, self._devices)
+            self._set_generators(start["generators"])
+            self._start = start
+        else:
+            self._mark_start()
+        self._iterator = self._open()
+        for index in range(self._batch):
+            # Load what was consumed, for datasets that have state of their own.
+            if next(self._iterator, self) is self:
+                raise SessionError(
+                    f"the loader ended after {index} batches of epoch {self.epoch}, but {self._batch} were"
+                    " consumed before the checkpoint: is it the same dataset?"
+                )
+
+    def _mark_start(self) -> None:
+        self._start = randomness.capture(self._devices)
+        self._start["generators"] = self._generators()
+
+    def _open(self) -> Iterator[Any]:
+        for name in ("sampler", "batch_sampler"):
+            set_epoch = getattr(getattr(self._loader, name, None), "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(self.epoch)
+        self._kept_workers = self._share is None and sample_order.keeps_workers(self._loader)
+        if self._share is not None:
+            return iter(self._share)
+        self._order = sample_order.find_order(self._loader, world_size=self._world_size)
+        return iter(self._loader)
+
+    def _owned_generators(self) -> list[Any]:
+        sampler = getattr(self._loader, "sampler", None)
+        batch_sampler = getattr(self._loader, "batch_sampler", None)
+        owners = (self._loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+        found: dict[int, Any] = {}
+        for owner in owners:
+            generator = getattr(owner, "generator", None)
+            if hasattr(generator, "get_state"):
+                found[id(generator)] = generator
+        return list(found.values())
+
+    def _generators(self) -> list[Any]:
+        return [generator.get_state() for generator in self._owned_generators()]
+
+    def _set_generators(self, states: list[Any]) -> None:
+        for generator, state in zip(self._owned_generators(), states, strict=True):
+            generator.set_state(state)
+
+
+class ResumedLoader:
+    """A tracked loader for loops over steps; when resumed, its first ``iter`` draws no random numbers."""
+
+    def __init__(self, loader: Any, *, resumed: bool, devices: tuple[int, ...]) -> None:
+        self._loader = loader
+        self._resumed = resumed
+        self._devices = devices
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._resumed:
+            return iter(self._loader)
+        # The run that saved was past this call: its draw is in the restored generators already.
+        self._resumed = False
+        state = randomness.capture(self._devices)
+        try:
+            return iter(self._loader)
+        finally:
+            randomness.restore(state, self._devices)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def is_stateful(loader: Any) -> bool:
+    """Return whether a loader can save and load its own position."""
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+
+def _length(loader: Any) -> int | None:
+    dataset = getattr(loader, "dataset", loader)
+    if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
+        return None  # such a length is a guess
+    try:
+        return len(loader)
+    except TypeError:
+        return None

@@ -1,0 +1,40 @@
+"""Tells the agent about the error that ends this process, before the process has ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from cloudspot.train import handoff
+
+_told: set[int] = set()
+"""The processes that do so already; a fork is another process, and not a rank."""
+
+
+def tell_of_errors() -> None:
+    """From now on, tell the agent about uncaught errors of the main thread; without an agent do nothing.
+
+    The end of the process often takes the better part of a second, in which the other nodes can prepare to
+    go on. The traceback is printed first, by the previous excepthook.
+    """
+    directory = os.environ.get(handoff.HANDOFF)
+    if directory is None or os.getpid() in _told:
+        return
+    pid = os.getpid()
+    _told.add(pid)
+    path = handoff.failed_path(Path(directory), int(os.environ.get("RANK", "0")))
+    print_error = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        print_error(kind, error, traceback)
+        if os.getpid() != pid:
+            return
+        with suppress(OSError):
+            handoff.write_json(
+                path, {"type": f"{kind.__module__}.{kind.__qualname__}", "message": str(error)}
+            )
+
+    sys.excepthook = hook

@@ -1,0 +1,100 @@
+"""The plan is a pure function: every rank computes the same table alone."""
+
+import hashlib
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudspot.train.partition import Item, plan
+
+WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "uint8": 1}
+
+
+@st.composite
+def tables(draw):
+    names = draw(st.lists(st.text("abc/.", min_size=1, max_size=8), unique=True, max_size=30))
+    items = []
+    for name in names:
+        dtype = draw(st.sampled_from(sorted(WIDTHS)))
+        shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
+        items.append(Item(name, dtype, shape, WIDTHS[dtype], pinned=draw(st.integers(0, 9)) == 0))
+    return items
+
+
+@given(items=tables(), world_size=st.integers(1, 9), avoid=st.sets(st.integers(0, 8)))
+def test_each_item_lies_in_exactly_one_part_aligned_and_without_holes(items, world_size, avoid):
+    made = plan(items, world_size=world_size, avoid=avoid)
+    assert len(made.parts) == len(made.part_bytes) == world_size
+    placed = [placement.item for part in made.parts for placement in part]
+    assert sorted(placed, key=lambda i: i.name) == sorted(items, key=lambda i: i.name)
+    for part, nbytes in zip(made.parts, made.part_bytes, strict=True):
+        end = 0
+        for placement in part:
+            assert placement.offset == end
+            assert placement.offset % placement.item.itemsize == 0
+            end += placement.item.nbytes
+        assert end == nbytes
+
+
+@given(items=tables(), world_size=st.integers(1, 9), avoid=st.sets(st.integers(0, 8)))
+def test_a_rank_that_is_about_to_go_gets_nothing_but_what_is_pinned(items, world_size, avoid):
+    made = plan(items, world_size=world_size, avoid=avoid)
+    if len(avoid & set(range(world_size))) == world_size:
+        assert made == plan(items, world_size=world_size)
+        return
+    for rank in avoid & set(range(world_size)):
+        assert all(placement.item.pinned and rank == 0 for placement in made.parts[rank])
+
+
+@given(items=tables(), world_size=st.integers(1, 9), avoid=st.sets(st.integers(0, 8)), data=st.data())
+def test_ranks_are_avoided_only_while_every_part_fits_its_slot(items, world_size, avoid, data):
+    wanted = plan(items, world_size=world_size, avoid=avoid)
+    spare = data.draw(st.lists(st.integers(-2, 3), min_size=world_size, max_size=world_size))
+    rooms = [nbytes + extra for nbytes, extra in zip(wanted.part_bytes, spare, strict=True)]
+    made = plan(items, world_size=world_size, avoid=avoid, rooms=rooms)
+    assert made == (wanted if min(spare) >= 0 else plan(items, world_size=world_size))
+
+
+@given(items=tables(), world_size=st.integers(1, 9))
+def test_no_rank_carries_more_than_the_even_share_and_one_item(items, world_size):
+    free = [Item(i.name, i.dtype, i.shape, i.itemsize) for i in items]
+    made = plan(free, world_size=world_size)
+    largest = max((item.nbytes for item in free), default=0)
+    assert max(made.part_bytes) <= sum(made.part_bytes) / world_size + largest
+
+
+@given(items=tables(), world_size=st.integers(1, 9), seed=st.integers())
+def test_the_order_of_the_items_changes_nothing(items, world_size, seed):
+    shuffled = list(items)
+    random.Random(seed).shuffle(shuffled)
+    assert plan(shuffled, world_size=world_size) == plan(items, world_size=world_size)
+
+
+def test_buffers_are_rank_0s_even_when_its_machine_is_about_to_go():
+    items = [Item("model/w", "float32", (8,), 4), Item("model/mean", "float32", (8,), 4, pinned=True)]
+    made = plan(items, world_size=2, avoid={0})
+    assert [[p.item.name for p in part] for part in made.parts] == [["model/mean"], ["model/w"]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Item("model/w", "float32", (4, 2), 4),
+        Item("model/w", "int32", (8,), 4),
+        Item("model/v", "float32", (8,), 4),
+    ],
+)
+def test_the_digest_tells_tables_apart(other):
+    one = plan([Item("model/w", "float32", (8,), 4)], world_size=1)
+    assert one.digest != plan([other], world_size=1).digest
+    assert one.digest != plan([Item("model/w", "float32", (8,), 4)], world_size=2).digest
+
+
+def test_the_digest_can_be_computed_from_the_seals():
+    made = plan([Item("a", "uint8", (3,), 1), Item("b", "float64", (2, 2), 8)], world_size=2)
+    table = [[placement.to_json() for placement in part] for part in made.parts]
+    text = json.dumps(json.loads(json.dumps(table)), sort_keys=True, separators=(",", ":"))
+    assert made.digest == hashlib.sha256(text.encode()).hexdigest()

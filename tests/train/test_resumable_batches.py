@@ -1,0 +1,271 @@
+"""Loops over batches: resumed in the middle of an epoch, the same data comes in the same order."""
+
+# ruff: noqa: NPY002 - NumPy's global generator is what must come back
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
+
+import cloudspot.train as spot
+from cloudspot.train import randomness
+from cloudspot.train.resumable_batches import Feed
+
+NUM_SAMPLES = 22
+
+
+class Augmented(Dataset):
+    """Draws from all three generators for each sample, in the process that loads it."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        return index + torch.rand(1).item() / 4 + random.random() / 4 + float(np.random.rand()) / 4
+
+
+class Plain(Dataset):
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        return float(index)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from (float(each) for each in range(NUM_SAMPLES))
+
+
+class StatefulStream(IterableDataset):
+    def __init__(self):
+        self.position = 0
+
+    def __iter__(self):
+        while self.position < NUM_SAMPLES:
+            self.position += 1
+            yield float(self.position)
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+def stateful(dataset, **options):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(dataset, **options)
+
+
+LOADERS = {
+    "plain": lambda: DataLoader(Augmented(), batch_size=4, shuffle=True),
+    "drop last": lambda: DataLoader(Augmented(), batch_size=4, shuffle=True, drop_last=True),
+    "in order": lambda: DataLoader(Augmented(), batch_size=4),
+    "own generator": lambda: DataLoader(
+        Augmented(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(9)
+    ),
+    "sampler's generator": lambda: DataLoader(
+        Augmented(), batch_size=4, sampler=RandomSampler(range(NUM_SAMPLES), generator=torch.Generator())
+    ),
+    "with replacement": lambda: DataLoader(
+        Augmented(), batch_size=4, sampler=WeightedRandomSampler([1.0] * NUM_SAMPLES, NUM_SAMPLES)
+    ),
+    "batch sampler": lambda: DataLoader(
+        Augmented(), batch_sampler=BatchSampler(RandomSampler(range(NUM_SAMPLES)), 5, drop_last=False)
+    ),
+    "stream": lambda: DataLoader(Stream(), batch_size=4),
+    "list": lambda: [torch.tensor([float(each)]) for each in range(6)],
+    "stateful": lambda: stateful(Augmented(), batch_size=4, shuffle=True),
+    "stateful with its own generator": lambda: stateful(
+        Augmented(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(9)
+    ),
+    "stateful stream": lambda: stateful(StatefulStream(), batch_size=4),
+}
+# Worker processes draw from generators of their own, so only datasets that draw nothing are told apart here.
+WORKER_LOADERS = {
+    "plain, 2 workers": lambda: DataLoader(Plain(), batch_size=4, shuffle=True, num_workers=2),
+    "persistent workers": lambda: DataLoader(
+        Plain(), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True
+    ),
+    "stateful, 2 workers": lambda: stateful(Plain(), batch_size=4, shuffle=True, num_workers=2),
+    "stateful stream, 1 worker": lambda: stateful(StatefulStream(), batch_size=4, num_workers=1),
+}
+
+
+def consume(run, loader, *, epochs, stop=None):
+    """Return what each step saw: its step, epoch, data, and a draw as a dropout would make it."""
+    seen = []
+    for batch in run.batches(loader, epochs=epochs):
+        draw = (torch.rand(1).item(), random.random(), float(np.random.rand()))
+        seen.append((run.step, run.epoch, batch.tolist(), draw))
+        if stop is not None and run.step == stop:
+            return seen
+    return seen
+
+
+def seed():
+    torch.manual_seed(11)
+    random.seed(12)
+    np.random.seed(13)
+
+
+def interrupted(open_session, courier, make_loader, *, stop, epochs):
+    """Return what is seen by a run that is saved at ``stop`` and by the one that goes on from it."""
+    seed()
+    run = open_session(courier.begin(), model=torch.nn.Linear(1, 1))
+    first = []
+    with pytest.raises(SystemExit):
+        for batch in run.batches(make_loader(), epochs=epochs):
+            draw = (torch.rand(1).item(), random.random(), float(np.random.rand()))
+            first.append((run.step, run.epoch, batch.tolist(), draw))
+            if run.step == stop - 1:
+                courier.drain()
+                while run._service._link.rounds._hold is None:
+                    pass
+    assert len(first) == stop
+    random.seed(99)  # whatever a fresh process draws before the loop
+    run = open_session(courier.begin(courier.carry(stop)), model=torch.nn.Linear(1, 1))
+    rest = []
+    for batch in run.batches(make_loader(), epochs=epochs):
+        draw = (torch.rand(1).item(), random.random(), float(np.random.rand()))
+        rest.append((run.step, run.epoch, batch.tolist(), draw))
+    return first, rest
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("stop", [1, 5, 6, 8, 11])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_resumed_loop_sees_what_an_undisturbed_one_sees(open_session, courier, name, stop):
+    seed()
+    undisturbed = consume(open_session({}, model=torch.nn.Linear(1, 1)), LOADERS[name](), epochs=3)
+    first, rest = interrupted(open_session, courier, LOADERS[name], stop=stop, epochs=3)
+    assert first == undisturbed[:stop]
+    assert rest == undisturbed[stop:]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("stop", [3, 6, 9])
+@pytest.mark.parametrize("name", WORKER_LOADERS)
+def test_with_worker_processes_too(open_session, courier, name, stop):
+    seed()
+    undisturbed = consume(open_session({}, model=torch.nn.Linear(1, 1)), WORKER_LOADERS[name](), epochs=2)
+    first, rest = interrupted(open_session, courier, WORKER_LOADERS[name], stop=stop, epochs=2)
+    assert first == undisturbed[:stop]
+    assert rest == undisturbed[stop:]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_tracked_loader_in_a_loop_over_steps_goes_on_where_it_was(
+    open_session, courier, until_held, num_workers, early
+):
+    def loop(restore, stop=None, agent=True):
+        torch.manual_seed(11)
+        loader = stateful(Plain(), batch_size=4, shuffle=True, num_workers=num_workers)
+        environment = courier.begin(restore) if agent else {}
+        run = open_session(environment, model=torch.nn.Linear(1, 1), dataloader=loader)
+        seen = []
+        batches = iter(run.dataloader) if early else None
+        for step in run.steps(14):
+            if batches is None:
+                batches = iter(run.dataloader)
+            batch = next(batches, None)
+            if batch is None:
+                batches = iter(run.dataloader)
+                batch = next(batches)
+            seen.append((step, batch.tolist(), torch.rand(1).item()))
+            if step == stop:
+                courier.drain()
+                until_held(run)
+            results[:] = seen
+        return seen
+
+    results = []
+    undisturbed = loop(None, agent=False)
+    with pytest.raises(SystemExit):
+        loop(None, stop=7)
+    first = list(results)
+    assert first == undisturbed[: len(first)]
+    assert loop(courier.carry()) == undisturbed[len(first) :]
+
+
+def test_epochs_are_told_to_the_sampler(open_session):
+    epochs = []
+
+    class Sampler(RandomSampler):
+        def set_epoch(self, epoch):
+            epochs.append(epoch)
+
+    loader = DataLoader(Plain(), batch_size=11, sampler=Sampler(range(NUM_SAMPLES)))
+    run = open_session({})
+    assert [step for step, *_ in consume(run, loader, epochs=3)] == list(range(6))
+    assert epochs == [0, 1, 2]
+    assert run.step == 6
+
+
+def test_a_plain_loader_cannot_be_tracked_by_a_loop_over_steps(open_session):
+    run = open_session({}, dataloader=DataLoader(Plain()))
+    with pytest.raises(spot.SessionError, match=r"or loop over run.batches\(loader\)"):
+        next(run.steps(3))
+
+
+def test_another_loader_than_the_tracked_one_is_refused(open_session):
+    run = open_session({}, dataloader=DataLoader(Plain()))
+    with pytest.raises(spot.SessionError, match="another loader"):
+        next(run.batches(DataLoader(Plain())))
+
+
+def test_the_kind_of_loop_must_stay_the_same(open_session, courier, until_held):
+    run = open_session(courier.begin(), model=torch.nn.Linear(1, 1))
+    for _ in run.steps(3):
+        pass
+    restore = courier.carry(3)
+    run = open_session(courier.begin(restore), model=torch.nn.Linear(1, 1))
+    with pytest.raises(spot.SessionError, match=r"a loop over run\.steps\(\): use that again"):
+        next(run.batches([1, 2, 3]))
+
+
+def test_a_shrunken_dataset_is_noticed(open_session, courier):
+    feed = Feed([1, 2], epochs=1, world_size=1)
+    with pytest.raises(spot.SessionError, match="ended after 2 batches of epoch 0, but 5 were consumed"):
+        feed.resume({"epoch": 0, "batch": 5, "samples": None}, None, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "batch", "expected"),
+    [(2, 1, 3, 6), (1, 2, 3, 1), (1, 2, 4, 2), (4, 3, 3, 4), (2, 2, 3, 3)],
+)
+def test_without_a_sampler_that_shares_another_world_goes_on_at_a_whole_batch(old, new, batch, expected):
+    saved = Feed(DataLoader(range(100), batch_size=5), epochs=2, world_size=old)
+    for _ in range(batch):
+        saved.fetch()
+    position, _ = saved.take()
+    assert [position[key] for key in ("epoch", "batch", "base", "samples")] == [0, batch, 0, batch * 5 * old]
+    resumed = Feed(DataLoader(range(100), batch_size=5), epochs=2, world_size=new)
+    resumed.resume(position, None, world_size=old)
+    assert resumed.take()[0]["batch"] == expected
+    assert resumed.batches_left == 40 - expected
+
+
+def test_reseeding_depends_on_seed_step_and_rank_alone():
+    def draw():
+        return (torch.rand(1).item(), random.random(), float(np.random.rand()))
+
+    draws = set()
+    for case in [(1, 2, 3), (1, 2, 4), (1, 3, 3), (2, 2, 3), (1, 2, 3)]:
+        randomness.reseed(*case)
+        draws.add(draw())
+    assert len(draws) == 4
