@@ -14,7 +14,6 @@ from time import sleep as real_sleep
 
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.extraction import extract_bundle, is_safe_link
 from cloudspot.jobstore.ignores import Ignores
@@ -103,18 +102,18 @@ def make_bundle(
 
 def put_bundle(
     store: ObjectStore,
+    key: str,
     bundle: Bundle,
     *,
     open_progress: OpenProgress = no_progress,
     sleep: Callable[[float], None] = real_sleep,
 ) -> None:
-    """Put the bundle under its hash; one that is there already is not put again.
+    """Put the bundle under ``key``; one that is there already is not put again.
 
     Raises:
         CorruptData: something else lies under its key.
         TransientError: the store failed; call again.
     """
-    key = keys.code(bundle.sha256)
     store = patient(store, sleep=sleep)
     try:
         # Its bytes are checked where they are used; here their number tells a foreign object cheaply.
