@@ -22,7 +22,7 @@ from cloudspot.jobstore import codec, generations, keys, launches
 from cloudspot.jobstore.records import Generation, Heartbeat, Member, Notice, new_nonce
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.train import handoff as files
 

@@ -15,7 +15,7 @@ from cloudspot.agent.delivery.checkpoint_directories import files_below
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.artifacts import quoted_name, unquoted_name
+from cloudspot.jobstore.stored_artifacts import quoted_name, unquoted_name
 from cloudspot.model import ObjectMeta
 
 _log = logging.getLogger(__name__)

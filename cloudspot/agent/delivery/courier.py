@@ -7,7 +7,6 @@ that a killed agent had taken is still there under its other name, and is taken 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import mmap
 import threading
@@ -16,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
@@ -24,6 +22,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import keys, manifests
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation
+from cloudspot.jobstore.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -184,8 +183,8 @@ class Courier:
         untaken = dataclasses.replace(name, taken=False)
         if untaken not in self._kinds:
             try:
-                self._kinds[untaken] = str(json.loads(path.read_bytes())["kind"])
-            except (OSError, ValueError, TypeError, KeyError):  # withdrawn meanwhile, or malformed
+                self._kinds[untaken] = parse_seal(path.read_bytes(), path.name).kind
+            except (OSError, CorruptData):  # withdrawn meanwhile, or malformed
                 return False
         if self._kinds[untaken] != "interval":
             return True
@@ -213,7 +212,7 @@ class Courier:
     def _carry(self, taken: Path, name: files.SealName) -> None:
         checkpoint = CheckpointId(name.generation, name.step)
         raw, seal, mapped = _open_seal(taken)
-        self._status.stall_seconds = max(seal["stall_seconds"], 0.0)
+        self._status.stall_seconds = max(seal.stall_seconds, 0.0)
         data = memoryview(mapped)
         try:
             with self._status.transferring("uploading", len(data)) as progress:
@@ -222,10 +221,10 @@ class Courier:
                     self._node.job_id,
                     checkpoint,
                     rank=name.rank,
-                    num_parts=seal["world_size"],
+                    num_parts=seal.world_size,
                     data=data,
                     seal=raw,
-                    sealed_at=datetime.fromtimestamp(seal["sealed_at_unix"], timezone.utc),
+                    sealed_at=datetime.fromtimestamp(seal.sealed_at_unix, timezone.utc),
                     progress=progress,
                 )
         finally:
@@ -234,7 +233,7 @@ class Courier:
                 mapped.close()
         key = keys.part(self._node.job_id, name.generation, name.step, name.rank)
         self._context.known_parts[key] = part
-        self._commit(checkpoint, seal["sealed_at_unix"])
+        self._commit(checkpoint, seal.sealed_at_unix)
         taken.unlink()
 
     def _commit(self, checkpoint: CheckpointId, sealed_at_unix: float) -> None:
@@ -295,7 +294,7 @@ class Courier:
             files.write_tuning(handoff, tuning)
 
 
-def _open_seal(taken: Path) -> tuple[bytes, dict[str, Any], mmap.mmap | bytes]:
+def _open_seal(taken: Path) -> tuple[bytes, Seal, mmap.mmap | bytes]:
     """Return a seal's bytes, its parsed fields, and the mapped slot.
 
     Raises:
@@ -303,10 +302,9 @@ def _open_seal(taken: Path) -> tuple[bytes, dict[str, Any], mmap.mmap | bytes]:
     """
     try:
         raw = taken.read_bytes()
-        seal = json.loads(raw)
-        size, _, _ = int(seal["nbytes"]), float(seal["stall_seconds"]), float(seal["sealed_at_unix"])
-        with Path(seal["slot"]).open("rb") as slot:
-            mapped = mmap.mmap(slot.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        seal = parse_seal(raw, taken.name)
+        with Path(seal.slot).open("rb") as slot:
+            mapped = mmap.mmap(slot.fileno(), seal.nbytes, access=mmap.ACCESS_READ) if seal.nbytes else b""
+    except (OSError, ValueError, OverflowError) as error:
         raise CorruptData(f"{taken.name} cannot be read: {error!r}") from error
     return raw, seal, mapped

@@ -18,7 +18,7 @@ from typing import Any
 from cloudspot.agent.delivery.log_pump import split_lines
 from cloudspot.agent.node import Node
 from cloudspot.errors import CloudspotError
-from cloudspot.processes import is_marked, kill_marked, signal_process
+from cloudspot.process_marks import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
 
 LOG_TAIL_LINES = 40

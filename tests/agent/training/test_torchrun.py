@@ -13,7 +13,7 @@ from cloudspot.agent.training.torchrun import (
     omp_threads,
 )
 from cloudspot.errors import CloudspotError
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff as files
 
 
