@@ -10,7 +10,7 @@ from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult
 
 MAX_SKEW_SECONDS = 240.0
-"""EC2 takes a request for expired when its time is five minutes off; Google's five are from memory."""
+"""Clouds refuse a request as expired when its time is five minutes off or more."""
 
 
 class Checklist:

@@ -31,7 +31,7 @@ def sandbox(
 ) -> None:
     """Run a command with an emulated cloud around it.
 
-    There is no account and no cost. NAME is the provider's, such as aws. The cloud's API, its object store
+    There is no account and no cost. NAME is the provider's name. The cloud's API, its object store
     and its machines exist on this host alone, for as long as COMMAND runs; COMMAND's environment leads every
     tool and SDK of the cloud there. The machines really boot and really are reclaimed. The exit status is
     COMMAND's.
