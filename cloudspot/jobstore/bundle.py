@@ -184,7 +184,7 @@ def _check_entrypoint(workdir: Path, entrypoint: str, entries: list[_Entry]) -> 
     if any(entry.name == name for entry in entries):
         return
     if os.path.lexists(workdir / name):
-        reason = "is left out by .gitignore or .cloudspotignore, or is no file inside of it"
+        reason = "is left out by .gitignore or .cloudspotignore, or is not a file inside of it"
     else:
         reason = "does not exist"
     raise BundleError(f"run.entrypoint: {entrypoint!r} in {workdir} {reason}")

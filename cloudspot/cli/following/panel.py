@@ -181,7 +181,7 @@ def _place(view: View) -> Iterator[Text]:
     if offer is None:
         yield _labelled("on", Text(f"{view.provider}, nothing launched yet"))
         return
-    price = f"{offer.price_per_hour:g} {offer.currency} per hour"
+    price = f"{offer.price_per_hour:g} {offer.currency} an hour"
     last = "" if view.is_launched else ", the last launch"
     where = f"{view.provider}: {offer.market.value} {offer.instance_type} in {offer.zone} at {price}{last}"
     yield _labelled("on", Text(printable(where)))

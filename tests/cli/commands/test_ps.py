@@ -129,7 +129,7 @@ def test_only_the_newest_ended_jobs_are_shown_unless_all_are_asked_for(jobs, mon
     jobs.running("going-1")
     result = jobs.run("ps")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["ID", "going-1", "broken-1"]
-    assert result.stderr == "1 more not shown; see all with --all\n"
+    assert result.stderr == "1 more; see them with --all\n"
     assert len(jobs.run_json("ps", "--all")) == 3
 
 
@@ -229,7 +229,7 @@ def test_the_first_in_the_order_are_those_that_are_shown(several, monkeypatch):
 
 def test_a_store_in_which_no_job_passes_says_so(several):
     assert (
-        several.run("ps", "--filter", "id=x").stdout == f"no job of {several.store.url} passes the filter\n"
+        several.run("ps", "--filter", "id=x").stdout == f"no job in {several.store.url} matches the filter\n"
     )
 
 

@@ -127,7 +127,7 @@ def test_a_job_that_waits_says_why():
     )
     assert shown[1] == "         launch 3 capacity: none left"
     assert not any(line.startswith("pace") for line in shown)
-    assert "on       local: spot gpu.4x in north-1a at 1.62 USD an hour, the last one" in shown
+    assert "on       local: spot gpu.4x in north-1a at 1.62 USD an hour, the last launch" in shown
 
 
 def test_before_anything_is_launched():
