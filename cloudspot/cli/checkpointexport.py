@@ -16,7 +16,7 @@ from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CloudspotError, CorruptData, SpecError
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.manifests import fetch
-from cloudspot.jobstore.partial import partial_path
+from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.jobstore.records import Commit
 from cloudspot.jobstore.safetensors import num_bytes_read, write_safetensors
 from cloudspot.jobstore.tensors import Selection, choose, shared_state

@@ -218,7 +218,7 @@ class Arena:
 
     def _widen(self, slot: Slot, nbytes: int) -> None:
         """Grow a free slot in memory, if doing so for all slots of this machine leaves half of it free."""
-        if self._is_hurried or nbytes <= slot.capacity or not slot.is_free():
+        if nbytes <= slot.capacity or not slot.is_free():
             return
         free = min(free_memory_bytes() or 0, shutil.disk_usage(self._directory).free)
         if free < 2 * len(self._slots) * nbytes * self._local_world_size:

@@ -1,4 +1,4 @@
-"""Brings the newest checkpoint of the lineage that verifies onto this node's disk."""
+"""Restores the newest checkpoint of the lineage that verifies to this node's disk."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Restored:
-    """What was brought back."""
+    """What was restored."""
 
     checkpoint: CheckpointId | None
-    """None: there is no checkpoint, the job starts from the beginning."""
+    """None: there is no checkpoint, and the job starts at step 0."""
     directory: Path | None = None
-    """Of a session's checkpoint: what CLOUDSPOT_RESTORE names."""
+    """For a session's checkpoint: what CLOUDSPOT_RESTORE names."""
     directory_name: str | None = None
-    """Of a script's own checkpoint: its directory, relative to the working directory."""
+    """For a script's own checkpoint: its directory, relative to the working directory."""
     skipped: tuple[Skipped, ...] = ()
     sealed_at: datetime | None = None
     """When the training handed that state over."""
@@ -35,13 +35,13 @@ class Restored:
 
 
 def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restored:
-    """Fetch the best candidate of the lineage; pass over those that do not verify, and say so.
+    """Fetch the best candidate of the lineage; skip those that do not verify, and log them.
 
-    One that is deleted meanwhile was superseded by a newer one, for which it looks again.
+    A candidate that is deleted meanwhile was superseded by a newer one, which is tried instead.
 
     Raises:
         LeavingError: there are checkpoints, and none verifies: nothing is deleted, and starting from
-            the beginning would throw the work away without asking.
+            step 0 would throw the work away without asking.
     """
     node = context.node
     if known:
@@ -78,7 +78,7 @@ def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restore
 def newest_candidate(
     context: NodeContext, known: Sequence[Generation], skipped: Sequence[Skipped]
 ) -> CheckpointId | None:
-    """Return what ``restore_newest`` would try first, but for those that are known not to verify."""
+    """Return what ``restore_newest`` would try first, apart from those that are known not to verify."""
     commits = context.insist(lambda: manifests.read_commits(context.store, context.node.job_id))
     bad = {one.checkpoint for one in skipped}
     return next((one for one in generations.lineage(known, commits) if one not in bad), None)
@@ -87,7 +87,7 @@ def newest_candidate(
 def restore_this(
     context: NodeContext, checkpoint: CheckpointId | None, restored: Restored | None
 ) -> Restored | None:
-    """Fetch the checkpoint that another node has chosen, unless it is what was restored here already.
+    """Fetch the checkpoint that another node has chosen, unless it was restored here already.
 
     None: it has been deleted, so the generation that was to resume from it cannot start here.
 
@@ -120,10 +120,10 @@ def _fetch(context: NodeContext, commit: Commit, skipped: tuple[Skipped, ...]) -
         name = commit.parts[0].directory or ""
         target = node.work / name
         if target.is_dir() and context.memory.generation > 0:
-            # A script ran on this machine: what it wrote is still there, and may be newer.
+            # A script ran on this machine: what it completed is still there, and may be newer.
             return replace(restored, directory_name=name)
         if target.is_dir() and not target.is_symlink():
-            shutil.rmtree(target)  # it came with the code: an older state of the same name
+            shutil.rmtree(target)  # it came with the code: an older state under the same name
         context.insist(lambda: _bring(context, commit, node.work))
         return replace(restored, directory_name=name)
     target = node.restore

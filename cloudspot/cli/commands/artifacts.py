@@ -14,7 +14,7 @@ from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, store_option
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.artifacts import Artifact, download, is_present, list_artifacts
+from cloudspot.jobstore.stored_artifacts import Artifact, download, is_present, list_artifacts
 
 pattern_argument = click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 

@@ -22,7 +22,7 @@ from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, store_option
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.jobfile.quantities import parse_moment
-from cloudspot.jobstore.streams import METRICS, parse_stream
+from cloudspot.jobstore.log_streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
 
 FOLLOW_SECONDS = 1.0

@@ -99,7 +99,7 @@ def _submit(prepared: PreparedJob, provider_name: str, name: str | None) -> Subm
                 environ=os.environ,
                 job_id=job_id,
                 agent=agent,
-                watch=transfer,
+                open_progress=transfer,
             )
         except JobExists:
             # Two random suffixes may collide; a name that the user gave is theirs to change.

@@ -39,7 +39,7 @@ def sandbox(
     COMMAND's status.
     """
     from cloudspot.emulation.cloud import EmulatedCloud
-    from cloudspot.emulation.sandbox import (
+    from cloudspot.emulation.sandbox_run import (
         Sandbox,
         check_command,
         parse_reclaims,

@@ -21,7 +21,7 @@ def schema() -> None:
     file is the same, but knows only the built-in providers.
     """
     from cloudspot.errors import PluginError
-    from cloudspot.jobfile.schema import job_schema
+    from cloudspot.jobfile.json_schema import job_schema
     from cloudspot.registry import provider_class, provider_names
 
     options = {}

@@ -19,9 +19,9 @@ from cloudspot.cli.screen.lines import WHO, Line, echo_line, event_line, in_orde
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.log_streams import METRICS
 from cloudspot.jobstore.manifests import read_commit
 from cloudspot.jobstore.records import CheckpointId
-from cloudspot.jobstore.streams import METRICS
 from cloudspot.model import LogRecord
 from cloudspot.story.events import Committed, NodeState
 from cloudspot.story.report import summarise

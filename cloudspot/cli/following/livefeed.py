@@ -10,8 +10,8 @@ from cloudspot.cli.following import pace
 from cloudspot.cli.following.liveview import Sights, View, hear, look
 from cloudspot.controller.loop import Tick
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.log_streams import stream_name
 from cloudspot.jobstore.records import CheckpointId
-from cloudspot.jobstore.streams import stream_name
 from cloudspot.model import Instance, LogRecord
 from cloudspot.story.progress import last_commit_id
 from cloudspot.story.series import Curve, MetricSeries

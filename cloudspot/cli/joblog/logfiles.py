@@ -9,8 +9,8 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.partial import partial_path
-from cloudspot.jobstore.streams import parse_stream
+from cloudspot.jobstore.log_streams import parse_stream
+from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.model import LogRecord
 
 SOURCE_WIDTH = 9

@@ -12,8 +12,8 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.printable import printable
 from cloudspot.errors import SpecError
+from cloudspot.jobstore.log_streams import parse_stream
 from cloudspot.jobstore.records import LogStanding
-from cloudspot.jobstore.streams import parse_stream
 
 Wanted = Callable[[int, int], bool]
 

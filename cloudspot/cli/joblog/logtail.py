@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import groupby
 
 from cloudspot.interfaces import LogSink
-from cloudspot.jobstore.streams import parse_stream
+from cloudspot.jobstore.log_streams import parse_stream
 from cloudspot.model import LogRecord
 
 

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.printable import printable
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.streams import parse_stream
+from cloudspot.jobstore.log_streams import parse_stream
 from cloudspot.model import LogRecord
 from cloudspot.story.events import (
     Claimed,
