@@ -30,7 +30,7 @@ def test_an_empty_store_has_no_jobs(jobs):
         # It may be a slip.
         assert (
             result.stderr
-            == f"warning: nothing is stored in {jobs.store.url}; is that the store that you mean?\n"
+            == f"warning: nothing is stored in {jobs.store.url}; is that the store you meant?\n"
         )
     assert not jobs.store.root.exists()
 
@@ -248,8 +248,8 @@ def test_a_store_in_which_no_job_passes_says_so(several):
         (["--filter", "state"], ["--filter must be FIELD, one of = != < <= > >=, and a value", "'state'"]),
         (["--filter", "cost>much"], ["--filter cost: expected a number, got 'much'"]),
         (["--filter", "duration>1x"], ["--filter duration: expected a duration such as"]),
-        (["--filter", "started<soon"], ["--filter started: expected a moment such as"]),
-        (["--filter", "state<x"], ["--filter state: is a text, which knows = and != only"]),
+        (["--filter", "started<soon"], ["--filter started: expected a time such as"]),
+        (["--filter", "state<x"], ["--filter state: text can only be compared with = and !="]),
     ],
 )
 def test_a_filter_that_is_wrong_names_what_is_right_before_anything_is_read(arguments, words, jobs):

@@ -144,9 +144,9 @@ def test_pruning_asks_and_a_no_deletes_nothing(jobs, monkeypatch):
 def test_what_contradicts_is_refused(jobs):
     jobs.running("going-1")
     for arguments, message in (
-        (("--list", "--tail", "3"), "--list is about whole days of a node: give it without --tail"),
-        (("--prune", "1d", "--grep", "x"), "--prune is about whole days of a node: give it without --grep"),
-        (("--list", "--prune", "1d"), "--list is about whole days of a node: give it without --prune"),
+        (("--list", "--tail", "3"), "--list works on whole days of a node's log: give it without --tail"),
+        (("--prune", "1d", "--grep", "x"), "--prune works on whole days of a node's log: give it without --grep"),
+        (("--list", "--prune", "1d"), "--list works on whole days of a node's log: give it without --prune"),
         (("--yes",), "--yes answers the question of --prune: give both or none"),
         (("--until", "1d", "--follow"), "--until and --follow contradict each other: give one of them"),
         (("--prune", "2999-01-01"), "--prune must name a moment that is over: what is older is deleted"),
