@@ -224,11 +224,7 @@ def _node(node: NodeView, width: int, marks: _Marks) -> Text:
 
 
 def _cost(view: View) -> Text:
-    text = output.money_text(view.spent, view.currency)
-    if view.on_demand > 0:
-        saved = 100 * (1 - view.spent / view.on_demand)
-        text += f"; on demand {output.money_text(view.on_demand, view.currency)}: {saved:.0f}% saved"
-    return _labelled("cost", Text(text))
+    return _labelled("cost", Text(output.cost_text(view.spent, view.on_demand, view.currency)))
 
 
 def _saved(view: View) -> Text:

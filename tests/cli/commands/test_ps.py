@@ -29,8 +29,7 @@ def test_an_empty_store_has_no_jobs(jobs):
         assert result.stdout == printed
         # It may be a slip.
         assert (
-            result.stderr
-            == f"warning: nothing is stored in {jobs.store.url}; is that the store you meant?\n"
+            result.stderr == f"warning: nothing is stored in {jobs.store.url}; is that the store you meant?\n"
         )
     assert not jobs.store.root.exists()
 

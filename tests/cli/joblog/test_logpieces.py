@@ -145,7 +145,10 @@ def test_what_contradicts_is_refused(jobs):
     jobs.running("going-1")
     for arguments, message in (
         (("--list", "--tail", "3"), "--list works on whole days of a node's log: give it without --tail"),
-        (("--prune", "1d", "--grep", "x"), "--prune works on whole days of a node's log: give it without --grep"),
+        (
+            ("--prune", "1d", "--grep", "x"),
+            "--prune works on whole days of a node's log: give it without --grep",
+        ),
         (("--list", "--prune", "1d"), "--list works on whole days of a node's log: give it without --prune"),
         (("--yes",), "--yes answers the question of --prune: give both or none"),
         (("--until", "1d", "--follow"), "--until and --follow contradict each other: give one of them"),
