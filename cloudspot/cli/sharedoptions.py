@@ -54,7 +54,7 @@ store_option = click.option(
 
 
 def parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Return an option's callback that parses its value; a ValueError becomes a SpecError naming the option."""
+    """Return a callback that parses an option; a ValueError becomes a SpecError that names the option."""
 
     def convert(_ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
         try:

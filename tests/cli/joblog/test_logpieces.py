@@ -150,8 +150,8 @@ def test_what_contradicts_is_refused(jobs):
             "--prune works on whole days of a node's log: give it without --grep",
         ),
         (("--list", "--prune", "1d"), "--list works on whole days of a node's log: give it without --prune"),
-        (("--yes",), "--yes answers the question of --prune: give both or none"),
-        (("--until", "1d", "--follow"), "--until and --follow contradict each other: give one of them"),
+        (("--yes",), "--yes answers the question that --prune asks: give both or neither"),
+        (("--until", "1d", "--follow"), "give --until or --follow, not both: give one of them"),
         (("--prune", "2999-01-01"), "--prune must name a moment that is over: what is older is deleted"),
         (("--prune", "soon"), '--prune: expected a duration like "10m"'),
     ):
