@@ -85,6 +85,7 @@ class ProvisionerPromises:
     zone = None
     type = None
     image_gib = 0
+    made_state = InstanceState.PENDING
     are_ranks_known_at_once = True
     """``create`` already tells the ranks and the addresses."""
     no_capacity = ""
@@ -95,7 +96,8 @@ class ProvisionerPromises:
     """A regular expression for an announcement to a machine that does not show yet."""
     unreached = "no answer from 127"
     garbled_status = "200 OK"
-    garbled_launch, garbled_listing = "the answer cannot be read", "the answer cannot be read"
+    garbled_launch = "the answer cannot be read"
+    garbled_listing = "listing the machines: the answer cannot be read"
     going_reason = None
     """The end reason of a machine that we have terminated and that is still going."""
 
@@ -146,8 +148,8 @@ class ProvisionerPromises:
         made = kit.launch(num_nodes=3)
         assert kit.cloud.faults.count(self.launch_call) == 1
         assert [(one.launch, one.job_id, one.market) for one in made] == [(1, JOB, Market.SPOT)] * 3
-        assert {(one.zone, one.instance_type, one.store_url) for one in made} == {
-            (self.zone, self.type, kit.store)
+        assert {(one.state, one.zone, one.instance_type, one.store_url) for one in made} == {
+            (self.made_state, self.zone, self.type, kit.store)
         }
         if self.are_ranks_known_at_once:
             assert [one.rank for one in made] == [0, 1, 2]
@@ -167,6 +169,7 @@ class ProvisionerPromises:
             machine = kit.cloud.host.machines[kit.host_id(one.id)]
             assert machine.user_data == SCRIPT.encode()
             assert machine.address == listed[one.id].address
+            assert one.address in ({machine.address} if self.are_ranks_known_at_once else {None})
             assert listed[one.id].rank == rank
             job = machine.job
             assert (job.job_id, job.launch, job.rank, job.num_nodes) == (JOB, 1, rank, 2)
@@ -252,7 +255,7 @@ class ProvisionerPromises:
         door.app = proxy
         with pytest.raises(TransientError, match=self.garbled_launch):
             kit.provisioner.create(request, token="t")
-        with pytest.raises(TransientError, match=f"listing the machines: {self.garbled_listing}"):
+        with pytest.raises(TransientError, match=self.garbled_listing):
             kit.listed()
 
     # --- listing ----------------------------------------------------------------------------------
