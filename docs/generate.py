@@ -38,7 +38,7 @@ from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
 from cloudspot.controller import act, decide, lasting, launchrequest, loop, policy, restarts
-from cloudspot.jobfile.schema import field_docs, job_schema
+from cloudspot.jobfile.json_schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
 from cloudspot.jobfile.toml import read_toml
 from cloudspot.jobstore import delivering

@@ -24,9 +24,9 @@ from cloudspot.agent.training.torchrun import end_training
 from cloudspot.errors import AuthError, CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore import codec, keys, launches
+from cloudspot.jobstore.log_streams import stream_name
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Exit, Slot
-from cloudspot.jobstore.streams import stream_name
 from cloudspot.jobstore.submission import read_secrets
 
 _log = logging.getLogger(__name__)

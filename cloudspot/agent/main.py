@@ -50,7 +50,7 @@ def main() -> int:
         # who it is: only the console can say so.
         _log.error("%s", error)
         sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
-    except Exception:  # noqa: BLE001 # a bug of ours belongs into the log that is delivered
+    except Exception:  # noqa: BLE001 # a bug of our own must reach the log that is delivered
         _log.exception("the agent cannot go on")
         return 1
     finally:
@@ -61,7 +61,7 @@ def main() -> int:
 def end_process(failure: threading.ExceptHookArgs) -> None:
     """End the agent because one of its threads failed; the boot script starts another.
 
-    An agent without one of its threads would look alive, and deliver no lines or checkpoints any more.
+    Without that thread the agent would look alive, but might deliver no lines or checkpoints any more.
     """
     name = "a thread" if failure.thread is None else f"thread {failure.thread.name!r}"
     error = failure.exc_value or failure.exc_type()

@@ -214,7 +214,7 @@ class Memory:
         return tuple(suspects)
 
     def _may_run(self, ending: Ending) -> bool:
-        """Return whether a machine of the ending may run on; one that shuts down needs no more patience."""
+        """Return whether a machine of the ending may run on; one that shuts down is as good as gone."""
         if self._instances is None:
             return ending in self._left_ended
         return any(

@@ -19,7 +19,7 @@ from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.extraction import extract_bundle, is_safe_link
 from cloudspot.jobstore.ignores import Ignores
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.watching import Watch, unwatched
+from cloudspot.jobstore.transfer_progress import OpenProgress, no_progress
 
 __all__ = ["MAX_BYTES", "Bundle", "extract_bundle", "make_bundle", "put_bundle"]
 
@@ -62,7 +62,7 @@ class _Entry:
 
 
 def make_bundle(
-    workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES, watch: Watch = unwatched
+    workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES, open_progress: OpenProgress = no_progress
 ) -> Bundle:
     """Archive the code in ``workdir``.
 
@@ -74,7 +74,7 @@ def make_bundle(
         workdir: The directory.
         entrypoint: A file that must be in the bundle, relative to ``workdir``.
         max_bytes: The most that the files may have together, before compression.
-        watch: Is told how far it is.
+        open_progress: Hears of the progress.
 
     Raises:
         BundleError: the code is too large (the message names the largest files), the entrypoint is not
@@ -89,7 +89,7 @@ def make_bundle(
         entries = _without_loose_links(workdir, entries, skipped)
         _check_entrypoint(workdir, entrypoint, entries)
         _check_size(entries, max_bytes)
-        with watch("bundling code", sum(entry.size for entry in entries)) as progress:
+        with open_progress("bundling code", sum(entry.size for entry in entries)) as progress:
             data = _archive(entries, progress)
     except OSError as error:
         raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
@@ -105,7 +105,7 @@ def put_bundle(
     store: ObjectStore,
     bundle: Bundle,
     *,
-    watch: Watch = unwatched,
+    open_progress: OpenProgress = no_progress,
     sleep: Callable[[float], None] = real_sleep,
 ) -> None:
     """Put the bundle under its hash; one that is there already is not put again.
@@ -120,7 +120,7 @@ def put_bundle(
         # Its bytes are checked where they are used; here their number tells a foreign object cheaply.
         is_same = store.head(key).size == bundle.size
     except ObjectMissing:
-        with watch("uploading code", None):  # one request: there is nothing to count
+        with open_progress("uploading code", None):  # one request: there is nothing to count
             is_same = create(store, key, bundle.data, sleep=sleep) is None
     if not is_same:
         raise CorruptData(f"{store.url}: {key} is not the code it is named by; delete it and submit again")

@@ -61,6 +61,11 @@ def journal(job_id: str, number: int) -> str:
     return f"jobs/{job_id}/journal/{number:08d}"
 
 
+def launches_prefix(job_id: str) -> str:
+    """Return the prefix of the launches, of which only the slots are kept."""
+    return f"jobs/{job_id}/launches/"
+
+
 def slots_prefix(job_id: str, launch: int) -> str:
     """Return the prefix of the slots of a launch."""
     return f"jobs/{job_id}/launches/{launch:06d}/nodes/"

@@ -22,7 +22,7 @@ from cloudspot.jobstore.records import CheckpointId, Exit
 from cloudspot.jobstore.submission import new_submission
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import BootProfile, NodeIdentity
-from cloudspot.processes import kill_marked
+from cloudspot.process_marks import kill_marked
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

@@ -14,7 +14,7 @@ from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.errors import ObjectMissing, TransientError
 from cloudspot.jobstore import keys, launches
 from cloudspot.model import NodeIdentity
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from cloudspot.train import SessionError, distributed
-from cloudspot.train.rounds import Order, Rounds
+from cloudspot.train.rounds import Rounds, SaveOrder
 from cloudspot.train.stores import LocalStore
 
 
@@ -60,7 +60,7 @@ def test_ranks_agree_over_tcp(server, wait_until):
         for rank in ranks:
             rank.poll()
         orders[:] = [rank.try_begin(5) for rank in ranks]
-        return all(isinstance(order, Order) for order in orders)
+        return all(isinstance(order, SaveOrder) for order in orders)
 
     # Before the first promise a rank may pass the boundary: none of them is held yet.
     while not all(rank._hold is not None for rank in ranks):

@@ -334,6 +334,32 @@ def test_a_rank_calls_the_round_off_when_rank_0_does_not():
     assert one.try_begin(0) == SaveOrder(DRAIN, None)
 
 
+def test_the_others_leave_it_to_rank_0_for_a_moment_to_call_the_round_off():
+    now = [0.0]
+    zero, one = pair(now=now)
+    zero.request_drain(guard=5.0, notice=True)
+    zero.poll()
+    one.poll()
+    now[0] = 5.9
+    settle(one)
+    assert not zero.store.check(["decision/0"])
+    assert one.try_begin(0) is False
+
+
+def test_a_rank_with_less_time_calls_the_round_off_by_its_own_guard():
+    now = [0.0]
+    zero, one = pair(now=now)
+    zero.request_drain(guard=100.0, notice=True)
+    one.request_drain(guard=5.0, notice=True)
+    zero.poll()
+    one.poll()
+    now[0] = 6.5
+    settle(one)
+    assert one.try_begin(0) == SaveOrder(DRAIN, None)
+    settle(zero)
+    assert zero.try_begin(0) == SaveOrder(DRAIN, None)
+
+
 def test_another_machines_guard_travels_as_the_seconds_that_are_left():
     store = LocalStore()
     zero = Rounds(store, rank=0, world_size=2, start=0, clock=lambda: 1000.0)
@@ -368,6 +394,18 @@ def test_when_the_store_is_gone_the_training_goes_on():
     assert zero.is_lost
     assert zero.try_begin(0) is True
     assert one.try_begin(0) is True
+
+
+def test_a_rank_that_has_said_that_it_finished_needs_the_store_no_more():
+    store = BrokenStore()
+    zero, one = pair(store)
+    one.finish()
+    settle(one)
+    assert store.check(["finished/1"])
+    store.broken = True
+    settle(one, zero)
+    assert not one.is_lost
+    assert zero.is_lost
 
 
 def test_when_the_store_is_gone_a_drain_leaves_without_a_save():

@@ -12,7 +12,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.torchrun import log_tail
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.jobstore import bundle, keys
-from cloudspot.processes import kill_marked
+from cloudspot.process_marks import kill_marked
 
 _log = logging.getLogger(__name__)
 

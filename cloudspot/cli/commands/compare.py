@@ -1,4 +1,4 @@
-"""``cloudspot compare``: where two jobs differ."""
+"""``cloudspot compare``: how two jobs differ."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
 @click.command("compare")
 @click.argument("first_id", metavar="A", shell_complete=complete_jobs)
 @click.argument("second_id", metavar="B", shell_complete=complete_jobs)
-@click.option("--no-diff", is_flag=True, help="Only name the files that differ.")
+@click.option("--no-diff", is_flag=True, help="Name the files that differ, without their diffs.")
 @plot_option
 @store_option
 @json_option
@@ -45,9 +45,9 @@ _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
 def compare(
     first_id: str, second_id: str, no_diff: bool, plot: Path | None, store_url: str | None, as_json: bool
 ) -> None:
-    """Show where two jobs differ.
+    """Show how two jobs differ.
 
-    Their job files, their code, and what came of them, the metrics too.
+    Compares their job files, their code, and their results, including the metrics.
     """
     if plot is not None:
         check_plot(plot)
@@ -81,7 +81,7 @@ def _results(job: Job, now: datetime) -> dict[str, Any]:
 
 
 def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
-    """Return what is said of the code; ``files`` is None where it is not there any more."""
+    """Return the comparison of the code; ``files`` is None if the code is no longer in the store."""
     hashes = [job.first_history.submission.code_sha256 for job in (a, b)]
     value: dict[str, Any] = {"same": hashes[0] == hashes[1], "files": [], "error": None}
     if value["same"]:
@@ -118,7 +118,7 @@ def _goodput(one: Mapping[str, Any]) -> str:
 
 _ROWS: Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]] = (
     ("state", lambda one: str(one["state"])),
-    ("submitted", lambda one: output.moment_text(datetime.fromisoformat(one["submitted"]))),
+    ("submitted", lambda one: output.moment_text(one["submitted"])),
     ("provider", lambda one: str(one["provider"])),
     ("offers", lambda one: ", ".join(one["offers"]) or "-"),
     ("step", lambda one: str(one["step"])),

@@ -1,4 +1,4 @@
-"""``cloudspot logs``: a job's log, also long after its machines are gone."""
+"""``cloudspot logs``: a job's log, even long after its machines are gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, store_option
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.jobfile.quantities import parse_moment
-from cloudspot.jobstore.streams import METRICS, parse_stream
+from cloudspot.jobstore.log_streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
 
 FOLLOW_SECONDS = 1.0
@@ -33,28 +33,28 @@ SOURCES = ("train", "setup", "agent", METRICS)
 
 @click.command("logs")
 @job_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the job has ended.")
 @click.option(
     "-n",
     "--tail",
     "count",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Begin with the last N lines; without --follow, only these.",
+    help="Start with the last N lines; without --follow, print only these.",
 )
 @click.option(
     "--since",
     metavar="WHEN",
-    help="Begin at a moment: `10m` (ago), `06:25`, `2026-11-20T06:25` (local time), `2026-11-20T06:25Z`.",
+    help="Start at a time: `10m` (ago), `06:25`, `2026-11-20T06:25` (local time), `2026-11-20T06:25Z`.",
 )
-@click.option("--until", metavar="WHEN", help="End before a moment, as for --since.")
+@click.option("--until", metavar="WHEN", help="Stop before a time, written as for --since.")
 @click.option("--node", "rank", type=click.IntRange(min=0), metavar="RANK", help="Only this node's lines.")
 @click.option(
     "--attempt",
     shell_complete=complete_attempts,
     type=click.IntRange(min=1),
     metavar="N",
-    help="Only the lines of attempt N, as `cloudspot show` counts them, from 1.",
+    help="Only the lines of attempt N, counted from 1 as in `cloudspot show`.",
 )
 @click.option(
     "--source",
@@ -62,19 +62,19 @@ SOURCES = ("train", "setup", "agent", METRICS)
     type=click.Choice(SOURCES),
     multiple=True,
     metavar="NAME",
-    help=f"Only the lines of this source: {', '.join(SOURCES)}; may be repeated.",
+    help=f"Only the lines of this source: {', '.join(SOURCES)}. Repeatable.",
 )
-@click.option(
-    "--grep", "pattern", metavar="REGEX", help="Only lines in which this regular expression is found."
-)
+@click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match this regular expression.")
 @click.option(
     "--download",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write the lines into text files, one for each attempt and node.",
+    help="Write the lines to text files, one per attempt and node.",
 )
-@click.option("--list", "listed", is_flag=True, help="List each node's log: days, size, and delivery.")
-@click.option("--prune", metavar="WHEN", help="Delete what is from days before WHEN, as for --since.")
+@click.option("--list", "listed", is_flag=True, help="List each node's log: days, size and delivery.")
+@click.option(
+    "--prune", metavar="WHEN", help="Delete the log of the days before WHEN, written as for --since."
+)
 @click.option("-y", "--yes", is_flag=True, help="With --prune: do not ask.")
 @store_option
 @json_option
@@ -98,17 +98,17 @@ def logs(
 ) -> None:
     """Print a job's log.
 
-    The lines of setup, training script and agent, all attempts in order. Or list what there is, and delete
-    what is old.
+    Prints the lines of setup, training script and agent, all attempts in order. With --list and --prune,
+    lists what is kept and deletes what is old.
 
-    With --json each line is one JSON object.
+    With --json, each line is one JSON object.
     """
     if download is not None and (follow or count is not None):
         raise SpecError("--download writes whole files: give it without --follow and --tail")
     if until is not None and follow:
-        raise SpecError("--until and --follow contradict each other: give one of them")
+        raise SpecError("give --until or --follow, not both")
     if yes and prune is None:
-        raise SpecError("--yes answers the question of --prune: give both or none")
+        raise SpecError("--yes answers the question that --prune asks: give both or neither")
     given = {
         "--list": listed,
         "--prune": prune is not None,
@@ -157,9 +157,9 @@ class _Filter:
     """Which lines are shown."""
 
     sources: frozenset[str]
-    """Empty: all."""
+    """If empty, all."""
     with_metrics: bool
-    """Where no source is named; they are for programs."""
+    """Whether an empty ``sources`` includes the metrics, which are for programs."""
     grep: re.Pattern[str] | None
     since: datetime | None
     until: datetime | None
@@ -178,7 +178,7 @@ class _Filter:
 
 
 class _Printer:
-    """Prints the lines that are shown, from where it last stopped."""
+    """Prints the lines that pass the filter, from where it last stopped."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class _Printer:
         self._name_nodes = not as_json and job.spec.nodes.max > 1
 
     def begin(self, count: int | None) -> None:
-        """Print the last ``count`` lines, or find where those since the moment begin."""
+        """Print the last ``count`` lines, or skip to the first line since the moment."""
         since = self._shown.since
         if count is not None:
             self._print(iter(self._tail.last_records(count, since=since, shown=self._shown)))
@@ -204,7 +204,7 @@ class _Printer:
             self._tail.skip_before(since)
 
     def go_on(self) -> None:
-        """Print what has come since."""
+        """Print the lines that have arrived since."""
         self._print(record for record in self._tail.new_records() if self._shown(record))
 
     def _print(self, records: Iterator[LogRecord]) -> None:
@@ -216,12 +216,12 @@ class _Printer:
 
 
 def _print(job: Job, printer: _Printer, *, count: int | None, follow: bool) -> None:
-    """Print the log; where it is followed, until the job has ended."""
+    """Print the log; with ``follow``, until the job has ended."""
     begun = False
     complaint = ""
     while True:
         try:
-            # Asked before reading: what a node wrote before its end is then read below.
+            # Asked before reading, so that what a node wrote before its end is still read below.
             ended = not follow or job.history().finished is not None
             if not begun:
                 printer.begin(count)
@@ -265,16 +265,18 @@ def _record_json(record: LogRecord) -> dict[str, Any]:
 
 
 def _check_whole(name: str, given: Mapping[str, bool]) -> None:
-    """Refuse what chooses lines beside an option that is about whole streams."""
+    """Refuse options that choose lines beside one that is about whole streams."""
     other = next((one for one, is_given in given.items() if is_given and one != name), None)
     if given[name] and other is not None:
-        raise SpecError(f"{name} is about whole days of a node: give it without {other}")
+        raise SpecError(f"{name} works on whole days of a node's log: give it without {other}")
 
 
 def _launch_of(job: Job, attempt: int) -> int:
     attempts = job.first_history.attempts
     if attempt > len(attempts):
-        raise SpecError(f"--attempt must be <= {len(attempts)}, what {job.id} had so far: got {attempt}")
+        raise SpecError(
+            f"--attempt must be <= {len(attempts)}, the attempts of {job.id} so far: got {attempt}"
+        )
     return attempts[attempt - 1].number
 
 
@@ -284,7 +286,7 @@ def _compile(pattern: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise SpecError(f"--grep: {pattern!r} is no regular expression: {error}") from None
+        raise SpecError(f"--grep: {pattern!r} is not a regular expression: {error}") from None
 
 
 def _parse_moment(option: str, text: str | None) -> datetime | None:

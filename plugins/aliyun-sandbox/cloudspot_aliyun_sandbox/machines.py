@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Final
 
+from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
-from cloudspot.emulation.faults import Faults
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.plugin import machinetags
 from cloudspot_aliyun_sandbox.account import ACCOUNT_ID, BARE_IMAGE_ID

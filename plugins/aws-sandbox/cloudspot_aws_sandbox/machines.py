@@ -14,8 +14,8 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 
+from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
-from cloudspot.emulation.faults import Faults
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.plugin import machinetags
 

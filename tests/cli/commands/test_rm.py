@@ -47,7 +47,7 @@ def test_it_asks_and_a_no_changes_nothing(jobs, monkeypatch):
     before = all_keys(jobs.store)
     result = jobs.run("rm", job_id, status=2)
     assert result.stderr == "error: nobody is there to be asked: give --yes to delete without a question\n"
-    monkeypatch.setattr("cloudspot.cli.commands.rm._is_attended", lambda: True)
+    monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     for answer, status, last in (("n\n", 1, "nothing was deleted"), ("", 130, ""), ("y\n", 0, "")):
         assert all_keys(jobs.store) == before
         result = CliRunner().invoke(program, ["rm", job_id, "--store", jobs.store.url], input=answer)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint
-from cloudspot.emulation.sandbox import parse_reclaims
+from cloudspot.emulation.sandbox_run import parse_reclaims
 from cloudspot.errors import SpecError
 from cloudspot.local.enclosure import why_not
 from cloudspot.local.records import PlannedReclaim

@@ -132,7 +132,7 @@ def test_pruning_asks_and_a_no_deletes_nothing(jobs, monkeypatch):
     write(jobs, "going-1", "1-0", [9])
     result = jobs.run("logs", "going-1", "--prune", "7d", status=2)
     assert result.stderr == "error: nobody is there to be asked: give --yes to delete without a question\n"
-    monkeypatch.setattr("cloudspot.cli.joblog.logpieces._is_attended", lambda: True)
+    monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     arguments = ["logs", "going-1", "--prune", "7d", "--store", jobs.store.url]
     for answer, status, left in (("n\n", 1, 1), ("y\n", 0, 0)):
         result = CliRunner().invoke(program, arguments, input=answer)

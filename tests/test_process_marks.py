@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from cloudspot import processes
-from cloudspot.processes import kill_marked, marked_processes
+from cloudspot import process_marks
+from cloudspot.process_marks import kill_marked, marked_processes
 
 NAME, VALUE = "CLOUDSPOT_TEST_MARK", f"of-{os.getpid()}"
 
@@ -33,11 +33,11 @@ def test_a_process_that_one_look_misses_in_its_exec_is_ended(sleeper, wait_until
         looks.append(value)
         return () if len(looks) == 1 else marked_processes(name, value)
 
-    monkeypatch.setattr(processes, "marked_processes", look)
+    monkeypatch.setattr(process_marks, "marked_processes", look)
     assert kill_marked(NAME, VALUE)
     assert sleeper.wait(timeout=60) == -9
 
 
 def test_without_time_what_is_left_is_said(monkeypatch):
-    monkeypatch.setattr(processes, "marked_processes", lambda name, value: (2**22 + 1,))
+    monkeypatch.setattr(process_marks, "marked_processes", lambda name, value: (2**22 + 1,))
     assert not kill_marked(NAME, VALUE, timeout_seconds=0)

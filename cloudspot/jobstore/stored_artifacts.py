@@ -15,7 +15,7 @@ from cloudspot.errors import CloudspotError, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.partial import partial_path
+from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.jobstore.patience import patient
 
 NUM_THREADS = 4

@@ -4,7 +4,7 @@ import pytest
 from memorystore import InMemoryStore
 
 from cloudspot.errors import AuthError, SpecError, StoreRefused, TransientError
-from cloudspot.jobstore.probe import probe
+from cloudspot.jobstore.store_probe import probe
 from cloudspot.local.filestore import FileStore
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 

@@ -6,8 +6,8 @@ import pytest
 from memorystore import InMemoryStore
 
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import artifacts, keys
-from cloudspot.jobstore.artifacts import Artifact, download, is_present, list_artifacts, quoted_name
+from cloudspot.jobstore import keys, stored_artifacts
+from cloudspot.jobstore.stored_artifacts import Artifact, download, is_present, list_artifacts, quoted_name
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 PREFIX = keys.artifacts_prefix("x")
@@ -33,7 +33,7 @@ def contents(directory):
 
 
 def test_files_come_back_under_their_names_with_the_time_of_their_objects(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(artifacts, "_BLOCK", 1000)
+    monkeypatch.setattr(stored_artifacts, "_BLOCK", 1000)
     odd = ["plain.txt", "sub/deep er/ü.bin", "100%.txt", "node-1/x", "b\udce9ta"]
     files = {name: name.encode(errors="surrogateescape") * 300 for name in odd} | {"empty": b""}
     found = put(store, files)
@@ -98,7 +98,7 @@ def test_a_file_and_a_directory_of_one_name_cannot_both_come(store, tmp_path):
 
 
 def test_a_file_that_the_job_replaces_meanwhile_comes_as_one_version(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(artifacts, "_BLOCK", 10)
+    monkeypatch.setattr(stored_artifacts, "_BLOCK", 10)
     (old,) = put(store, {"log": b"a" * 30})
 
     class Replaces(FaultyStore):

@@ -25,7 +25,7 @@ import msgspec
 
 from cloudspot.decoding import decode
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine
-from cloudspot.emulation.machinehost import Plan, emulated
+from cloudspot.emulation.local_machine_host import Plan, emulated
 from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.jobfile.tables import convert
 from cloudspot.local import enclosure, namespaces

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudspot.jobfile.json_schema import field_docs, job_schema
 from cloudspot.jobfile.quantities import parse_duration, parse_money, parse_size
-from cloudspot.jobfile.schema import field_docs, job_schema
 from cloudspot.jobfile.toml import read_toml
 from cloudspot.local.options import LocalOptions
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cloudspot.emulation.faults import Call
+from cloudspot.emulation.api_faults import Call
 
 
 def _now() -> datetime:
