@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 from cloud_histories import Killed, Town
-from controller_promises import ControllerPromises, use_one_thread
+from controllertests import ControllerTests, use_one_thread
 
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.jobfile.spec import decode_options
@@ -93,7 +93,7 @@ def found(ecs_door, cloud, monkeypatch):
     return lambda **tables: EcsTown(ecs_door, cloud.secrets, **tables)
 
 
-class TestControllersOnEcs(ControllerPromises):
+class TestControllersOnEcs(ControllerTests):
     first, second = CHEAP, DEAR
     zones_of_first = (CHEAP,)
     launch_call, list_call = "RunInstances", "DescribeInstances"

@@ -2,13 +2,13 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 
 import pytest
-from provisioner_promises import (
+from provisionertests import (
     SCRIPT,
-    AccountPromises,
-    CompressedScriptPromises,
+    AccountTests,
+    CompressedScriptTests,
     LaunchKit,
-    ProvisionerPromises,
-    RequestTokenPromises,
+    ProvisionerTests,
+    RequestTokenTests,
 )
 
 from cloudspot.controller.ownership import MAX_LABEL
@@ -38,7 +38,7 @@ def kit(cloud):
     return Kit(cloud)
 
 
-class TestEcsPromises(ProvisionerPromises, RequestTokenPromises, CompressedScriptPromises, AccountPromises):
+class TestEcsPromises(ProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):
     name = "Alibaba Cloud"
     service = "ECS"
     launch_call, list_call = "RunInstances", "DescribeInstances"

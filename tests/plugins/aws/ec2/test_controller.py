@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pytest
 from cloud_histories import Town
-from controller_promises import ControllerPromises, use_one_thread
+from controllertests import ControllerTests, use_one_thread
 
 from cloudspot.jobfile.spec import decode_options
 from cloudspot_aws.options import AwsOptions
@@ -89,7 +89,7 @@ def found(ec2_server, ec2_clients, cloud, monkeypatch):
         town.unhook()
 
 
-class TestControllersOnEc2(ControllerPromises):
+class TestControllersOnEc2(ControllerTests):
     first, second = "us-east-1b", "us-east-1a"
     zones_of_first = ("us-east-1b",)
     launch_call, list_call = "RunInstances", "DescribeInstances"

@@ -3,13 +3,13 @@ from types import MappingProxyType
 
 import botocore.exceptions
 import pytest
-from provisioner_promises import (
+from provisionertests import (
     SCRIPT,
-    AccountPromises,
-    CompressedScriptPromises,
+    AccountTests,
+    CompressedScriptTests,
     LaunchKit,
-    ProvisionerPromises,
-    RequestTokenPromises,
+    ProvisionerTests,
+    RequestTokenTests,
 )
 
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, TransientError
@@ -33,7 +33,7 @@ def kit(cloud):
     return Kit(cloud)
 
 
-class TestEc2Promises(ProvisionerPromises, RequestTokenPromises, CompressedScriptPromises, AccountPromises):
+class TestEc2Promises(ProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):
     name = "AWS"
     service = "EC2"
     launch_call, list_call = "RunInstances", "DescribeInstances"

@@ -3,10 +3,10 @@ import json
 import msgspec
 import pytest
 from google.cloud import compute_v1
-from provisioner_promises import (
+from provisionertests import (
     SCRIPT,
     LaunchKit,
-    ProvisionerPromises,
+    ProvisionerTests,
 )
 
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
@@ -35,7 +35,7 @@ def kit(cloud):
     return Kit(cloud)
 
 
-class TestComputePromises(ProvisionerPromises):
+class TestComputePromises(ProvisionerTests):
     name = "Google"
     launch_call, list_call = BULK_INSERT, "compute.instances.aggregatedList"
     num_list_tries = 4

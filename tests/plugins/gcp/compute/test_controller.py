@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 import pytest
 from cloud_histories import Town
-from controller_promises import ControllerPromises, closing_texts, use_one_thread
+from controllertests import ControllerTests, closing_texts, use_one_thread
 from requests.adapters import HTTPAdapter
 
 from cloudspot.jobfile.spec import decode_options
@@ -106,7 +106,7 @@ def found(compute_door, cloud, monkeypatch):
     return lambda **tables: GcpTown(compute_door, cloud.clients, **tables)
 
 
-class TestControllersOnComputeEngine(ControllerPromises):
+class TestControllersOnComputeEngine(ControllerTests):
     first, second = FIRST, SECOND
     zones_of_first = ("us-central1-a", "us-central1-b")
     launch_call, list_call = BULK_INSERT, "compute.instances.aggregatedList"

@@ -70,7 +70,7 @@ class LaunchKit:
         return instance_id
 
 
-class ProvisionerPromises:
+class ProvisionerTests:
     """Tests of ``Provisioner``."""
 
     name = None
@@ -325,7 +325,7 @@ class ProvisionerPromises:
         assert kit.cloud.faults.calls == []
 
 
-class RequestTokenPromises:
+class RequestTokenTests:
     """For clouds that compare a repeated token's request with the first one."""
 
     def test_a_token_that_was_used_for_another_request_is_refused(self, kit):
@@ -334,7 +334,7 @@ class RequestTokenPromises:
             kit.launch(script=SCRIPT + "more\n")
 
 
-class CompressedScriptPromises:
+class CompressedScriptTests:
     """For clouds whose user data may be compressed."""
 
     max_script_bytes = 0
@@ -362,7 +362,7 @@ class CompressedScriptPromises:
             kit.request(script=script)
 
 
-class AccountPromises:
+class AccountTests:
     """For clouds whose controllers know the job's account."""
 
     account = None

@@ -24,7 +24,7 @@ def closing_texts(town):
     return [event.text for event in town.events if isinstance(event, LaunchClosed)]
 
 
-class ControllerPromises:
+class ControllerTests:
     """Tests of jobs whose nodes are simulated."""
 
     first, second = None, None
