@@ -360,7 +360,7 @@ class Rounds:
             order = SaveOrder(kind, None)
         self._over = decision["outcome"] == "finish"
         with self._changed:
-            if self._finished or order is None:
+            if order is None:
                 self._hold = None
             else:
                 self._order = order

@@ -29,7 +29,7 @@ def test_each_rank_has_a_connection_of_its_own(server, clones):
 
 
 def test_a_store_that_cannot_be_shared_is_named():
-    with pytest.raises(SessionError, match="SimpleNamespace cannot be shared"):
+    with pytest.raises(SessionError, match="uses a SimpleNamespace, which ranks cannot share"):
         distributed._connect_again(types.SimpleNamespace())
 
 
