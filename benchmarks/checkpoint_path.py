@@ -32,7 +32,7 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Commit
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.processes import MARK
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 
 JOB = Path(__file__).parent / "gigabyte"
 NAME = "gigabyte"

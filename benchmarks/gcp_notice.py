@@ -16,7 +16,7 @@ import threading
 import time
 from datetime import datetime, timezone
 
-from cloudspot.agent.watcher import NoticeWatcher
+from cloudspot.agent.notices.notice_poller import NoticePoller
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.local.metadataservice import MachineView, MetadataServer, StandingNotice
 from cloudspot.model import PreemptionNotice
@@ -55,7 +55,7 @@ def measure(source: PreemptionSource, server: GceMetadata, phase: float) -> floa
     """Return how long after the announcement the watcher tells it, in seconds."""
     server.view.notice = None
     told = threading.Event()
-    watcher = NoticeWatcher(source, lambda _: told.set())
+    watcher = NoticePoller(source, lambda _: told.set())
     watcher.start()
     time.sleep(phase)
     began = time.perf_counter()

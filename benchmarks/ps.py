@@ -18,7 +18,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from cloudspot.cli.ps import NUM_THREADS
+from cloudspot.cli.commands.ps import NUM_THREADS
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.records import Summary
 

@@ -1,55 +1,72 @@
-"""Makes a request again that failed in passing, where its caller knows that it may be repeated."""
+"""Retry a call that failed in passing: the one retry loop, and the waits between its tries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
+from typing import Final, TypeVar
 
 from cloudspot.errors import TransientError
 
-NUM_TRIES = 5
-FIRST_DELAY_SECONDS = 0.1
-THROTTLE_WAITS = (1.0, 2.0)
-"""Seconds before the second and third try of a request that a service had no time for."""
+T = TypeVar("T")
 
-Result = TypeVar("Result")
+SHORT_WAITS: Final = (0.1, 0.2, 0.4, 0.8)
+"""Seconds between five calls, for a request that is safe to repeat."""
+THROTTLE_WAITS: Final = (1.0, 2.0)
+"""For a request that may be repeated only when the service throttled it, such as a launch."""
 
 
-def persist(
-    call: Callable[[], Result],
+def doubling(first: float, *, most: float = 3600.0, num: int | None = None) -> Iterator[float]:
+    """Yield waits that double from ``first`` up to ``most`` seconds: ``num`` of them, or without end."""
+    return islice((min(first * 2.0 ** min(number, 60), most) for number in count()), num)
+
+
+def until(
+    deadline: float, waits: Iterable[float], *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[float]:
+    """Yield the waits while ``clock()`` is before the deadline, the last one cut short to meet it.
+
+    So the last try is made at the deadline.
+    """
+    for wait in waits:
+        left = deadline - clock()
+        if left <= 0:
+            return
+        yield min(wait, left)
+
+
+def retry(
+    call: Callable[[], T],
     *,
     sleep: Callable[[float], None],
-    kind: type[TransientError] = TransientError,
-    num_tries: int = NUM_TRIES,
-) -> Result:
-    """Return what ``call`` returns; after a ``kind`` it is made again, in 0.1, 0.2, 0.4, ... seconds.
+    waits: Iterable[float] | None = None,
+    kind: type[Exception] | tuple[type[Exception], ...] = TransientError,
+    when: Callable[[Exception], bool] = lambda _error: True,
+    on_wait: Callable[[Exception], None] = lambda _error: None,
+) -> T:
+    """Return what ``call`` returns, and call it again after an error that may pass.
+
+    Args:
+        call: Must be safe to repeat after such an error.
+        sleep: Takes seconds.
+        waits: Seconds before the second, third, ... call; when they are used up, the last error is
+            raised. The next wait is taken after a failure, so :func:`until` sees how long the call took.
+            None: ``SHORT_WAITS``.
+        kind: The errors that may pass.
+        when: Tells which of them do; the others are raised at once.
+        on_wait: Is given each error that is followed by a wait.
 
     Raises:
-        TransientError: as the last try.
+        Exception: whatever the last call raised.
     """
-    for number in range(num_tries - 1):
+    left = iter(SHORT_WAITS if waits is None else waits)
+    while True:
         try:
             return call()
-        except kind:
-            sleep(FIRST_DELAY_SECONDS * 2**number)
-    return call()
-
-
-def unless_throttled(
-    call: Callable[[], Result],
-    is_throttled: Callable[[Exception], bool],
-    *,
-    sleep: Callable[[float], None],
-) -> Result:
-    """Return what ``call`` returns; where the service throttles it, nothing was done, and it is made again.
-
-    Twice at the most, for requests that must not be repeated in any other case, such as a launch.
-    """
-    for seconds in THROTTLE_WAITS:
-        try:
-            return call()
-        except Exception as error:
-            if not is_throttled(error):
+        except kind as error:
+            wait = next(left, None) if when(error) else None
+            if wait is None:
                 raise
-            sleep(seconds)
-    return call()
+            on_wait(error)
+            sleep(wait)

@@ -29,15 +29,19 @@ import msgspec
 from msgspec import inspect
 
 import cloudspot
-from cloudspot.agent import draining, lastword, orderedstop, peers
 from cloudspot.agent import main as main_of_agent
+from cloudspot.agent.ending import final_delivery
+from cloudspot.agent.membership import peers
+from cloudspot.agent.notices import notice_pipe
+from cloudspot.agent.training import drain_schedule
 from cloudspot.cli.config import UserConfig
-from cloudspot.cli.main import DEBUG_HELP, SHORT_HELPS, STORE_HELP, program
-from cloudspot.cli.options import JSON_HELP
-from cloudspot.controller import act, decide, loop, plan, policy, reap, restarts, suspicion
-from cloudspot.jobfile.schema import field_docs, job_schema
+from cloudspot.cli.main import SHORT_HELPS, program
+from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
+from cloudspot.controller import act, decide, lasting, launchrequest, loop, policy, restarts
+from cloudspot.jobfile.json_schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
 from cloudspot.jobfile.toml import read_toml
+from cloudspot.jobstore import delivering
 from cloudspot.local.options import LocalOptions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,25 +236,25 @@ def _cell(text: str) -> str:
 
 FIGURES = (
     (decide, "BOOT_LIMIT_SECONDS"),
-    (decide, "SILENT_LIMIT_SECONDS"),
-    (decide, "SURVIVOR_GRACE_SECONDS"),
-    (decide, "STOP_GRACE_SECONDS"),
-    (decide, "DELIVERY_GRACE_SECONDS"),
-    (plan, "MAX_LIFE_SECONDS"),
-    (reap, "GRACE_SECONDS"),
-    (reap, "EXIT_GRACE_SECONDS"),
+    (delivering, "SILENT_LIMIT_SECONDS"),
+    (delivering, "SURVIVOR_GRACE_SECONDS"),
+    (delivering, "STOP_GRACE_SECONDS"),
+    (delivering, "DELIVERY_GRACE_SECONDS"),
+    (launchrequest, "MAX_LIFE_SECONDS"),
+    (delivering, "CLOSED_GRACE_SECONDS"),
+    (delivering, "EXIT_GRACE_SECONDS"),
     (restarts, "FIRST_DELAY_SECONDS"),
     (restarts, "MAX_DELAY_SECONDS"),
     (act, "REPEAT_SECONDS"),
     (loop, "MAX_BACKOFF_SECONDS"),
-    (suspicion, "MAX_PASS_GAP_SECONDS"),
+    (lasting, "MAX_PASS_GAP_SECONDS"),
     (policy, "MAX_CAPACITY_COOL_SECONDS"),
     (policy, "MAX_QUOTA_COOL_SECONDS"),
     (peers, "SUSPECT_SECONDS"),
-    (draining, "STOP_GUARD_SECONDS"),
-    (orderedstop, "STOP_SECONDS"),
-    (lastword, "UPLOAD_SECONDS"),
-    (lastword, "LAST_WORD_SECONDS"),
+    (drain_schedule, "STOP_GUARD_SECONDS"),
+    (notice_pipe, "STOP_SECONDS"),
+    (final_delivery, "UPLOAD_SECONDS"),
+    (final_delivery, "LAST_WORD_SECONDS"),
     (main_of_agent, "START_SECONDS"),
 )
 """What bounds the waiting, as docs/failure-modes.md tells it."""
@@ -365,9 +369,9 @@ def _kind(node: inspect.Type, path: str) -> str:
     if path in special:
         return special[path]
     extra, bare = _extra(node), _bare(node)
-    words = "".join(f' or `"{word}"`' for word in extra.get("words", ()))  # type: ignore[attr-defined]
+    word = f' or `"{extra["word"]}"`' if "word" in extra else ""
     if "quantity" in extra:
-        return f"{extra['quantity']}{words}"
+        return f"{extra['quantity']}{word}"
     if isinstance(bare, inspect.LiteralType):
         return ", ".join(f'`"{value}"`' for value in bare.values)
     if isinstance(bare, inspect.VarTupleType):
@@ -389,9 +393,9 @@ def _kind(node: inspect.Type, path: str) -> str:
 def _default(field: inspect.Field) -> str:
     if field.required:
         return "required"
-    words = _extra(field.type).get("words", {})
     if field.default is None:
-        return "".join(f'`"{word}"`' for word in words) or "none"  # type: ignore[attr-defined]
+        word = _extra(field.type).get("word")
+        return f'`"{word}"`' if word else "none"
     if field.default_factory is not msgspec.NODEFAULT:
         return "`{}`"
     if isinstance(field.default, Nodes):

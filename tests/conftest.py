@@ -14,7 +14,7 @@ from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.processes import MARK, end_machine_processes
 from cloudspot.local.provisioner import LocalProvisioner
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 
 # The kits' asserts then show what was compared, as those of the tests do.
 pytest.register_assert_rewrite("cloudspot.testing.storekit", "cloudspot.testing.logkit")

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cloudspot.agent import courier
+from cloudspot.agent.delivery import courier
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import program
 from cloudspot.jobfile.spec import JobSpec, RunSpec, load_job

@@ -8,15 +8,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TextIO, TypeVar
+from typing import TextIO
 
-from cloudspot.agent.lastword import say_last_word
+from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
-from cloudspot.agent.life import Job, Life
+from cloudspot.agent.life import Life
 from cloudspot.agent.node import Node
-from cloudspot.agent.orderedstop import OrderedStop
-from cloudspot.errors import PluginError, SpecError, TransientError
+from cloudspot.agent.node_context import Job
+from cloudspot.agent.notices.notice_pipe import NoticePipe
+from cloudspot.agent.store_retry import insist
+from cloudspot.errors import PluginError, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, launches
@@ -24,7 +25,6 @@ from cloudspot.jobstore.records import Submission
 from cloudspot.registry import open_provider, open_store
 
 _log = logging.getLogger("cloudspot.agent")
-_T = TypeVar("_T")
 
 START_SECONDS = 300.0
 """How long the store and the metadata service may take to come up."""
@@ -33,24 +33,24 @@ START_SECONDS = 300.0
 def main() -> int:
     """Run the agent of this machine to its end; 0 means that the machine may be ended.
 
-    SIGTERM is a notice: see ``orderedstop``. Any other end is an accident: the boot script starts the agent
+    SIGTERM is a notice: see ``notice_pipe``. Any other end is an accident: the boot script starts the agent
     again, and it goes on where the one before stood.
     """
-    stop = OrderedStop()
-    stop.listen()
     node = Node.from_environment(os.environ)
     node.create_directories()
+    pipe = NoticePipe(node.directory)
+    pipe.take_sigterm()
     lock = _lock(node)
     try:
         _log_to(node)
         threading.excepthook = end_process
-        _live(node, stop)
+        _live(node, pipe)
     except PluginError as error:
-        # No later agent of this machine would find it mended, and without a provider it does not even know
-        # who it is: the console is all that can tell.
+        # The next agent of this machine would fail the same way, and without a provider it does not even know
+        # who it is: only the console can say so.
         _log.error("%s", error)
         sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
-    except Exception:  # noqa: BLE001 # a bug of ours belongs into the log that is delivered
+    except Exception:  # noqa: BLE001 # a bug of our own must reach the log that is delivered
         _log.exception("the agent cannot go on")
         return 1
     finally:
@@ -61,7 +61,7 @@ def main() -> int:
 def end_process(failure: threading.ExceptHookArgs) -> None:
     """End the agent because one of its threads failed; the boot script starts another.
 
-    An agent without one of its threads would look alive, and deliver no lines or checkpoints any more.
+    Without that thread the agent would look alive, but might deliver no lines or checkpoints any more.
     """
     name = "a thread" if failure.thread is None else f"thread {failure.thread.name!r}"
     error = failure.exc_value or failure.exc_type()
@@ -69,36 +69,43 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def _live(node: Node, stop: OrderedStop) -> None:
+def _live(node: Node, pipe: NoticePipe) -> None:
     store = open_store(node.store_url)
-    submission = codec.decode(_await(lambda: store.get(keys.spec(node.job_id))), Submission)
+    deadline = time.monotonic() + START_SECONDS
+    submission = codec.decode(
+        insist(lambda: store.get(keys.spec(node.job_id)), deadline=deadline), Submission
+    )
     try:
         spec = spec_from_json(submission.spec)
         provider = open_provider(node.provider, spec)
     except SpecError as error:
         refuse(node, store, error)
         return
-    identity = _await(provider.node_identity)
-    Life(node, store, provider, Job(submission, spec, identity), stop).run()
+    identity = insist(provider.node_identity, deadline=time.monotonic() + START_SECONDS)
+    Life(node, store, provider, Job(submission, spec, identity), pipe).run()
 
 
 def refuse(node: Node, store: ObjectStore, error: SpecError) -> None:
     """Claim the node's slot only to say for good that this version of cloudspot cannot read the job.
 
-    Without a word the launch would be voided, and the next one would pay for as much.
+    If nothing were said, the launch would be voided, and the next one would cost as much again.
     """
-    identity = _await(open_provider(node.provider, None).node_identity)
-    slot = _await(lambda: launches.claim_slot(store, node.job_id, node.launch, identity.rank, identity))
+    deadline = time.monotonic() + START_SECONDS
+    identity = insist(open_provider(node.provider, None).node_identity, deadline=deadline)
+    slot = insist(
+        lambda: launches.claim_slot(store, node.job_id, node.launch, identity.rank, identity),
+        deadline=deadline,
+    )
     if slot.instance_id != identity.instance_id:
         return
     detail = f"the node's cloudspot cannot read the job: {error}"
     _log.error("%s", detail)
     leaving = Leaving("failed", detail, exit_code=error.exit_code, permanent=True)
-    _await(lambda: say_last_word(store, node, identity, leaving))
+    insist(lambda: write_exit_record(store, node, identity, leaving), deadline=deadline)
 
 
 def _lock(node: Node) -> TextIO:
-    """Hold the node for this agent alone: two would both upload, and both speak for it."""
+    """Hold the node for this agent alone: two would both upload, and both write its records."""
     lock = node.lock.open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
@@ -110,15 +117,3 @@ def _log_to(node: Node) -> None:
     root = logging.getLogger("cloudspot")
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-
-
-def _await(call: Callable[[], _T]) -> _T:
-    end = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            return call()
-        except TransientError as error:
-            if time.monotonic() > end:
-                raise
-            _log.warning("waiting: %s", error)
-            time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""The program ``cloudspot``: finds the command, and turns an expected error into one line."""
+"""The program ``cloudspot``: finds the command and turns an expected error into one line."""
 
 from __future__ import annotations
 
@@ -10,73 +10,68 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudspot import __version__
-from cloudspot.cli import exit_codes, streams
-from cloudspot.cli.printable import printable
+from cloudspot.cli import exit_codes
+from cloudspot.cli.invocation import Invocation, current_invocation
+from cloudspot.cli.screen import stdstreams
+from cloudspot.cli.screen.printable import printable
+from cloudspot.cli.sharedoptions import STORE_HELP, debug_option
 from cloudspot.errors import CloudspotError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from cloudspot.cli.config import ChosenStore
-
 SHORT_HELPS = {
-    "init": "Write a job file to begin with.",
-    "plan": "Print the offers and requests of a job; launch and store nothing.",
+    "init": "Write a job file to start from.",
+    "plan": "Show what a job would launch, without launching it.",
     "run": "Submit a job and follow it to its end.",
-    "attach": "Follow a job that is already submitted, and drive it.",
-    "reconcile": "Drive the unfinished jobs of a store, once or for ever.",
+    "attach": "Follow and drive a job that is already submitted.",
+    "reconcile": "Drive a store's unfinished jobs, once or continuously.",
     "ps": "List jobs.",
-    "show": "Tell the story of one job.",
-    "compare": "Show where two jobs differ.",
+    "show": "Show everything about one job.",
+    "compare": "Show how two jobs differ.",
     "logs": "Print a job's log.",
     "checkpoints": "List, verify and export a job's checkpoints.",
-    "artifacts": "List and download the files that a job keeps.",
-    "stop": "Save a checkpoint and end a job.",
-    "rm": "Delete the data of jobs that are over.",
-    "preempt": "Reclaim a job's machine on purpose, as a drill.",
-    "providers": "List the providers, and check one.",
-    "sandbox": "Run a command with an emulated cloud around it.",
+    "artifacts": "List and download a job's artifacts.",
+    "stop": "Save a checkpoint and stop a job.",
+    "rm": "Delete finished jobs and all their data.",
+    "preempt": "Reclaim one of a job's machines, as a drill.",
+    "providers": "List providers, and check that one is ready.",
+    "sandbox": "Run a command inside an emulated cloud.",
     "schema": "Print the JSON Schema of the job file.",
-    "completion": "Print the script that completes commands in a shell.",
+    "completion": "Print the completion script for a shell.",
 }
-"""Each command's module and function, in the order of ``--help``, with its line there.
+"""The commands in the order of ``--help``: each names its module and function, and its line of help.
 
-Kept here, so that ``cloudspot --help`` imports no command; a test holds it to the commands' own.
+The lines are repeated here so that ``cloudspot --help`` imports no command; a test compares them with the
+commands' own.
 """
 
 
 _NO_ARGUMENTS: tuple[type[click.ClickException], ...] = tuple(
-    # Before click 8.2 a group prints its help by itself.
+    # Before click 8.2, a group prints its help itself.
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
 )
 
 
 class Program(click.Group):
-    """The group of all commands; it imports a command's module only when that command is run."""
-
-    debug = False
-    """Set by ``--debug``: an expected error keeps its traceback."""
-    store: str | None = None
-    """Set by ``--store`` before the command."""
-    chosen_store: ChosenStore | None = None
-    """What the command works on; who named it matters to the reader of an error."""
+    """The group of all commands; it imports a command's module only when that command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of ``--help``."""
         return list(SHORT_HELPS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command of that name; None when there is none."""
+        """Import the command of that name, or return None if there is no such command."""
         if cmd_name not in SHORT_HELPS:
             return None
-        command = getattr(importlib.import_module(f"cloudspot.cli.{cmd_name}"), cmd_name)
+        command = getattr(importlib.import_module(f"cloudspot.cli.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments begin with; name the nearest one where there is none."""
+        """Find the command; if there is no such command, the error suggests the nearest name."""
         import difflib
 
         if args and args[0] not in SHORT_HELPS and not args[0].startswith("-") and not ctx.resilient_parsing:
@@ -86,12 +81,12 @@ class Program(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands' lines without importing them."""
+        """Write each command's line without importing the commands."""
         with formatter.section("Commands"):
             formatter.write_dl(list(SHORT_HELPS.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the commands with their lines, without importing them."""
+        """Offer the commands with their lines, without importing the commands."""
         from click.shell_completion import CompletionItem
 
         if incomplete.startswith("-"):
@@ -103,49 +98,43 @@ class Program(click.Group):
         ]
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the program and end the process: the one place where errors become exit codes."""
-        self.debug, self.store, self.chosen_store = False, None, None
-        streams.prepare()
-        extra["standalone_mode"] = False
+        """Run the program and end the process: the only place where errors become exit codes."""
+        invocation = Invocation()
+        stdstreams.prepare()
+        extra |= {"standalone_mode": False, "obj": invocation}
         try:
             code = super().main(*args, **extra)
             sys.stdout.flush()
         except _NO_ARGUMENTS as error:
-            # What somebody asks who types a group alone: its help, as it is laid out.
+            # Someone who types a group alone wants its help.
             click.echo(error.format_message(), file=sys.stderr)
             code = error.exit_code
         except click.ClickException as error:
             hint = ""
             if isinstance(error, click.UsageError) and error.ctx is not None:
                 hint = f" (see: {error.ctx.command_path} --help)"
-            _report(error.format_message() + hint, self.debug)
+            _report(error.format_message() + hint, invocation.debug)
             code = error.exit_code
         except CloudspotError as error:
-            _report(str(error) + self._store_note(str(error)), self.debug)
+            _report(str(error) + _store_note(str(error), invocation), invocation.debug)
             code = error.exit_code
         except click.Abort:
             code = exit_codes.INTERRUPTED
-        except streams.OutputLostError as error:
-            streams.abandon_output()
+        except stdstreams.OutputLostError as error:
+            stdstreams.abandon_output()
             code = exit_codes.PIPE_CLOSED
             if not error.is_closed_pipe:
                 code = exit_codes.FAILED
-                _report(str(error), self.debug)
+                _report(str(error), invocation.debug)
         sys.exit(code if isinstance(code, int) else 0)
 
-    def _store_note(self, message: str) -> str:
-        """Return who named the store that the message names, unless the reader just typed it."""
-        chosen = self.chosen_store
-        if chosen is None or chosen.origin == "--store" or chosen.url not in message:
-            return ""
-        return f" (this store: {chosen.origin})"
 
-
-def find_program(ctx: click.Context) -> Program:
-    """Return the program that runs the command of this context."""
-    program = ctx.find_root().command
-    # A command that is invoked alone, as by a test, has what the program has, at rest.
-    return program if isinstance(program, Program) else Program()
+def _store_note(message: str, invocation: Invocation) -> str:
+    """Return what named the store in the message, unless the reader just typed it."""
+    chosen = invocation.chosen_store
+    if chosen is None or chosen.origin == "--store" or chosen.url not in message:
+        return ""
+    return f" (this store: {chosen.origin})"
 
 
 def _report(message: str, debug: bool) -> None:
@@ -153,34 +142,14 @@ def _report(message: str, debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
-    # To the stream by name: click would make one of its own that knows UTF-8 where this one does not.
+    # Name the stream: click would otherwise open its own, in UTF-8 even where this one is not.
     color = False if os.environ.get("NO_COLOR") else None
     click.secho("error: ", fg="red", bold=True, file=sys.stderr, nl=False, color=color)
     click.echo(printable(" ".join(message.split())), file=sys.stderr)
 
 
-def _note_debug(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        find_program(ctx).debug = True
-
-
-def _note_store(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    find_program(ctx).store = value
-
-
-STORE_HELP = (
-    "Object store that holds the jobs: a URL such as file:///data/jobs, or a name of your config file."
-)
-DEBUG_HELP = "Show the traceback of an error."
-
-debug_option = click.option(
-    "--debug",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_note_debug,
-    help=DEBUG_HELP,
-)
+def _note_store(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    current_invocation().store = value
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -188,10 +157,10 @@ debug_option = click.option(
 @click.option("--store", metavar="STORE", expose_value=False, callback=_note_store, help=STORE_HELP)
 @debug_option
 def program() -> None:
-    """Train on any cloud's spot machines, and lose no step that was paid for.
+    """Train on any cloud's spot machines without losing paid-for steps.
 
-    A job is a job file (job.toml) and a training script. All of a job's state lies in your object
-    store; any number of these commands may look at it, or drive it, at the same time.
+    A job is a job file (job.toml) and a training script. All of its state is in your object store, so
+    any number of these commands can read it, or drive it, at the same time.
     """
 
 

@@ -20,10 +20,10 @@ from cloudspot.controller.actions import (
 )
 from cloudspot.controller.attempt import void_detail
 from cloudspot.controller.clock import Clock
+from cloudspot.controller.launchrequest import launch_token, render_launch
 from cloudspot.controller.memory import Memory
 from cloudspot.controller.observed import CreateFailure
 from cloudspot.controller.ownership import store_label
-from cloudspot.controller.plan import launch_token, render_launch
 from cloudspot.errors import CapacityError, JobNotFound, ObjectMissing, ProvisionError, QuotaError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from cloudspot.controller.observed import Observed
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Machine
+from cloudspot.jobstore.records import Ending, Machine
 from cloudspot.model import EndReason, Instance, InstanceState
 from cloudspot.story.outcomes import own_exit, permanent_failure, succeeded
 
@@ -53,6 +53,13 @@ def is_dead(launch: LaunchHistory, rank: int, observed: Observed) -> bool:
     if slot is None or slot.instance_id is None:
         return False
     return provider_proves_death(slot.instance_id, observed)
+
+
+def dead_seconds(launch: LaunchHistory, rank: int, observed: Observed) -> float:
+    """Return for how long, at the least, this controller has known of the death of the rank's owner."""
+    absent = observed.absent_seconds.get(launch.slots[rank].instance_id or "", 0.0)
+    known = observed.ending_seconds.get(Ending(launch.number, rank), 0.0)
+    return max(known, absent - observed.absence_proves_after_seconds)
 
 
 def machines_of(launch: LaunchHistory, observed: Observed) -> tuple[Instance, ...]:
@@ -112,19 +119,6 @@ def _last_words(launch: LaunchHistory, observed: Observed) -> list[str]:
             reason = (instance.end_reason or EndReason.UNKNOWN).value
             words.append(f"node {rank} ({slot.instance_id}) ended: {reason}")
     return words
-
-
-def died_at(launch: LaunchHistory, rank: int, observed: Observed, now: datetime) -> datetime:
-    """Return when the dead owner of the rank stopped running user code, as well as can be told."""
-    exit_record = own_exit(launch, rank)
-    if exit_record is not None:
-        return exit_record.at
-    instance_id = launch.slots[rank].instance_id or ""
-    instance = find_instance(instance_id, observed)
-    if instance is None:
-        return now - timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
-    last_beat = launch.heartbeats.get(rank)
-    return instance.ended_at or (launch.slots[rank].at if last_beat is None else last_beat.at)
 
 
 def bill_lines(launch: LaunchHistory, observed: Observed, now: datetime) -> tuple[Machine, ...]:

@@ -28,7 +28,7 @@ from cloudspot.controller.announcing import announcement
 from cloudspot.controller.attempt import (
     attempt_outcome,
     bill_lines,
-    died_at,
+    dead_seconds,
     is_dead,
     machines_of,
     provider_proves_death,
@@ -39,29 +39,25 @@ from cloudspot.controller.policy import GiveUp, choose_offer
 from cloudspot.controller.reap import reapable
 from cloudspot.controller.restarts import judge
 from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore.delivering import (
+    SILENT_LIMIT_SECONDS,
+    STOP_GRACE_SECONDS,
+    SURVIVOR_GRACE_SECONDS,
+    may_deliver,
+)
 from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import Ending
 from cloudspot.model import Instance, InstanceState
 from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import End, succeeded
 
 BOOT_LIMIT_SECONDS = 20 * 60.0
 """A machine that has not claimed its rank for so long hangs: its launch is made void."""
-STOP_GRACE_SECONDS = 10 * 60.0
-"""After a request to stop, machines may take so long to checkpoint and end."""
-DELIVERY_GRACE_SECONDS = 60 * 60.0
-"""The same for one whose heartbeats say that it still does: nobody else has its last checkpoint."""
-BEATING_SECONDS = 2 * 60.0
-"""A heartbeat that has not changed for so long tells no more what the node does."""
-DELIVERING = frozenset({"draining", "uploading", "ending"})
-SURVIVOR_GRACE_SECONDS = 120.0
-"""With too few nodes left the others may take so long to commit what they hold."""
-SILENT_LIMIT_SECONDS = 60 * 60.0
-"""A machine without a heartbeat for so long is terminated. It is dead when the provider says so."""
 
 
 def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
     """Return what to do now, in order; the same arguments give the same actions."""
-    reap = () if observed.instances is None else reapable(history, observed.instances, now)
+    reap = reapable(history, observed)
     if history.finished is not None:
         return (*reap, CleanUp(), *_release(observed))
     launch = history.open_launch
@@ -199,30 +195,36 @@ def _watch_attempt(
     alive = [rank for rank in sorted(launch.slots) if rank not in dead]
     done = succeeded(history, launch)
     if done or len(alive) < spec.nodes.min:
-        if alive and not done and observed.instances is not None:
-            # The survivors hold parts of a checkpoint: let them commit and say their last word.
-            since = max(died_at(launch, rank, observed, now) for rank in dead)
-            if abs((now - since).total_seconds()) < SURVIVOR_GRACE_SECONDS:
-                return ()
+        # The survivors hold parts of a checkpoint: let them commit and say their last word.
+        waited = min((dead_seconds(launch, rank, observed) for rank in dead), default=0.0)
+        if not done and any(
+            _may_deliver(launch, rank, observed, waited, SURVIVOR_GRACE_SECONDS) for rank in alive
+        ):
+            return ()
         return _close(history, launch, *attempt_outcome(history, launch, observed), observed, now)
     if history.stop is not None:
-        seconds = (now - history.stop.at).total_seconds()
-        late = [rank for rank in alive if seconds >= _stop_grace(launch, rank, observed)]
+        waited = observed.ending_seconds.get(Ending(), 0.0)
+        late = [r for r in alive if not _may_deliver(launch, r, observed, waited, STOP_GRACE_SECONDS)]
         if late:
-            return _terminate(launch, late, f"still running {seconds // 60:g} minutes after the stop")
+            return _terminate(launch, late, f"still running {waited // 60:g} minutes after the stop")
+    silences = {rank: observed.silent_seconds.get((launch.number, rank), 0.0) for rank in alive}
     silent = [
         rank
-        for rank in alive
-        if observed.silent_seconds.get((launch.number, rank), 0.0) >= SILENT_LIMIT_SECONDS
+        for rank, seconds in silences.items()
+        if not _may_deliver(launch, rank, observed, seconds, SILENT_LIMIT_SECONDS)
     ]
     return _terminate(launch, silent, f"no heartbeat for {SILENT_LIMIT_SECONDS / 60:g} minutes")
 
 
-def _stop_grace(launch: LaunchHistory, rank: int, observed: Observed) -> float:
-    beat = launch.heartbeats.get(rank)
-    silent = observed.silent_seconds.get((launch.number, rank), 0.0)
-    delivers = beat is not None and beat.state in DELIVERING and silent < BEATING_SECONDS
-    return DELIVERY_GRACE_SECONDS if delivers else STOP_GRACE_SECONDS
+def _may_deliver(
+    launch: LaunchHistory, rank: int, observed: Observed, waited_seconds: float, grace_seconds: float
+) -> bool:
+    return may_deliver(
+        launch.heartbeats.get(rank),
+        silent_seconds=observed.silent_seconds.get((launch.number, rank), 0.0),
+        waited_seconds=waited_seconds,
+        grace_seconds=grace_seconds,
+    )
 
 
 def _terminate(launch: LaunchHistory, ranks: list[int], why: str) -> tuple[Action, ...]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from cloudspot.controller.lasting import BEGUN, lengthened, looks_still
 from cloudspot.controller.observed import CreateFailure, Observed
-from cloudspot.controller.suspicion import BEGUN, lengthened, looks_still
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Lasting, Suspect, Suspicions, new_nonce
+from cloudspot.jobstore.records import Ending, KnownEnding, Lasting, Suspect, Suspicions, new_nonce
 from cloudspot.model import Instance, InstanceState, Offer
 from cloudspot.story.outcomes import own_exit
 
@@ -50,12 +50,15 @@ class Memory:
     _failure: CreateFailure | None = None
     _left_absent: dict[str, Lasting] = field(default_factory=dict)
     _left_silent: dict[tuple[int, int], tuple[int, Lasting]] = field(default_factory=dict)
+    _ended: dict[Ending, float] = field(default_factory=dict)
+    _left_ended: dict[Ending, Lasting] = field(default_factory=dict)
 
     def note_suspicions(self, left: Suspicions, moment: datetime, monotonic: float) -> None:
         """Take in what passes before this one have seen, up to ``moment`` of the store's clock.
 
         It counts only for what a look from now on sees too.
         """
+        self._left_ended = {one.ending: lengthened(one.known, moment) for one in left.endings}
         for one in left.suspects:
             if one.absent is not None:
                 self._left_absent[one.instance_id] = lengthened(one.absent, moment)
@@ -91,6 +94,11 @@ class Memory:
             self._reading.fail()
             return
         gap = self._reading.step(monotonic)
+        for ending in self._endings(history):
+            if ending in self._ended:
+                self._ended[ending] += gap
+            else:
+                self._ended[ending] = self._left_ended.get(ending, BEGUN).seconds
         launch = history.open_launch
         number = 0 if launch is None else launch.number
         if number != self._open_launch:
@@ -105,6 +113,19 @@ class Memory:
             beat = launch.heartbeats.get(rank)
             counter = 0 if beat is None else beat.counter
             self._beats[number, rank] = (counter, self._silent_seconds((number, rank), counter, gap))
+
+    def _endings(self, history: History) -> list[Ending]:
+        """Return what has ended, by the newest listing and these records."""
+        endings = [] if history.stop is None else [Ending()]
+        endings += [Ending(one.number) for one in history.launches if one.closed is not None]
+        launch = history.open_launch
+        if launch is not None:
+            endings += [
+                Ending(launch.number, rank)
+                for rank, slot in launch.slots.items()
+                if own_exit(launch, rank) is not None or self._has_ended(slot.instance_id)
+            ]
+        return endings
 
     def _silent_seconds(self, node: tuple[int, int], counter: int, gap: float) -> float:
         left_counter, left = self._left_silent.get(node, (counter, BEGUN))
@@ -149,6 +170,7 @@ class Memory:
             absent_seconds=dict(self._absent),
             known_seconds={one: monotonic - since for one, since in self._known_since.items()},
             silent_seconds={key: silent for key, (_, silent) in self._beats.items()},
+            ending_seconds=dict(self._ended),
             token_age_seconds=age,
             token_seconds=token_seconds,
             absence_proves_after_seconds=absence_proves_after_seconds,
@@ -163,8 +185,23 @@ class Memory:
         is not in it: the time of the next write holds that too.
         """
         launch = history.open_launch
-        if launch is None:
+        suspects = () if launch is None else self._suspects(launch, now)
+        endings = tuple(
+            KnownEnding(ending=one, known=self._left_ended.get(one, BEGUN))
+            for one in self._endings(history)
+            if self._may_run(one)
+        )
+        if not suspects and not endings:
             return None
+        return Suspicions(
+            launch=0 if launch is None else launch.number,
+            suspects=suspects,
+            endings=endings,
+            at=now,
+            writer=new_nonce(),
+        )
+
+    def _suspects(self, launch: LaunchHistory, now: datetime) -> tuple[Suspect, ...]:
         suspects = []
         for rank, owner in _watched(launch):
             silent, absent = self._still(launch, rank, now), self._missing(owner)
@@ -174,11 +211,19 @@ class Memory:
             suspects.append(
                 Suspect(rank=rank, instance_id=owner, counter=counter, silent=silent, absent=absent)
             )
-        if not suspects:
-            return None
-        return Suspicions(launch=launch.number, suspects=tuple(suspects), at=now, writer=new_nonce())
+        return tuple(suspects)
 
-    def _has_ended(self, instance_id: str) -> bool:
+    def _may_run(self, ending: Ending) -> bool:
+        """Return whether a machine of the ending may run on; one that shuts down is as good as gone."""
+        if self._instances is None:
+            return ending in self._left_ended
+        return any(
+            one.state in {InstanceState.PENDING, InstanceState.RUNNING}
+            and ending.launch in {None, one.launch}
+            for one in self._instances
+        )
+
+    def _has_ended(self, instance_id: str | None) -> bool:
         listed = self._instances or ()
         return any(one.id == instance_id and one.state is InstanceState.ENDED for one in listed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cloudspot.jobstore.records import Ending
 from cloudspot.model import Instance, Offer
 
 
@@ -44,6 +45,8 @@ class Observed:
 
     By the monotonic clock, counted only while this controller's own reads succeed.
     """
+    ending_seconds: Mapping[Ending, float] = field(default_factory=dict)
+    """For each ending that this controller knows of: for how long it has known, counted like a silence."""
     token_age_seconds: float = 0.0
     """An upper bound of the open intent's age: by its own time or by first sight, the longer."""
     token_seconds: float

@@ -13,13 +13,6 @@ from typing import Annotated, Final
 
 import msgspec
 
-Duration = Annotated[float, msgspec.Meta(ge=0, extra={"quantity": "duration"})]
-"""Seconds, 0 or more. In the job file also ``"90s"``, ``"10m"``, ``"1h30m"``."""
-PositiveDuration = Annotated[float, msgspec.Meta(gt=0, extra={"quantity": "duration"})]
-"""Seconds, more than 0; written like a Duration."""
-Size = Annotated[int, msgspec.Meta(ge=0, extra={"quantity": "size"})]
-"""Bytes, 0 or more. In the job file also ``"50GiB"`` (2**30) or ``"50GB"`` (10**9)."""
-
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final[dict[str, int]] = {
     "B": 1,
@@ -33,18 +26,41 @@ _TIME_OF_DAY: Final = re.compile(r"\d{2}:\d{2}(?::\d{2})?")
 _SIZE: Final = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
 _MONEY: Final = re.compile(rf"({_NUMBER})(?:\s*([A-Z]{{3}}))?")
 
-# For a JSON Schema, in the dialect that all of its readers share.
+# For the JSON Schema, in the dialect that all of its readers share.
 _DIGITS: Final = r"[0-9]+(?:\.[0-9]+)?\s*"
-DURATION_PATTERN: Final = (
-    r"^(?=\s*[0-9])\s*"
-    + "".join(f"(?:{_DIGITS}{unit}\\s*)?" for unit in ("d", "h", "m(?!s)", "s", "ms"))
+_ABOVE_0: Final = r"(?=.*[1-9])"
+_DURATION_PATTERN: Final = (
+    r"(?=\s*[0-9])\s*"
+    + "".join(rf"(?:{_DIGITS}{unit}\s*)?" for unit in ("d", "h", "m(?!s)", "s", "ms"))
     + "$"
 )
-"""What ``parse_duration`` takes, as a regular expression."""
-SIZE_PATTERN: Final = rf"^\s*{_DIGITS}(?:B|[KMGT]i?B)\s*$"
-"""What ``parse_size`` takes."""
-MONEY_PATTERN: Final = rf"^(?=.*[1-9])\s*{_DIGITS}(?:[A-Z]{{3}})?\s*$"
-"""What ``parse_money`` takes, more than nothing."""
+_SIZE_PATTERN: Final = rf"^\s*{_DIGITS}(?:B|[KMGT]i?B)\s*$"
+MONEY_PATTERN: Final = rf"^{_ABOVE_0}\s*{_DIGITS}(?:[A-Z]{{3}})?\s*$"
+"""What ``parse_money`` takes, more than nothing, as a regular expression."""
+
+Duration = Annotated[
+    float,
+    msgspec.Meta(
+        ge=0, extra={"quantity": "duration"}, extra_json_schema={"pattern": f"^{_DURATION_PATTERN}"}
+    ),
+]
+"""Seconds, 0 or more. In the job file also ``"90s"``, ``"10m"``, ``"1h30m"``."""
+PositiveDuration = Annotated[
+    float,
+    msgspec.Meta(
+        gt=0, extra={"quantity": "duration"}, extra_json_schema={"pattern": f"^{_ABOVE_0}{_DURATION_PATTERN}"}
+    ),
+]
+"""Seconds, more than 0; written like a Duration."""
+Size = Annotated[
+    int, msgspec.Meta(ge=0, extra={"quantity": "size"}, extra_json_schema={"pattern": _SIZE_PATTERN})
+]
+"""Bytes, 0 or more. In the job file also ``"50GiB"`` (2**30) or ``"50GB"`` (10**9)."""
+
+
+def or_word(word: str) -> msgspec.Meta:
+    """Let a field that may be None also be written as this word, which then means None."""
+    return msgspec.Meta(extra={"word": word}, extra_json_schema={"enum": [word]})
 
 
 def parse_duration(text: str) -> float:

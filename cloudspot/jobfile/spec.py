@@ -14,6 +14,7 @@ from cloudspot.jobfile.quantities import (
     Duration,
     PositiveDuration,
     Size,
+    or_word,
     parse_duration,
     parse_money,
     parse_size,
@@ -93,8 +94,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """``[run]``: the code, and how it starts."""
 
     workdir: str = "."
-    """The directory that is bundled, sent and run in; relative to the job file. ``.gitignore`` and
-    ``.cloudspotignore`` are respected; ``.git`` and ``.env`` never go along."""
+    """The directory that is sent to the machines and run in, relative to the job file. In a git checkout its
+    code is what git tracks or would add, elsewhere what ``.gitignore`` does not name. ``.cloudspotignore``,
+    written like ``.gitignore``, leaves out more or brings files back. ``.git``, ``.env`` and ``.env.*`` are
+    never sent."""
     setup: str | None = None
     """Shell commands, run in the working directory once on each machine before the training."""
     entrypoint: str
@@ -129,7 +132,7 @@ class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[checkpoint]``: how often, how many, and whose."""
 
-    interval: Annotated[PositiveDuration | None, msgspec.Meta(extra={"words": {"auto": None}})] = None
+    interval: Annotated[PositiveDuration | None, or_word("auto")] = None
     """Between two checkpoints of a session. ``"auto"`` weighs what a save costs against how often machines
     go without notice."""
     keep: PositiveCount = 3
@@ -164,7 +167,7 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How long machines may run, over all launches; several nodes count once."""
     max_restarts: Count = 3
     """How many failures are followed by another try. A reclaim is no failure."""
-    stuck_after: Annotated[PositiveDuration | None, msgspec.Meta(extra={"words": {"off": None}})] = 1800.0
+    stuck_after: Annotated[PositiveDuration | None, or_word("off")] = 1800.0
     """A training with a session that makes no step for so long is restarted, and leaves its stack traces in
     the log."""
 

@@ -68,9 +68,8 @@ def show_path(path: Path) -> str:
 def convert(raw: Mapping[str, Any], type_: type[T], *, at: Path = ()) -> T:
     """Return the table ``raw`` as a ``type_``; ``at`` is the table's own path in the file.
 
-    Unknown fields are refused at every depth, also where the struct would allow them. A string in a
-    field of a quantity type (:mod:`cloudspot.jobfile.quantities`) is parsed; a field whose Meta has
-    ``extra={"words": {"auto": None}}`` takes these words too.
+    Unknown fields are refused at every depth, even where the struct allows them. The types and words of
+    :mod:`cloudspot.jobfile.quantities` are understood.
 
     Raises:
         FieldError: a field is unknown, missing or of the wrong type or value.
@@ -132,13 +131,13 @@ class _Reader:
     def prepare(self, value: Any, node: inspect.Type, path: Path) -> Any:
         """Return the value with its quantities parsed; refuse what msgspec would let pass."""
         extra = _extra(node)
-        words = extra.get("words", {})
-        if isinstance(value, str) and value in words:
-            return words[value]
+        word = extra.get("word")
+        if word is not None and value == word:
+            return None
         if isinstance(value, float) and not math.isfinite(value):
             raise FieldError(path, f"expected a finite number, got {value}")
         if "quantity" in extra:
-            return _quantity(value, extra["quantity"], words, path)
+            return _quantity(value, extra["quantity"], word, path)
         node = _bare(node)
         if isinstance(node, inspect.StructType) and isinstance(value, Mapping):
             fields = {field.encode_name: field.type for field in node.fields}
@@ -172,13 +171,13 @@ class _Reader:
         return f"the fields here are {', '.join(siblings)}" if siblings else "no field is known here"
 
 
-def _quantity(value: Any, quantity: str, words: Mapping[str, Any], path: Path) -> Any:
+def _quantity(value: Any, quantity: str, word: str | None, path: Path) -> Any:
     """Return the number that a field of a quantity type was given."""
     if isinstance(value, str):
         try:
             return _PARSERS[quantity](value)
         except ValueError as error:
-            hint = "".join(f'; or write "{word}"' for word in words)
+            hint = f'; or write "{word}"' if word else ""
             raise FieldError(path, f"{error}{hint}") from None
     if isinstance(value, bool) or not (value is None or isinstance(value, int | float)):
         raise FieldError(path, f"expected {_EXPECTED[quantity]}, got {_found(value, path)}")

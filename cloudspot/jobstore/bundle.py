@@ -19,7 +19,7 @@ from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.extraction import extract_bundle, is_safe_link
 from cloudspot.jobstore.ignores import Ignores
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.watching import Watch, unwatched
+from cloudspot.jobstore.transfer_progress import OpenProgress, no_progress
 
 __all__ = ["MAX_BYTES", "Bundle", "extract_bundle", "make_bundle", "put_bundle"]
 
@@ -62,20 +62,19 @@ class _Entry:
 
 
 def make_bundle(
-    workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES, watch: Watch = unwatched
+    workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES, open_progress: OpenProgress = no_progress
 ) -> Bundle:
     """Archive the code in ``workdir``.
 
-    What .gitignore and .cloudspotignore name is left out, nested files and those of the enclosing
-    repository included; where both speak of a file, .cloudspotignore decides. ``.git``, ``.env`` and
-    ``.env.*`` never go in, and neither does a symlink, unless it is relative and leads to something
-    in the bundle. Empty directories are not kept, as in git.
+    :mod:`cloudspot.jobstore.ignores` tells what is code. ``.git``, ``.env`` and ``.env.*`` never are. A
+    symlink is kept if it is relative and leads to something in the bundle. As in git, empty directories
+    are not kept.
 
     Args:
         workdir: The directory.
         entrypoint: A file that must be in the bundle, relative to ``workdir``.
         max_bytes: The most that the files may have together, before compression.
-        watch: Is told how far it is.
+        open_progress: Hears of the progress.
 
     Raises:
         BundleError: the code is too large (the message names the largest files), the entrypoint is not
@@ -90,7 +89,7 @@ def make_bundle(
         entries = _without_loose_links(workdir, entries, skipped)
         _check_entrypoint(workdir, entrypoint, entries)
         _check_size(entries, max_bytes)
-        with watch("bundling code", sum(entry.size for entry in entries)) as progress:
+        with open_progress("bundling code", sum(entry.size for entry in entries)) as progress:
             data = _archive(entries, progress)
     except OSError as error:
         raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
@@ -106,7 +105,7 @@ def put_bundle(
     store: ObjectStore,
     bundle: Bundle,
     *,
-    watch: Watch = unwatched,
+    open_progress: OpenProgress = no_progress,
     sleep: Callable[[float], None] = real_sleep,
 ) -> None:
     """Put the bundle under its hash; one that is there already is not put again.
@@ -121,7 +120,7 @@ def put_bundle(
         # Its bytes are checked where they are used; here their number tells a foreign object cheaply.
         is_same = store.head(key).size == bundle.size
     except ObjectMissing:
-        with watch("uploading code", None):  # one request: there is nothing to count
+        with open_progress("uploading code", None):  # one request: there is nothing to count
             is_same = create(store, key, bundle.data, sleep=sleep) is None
     if not is_same:
         raise CorruptData(f"{store.url}: {key} is not the code it is named by; delete it and submit again")
@@ -141,7 +140,7 @@ def _walk(workdir: Path, directory: Path, ignores: Ignores, skipped: list[str]) 
         except UnicodeEncodeError:
             raise BundleError(f"{name!r}: a name in the code must be UTF-8; rename it or ignore it") from None
         if is_directory:
-            yield from _walk(workdir, path, ignores.below(path), skipped)
+            yield from _walk(workdir, path, ignores, skipped)
         elif entry.is_symlink():
             yield _Entry(name, path, 0, is_executable=False, target=path.readlink().as_posix())
         elif entry.is_file(follow_symlinks=False):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cloudspot.errors import ObjectExists, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
+from cloudspot.retrying import retry
 
-FIRST_DELAY_SECONDS = 0.2
+WAITS = (0.2, 0.4, 0.8, 1.6)
+"""Seconds between tries."""
 
 
 def create(
@@ -16,26 +18,23 @@ def create(
     key: str,
     data: bytes,
     *,
-    num_tries: int = 5,
+    waits: Iterable[float] = WAITS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bytes | None:
-    """Put ``data`` under ``key`` if nothing is there; say who won.
+    """Put ``data`` under ``key`` if nothing is there; return None if we won, else the winner's bytes.
 
-    None: the object is ours, also where an earlier put of these very bytes succeeded unnoticed (its
-    answer was lost, or an SDK retried and met itself). Else the winner's bytes. ``data`` must
-    therefore carry its writer's nonce. Waits 0.2, 0.4, 0.8, ... seconds between tries.
+    We also won if an earlier put of these very bytes succeeded unnoticed: its answer was lost, or an SDK
+    retried and met itself. ``data`` must therefore carry its writer's nonce.
 
     Raises:
-        TransientError: the outcome is still unknown after ``num_tries``; call again, with the same
-            bytes.
+        TransientError: the outcome is still unknown after the last try; call again, with the same bytes.
     """
-    for number in range(num_tries):
-        if number:
-            sleep(FIRST_DELAY_SECONDS * 2 ** (number - 1))
+
+    def attempt() -> bytes | None:
         try:
             store.put(key, data, if_absent=True)
         except (ObjectExists, TransientError) as error:
-            cause = error
+            cause: Exception = error
         else:
             return None
         try:
@@ -43,6 +42,7 @@ def create(
         except (ObjectMissing, TransientError) as error:
             # Not there: our put failed, or the object was deleted since. To put again is safe.
             cause = cause if isinstance(error, ObjectMissing) else error
-            continue
+            raise TransientError(f"{store.url}: whether {key} was created is unknown: {cause}") from cause
         return None if found == data else found
-    raise TransientError(f"{store.url}: whether {key} was created is unknown: {cause}") from cause
+
+    return retry(attempt, waits=waits, sleep=sleep)

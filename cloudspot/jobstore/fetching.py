@@ -14,11 +14,12 @@ from pathlib import Path
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, read_chunk, stored_chunks
-from cloudspot.jobstore.integrity import check_commit, read_seal
+from cloudspot.jobstore.integrity import check_commit
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS, extents
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Commit, File
+from cloudspot.jobstore.seals import read_seal
 from cloudspot.train.handoff import RESTORE_MANIFEST
 
 _Carry = Callable[[Path, Sequence[File], StoredChunk], None]
@@ -117,7 +118,7 @@ def _fetch_session(
         "step": commit.step,
         "world_size": len(commit.parts),
         "parts": [
-            {"rank": part.rank, "file": files[part.rank][0].path, "seal": read_seal(part)}
+            {"rank": part.rank, "file": files[part.rank][0].path, "seal": read_seal(part).raw}
             for part in commit.parts
         ],
     }

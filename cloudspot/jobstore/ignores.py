@@ -1,146 +1,142 @@
-"""Which files of a directory are code: .gitignore and .cloudspotignore, read as git reads them."""
+"""Which files of a directory are code: what git tracks or would add, less what .cloudspotignore names."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import subprocess
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pathspec import GitIgnoreSpec
 
-IGNORE_FILES = (".gitignore", ".cloudspotignore")
-"""In the order in which they are read: of several patterns that match, the last one decides."""
-_ALWAYS = ("__pycache__/",)
-"""Ignored unless a pattern of the user's brings them back: what python itself leaves behind."""
-_TRAILING_SPACE = re.compile(r"(?<!\\)\s+$")
+_PYTHON_LEFTOVERS = ("__pycache__/",)
+"""Left out unless .cloudspotignore brings them back."""
+_REDIRECTING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+"""Set in a hook of git's; they would make it list another checkout."""
 
 
 class Ignores:
     """Judges the entries of a working directory, from the top down.
 
-    Patterns of a directory hold for all below it, those of a deeper one come later and so outrank
-    them. Ignore files between the enclosing repository's root and the working directory count as
-    well, unless they ignore the working directory itself, which its user has named on purpose.
+    In a checkout git lists the files: tracked ones even where a pattern names them, untracked ones unless
+    they are ignored, and those of submodules and nested repositories by their own rules. Elsewhere, and
+    where git is not installed or refuses, the .gitignore files are read here, from the enclosing
+    checkout's top down. A working directory that its own checkout ignores was named on purpose: only the
+    ignore files inside of it count.
+
+    Patterns of .cloudspotignore come on top: they leave out or bring back whatever git says. Deeper
+    ignore files outrank those above.
     """
 
     def __init__(self, workdir: Path) -> None:
-        above = [_Patterns.read(path) for path in _repository_above(workdir)]
-        if any(_decide(above, path, is_directory=True) for path in (workdir, *workdir.parents)):
-            above = []
-        self._patterns = (_Patterns.parse(workdir, _ALWAYS), *above, _Patterns.read(workdir))
-
-    def below(self, directory: Path) -> Ignores:
-        """Return what holds in a subdirectory of the one that these patterns hold in."""
-        deeper = Ignores.__new__(Ignores)
-        deeper._patterns = (*self._patterns, _Patterns.read(directory))  # noqa: SLF001
-        return deeper
+        """``workdir`` is absolute, without symlinks."""
+        self._workdir = workdir
+        top = next((one for one in (workdir, *workdir.parents) if os.path.lexists(one / ".git")), None)
+        self._listed = None if top is None else _list(workdir)
+        self._git = _IgnoreFiles.around(workdir, top or workdir, ".gitignore")
+        self._own = _IgnoreFiles.around(workdir, top or workdir, ".cloudspotignore", _PYTHON_LEFTOVERS)
 
     def match(self, path: Path, *, is_directory: bool) -> bool:
-        """Say whether the entry is left out; nothing below a directory that is can come back."""
-        return is_secret(path.name) or _decide(self._patterns, path, is_directory=is_directory)
+        """Return whether the entry is left out; nothing below a directory that is left out is asked for."""
+        if is_secret(path.name):
+            return True
+        verdict = self._own.check(path, is_directory=is_directory)
+        if verdict is not None:
+            return verdict
+        if self._listed is not None:
+            return _plain(path.relative_to(self._workdir).as_posix()) not in self._listed
+        return bool(self._git.check(path, is_directory=is_directory))
 
 
 def is_secret(name: str) -> bool:
-    """Say whether an entry is never code, whatever any pattern says: .git, .env and .env.* are not."""
+    """Return whether an entry is never code, whatever any pattern says: .git, .env and .env.* are not."""
     lower = name.lower()  # A case-insensitive file system opens .ENV as .env.
     return lower in (".git", ".env") or lower.startswith(".env.")
 
 
-@dataclass(frozen=True)
-class _Pattern:
-    """One line of an ignore file.
+class _IgnoreFiles:
+    """The ignore files of one name in a directory and all below it."""
 
-    pathspec translates the wildcards. Made to be asked about files, it also says yes for all that
-    lies below what a pattern names, and then ``!data/`` brings back files in ``data`` that a line before
-    it left out; git, which walks, compares a pattern with an entry's own path only.
-    """
-
-    brings_back: bool
-    directories_only: bool
-    path: GitIgnoreSpec
-    """Matches the whole path of what it names."""
-    name: GitIgnoreSpec | None
-    """Matches the last segment; None where it is ``**``, which matches all."""
-    num_segments: int | None
-    """Of the paths that it can match; None: any number."""
-    is_anchored: bool
+    def __init__(self, top: Path, name: str, defaults: Iterable[str] = ()) -> None:
+        self._top = top
+        self._name = name
+        self._specs = {top: _spec([*defaults, *_lines(top / name)])}
 
     @classmethod
-    def parse(cls, line: str) -> _Pattern | None:
-        """Return the line's pattern; None for a blank one, a comment, and what git cannot read either."""
-        text = _TRAILING_SPACE.sub("", line)
-        if not text or text.startswith("#"):
-            return None
-        brings_back = text.startswith("!")
-        glob = text.removeprefix("!")
-        directories_only = glob.endswith("/")
-        is_anchored = "/" in glob.removesuffix("/")
-        segments = glob.removesuffix("/").removeprefix("/").split("/")
+    def around(cls, workdir: Path, top: Path, name: str, defaults: Iterable[str] = ()) -> _IgnoreFiles:
+        """Return those from ``top`` down, or from ``workdir`` down where the others ignore ``workdir``."""
+        files = cls(top, name, defaults)
+        between = [one for one in (workdir, *workdir.parents) if top in one.parents]
+        is_ignored = any(files.check(one, is_directory=True) for one in between)
+        return cls(workdir, name, defaults) if is_ignored else files
+
+    def check(self, path: Path, *, is_directory: bool) -> bool | None:
+        """Return whether the path, below the top, is left out (True) or brought back; None: no word of it."""
+        for directory in path.parents:
+            if directory not in self._specs:
+                self._specs[directory] = _spec(_lines(directory / self._name))
+            name = path.relative_to(directory).as_posix() + "/" * is_directory
+            verdict = self._specs[directory].check_file(name).include
+            if verdict is not None or directory == self._top:
+                return verdict
+        return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except (FileNotFoundError, IsADirectoryError):
+        return []
+    return text.removeprefix("\ufeff").splitlines()
+
+
+def _spec(lines: Iterable[str]) -> GitIgnoreSpec:
+    patterns: list[Any] = []
+    for line in lines:
+        # To pathspec `a/**` also names `a` itself; its `a/*` means what git's `a/**` does.
+        text = line.removesuffix("*") if line.endswith("/**") else line
         try:
-            return cls(
-                brings_back=brings_back,
-                directories_only=directories_only,
-                path=GitIgnoreSpec.from_lines(["/" + "/".join(segments)]),
-                name=None if segments[-1] == "**" else GitIgnoreSpec.from_lines(["/" + segments[-1]]),
-                num_segments=None if "**" in segments else len(segments),
-                is_anchored=is_anchored,
-            )
+            patterns += GitIgnoreSpec.from_lines([text]).patterns
         except ValueError:
-            return None
-
-    def match(self, path: str, *, is_directory: bool) -> bool:
-        """Say whether the entry itself is named, not only a directory above it."""
-        if self.directories_only and not is_directory:
-            return False
-        if self.name is not None and not self.name.match_file(path.rpartition("/")[2]):
-            return False
-        if not self.is_anchored:
-            return True
-        return self.num_segments in (None, path.count("/") + 1) and self.path.match_file(path)
+            continue  # Git cannot read it either, and passes over it.
+    return GitIgnoreSpec(patterns)
 
 
-@dataclass(frozen=True)
-class _Patterns:
-    """The patterns of one directory, the last line first."""
-
-    directory: Path
-    patterns: tuple[_Pattern, ...]
-
-    @classmethod
-    def parse(cls, directory: Path, lines: Iterable[str]) -> _Patterns:
-        parsed = [pattern for line in lines if (pattern := _Pattern.parse(line)) is not None]
-        return cls(directory, tuple(reversed(parsed)))
-
-    @classmethod
-    def read(cls, directory: Path) -> _Patterns:
-        lines: list[str] = []
-        for name in IGNORE_FILES:
-            try:
-                text = (directory / name).read_text(encoding="utf-8", errors="surrogateescape")
-            except (FileNotFoundError, IsADirectoryError):
-                continue
-            lines += text.removeprefix("\ufeff").split("\n")
-        return cls.parse(directory, lines)
+def _list(workdir: Path) -> set[str] | None:
+    """Return git's files below the directory, with the directories on the way; None if git does not tell."""
+    if _git(workdir, "check-ignore", "--quiet", str(workdir)) is not None:
+        return None
+    output = _git(workdir, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if output is None:
+        return None
+    listed = set()
+    for data in output.split(b"\0"):
+        name = os.fsdecode(data).rstrip("/")
+        path = workdir / name
+        if (
+            name and os.path.lexists(path / ".git") and not path.is_symlink()
+        ):  # a submodule or nested repository
+            nested = _list(path)
+            if nested is None:
+                return None
+            listed |= {f"{name}/{one}" for one in nested}
+        listed.add(name)
+    return {_plain(one) for name in listed for one in (name, *map(str, Path(name).parents))}
 
 
-def _decide(patterns: Iterable[_Patterns], path: Path, *, is_directory: bool) -> bool:
-    for one in reversed(tuple(patterns)):
-        if one.directory not in path.parents:
-            continue
-        name = path.relative_to(one.directory).as_posix()
-        for pattern in one.patterns:
-            if pattern.match(name, is_directory=is_directory):
-                return not pattern.brings_back
-    return False
+def _git(directory: Path, *arguments: str) -> bytes | None:
+    """Return what git prints; None if it fails or is not installed."""
+    environment = {name: value for name, value in os.environ.items() if name not in _REDIRECTING}
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(directory), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
-def _repository_above(workdir: Path) -> Iterator[Path]:
-    """Yield the directories from the enclosing repository's root down to above ``workdir``."""
-    if os.path.lexists(workdir / ".git"):
-        return
-    for number, parent in enumerate(workdir.parents):
-        if os.path.lexists(parent / ".git"):
-            yield from reversed(workdir.parents[: number + 1])
-            return
+def _plain(name: str) -> str:
+    """Return the name as it compares: git on macOS composes characters that the disk may hold apart."""
+    return unicodedata.normalize("NFC", name)

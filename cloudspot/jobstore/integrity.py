@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import msgspec
-
-from cloudspot.decoding import convert
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import Commit, Part
+from cloudspot.jobstore.seals import Seal, plan_digest, read_seal
 
 MAX_CHUNK_BYTES = 512 << 20
 """A chunk is held in memory as a whole when it is read."""
 MAX_PARTS = 10_000
 """The keys give a rank four digits."""
 _HASH = re.compile(r"[0-9a-f]{32}")
-
-
-class _Item(msgspec.Struct, frozen=True):
-    """A tensor's line in a seal."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
 
 
 def check_commit(commit: Commit) -> None:
@@ -52,31 +37,8 @@ def check_part(part: Part) -> None:
     Raises:
         CorruptData: it is not; the message names the part and what is wrong.
     """
-    for problem in _part_problems(part):
+    for problem in _part_problems(part, read_seal(part) if part.kind == "session" else None):
         raise CorruptData(f"part {part.rank} of checkpoint {part.generation}-{part.step}: {problem}")
-
-
-def read_seal(part: Part) -> dict[str, Any]:
-    """Return the trainer's seal of a session's part.
-
-    Raises:
-        CorruptData: there is none, or it is no JSON object.
-    """
-    try:
-        # Python's own reader, as the trainer's writer: a scheduler's state may hold infinity.
-        seal = json.loads(part.seal or "")
-    except (ValueError, RecursionError) as error:
-        raise CorruptData(f"the seal of part {part.rank} is malformed: {error}") from error
-    if not isinstance(seal, dict):
-        raise CorruptData(f"the seal of part {part.rank} is no JSON object")
-    return seal
-
-
-def plan_digest(seals: Sequence[dict[str, Any]]) -> str:
-    """Return the digest of the table of all ranks' items, as ``cloudspot.train.partition`` makes it."""
-    table = [seal.get("items") for seal in seals]
-    text = json.dumps(table, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_safe_path(path: str) -> bool:
@@ -98,6 +60,7 @@ def is_safe_path(path: str) -> bool:
 def _commit_problems(commit: Commit) -> Iterator[str]:
     if not commit.parts:
         yield "it has no parts"
+    seals: list[Seal] = []
     for rank, part in enumerate(commit.parts):
         if part.rank != rank:
             yield f"its part {rank} is of rank {part.rank}"
@@ -105,18 +68,21 @@ def _commit_problems(commit: Commit) -> Iterator[str]:
             yield f"it has {len(commit.parts)} parts, and part {rank} speaks of {part.num_parts}"
         if (part.generation, part.step, part.kind) != (commit.generation, commit.step, commit.kind):
             yield f"its part {rank} is of a {part.kind} checkpoint {part.generation}-{part.step}"
-        for problem in _part_problems(part):
+        seal = read_seal(part) if part.kind == "session" else None
+        for problem in _part_problems(part, seal):
             yield f"part {rank}: {problem}"
+        if seal is not None:
+            seals.append(seal)
     total = sum(part.size for part in commit.parts)
     if commit.size != total:
         yield f"its size is {commit.size}, and its parts have {total} bytes"
     if commit.kind == "session":
-        yield from _plan_problems([read_seal(part) for part in commit.parts])
+        yield from _plan_problems(seals)
     else:
         yield from _collisions(commit.parts)
 
 
-def _part_problems(part: Part) -> Iterator[str]:
+def _part_problems(part: Part, seal: Seal | None) -> Iterator[str]:
     if part.generation < 1 or part.step < 0:
         yield "generations count from 1, steps from 0"
     if not 0 <= part.rank < part.num_parts <= MAX_PARTS:
@@ -127,10 +93,10 @@ def _part_problems(part: Part) -> Iterator[str]:
     total = sum(chunk.size for chunk in part.chunks)
     if part.size != total:
         yield f"its size is {part.size}, and its chunks have {total} bytes"
-    if part.kind == "session":
+    if seal is not None:
         if part.files or part.directory is not None:
             yield "a session's part has no files"
-        yield from _seal_problems(part, read_seal(part))
+        yield from _seal_problems(part, seal)
     elif part.kind == "directory":
         if part.seal is not None:
             yield "a directory's part has no seal"
@@ -139,23 +105,18 @@ def _part_problems(part: Part) -> Iterator[str]:
         yield f"its kind is {part.kind!r}"
 
 
-def _seal_problems(part: Part, seal: dict[str, Any]) -> Iterator[str]:
-    for name, expected in (
-        ("generation", part.generation),
-        ("step", part.step),
-        ("rank", part.rank),
-        ("world_size", part.num_parts),
-        ("nbytes", part.size),
+def _seal_problems(part: Part, seal: Seal) -> Iterator[str]:
+    for name, found, expected in (
+        ("generation", seal.generation, part.generation),
+        ("step", seal.step, part.step),
+        ("rank", seal.rank, part.rank),
+        ("world_size", seal.world_size, part.num_parts),
+        ("nbytes", seal.nbytes, part.size),
     ):
-        if seal.get(name) != expected:
-            yield f"its seal's {name} is {seal.get(name)!r}, not {expected}"
-    try:
-        items: tuple[_Item, ...] = convert(seal.get("items"), tuple[_Item, ...])
-    except msgspec.ValidationError as error:
-        yield f"its seal's items are malformed: {error}"
-        return
+        if found != expected:
+            yield f"its seal's {name} is {found}, not {expected}"
     end = 0
-    for item in sorted(items, key=lambda item: (item.offset, item.nbytes)):
+    for item in sorted(seal.items, key=lambda item: (item.offset, item.nbytes)):
         count = math.prod(item.shape)
         if min((*item.shape, item.offset, item.nbytes)) < 0 or item.nbytes % max(count, 1):
             yield f"item {item.name!r} of shape {item.shape} has {item.nbytes} bytes at {item.offset}"
@@ -166,11 +127,11 @@ def _seal_problems(part: Part, seal: dict[str, Any]) -> Iterator[str]:
         yield f"its items reach to byte {end} of {part.size}"
 
 
-def _plan_problems(seals: Sequence[dict[str, Any]]) -> Iterator[str]:
-    digests = {seal.get("plan") for seal in seals if isinstance(seal.get("plan"), str)}
-    if len(digests) != 1 or not all(isinstance(seal.get("plan"), str) for seal in seals):
+def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
+    digests = {seal.plan for seal in seals}
+    if len(digests) != 1:
         yield "its parts were planned apart"
-    names = [item["name"] for seal in seals for item in seal["items"]]
+    names = [item.name for seal in seals for item in seal.items]
     if len(names) != len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
         yield f"it holds item {twice!r} twice"

@@ -61,6 +61,11 @@ def journal(job_id: str, number: int) -> str:
     return f"jobs/{job_id}/journal/{number:08d}"
 
 
+def launches_prefix(job_id: str) -> str:
+    """Return the prefix of the launches, of which only the slots are kept."""
+    return f"jobs/{job_id}/launches/"
+
+
 def slots_prefix(job_id: str, launch: int) -> str:
     """Return the prefix of the slots of a launch."""
     return f"jobs/{job_id}/launches/{launch:06d}/nodes/"
@@ -84,6 +89,11 @@ def generation(job_id: str, number: int) -> str:
 def nodes_prefix(job_id: str) -> str:
     """Return the prefix of what the nodes say of themselves."""
     return f"jobs/{job_id}/nodes/"
+
+
+def launch_nodes_prefix(job_id: str, launch: int) -> str:
+    """Return the prefix of what the nodes of one launch say of themselves."""
+    return f"jobs/{job_id}/nodes/{launch:06d}/"
 
 
 def heartbeat(job_id: str, launch: int, rank: int) -> str:

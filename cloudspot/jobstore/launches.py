@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from types import MappingProxyType
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
@@ -64,8 +65,12 @@ def void_slot(
     return _put(store, job_id, launch, rank, slot, sleep)
 
 
-def read_slots(store: ObjectStore, job_id: str, launch: int) -> dict[int, Slot]:
+def read_slots(
+    store: ObjectStore, job_id: str, launch: int, *, known: Mapping[int, Slot] = MappingProxyType({})
+) -> dict[int, Slot]:
     """Return the slots of the launch that are taken, by rank.
+
+    ``known`` are those that an earlier call returned: they never change and are not read again.
 
     Raises:
         CorruptData: a slot is malformed.
@@ -73,9 +78,11 @@ def read_slots(store: ObjectStore, job_id: str, launch: int) -> dict[int, Slot]:
     store = patient(store)
     prefix = keys.slots_prefix(job_id, launch)
     listed = [meta.key for meta in store.list_objects(prefix)]
-    taken = [key for key in listed if _RANK.fullmatch(key.removeprefix(prefix))]
-    slots = each(lambda key: codec.decode(store.get(key), Slot, key=key), taken)
-    return {int(key.removeprefix(prefix)): slot for key, slot in zip(taken, slots, strict=True)}
+    ranks = [int(name) for name in (key.removeprefix(prefix) for key in listed) if _RANK.fullmatch(name)]
+    new = [rank for rank in ranks if rank not in known]
+    new_keys = [keys.slot(job_id, launch, rank) for rank in new]
+    slots = each(lambda key: codec.decode(store.get(key), Slot, key=key), new_keys)
+    return {**known, **dict(zip(new, slots, strict=True))}
 
 
 def _put(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 
@@ -32,6 +32,7 @@ __all__ = [
     "put_part",
     "read_commit",
     "read_commits",
+    "stands",
     "try_commit",
     "upload_directory",
     "upload_part",
@@ -66,9 +67,19 @@ def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -
     """
     try:
         yield
-    except CorruptData:
-        patient(store).head(keys.commit(job_id, checkpoint.generation, checkpoint.step))
+    except CorruptData as error:
+        if not stands(store, job_id, checkpoint):
+            raise ObjectMissing(f"checkpoint {checkpoint} was deleted meanwhile") from error
         raise
+
+
+def stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
+    """Return whether the checkpoint has not been deleted."""
+    try:
+        patient(store).head(keys.commit(job_id, checkpoint.generation, checkpoint.step))
+    except ObjectMissing:
+        return False
+    return True
 
 
 def try_commit(
@@ -76,24 +87,38 @@ def try_commit(
     job_id: str,
     checkpoint: CheckpointId,
     *,
+    known: MutableMapping[str, Part] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Commit | None:
     """Commit the checkpoint if all its parts are there; return the manifest that stands.
 
     None: a part is missing. Whoever sees every part may commit; all who do get the same manifest.
+    A listing tells whether all are there; only then are their records read. ``known`` holds records by key
+    that were read or put before, and takes in those that are read now: they never change.
 
     Raises:
         CorruptData: the parts do not make one checkpoint, or one contradicts itself.
         TransientError: the outcome is unknown; call again.
     """
     store = patient(store, sleep=sleep)
-    parts = _read_parts(store, job_id, checkpoint)
-    if not parts:
-        return None
+    known = {} if known is None else known
+    names = _list_parts(store, job_id, checkpoint)
+    found = {name: known[name] for name in names if name in known}
+    try:
+        if not found:
+            found = _read_parts(store, names[:1])
+        if not found or len(names) < next(iter(found.values())).num_parts:
+            return None
+        found.update(_read_parts(store, [name for name in names if name not in found]))
+    except ObjectMissing:
+        return None  # Collected meanwhile, as older than the lineage's newest: it is nobody's any more.
+    known.update(found)
+    for key, part in found.items():
+        if key != keys.part(job_id, part.generation, part.step, part.rank):
+            raise CorruptData(f"{key} holds the record of part {part.rank} of {part.generation}-{part.step}")
+    parts = [found[name] for name in names]
     if len({part.num_parts for part in parts}) > 1:
         raise CorruptData(f"checkpoint {checkpoint}: its parts disagree on how many they are")
-    if len(parts) < parts[0].num_parts:
-        return None
     commit = Commit(
         generation=checkpoint.generation,
         step=checkpoint.step,
@@ -134,21 +159,16 @@ def complete(store: ObjectStore, job_id: str, generation: int) -> tuple[Checkpoi
 
 def present_parts(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> frozenset[int]:
     """Return the ranks whose parts of a checkpoint are there."""
-    prefix = keys.parts_prefix(job_id, checkpoint.generation, checkpoint.step)
-    names = (meta.key.removeprefix(prefix) for meta in patient(store).list_objects(prefix))
-    return frozenset(int(name) for name in names if _RANK.fullmatch(name))
+    names = _list_parts(patient(store), job_id, checkpoint)
+    return frozenset(int(name.rpartition("/")[2]) for name in names)
 
 
-def _read_parts(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> list[Part]:
+def _list_parts(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> list[str]:
     prefix = keys.parts_prefix(job_id, checkpoint.generation, checkpoint.step)
     listed = [meta.key for meta in store.list_objects(prefix)]
-    names = [key for key in listed if _RANK.fullmatch(key.removeprefix(prefix))]
-    try:
-        parts = each(lambda key: codec.decode(store.get(key), Part, key=key), names)
-    except ObjectMissing:
-        return []  # Collected meanwhile, as older than the lineage's newest: it is nobody's any more.
-    for key, part in zip(names, parts, strict=True):
-        expected = keys.part(job_id, part.generation, part.step, part.rank)
-        if key != expected:
-            raise CorruptData(f"{key} holds the record of part {part.rank} of {part.generation}-{part.step}")
-    return parts
+    return [key for key in listed if _RANK.fullmatch(key.removeprefix(prefix))]
+
+
+def _read_parts(store: ObjectStore, names: Sequence[str]) -> dict[str, Part]:
+    parts = each(lambda key: codec.decode(store.get(key), Part, key=key), names)
+    return dict(zip(names, parts, strict=True))

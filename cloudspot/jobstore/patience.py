@@ -6,12 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from cloudspot.errors import TransientError
 from cloudspot.interfaces import Data, ObjectStore, Upload
 from cloudspot.model import ObjectMeta, ObjectPage
-
-NUM_TRIES = 5
-FIRST_DELAY_SECONDS = 0.1
+from cloudspot.retrying import retry
 
 Result = TypeVar("Result")
 
@@ -44,31 +41,31 @@ class PatientStore(ObjectStore):
         if if_absent:
             self._inner.put(key, data, if_absent=True)
         else:
-            self._persist(lambda: self._inner.put(key, data))
+            self._retry(lambda: self._inner.put(key, data))
 
     def get(self, key: str) -> bytes:
         """Return the whole object; see ObjectStore."""
-        return self._persist(lambda: self._inner.get(key))
+        return self._retry(lambda: self._inner.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return some of the object's bytes; see ObjectStore."""
-        return self._persist(lambda: self._inner.get_range(key, start, length))
+        return self._retry(lambda: self._inner.get_range(key, start, length))
 
     def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
         """Read some of the object's bytes into the buffer; see ObjectStore."""
-        return self._persist(lambda: self._inner.get_range_into(key, start, buffer))
+        return self._retry(lambda: self._inner.get_range_into(key, start, buffer))
 
     def head(self, key: str) -> ObjectMeta:
         """Return what is known of the object; see ObjectStore."""
-        return self._persist(lambda: self._inner.head(key))
+        return self._retry(lambda: self._inner.head(key))
 
     def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
         """Return a page of objects; see ObjectStore."""
-        return self._persist(lambda: self._inner.list_page(prefix, after=after, limit=limit))
+        return self._retry(lambda: self._inner.list_page(prefix, after=after, limit=limit))
 
     def delete(self, key: str) -> None:
         """Remove the object; see ObjectStore."""
-        self._persist(lambda: self._inner.delete(key))
+        self._retry(lambda: self._inner.delete(key))
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start a streamed put; see ObjectStore."""
@@ -78,10 +75,5 @@ class PatientStore(ObjectStore):
         """Return a URL that reads the object; see ObjectStore."""
         return self._inner.presign_get(key, seconds=seconds)
 
-    def _persist(self, call: Callable[[], Result]) -> Result:
-        for number in range(NUM_TRIES - 1):
-            try:
-                return call()
-            except TransientError:
-                self._sleep(FIRST_DELAY_SECONDS * 2**number)
-        return call()
+    def _retry(self, call: Callable[[], Result]) -> Result:
+        return retry(call, sleep=self._sleep)

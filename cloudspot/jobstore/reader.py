@@ -132,9 +132,7 @@ class HistoryReader:
             return
         new = []
         if any(len(self._slots.get(intent.launch, {})) < intent.num_nodes for intent in unsettled):
-            new += self._list(
-                f"{keys.job_prefix(self._job_id)}launches/", keys.slots_prefix(self._job_id, first)
-            )
+            new += self._list(keys.launches_prefix(self._job_id), keys.slots_prefix(self._job_id, first))
         start = f"{keys.nodes_prefix(self._job_id)}{first:06d}/"
         new += self._list(keys.nodes_prefix(self._job_id), start)
         self._add(new)

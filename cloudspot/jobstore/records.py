@@ -436,11 +436,30 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     """For how long no listing has shown the machine."""
 
 
+class Ending(msgspec.Struct, frozen=True):
+    """What leaves nodes only so much time; it is never taken back."""
+
+    launch: int | None = None
+    """The launch that was closed; None: the whole job was asked to stop."""
+    rank: int | None = None
+    """The node of that launch that is proven to run nothing any more; None: the launch was closed."""
+
+
+class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):
+    """For how long drivers have known of an ending."""
+
+    ending: Ending
+    known: Lasting
+
+
 class Suspicions(msgspec.Struct, frozen=True, kw_only=True):
     """``jobs/<id>/suspicions``: what drivers that come and go have seen, one after the other; overwritten."""
 
     launch: int
+    """The open one, whose nodes the suspects are; 0: none is open."""
     suspects: tuple[Suspect, ...]
+    endings: tuple[KnownEnding, ...] = ()
+    """Those after which machines still run."""
     at: datetime
     writer: str
     """Tells one write from the next."""

@@ -20,7 +20,7 @@ from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.partial import partial_path
+from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Commit

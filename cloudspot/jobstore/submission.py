@@ -19,9 +19,9 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, make_bundle, put_bundle
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.probe import probe
 from cloudspot.jobstore.records import StagedAgent, StopRequest, Submission, new_nonce
-from cloudspot.jobstore.watching import Watch, unwatched
+from cloudspot.jobstore.store_probe import probe
+from cloudspot.jobstore.transfer_progress import OpenProgress, no_progress
 
 
 class _Secrets(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ def submit(
     job_id: str,
     agent: AgentArchive | None = None,
     max_bundle_bytes: int = MAX_BYTES,
-    watch: Watch = unwatched,
+    open_progress: OpenProgress = no_progress,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Submission:
     """Submit the job under ``job_id`` and return its record.
@@ -51,7 +51,7 @@ def submit(
     What can be wrong on this side is found before anything is stored. The job exists when the record
     does, which is put last; what a submission that is cut short leaves behind is the reserved id and,
     at worst, code and secrets that nothing reads. ``agent`` is staged for machines whose image has no
-    cloudspot. ``watch`` is told how far bundle and upload are.
+    cloudspot. ``open_progress`` hears of bundling and uploading.
 
     Raises:
         SpecError: the id is no DNS label, or a secret is not set in ``environ``.
@@ -64,7 +64,9 @@ def submit(
     if keys.JOB_ID.fullmatch(job_id) is None:
         raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
     secrets = _collect_secrets(spec, environ)
-    bundle = make_bundle(workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, watch=watch)
+    bundle = make_bundle(
+        workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, open_progress=open_progress
+    )
     submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent)
     store = patient(store, sleep=sleep)
     probe(store, sleep=sleep)
@@ -72,9 +74,9 @@ def submit(
     if create(store, keys.index(job_id), submission.writer.encode(), sleep=sleep) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
     try:
-        put_bundle(store, bundle, watch=watch, sleep=sleep)
+        put_bundle(store, bundle, open_progress=open_progress, sleep=sleep)
         if agent is not None:
-            _put_agent(store, agent, watch=watch, sleep=sleep)
+            _put_agent(store, agent, open_progress=open_progress, sleep=sleep)
         if secrets.values:
             store.put(keys.secrets(job_id), codec.encode(secrets))
     except BaseException:  # Ctrl-C too.
@@ -110,7 +112,7 @@ def new_submission(
 
 
 def _put_agent(
-    store: ObjectStore, agent: AgentArchive, *, watch: Watch, sleep: Callable[[float], None]
+    store: ObjectStore, agent: AgentArchive, *, open_progress: OpenProgress, sleep: Callable[[float], None]
 ) -> None:
     """Put the archive under its hash, once for all jobs; a node checks its bytes."""
     key = keys.agent(agent.sha256)
@@ -119,7 +121,7 @@ def _put_agent(
     except ObjectMissing:
         is_there = False
     if not is_there:
-        with watch("uploading the agent", None):  # one request: there is nothing to count
+        with open_progress("uploading the agent", None):  # one request: there is nothing to count
             create(store, key, agent.data, sleep=sleep)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudspot.errors import CloudspotError, CorruptData
-from cloudspot.jobstore.integrity import read_seal
 from cloudspot.jobstore.records import Commit
+from cloudspot.jobstore.seals import Item, read_seal
 
 WRAPPER = "module."
 """What DistributedDataParallel puts before every name, where a script saves the wrapper's state itself."""
@@ -49,7 +49,7 @@ def shared_state(commit: Commit) -> dict[str, Any]:
     Raises:
         CorruptData: it is not what a session writes.
     """
-    shared = read_seal(commit.parts[0]).get("objects")
+    shared = read_seal(commit.parts[0]).objects
     if not isinstance(shared, dict) or not isinstance(shared.get("state"), dict):
         raise CorruptData(f"checkpoint {commit.id}: its seal holds no state of objects")
     models = shared.get("models")
@@ -108,13 +108,13 @@ def _objects(
     return tuple(models)
 
 
-def _items(commit: Commit) -> dict[str, tuple[int, dict[str, Any]]]:
-    return {item["name"]: (part.rank, item) for part in commit.parts for item in read_seal(part)["items"]}
+def _items(commit: Commit) -> dict[str, tuple[int, Item]]:
+    return {item.name: (part.rank, item) for part in commit.parts for item in read_seal(part).items}
 
 
-def _stored(name: str, place: tuple[int, dict[str, Any]]) -> StoredTensor:
+def _stored(name: str, place: tuple[int, Item]) -> StoredTensor:
     rank, item = place
-    return StoredTensor(name, item["dtype"], tuple(item["shape"]), rank, item["offset"], item["nbytes"])
+    return StoredTensor(name, item.dtype, item.shape, rank, item.offset, item.nbytes)
 
 
 def _leaves(path: str, tree: Any) -> Iterator[tuple[str, str | None]]:

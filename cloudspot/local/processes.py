@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudspot.processes import marked_processes, signal_process
+from cloudspot.process_marks import marked_processes, signal_process
 
 MARK = "CLOUDSPOT_MACHINE"
 """The environment variable that every process of a machine carries, with the machine's id."""

@@ -1,7 +1,7 @@
-"""A client of a metadata service that wants a session token, for the plugins of the clouds that have one.
+"""Reads a cloud's metadata service, by session tokens where the cloud has them.
 
-It stands on the standard library: every agent carries it, and it must answer on a machine where nothing
-else works.
+It uses only the standard library: every agent carries it, and it must work on a machine where nothing else
+does.
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from email.message import Message
 from typing import ClassVar
 
 from cloudspot.errors import CloudspotError, TransientError
 
 
 class MetadataClient:
-    """A client of the metadata service that keeps its session token fresh. Thread-safe.
+    """A client that keeps its session token fresh. Thread-safe.
 
-    A plugin makes a subclass of it that says what its cloud calls the things.
+    A plugin's subclass says what its cloud calls things.
     """
 
     default_endpoint: ClassVar[str]
     """The service's real address, such as ``http://169.254.169.254``."""
     endpoint_variable: ClassVar[str]
-    """The environment variable by which the service is found elsewhere."""
+    """The environment variable that moves the service elsewhere."""
     disabled_variable: ClassVar[str]
-    """The one by which programs are told that there is none (``true``)."""
+    """The environment variable that tells programs that there is no such service (``true``)."""
     token_header: ClassVar[str]
-    """What a request carries its token in; a token is asked for with the same and ``-ttl-seconds``."""
+    """Carries a request's token; with ``-ttl-seconds`` appended it asks for one."""
     token_seconds: ClassVar[int] = 21600
-    """The life that is asked for: commonly the longest that a service gives."""
+    """The token's lifetime: commonly the longest that a service gives."""
     refusals: ClassVar[frozenset[int]] = frozenset({401})
-    """The statuses by which the service says that a token holds no more."""
+    """The statuses that say that a token is no longer valid."""
     needs_token: ClassVar[bool] = True
-    """False: a service that knows of no tokens is asked without."""
+    """False: a service without tokens is asked without one."""
 
     def __init__(
         self,
@@ -52,13 +54,13 @@ class MetadataClient:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._token: tuple[str, float] | None = None
-        """With the moment at which to ask for another; an empty one: the service has none."""
+        """With the time at which to ask for another; "": the service has none."""
 
     def get(self, path: str) -> str | None:
-        """Return what the service says at ``/latest/<path>``, or None where it has nothing.
+        """Return what the service has at ``/latest/<path>``; None: nothing.
 
         Raises:
-            TransientError: the service did not answer, or with another error.
+            TransientError: the service did not answer, or answered with another error.
             CloudspotError: the environment says that there is no such service.
         """
         for is_last in (False, True):
@@ -69,17 +71,17 @@ class MetadataClient:
                 with error:
                     if error.code == 404:
                         return None
-                    # The token has run out (a machine that slept, a clock that jumped): ask for a new one.
+                    # The token has expired (the machine slept, the clock jumped): ask for a new one.
                     if error.code in self.refusals and not is_last:
                         continue
                     raise TransientError(f"the metadata service answered {error.code} to {path}") from error
         raise AssertionError("the second round returns or raises")
 
     def require(self, path: str) -> str:
-        """Return what the service says at ``/latest/<path>``.
+        """Return what the service has at ``/latest/<path>``.
 
         Raises:
-            TransientError: as ``get``, and when it has nothing there yet.
+            TransientError: as ``get``, and while there is nothing yet.
         """
         value = self.get(path)
         if value is None:
@@ -110,19 +112,37 @@ class MetadataClient:
                 f"{self.disabled_variable}=true: this process may not ask the metadata service"
             )
         endpoint = self._endpoint or os.environ.get(self.endpoint_variable) or self.default_endpoint
-        request = urllib.request.Request(  # noqa: S310 # http, link-local
-            f"{endpoint.rstrip('/')}/latest/{path}", headers=headers, method=method
-        )
-        try:
-            with _opener().open(request, timeout=self._timeout_seconds) as answer:
-                body: bytes = answer.read()
-        except urllib.error.HTTPError:
-            raise
-        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts; an answer cut short
-            raise TransientError(f"the metadata service does not answer: {error}") from error
-        return body.decode("utf-8", errors="replace")
+        url = f"{endpoint.rstrip('/')}/latest/{path}"
+        body, _ = ask_metadata(url, headers, method=method, timeout=self._timeout_seconds)
+        return body
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    # Never by way of a proxy that the environment names.
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def ask_metadata(
+    url: str, headers: Mapping[str, str], *, timeout: float, method: str = "GET"
+) -> tuple[str, Message]:
+    """Return the body and the headers of an answer; never through a proxy that the environment names.
+
+    Raises:
+        HTTPError: the service answered with an error.
+        TransientError: it did not answer within ``timeout`` seconds, or the answer was cut short.
+    """
+    request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 # link-local
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout) as answer:
+            body: bytes = answer.read()
+            return body.decode("utf-8", errors="replace"), answer.headers
+    except urllib.error.HTTPError:
+        raise
+    except (OSError, http.client.HTTPException) as error:  # URLError and timeouts
+        raise TransientError(f"the metadata service does not answer: {error}") from error
+
+
+def parse_time(text: str) -> datetime:
+    """Return the moment that is written as ``2017-09-18T08:22:00Z``.
+
+    Raises:
+        ValueError: it is not a time.
+    """
+    at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)

@@ -13,66 +13,62 @@ from typing import Any, Final
 
 from cloudspot.errors import CloudspotError, ObjectExists, TransientError
 from cloudspot.interfaces import Data, Upload
-from cloudspot.retrying import persist
+from cloudspot.retrying import retry
 
 PART_BYTES: Final = 16 << 20
 NUM_THREADS: Final = 4
-"""Parts on their way at once; one more buffer is being filled meanwhile: 80 MiB in all."""
+"""Parts that go up at once; one more buffer is filled meanwhile: 80 MiB in all."""
 GROWTH_EVERY: Final = 1000
-"""After so many parts they double: stores take 10,000 of them, which then hold 16 TiB."""
+"""Parts double in size after each so many: stores take 10,000 of them, which then hold 16 TiB."""
 
 _log = logging.getLogger(__name__)
 
 
 class Passing(TransientError):
-    """The store did nothing this time: the very request may be made again, a create-only one too."""
+    """The store did nothing this time: any request may be repeated, a create-only one too."""
 
 
 class UploadGone(CloudspotError):
-    """The parted upload is no more: completed, aborted, or swept by the bucket's rules."""
+    """The upload no longer exists: it was completed, aborted, or removed by the bucket's rules."""
 
 
 class PartedRequests(ABC):
     """The requests of one upload to one key; a plugin brings them. Thread-safe.
 
-    Each is made once. ``writer`` goes with the object as metadata, so that an upload knows its own object
-    where an answer was lost. All raise what ObjectStore's methods do, and:
+    Each is made once. ``writer`` is stored with the object as metadata, so that an upload whose answer was
+    lost recognizes its own object. All raise what ObjectStore's methods do, and:
 
     Raises:
         Passing: nothing was done.
-        UploadGone: the upload that ``begin`` began is no more.
+        UploadGone: the upload that ``begin`` began no longer exists.
     """
 
     @abstractmethod
     def begin(self, writer: str) -> str:
-        """Begin a parted upload; return its id."""
+        """Begin an upload in parts; return its id."""
 
     @abstractmethod
     def send(self, upload_id: str, number: int, part: memoryview) -> Any:
-        """Send part ``number``, from 1, and return what ``complete`` has to name it by; keep no view."""
+        """Send part ``number``, from 1, and return what ``complete`` names it by; keep no view of it."""
 
     @abstractmethod
     def complete(self, upload_id: str, parts: Sequence[Any]) -> None:
-        """Make the parts the object, create-only where the upload is."""
+        """Make the parts the object; create-only if the upload is."""
 
     @abstractmethod
     def put(self, writer: str, data: memoryview) -> None:
-        """Store the whole object in one request, create-only where the upload is; keep no view."""
+        """Store the whole object in one request, create-only if the upload is; keep no view of it."""
 
     @abstractmethod
     def drop(self, upload_id: str) -> None:
         """Let the store forget the parts."""
 
-    @abstractmethod
-    def found_writer(self) -> str | None:
-        """Return who wrote the object that stands there ("" unknown), or None where there is none."""
-
 
 class PartedUpload(Upload):
-    """A parted upload, or a single put where all of it fits into one part.
+    """An upload in parts, or a single put if all of it fits into one part.
 
-    A process that dies in the middle leaves parts behind, which the bucket bills until they are aborted:
-    a lifecycle rule does that.
+    A process that dies midway leaves parts behind, which are billed until they are aborted: a lifecycle rule
+    of the bucket does that.
     """
 
     def __init__(
@@ -82,15 +78,20 @@ class PartedUpload(Upload):
         key: str,
         url: str,
         if_absent: bool,
+        found_writer: Callable[[], str | None],
         part_bytes: int = PART_BYTES,
         num_threads: int = NUM_THREADS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Do no I/O; ``key`` and the store's ``url`` are for messages."""
+        """Do no I/O; ``key`` and the store's ``url`` are for messages.
+
+        ``found_writer`` returns who wrote the object under the key ("" unknown), or None if there is none.
+        """
         self._requests = requests
         self._key = key
         self._url = url
         self._if_absent = if_absent
+        self._found_writer = found_writer
         self._writer = secrets.token_hex(16)
         self._part_bytes = part_bytes
         self._num_threads = num_threads
@@ -105,7 +106,7 @@ class PartedUpload(Upload):
         self._free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
 
     def write(self, data: Data) -> None:
-        """Append bytes; see Upload. Blocks while all buffers are on their way."""
+        """Append bytes; see Upload. Blocks while all buffers are being sent."""
         self._check_open()
         with memoryview(data).cast("B") as view:
             position = 0
@@ -148,16 +149,16 @@ class PartedUpload(Upload):
         if self._id is not None:
             upload_id = self._id
             try:
-                self._persist(lambda: self._requests.drop(upload_id))
+                self._retry(lambda: self._requests.drop(upload_id))
             except UploadGone:
                 return
             except CloudspotError as error:
-                _log.warning("parts of an upload stay until the bucket's lifecycle removes them: %s", error)
+                _log.warning("an upload's parts stay until the bucket's lifecycle removes them: %s", error)
 
     # --- parts ------------------------------------------------------------------------------------
 
     def _next_buffer(self) -> None:
-        """Send the buffer if there is one, and find another."""
+        """Send the buffer, if there is one, and take another."""
         if self._buffer:
             self._send_part()
         size = self._part_bytes << (len(self._parts) // GROWTH_EVERY)
@@ -165,7 +166,7 @@ class PartedUpload(Upload):
             self._num_buffers += 1
             found = bytearray()
         else:
-            found = self._free.get()  # As soon as a part has arrived, or failed.
+            found = self._free.get()  # As soon as a part was stored, or has failed.
         for part in self._parts:
             if part.done() and part.exception() is not None:
                 part.result()
@@ -176,7 +177,7 @@ class PartedUpload(Upload):
         if self._filled == 0:
             return
         if self._id is None:
-            self._id = self._persist(lambda: self._requests.begin(self._writer))
+            self._id = self._retry(lambda: self._requests.begin(self._writer))
             self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="cloudspot-upload")
         assert self._pool is not None
         number, buffer, length = len(self._parts) + 1, self._buffer, self._filled
@@ -186,7 +187,7 @@ class PartedUpload(Upload):
     def _carry(self, upload_id: str, number: int, buffer: bytearray, length: int) -> Any:
         try:
             with memoryview(buffer) as view, view[:length] as part:
-                return self._persist(lambda: self._requests.send(upload_id, number, part))
+                return self._retry(lambda: self._requests.send(upload_id, number, part))
         finally:
             self._free.put(buffer)
 
@@ -194,17 +195,18 @@ class PartedUpload(Upload):
         with memoryview(self._buffer) as view, view[: self._filled] as data:
             self._requests.put(self._writer, data)
 
-    def _persist(self, call: Callable[[], Any]) -> Any:
-        return persist(call, sleep=self._sleep)
+    def _retry(self, call: Callable[[], Any]) -> Any:
+        return retry(call, sleep=self._sleep)
 
     # --- the outcome ------------------------------------------------------------------------------
 
     def _settle(self, publish: Callable[[], None]) -> None:
-        """Publish the object; where an answer is lost, look whether it is there and ours.
+        """Publish the object; if an answer is lost, look whether the object is there and ours.
 
         Raises:
             ObjectExists: another's object was there first.
-            TransientError: it is still unknown, or the parts are gone: upload again.
+            TransientError: the outcome is still unknown.
+            CloudspotError: the parts are gone; upload again.
         """
         try:
             settle(publish, is_ours=self._is_ours, sleep=self._sleep)
@@ -212,13 +214,13 @@ class PartedUpload(Upload):
             raise self._lost(error) from error
 
     def _lost(self, error: UploadGone) -> CloudspotError:
-        """Return what an upload that is gone means: a store may drop one whose condition has failed."""
-        if self._if_absent and self._requests.found_writer() is not None:
+        """Return the error for an upload that is gone: a store may drop one whose condition has failed."""
+        if self._if_absent and self._found_writer() is not None:
             return ObjectExists(f"{self._url}: {self._key} exists")
-        return CloudspotError(f"{error}; upload again")
+        return CloudspotError(str(error))
 
     def _is_ours(self) -> bool:
-        return self._requests.found_writer() == self._writer
+        return self._found_writer() == self._writer
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -228,15 +230,15 @@ class PartedUpload(Upload):
 def settle(
     publish: Callable[[], None], *, is_ours: Callable[[], bool], sleep: Callable[[float], None]
 ) -> None:
-    """Make an object by ``publish``, again where it failed in passing: one that stands there may be ours.
+    """Make an object by ``publish``, and repeat that if it fails in passing.
 
-    For what may be repeated: a condition guards it, or it completes an upload. ``is_ours`` says whether the
-    object under the key carries this writer's mark.
+    ``publish`` must be safe to repeat: a condition guards it, or it completes an upload. ``is_ours`` returns
+    whether the object under the key carries this writer's mark: one whose answer was lost may be ours.
 
     Raises:
         ObjectExists: another's object was there first.
-        UploadGone: as ``publish`` raised it, and no object is there that is ours.
-        TransientError: it is still unknown.
+        UploadGone: as ``publish`` raised it, and the object is not ours.
+        TransientError: the outcome is still unknown.
     """
     is_unknown = False
 
@@ -254,4 +256,4 @@ def settle(
             if not (is_unknown and is_ours()):
                 raise
 
-    persist(attempt, sleep=sleep)
+    retry(attempt, sleep=sleep)

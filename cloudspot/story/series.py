@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudspot.jobstore.log_streams import METRICS, parse_stream
 from cloudspot.jobstore.records import Generation
-from cloudspot.jobstore.streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
 from cloudspot.story.progress import first_step
 

@@ -153,8 +153,8 @@ def run_inside(arguments: Sequence[str]) -> None:
     from cloudspot.cli.jobs import open_named_store
     from cloudspot.cli.main import program
 
-    for module in pkgutil.iter_modules(cloudspot.cli.__path__):
-        loaded = importlib.import_module(f"cloudspot.cli.{module.name}")
+    for module in pkgutil.walk_packages(cloudspot.cli.__path__, "cloudspot.cli."):
+        loaded = importlib.import_module(module.name)
         if getattr(loaded, "datetime", None) is datetime:
             loaded.datetime = _Standing  # type: ignore[attr-defined]
     fixed_job.write_jobs(open_named_store(None))
@@ -165,7 +165,7 @@ def run_inside(arguments: Sequence[str]) -> None:
 
 def _attach_without_driving() -> None:
     """Let the controller look once and then wait: what it would do to machines is no part of the picture."""
-    from cloudspot.cli import feed, pace
+    from cloudspot.cli.following import livefeed, pace
     from cloudspot.controller.loop import Controller, Tick
     from cloudspot.jobstore.reader import HistoryReader
     from cloudspot.story.events import diff
@@ -178,7 +178,7 @@ def _attach_without_driving() -> None:
 
     # What a minute of following would have shown.
     begin = pace.Point(2, fixed_job.at(30.25), 3415)
-    feed.pace.origin = lambda _history: begin  # type: ignore[attr-defined]
+    livefeed.pace.origin = lambda _history: begin  # type: ignore[attr-defined]
     Controller.run_until_finished = run  # type: ignore[assignment, method-assign]
 
 

@@ -10,8 +10,10 @@ from datetime import datetime, timezone
 import msgspec
 import pytest
 
-from cloudspot.agent.life import Job, Life
+from cloudspot.agent.life import Life
 from cloudspot.agent.node import Node
+from cloudspot.agent.node_context import Job
+from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, manifests
@@ -20,7 +22,7 @@ from cloudspot.jobstore.records import CheckpointId, Exit
 from cloudspot.jobstore.submission import new_submission
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import BootProfile, NodeIdentity
-from cloudspot.processes import kill_marked
+from cloudspot.process_marks import kill_marked
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
@@ -130,7 +132,7 @@ class Bench:
             raw[name] = {**raw[name], **table} if isinstance(raw.get(name), dict) else table
         return spec_from_json(raw)
 
-    def life(self, script="", *, store=None, launch=1, machine="machine", rank=0, stop=None, **tables):
+    def life(self, script="", *, store=None, launch=1, machine="machine", rank=0, **tables):
         code = self.root / "code"
         code.mkdir(exist_ok=True)
         (code / "train.py").write_text(script)
@@ -139,13 +141,9 @@ class Bench:
         spec = self.spec(**tables)
         submission = new_submission(spec, provider="given", bundle=bundle, job_id=JOB)
         identity = NodeIdentity(instance_id=f"m-{rank + 1}", rank=rank, address="127.0.0.1")
-        life = Life(
-            self.node(launch=launch, machine=machine),
-            store or self.store,
-            self.provider,
-            Job(submission, spec, identity),
-            stop,
-        )
+        node = self.node(launch=launch, machine=machine)
+        pipe = NoticePipe(node.directory)
+        life = Life(node, store or self.store, self.provider, Job(submission, spec, identity), pipe)
         self.lives.append(life)
         return life
 
@@ -228,20 +226,20 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr("cloudspot.agent.watcher.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("cloudspot.agent.notices.notice_poller.WAIT_SECONDS", 0.05)
     made = Bench(tmp_path)
     yield made
     for life in made.lives:
         life.logs._stopped.set()
         life.notices.stop()
-        life._heartbeat.stop()
+        life.heartbeat.stop()
         life.artifacts.stop()
         life.courier._stopped.set()
-        for path in life.node.directory.glob("generations/*"):
+        for path in life.context.node.directory.glob("generations/*"):
             kill_marked(files.HANDOFF, str(path))
     end = time.monotonic() + 10
     while time.monotonic() < end and any(
-        t.name in {"logs", "notice", "notice file", "heartbeat", "courier", "retention"}
+        t.name in {"logs", "notice", "notice pipe", "heartbeat", "courier", "retention"}
         for t in threading.enumerate()
     ):
         time.sleep(0.01)

@@ -11,17 +11,18 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from cloudspot.agent import lastword, membership
 from cloudspot.agent import life as life_module
-from cloudspot.agent.noticefile import NoticeFile
-from cloudspot.agent.orderedstop import OrderedStop
-from cloudspot.agent.watcher import understand
+from cloudspot.agent.ending import final_delivery
+from cloudspot.agent.membership import agreement
+from cloudspot.agent.notices.notice_file import NoticeFile
+from cloudspot.agent.notices.notice_pipe import tell_agent
+from cloudspot.agent.reclaim import understand
 from cloudspot.errors import ObjectMissing
 from cloudspot.jobstore import codec, generations, keys, launches
 from cloudspot.jobstore.records import Generation, Heartbeat, Member, Notice, new_nonce
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.train import handoff as files
 
@@ -102,7 +103,7 @@ def end(thread):
 
 
 def wait_for_step(life, step, wait_until):
-    wait_until(lambda: life.status.has_session and life.status.progress()[0] >= step)
+    wait_until(lambda: life.context.status.has_session and life.context.status.progress()[0] >= step)
 
 
 def down_for_ever(bench):
@@ -147,11 +148,77 @@ def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
 
 
 def test_a_script_that_leaves_its_loop_by_itself_has_finished(bench):
-    life = bench.life(SESSION + "begin(7)\n")
+    life = bench.life(SESSION + "begin(7)\nfiles.left_loop_path(handoff, 0).touch()\n")
     life.run()
     record = bench.exit_record()
     assert (record.outcome, record.final.step, record.final.weights_sha256) == ("succeeded", 7, None)
     assert record.has_session
+
+
+def test_a_script_that_exits_0_in_the_middle_of_its_loop_has_failed(bench):
+    """It was a success, whatever step it had come to."""
+    bench.life(SESSION + "begin(7)\n").run()
+    record = bench.exit_record()
+    assert (record.outcome, record.exit_code, record.permanent, record.final) == ("failed", 1, True, None)
+    assert record.detail == "the training exited 0 before the end of its loop twice at step 7"
+    assert whys(bench) == ["first", "trainer-failed"]
+
+
+def test_a_script_that_never_begins_its_loop_has_finished(bench):
+    bench.life(SESSION.replace("begin(start)", "begin(start, -1)")).run()
+    assert bench.exit_record().outcome == "succeeded"
+
+
+LEAVE_ON_SIGTERM = """
+Path("begun").touch()
+until(Path("go").exists)
+"""
+SAVE_AND_EXIT_0 = """
+import os, time
+os.makedirs("out/checkpoint-40")
+open("out/checkpoint-40/model", "w").write("weights")
+open("begun", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "committed"),
+    [
+        (SESSION + "begin(7)\n" + LEAVE_ON_SIGTERM, False),
+        (SESSION + "begin(7)\n" + LEAVE_ON_SIGTERM + "files.left_loop_path(handoff, 0).touch()\n", False),
+        (SAVE_AND_EXIT_0, True),
+    ],
+)
+def test_a_trainer_that_exits_0_under_an_order_to_leave_has_not_finished(
+    bench, wait_until, script, committed
+):
+    """One that handles SIGTERM by itself saves and returns 0: the job was over at whatever step it was."""
+    life = bench.life(script, checkpoint={"directory": "out/checkpoint-*"})
+    thread = run(life)
+    wait_until((life.context.node.work / "begun").exists)
+    notice(bench, 20.0)
+    wait_until(lambda: life.context.orders.reclaim is not None)
+    (life.context.node.work / "go").touch()
+    end(thread)
+    record = bench.exit_record()
+    assert (record.outcome, record.detail, record.final) == ("drained", "reclaimed (terminate)", None)
+    assert bench.commits() == ((bench.id(1, 40),) if committed else ())
+
+
+def test_a_node_that_another_ones_stop_has_drained_hears_of_the_stop_itself(bench, monkeypatch, wait_until):
+    """It looks for a stop only now and then; it would have gone on, and drained once more."""
+    monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.LOOK_SECONDS", 3600.0)
+    life = bench.life(SESSION + "begin(40)\nuntil(Path('go').exists)\ndrain(40)\n")
+    thread = run(life)
+    wait_for_step(life, 40, wait_until)
+    request_stop(bench.store, JOB, "user")
+    (life.context.node.work / "go").touch()
+    end(thread)
+    record = bench.exit_record()
+    assert (record.outcome, record.step, record.committed) == ("stopped", 40, bench.id(1, 40))
+    assert whys(bench) == ["first"]
 
 
 @pytest.mark.parametrize("seconds", [2.0, 5.0, 10.0])
@@ -169,11 +236,10 @@ def test_a_notice_however_short_drains_commits_and_is_reported(bench, wait_until
 
 
 def test_an_ordered_stop_of_the_agent_drains_commits_and_is_reported(bench, wait_until):
-    stop = OrderedStop()
-    life = bench.life(WAIT_FOR_DRAIN, stop=stop)
+    life = bench.life(WAIT_FOR_DRAIN)
     thread = run(life)
     wait_for_step(life, 40, wait_until)
-    os.write(stop._writer, bytes([signal.SIGTERM]))
+    os.write(life.notices._pipe._writer, bytes([signal.SIGTERM]))
     end(thread)
     record = bench.exit_record()
     assert (record.outcome, record.step, record.committed) == ("drained", 40, bench.id(1, 40))
@@ -240,7 +306,7 @@ def test_the_end_of_the_loop_wins_against_a_drain(bench, wait_until):
 def test_a_notice_while_setting_up_ends_the_setup_and_all_its_children(bench, wait_until):
     life = bench.life(SESSION, run={"setup": "sleep 60 & sleep 60"})
     thread = run(life)
-    mark = ("CLOUDSPOT_SETUP", str(life.node.directory))
+    mark = ("CLOUDSPOT_SETUP", str(life.context.node.directory))
     wait_until(lambda: len(marked_processes(*mark)) >= 3)
     notice(bench, 10.0)
     end(thread)
@@ -300,9 +366,9 @@ sys.exit(3)
     life = bench.life(SESSION + script, procs_per_node=2, run={"env": {"LINGER": "0.5"}})
     thread = run(life)
     wait_for_step(life, 40, wait_until)
-    (life.node.work / "go").touch()
-    wait_until(files.exited_path(life.node.handoff(1), 0).exists)
-    assert len(marked_processes(files.HANDOFF, str(life.node.handoff(1)))) > 0
+    (life.context.node.work / "go").touch()
+    wait_until(files.exited_path(life.context.node.handoff(1), 0).exists)
+    assert len(marked_processes(files.HANDOFF, str(life.context.node.handoff(1)))) > 0
     request_stop(bench.store, JOB, "user")
     end(thread)
 
@@ -310,11 +376,11 @@ sys.exit(3)
 @pytest.fixture
 def two_nodes(bench, monkeypatch):
     """``two_nodes(script)``: the lives of two nodes, in a hurry."""
-    monkeypatch.setattr("cloudspot.agent.hearing.LISTEN_SECONDS", 0.04)
-    monkeypatch.setattr("cloudspot.agent.hearing.REGROUP_SECONDS", 0.02)
-    monkeypatch.setattr("cloudspot.agent.heartbeat.REGROUP_SECONDS", 0.03)
-    monkeypatch.setattr("cloudspot.agent.heartbeat.LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("cloudspot.agent.watching.DUMP_SECONDS", 0.2)
+    monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.LISTEN_SECONDS", 0.04)
+    monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.REGROUP_SECONDS", 0.02)
+    monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.REGROUP_SECONDS", 0.03)
+    monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("cloudspot.agent.training.supervision.DUMP_SECONDS", 0.2)
 
     def make(script, **tables):
         return [
@@ -342,7 +408,7 @@ def test_a_failure_on_one_node_ends_the_training_on_the_other_at_once(bench, two
     end_both(lives)
     assert [bench.exit_record(rank=rank).outcome for rank in range(2)] == ["succeeded", "succeeded"]
     assert whys(bench) == ["first", "trainer-failed"]
-    assert [life.memory.failure_streak for life in lives] == [1, 1]
+    assert [life.context.memory.failure_streak for life in lives] == [1, 1]
 
 
 def test_a_failure_for_good_has_the_same_exit_code_on_every_node(bench, two_nodes):
@@ -376,7 +442,9 @@ begin(100, 100)
 
 def test_a_network_that_is_cut_is_the_machines_fault_and_not_the_scripts(bench, two_nodes, monkeypatch):
     """The nodes failed again and again to connect, and the job was given up for good."""
-    monkeypatch.setattr("cloudspot.agent.inquest.unreachable", frozenset)  # nobody answers anybody
+    monkeypatch.setattr(
+        "cloudspot.agent.membership.failure_votes.unreachable", frozenset
+    )  # nobody answers anybody
     end_both(two_nodes("begin(7)\ntime.sleep(3600)\n", limits={"stuck_after": 0.5, "max_restarts": 0}))
     records = [bench.exit_record(rank=rank) for rank in range(2)]
     assert not any(one.permanent for one in records)
@@ -391,7 +459,7 @@ def test_a_network_that_is_cut_is_the_machines_fault_and_not_the_scripts(bench, 
 def test_a_network_that_is_cut_in_one_direction_ends_no_job_for_good_either(bench, two_nodes, monkeypatch):
     """Node 1 reached node 0, and took the training's end for the script's error."""
     monkeypatch.setattr(
-        "cloudspot.agent.inquest.unreachable",
+        "cloudspot.agent.membership.failure_votes.unreachable",
         lambda endpoints: time.sleep(0.5) or frozenset({1} & set(endpoints)),
     )
     end_both(two_nodes("begin(7)\ntime.sleep(3600)\n", limits={"stuck_after": 0.5, "max_restarts": 0}))
@@ -402,8 +470,8 @@ def test_a_network_that_is_cut_in_one_direction_ends_no_job_for_good_either(benc
 
 def test_a_torchrun_that_finds_no_peers_within_reach_is_ended(bench, two_nodes, monkeypatch):
     """It tries for ten minutes, and of a script without a session nobody would say that it is stuck."""
-    monkeypatch.setattr("cloudspot.agent.watching.CONNECT_SECONDS", 0.3)
-    monkeypatch.setattr("cloudspot.agent.inquest.unreachable", frozenset)
+    monkeypatch.setattr("cloudspot.agent.training.supervision.CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("cloudspot.agent.membership.failure_votes.unreachable", frozenset)
     end_both(two_nodes("", run={"env": {"WITHOUT_PEERS": "1"}}))
     records = [bench.exit_record(rank=rank) for rank in range(2)]
     assert not any(one.permanent for one in records)
@@ -411,7 +479,7 @@ def test_a_torchrun_that_finds_no_peers_within_reach_is_ended(bench, two_nodes, 
 
 
 def test_the_side_of_the_first_node_goes_on_where_that_is_enough(bench, two_nodes, monkeypatch):
-    monkeypatch.setattr("cloudspot.agent.inquest.unreachable", frozenset)
+    monkeypatch.setattr("cloudspot.agent.membership.failure_votes.unreachable", frozenset)
     script = "begin(7)\nif generation == 1: time.sleep(3600)\nbegin(100, 100)\n"
     end_both(two_nodes(script, nodes={"min": 1, "max": 2}, limits={"stuck_after": 0.5}))
     assert bench.exit_record(rank=0).outcome == "succeeded"
@@ -424,8 +492,8 @@ def test_a_port_that_is_taken_costs_no_restart_and_ends_no_job(bench, monkeypatc
     """Twice at the same step, and the job was over."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = iter([other.getsockname()[1]] * 3)
-        real = membership.free_port
-        monkeypatch.setattr(membership, "free_port", lambda: next(ports, None) or real())
+        real = agreement.free_port
+        monkeypatch.setattr(agreement, "free_port", lambda: next(ports, None) or real())
         bench.life(SESSION + "finish(100)\n", limits={"max_restarts": 3}).run()
     assert bench.exit_record().outcome == "succeeded"
     assert whys(bench) == ["first", *["not-connected"] * 3]
@@ -447,15 +515,41 @@ def test_the_last_checkpoint_of_a_script_without_a_session_is_delivered(bench):
     assert (record.has_session, record.final.step) == (False, None)
 
 
-def test_the_last_lines_are_the_scripts_and_not_torchruns(bench):
-    """Of the forty, thirty were its own insides."""
-    life = bench.life()
-    report = (
-        "E1120 07:00:58.371000 9 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
-    )
-    lines = [f"line {number}" for number in range(100)]
-    (life.node.logs / "train-000001.log").write_text("\n".join([*lines, report, *["of torchrun"] * 40]))
-    assert life.tail("train-000001.log") == tuple(lines[-40:])
+TEAR_THE_SECOND = """
+import os, sys, time
+from pathlib import Path
+
+found = sorted(Path("out").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+if found:
+    print("resumed from", found[-1].name, flush=True)
+    sys.exit(0 if (found[-1] / "done").exists() else 1)
+for step in (100, 200):
+    path = Path(f"out/checkpoint-{step}")
+    path.mkdir(parents=True)
+    (path / "model").write_text("weights"[: 7 if step == 100 else 3])
+    if step == 200:
+        os.kill(os.getpid(), 9)
+    (path / "done").touch()
+    while not Path("go").exists():
+        time.sleep(0.01)
+"""
+DONE = {"directory": "out/checkpoint-*", "complete_file": "done"}
+
+
+def test_a_script_is_not_left_to_resume_from_what_it_had_half_written(bench, wait_until, caplog):
+    """It resumed from the torn directory, failed twice, and the job was over, with a good checkpoint committed."""
+    life = bench.life(TEAR_THE_SECOND, checkpoint=DONE)
+    thread = run(life)
+    wait_until(lambda: bench.commits() == (bench.id(1, 100),))
+    (life.context.node.work / "go").touch()
+    end(thread)
+    assert bench.exit_record().outcome == "succeeded"
+    assert "resumed from checkpoint-100" in bench.log(life)
+    torn = life.context.node.torn / "out" / "checkpoint-200"
+    assert (torn / "model").read_text() == "wei"
+    said = f"out/checkpoint-200 was not complete when the script ended; it is set aside as {torn}"
+    assert said in caplog.messages
+    assert bench.commits() == (bench.id(1, 100),)
 
 
 # --- what cannot go on --------------------------------------------------------------------------
@@ -464,7 +558,7 @@ def test_the_last_lines_are_the_scripts_and_not_torchruns(bench):
 @pytest.mark.parametrize("harm", ["flipped", "gone"])
 def test_corrupt_code_ends_the_job_and_is_not_tried_for_ever(bench, harm):
     life = bench.life(SESSION)
-    key = keys.code(life.job.submission.code_sha256)
+    key = keys.code(life.context.job.submission.code_sha256)
     if harm == "gone":
         bench.store.delete(key)
     else:
@@ -479,8 +573,8 @@ def test_a_disk_that_takes_no_checkpoint_is_said_and_not_tried_for_ever(bench):
     """A restore of more than 30 s would have been repeated as long as the machine lives."""
     bench.life(SESSION + "finish(10)\n").run()
     life = bench.life(SESSION, launch=2, machine="other")
-    (life.node.directory / "restore").write_text("no directory can be made here")
-    life.node.directory.joinpath("restore").chmod(0o444)
+    (life.context.node.directory / "restore").write_text("no directory can be made here")
+    life.context.node.directory.joinpath("restore").chmod(0o444)
     life.run()
     record = bench.exit_record(2)
     assert (record.outcome, record.permanent) == ("failed", False)
@@ -512,8 +606,8 @@ def test_a_final_state_that_missed_the_deadline_is_no_success(bench, wait_until,
         put(key, data, if_absent=if_absent)
 
     store.put = refuse_chunks
-    (life.node.work / "go").touch()
-    wait_until(lambda: life.status.state == "ending")
+    (life.context.node.work / "go").touch()
+    wait_until(lambda: life.context.status.state == "ending")
     notice(bench, 3.0)  # after the training has ended
     end(thread)
     record = bench.exit_record()
@@ -529,18 +623,29 @@ def test_a_noticed_node_that_has_finished_waits_for_the_others_last_part(bench, 
     life = bench.life(SESSION + "begin(99)\nuntil(Path('go').exists)\nfinish(100, save=False)\n")
     thread = run(life)
     wait_for_step(life, 99, wait_until)
-    bench.put_part(life.node, 0, 100)
-    (life.node.work / "go").touch()
+    bench.put_part(life.context.node, 0, 100)
+    (life.context.node.work / "go").touch()
     notice(bench, 20.0)
-    wait_until(lambda: life.status.state == "ending")
-    bench.put_part(life.node, 1, 100)
+    wait_until(lambda: life.context.status.state == "ending")
+    bench.put_part(life.context.node, 1, 100)
     end(thread)
     record = bench.exit_record()
     assert (record.outcome, record.committed, record.final.step) == ("succeeded", bench.id(1, 100), 100)
 
 
+def test_a_healthy_job_of_several_nodes_says_nothing_of_a_lost_step(bench, caplog):
+    """Rank 0 had an ERROR in its log whenever it was the first to upload."""
+    caplog.set_level("INFO", "cloudspot")
+    life = bench.life(SESSION + "finish(100, save=False)\n")
+    bench.put_part(life.context.node, 0, 100)
+    life.run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    assert "the last checkpoint is uploaded here; the other nodes complete it" in caplog.messages
+
+
 def test_without_a_deadline_it_is_a_failure_that_another_machine_mends(bench, monkeypatch, wait_until):
-    monkeypatch.setattr(lastword, "UPLOAD_SECONDS", 0.3)
+    monkeypatch.setattr(final_delivery, "UPLOAD_SECONDS", 0.3)
     life = bench.life(SESSION + "finish(100)\n")
     monkeypatch.setattr(life.courier, "_carry_seals", lambda: None)  # a store slower than the limit
     life.run()
@@ -549,9 +654,10 @@ def test_without_a_deadline_it_is_a_failure_that_another_machine_mends(bench, mo
     assert record.detail == "the training finished, but its last checkpoint could not be delivered"
 
 
-def test_a_last_save_that_was_given_up_is_a_success_while_nobody_takes_the_machine(bench):
+def test_a_last_save_that_was_given_up_is_a_success_while_nobody_takes_the_machine(bench, caplog):
     bench.life(SESSION + "finish(100, save=False)\n").run()
     assert (bench.exit_record().outcome, bench.commits()) == ("succeeded", ())
+    assert "the state of the last step is in no checkpoint" in caplog.messages
 
 
 SKIP_THE_LAST_SAVE = (
@@ -575,8 +681,8 @@ def test_a_last_save_that_was_skipped_for_a_reclaim_is_a_drain(bench, wait_until
     thread = run(life)
     wait_for_step(life, 100, wait_until)
     notice(bench, 5.0)
-    wait_until(lambda: files.read_drain(life.node.handoff(1)))
-    (life.node.work / "go").touch()
+    wait_until(lambda: files.read_drain(life.context.node.handoff(1)))
+    (life.context.node.work / "go").touch()
     end(thread)
     record = bench.exit_record()
     assert (record.outcome, record.final, record.committed) == ("drained", None, bench.id(1, 40))
@@ -597,6 +703,12 @@ def by_hook(seconds):
     return understand(told, notice_seconds=seconds, now=time.monotonic(), wall=datetime.now(timezone.utc))
 
 
+def give(hook, life, seconds):
+    """What the hook does while there is an agent."""
+    hook.give(by_hook(seconds))
+    tell_agent(life.context.node.directory)
+
+
 def recorded_notice(bench):
     return codec.decode(bench.store.get(keys.notice(JOB, 1, 0)), Notice)
 
@@ -608,15 +720,15 @@ def test_the_hook_and_the_provider_in_either_order_make_one_notice_and_one_drain
     life = bench.life(WAIT_FOR_DRAIN)
     thread = run(life)
     wait_for_step(life, 40, wait_until)
-    hook = NoticeFile(life.node.directory)
+    hook = NoticeFile(life.context.node.directory)
     if is_first:
-        hook.give(by_hook(20.0))
-        wait_until(lambda: life.orders.reclaim is not None)
+        give(hook, life, 20.0)
+        wait_until(lambda: life.context.orders.reclaim is not None)
         notice(bench, 30.0)
     else:
         notice(bench, 20.0)
         wait_until(lambda: hook.read() is not None)
-        hook.give(by_hook(30.0))
+        give(hook, life, 30.0)
     end(thread)
     assert (bench.exit_record().outcome, bench.exit_record().step) == ("drained", 40)
     assert list(bench.commits()) == [bench.id(1, 40)]
@@ -627,12 +739,12 @@ def test_the_hook_and_the_provider_in_either_order_make_one_notice_and_one_drain
 
 def test_an_earlier_end_by_the_second_way_is_news_but_no_second_record(bench, wait_until):
     life = bench.life(WAIT_FOR_DRAIN)
-    hook = NoticeFile(life.node.directory)
+    hook = NoticeFile(life.context.node.directory)
     thread = run(life)
     wait_for_step(life, 40, wait_until)
     notice(bench, 120.0)  # trained through for a while
     wait_until(lambda: hook.read() is not None)
-    hook.give(by_hook(10.0))
+    give(hook, life, 10.0)
     end(thread)
     assert (bench.exit_record().outcome, bench.exit_record().step) == ("drained", 40)
     assert recorded_notice(bench).source == ""
@@ -641,7 +753,7 @@ def test_an_earlier_end_by_the_second_way_is_news_but_no_second_record(bench, wa
 
 def test_a_notice_that_came_while_there_was_no_agent_is_obeyed_and_recorded(bench):
     life = bench.life(WAIT_FOR_DRAIN)
-    NoticeFile(life.node.directory).give(by_hook(20.0))
+    NoticeFile(life.context.node.directory).give(by_hook(20.0))
     life.run()
     assert bench.exit_record().outcome == "drained"
     assert (recorded_notice(bench).source, recorded_notice(bench).action) == ("hook", "stop")
@@ -654,7 +766,7 @@ def killed_agent(bench, life, *, status, drained=None, drain=None, progress=40):
     """What an agent leaves that is killed right after its trainer of generation 1 has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    handoff = life.node.handoff(1)
+    handoff = life.context.node.handoff(1)
     files.seals_directory(handoff).mkdir(parents=True)
     files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(progress, 100))
     (handoff / "torchrun.status").write_text(f"{status}\n")
@@ -662,11 +774,11 @@ def killed_agent(bench, life, *, status, drained=None, drain=None, progress=40):
         files.write_json(files.drained_path(handoff, 0), {"step": drained})
     if drain is not None:
         files.write_drain(handoff, drain)
-    memory = life.memory
+    memory = life.context.memory
     memory.code_ready = memory.setup_done = True
     memory.generation, memory.trainer_pid, memory.trainer_started_at = 1, process.pid, time.monotonic()
-    memory.save(life.node)
-    (life.node.work / "train.py").write_text((bench.root / "code" / "train.py").read_text())
+    memory.save(life.context.node)
+    (life.context.node.work / "train.py").write_text((bench.root / "code" / "train.py").read_text())
     record = Generation(
         number=1, launch=1, members=(Member(rank=0, instance_id="m-1", address="127.0.0.1"),),
         endpoint="127.0.0.1:1", restore_from=None, why="first",
@@ -679,8 +791,8 @@ def test_ranks_that_had_drained_have_not_finished(bench):
     """The agent after the killed one knew of no drain, saw exit status 0, and called it a success."""
     life = bench.life(SESSION + "finish(100)\n")
     killed_agent(bench, life, status=0, drained=40, drain=files.Drain("notice", time.monotonic() + 5.0))
-    bench.seal(life.node, bench.id(1, 40))
-    NoticeFile(life.node.directory).give(by_hook(8.0))
+    bench.seal(life.context.node, bench.id(1, 40))
+    NoticeFile(life.context.node.directory).give(by_hook(8.0))
     bench.life(SESSION + "finish(100)\n").run()
     record = bench.exit_record()
     assert (record.outcome, record.step, record.committed) == ("drained", 40, bench.id(1, 40))
@@ -689,7 +801,7 @@ def test_ranks_that_had_drained_have_not_finished(bench):
 def test_ranks_that_had_drained_go_on_where_no_order_stands(bench):
     life = bench.life(SESSION + "finish(100)\n")
     killed_agent(bench, life, status=0, drained=40)
-    bench.seal(life.node, bench.id(1, 40))
+    bench.seal(life.context.node, bench.id(1, 40))
     life = bench.life(SESSION + "finish(100)\n")
     life.run()
     assert (bench.exit_record().outcome, bench.exit_record().restored_step) == ("succeeded", 40)
@@ -701,10 +813,10 @@ def test_a_generation_whose_end_was_dealt_with_is_not_started_again(bench):
     gave the job up for having failed twice at one step."""
     life = bench.life(SESSION + "finish(100)\n")
     killed_agent(bench, life, status=1)
-    memory = life.memory
+    memory = life.context.memory
     memory.trainer_pid, memory.next_why = 0, "trainer-failed"
     memory.failure_streak, memory.failed_at_step = 1, 40
-    memory.save(life.node)
+    memory.save(life.context.node)
     bench.life(SESSION + "finish(100)\n").run()
     assert bench.exit_record().outcome == "succeeded"
     assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
@@ -713,21 +825,21 @@ def test_a_generation_whose_end_was_dealt_with_is_not_started_again(bench):
 def test_an_agent_that_is_killed_while_it_leaves_comes_to_the_same_end(bench, monkeypatch):
     """Were the end taken for dealt with before the last word, the script would be run again."""
     life = bench.life("open('runs', 'a').write('x')\n")
-    monkeypatch.setattr(life_module, "leave", lambda *_: None)
+    monkeypatch.setattr(life_module.Life, "_leave", lambda *_: None)
     life.run()  # killed before its last word
-    for thread in (life.logs, life.courier, life._heartbeat, life.notices):
+    for thread in (life.logs, life.courier, life.heartbeat, life.notices):
         thread._stopped.set()
     monkeypatch.undo()
     life = bench.life("open('runs', 'a').write('x')\n")
     life.run()
-    assert (bench.exit_record().outcome, (life.node.work / "runs").read_text()) == ("succeeded", "x")
+    assert (bench.exit_record().outcome, (life.context.node.work / "runs").read_text()) == ("succeeded", "x")
 
 
 def test_ranks_that_have_drained_count_as_such_though_their_store_was_gone(bench):
     """Where rank 0's process left first, another's could fail after its save; nobody waited for the commit."""
     life = bench.life(SESSION + "finish(100)\n")
     killed_agent(bench, life, status=1, drained=40)
-    bench.seal(life.node, bench.id(1, 40))
+    bench.seal(life.context.node, bench.id(1, 40))
     bench.life(SESSION + "finish(100)\n").run()
     assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "drained"]
 
@@ -735,9 +847,9 @@ def test_ranks_that_have_drained_count_as_such_though_their_store_was_gone(bench
 def test_lines_of_a_generation_that_ended_before_the_agent_died_are_delivered(bench):
     life = bench.life(SESSION + "finish(100)\n")
     killed_agent(bench, life, status=1)
-    (life.node.logs / "train-000001.log").write_text("Traceback: the reason\n")
-    life.memory.trainer_pid = 0
-    life.memory.save(life.node)
+    (life.context.node.logs / "train-000001.log").write_text("Traceback: the reason\n")
+    life.context.memory.trainer_pid = 0
+    life.context.memory.save(life.context.node)
     life = bench.life(SESSION + "finish(100)\n")
     life.run()
     assert "Traceback: the reason" in bench.log(life)
@@ -750,11 +862,13 @@ def test_a_trainer_that_lives_is_gone_on_with(bench, wait_until):
     life.logs._stopped.set()
     life.courier._stopped.set()
     life.notices.stop()
-    life.insist = lambda *_, **__: time.sleep(3600)  # its main thread never speaks again
+    object.__setattr__(
+        life.context, "insist", lambda *_, **__: time.sleep(3600)
+    )  # its main thread never speaks again
     after = bench.life(SESSION)
     thread = run(after)
-    wait_until(lambda: after.status.state == "running")
-    (after.node.work / "go").touch()
+    wait_until(lambda: after.context.status.state == "running")
+    (after.context.node.work / "go").touch()
     end(thread)
     assert (bench.exit_record().outcome, bench.exit_record().generation) == ("succeeded", 1)
     assert bench.log(after).count("resumed at 0") == 1
@@ -763,7 +877,7 @@ def test_a_trainer_that_lives_is_gone_on_with(bench, wait_until):
 
 def test_a_trainer_nobody_remembers_is_ended_before_another_starts(bench, wait_until):
     life = bench.life(SESSION + "finish(100)\n")
-    handoff = life.node.handoff(1)
+    handoff = life.context.node.handoff(1)
     handoff.mkdir(parents=True)
     stray = subprocess.Popen(["sleep", "60"], env={**os.environ, files.HANDOFF: str(handoff)})
     life.run()
@@ -782,7 +896,7 @@ def test_a_slot_of_another_machine_runs_nothing(bench):
     launches.void_slot(bench.store, JOB, 1, 0, "voided: too late")
     life = bench.life(SESSION, run={"setup": "touch ran"})
     life.run()
-    assert not (life.node.work / "ran").exists()
+    assert not (life.context.node.work / "ran").exists()
     with pytest.raises(ObjectMissing):
         bench.exit_record()
 
@@ -796,6 +910,6 @@ def test_insisting_tries_until_the_very_deadline(bench):
     store = FaultyStore(bench.store, down_for_ever(bench), bench.root / "state")
     began = time.monotonic()
     with pytest.raises(Exception, match="outage"):
-        life.insist(lambda: store.get("x"), deadline=began + 0.4)
+        life.context.insist(lambda: store.get("x"), deadline=began + 0.4)
     assert time.monotonic() >= began + 0.4
     assert store.calls["get"] >= 3

@@ -37,7 +37,7 @@ def test_a_thread_that_fails_ends_the_process_with_its_traceback_in_the_log(benc
 
 
 def test_a_machine_without_its_providers_plugin_ends_with_the_reason_on_its_console(bench):
-    submission = bench.life().job.submission
+    submission = bench.life().context.job.submission
     bench.store.put(keys.spec(JOB), codec.encode(submission))
     environment = {
         **os.environ, "CLOUDSPOT_JOB": JOB, "CLOUDSPOT_LAUNCH": "1", "CLOUDSPOT_STORE": bench.store.url,

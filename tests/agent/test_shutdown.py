@@ -10,11 +10,11 @@ import pytest
 
 from cloudspot.agent import shutdown
 from cloudspot.agent.node import NodeMemory
-from cloudspot.agent.noticefile import NoticeFile
+from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.errors import ObjectMissing, TransientError
 from cloudspot.jobstore import keys, launches
 from cloudspot.model import NodeIdentity
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
@@ -142,17 +142,17 @@ def test_a_machine_whose_slot_is_not_its_own_says_nothing_of_it(bench, see_off, 
 
 def test_a_store_that_fails_is_asked_again_until_the_end(bench, see_off, clock, monkeypatch):
     claim(bench)
-    real, num_failures = shutdown.say_last_word, iter(range(3))
+    real, num_failures = shutdown.write_exit_record, iter(range(3))
 
     def say(*arguments):
         if next(num_failures, None) is not None:
             raise TransientError("down")
         real(*arguments)
 
-    monkeypatch.setattr(shutdown, "say_last_word", say)
+    monkeypatch.setattr(shutdown, "write_exit_record", say)
     assert see_off() == 0
     assert bench.exit_record().outcome == "drained"
-    monkeypatch.setattr(shutdown, "say_last_word", lambda *_: 1 / 0)
+    monkeypatch.setattr(shutdown, "write_exit_record", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         see_off()
 
@@ -162,7 +162,7 @@ def test_a_store_that_stays_down_is_given_up_at_the_end(bench, see_off, clock, m
         raise TransientError("down")
 
     claim(bench)
-    monkeypatch.setattr(shutdown, "say_last_word", fail)
+    monkeypatch.setattr(shutdown, "write_exit_record", fail)
     assert see_off() == 1
     assert clock.now >= 1025.0
 

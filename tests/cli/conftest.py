@@ -5,13 +5,14 @@ from __future__ import annotations
 import fnmatch
 import functools
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
 import sessions
 from click.testing import CliRunner
+from jobclock import at
 
 from cloudspot.cli.main import program
 from cloudspot.jobfile.spec import load_job
@@ -41,7 +42,6 @@ from cloudspot.jobstore.submission import submit
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import LaunchRequest, LogRecord, Market, NodeIdentity, Offer
 
-START = datetime.now(timezone.utc) - timedelta(hours=3)
 OFFER = Offer(
     instance_type="local",
     zone="local-a",
@@ -54,11 +54,6 @@ name = "digits"
 [run]
 entrypoint = "train.py"
 """
-
-
-def at(minutes: float) -> datetime:
-    """Return a moment of the job's life."""
-    return START + timedelta(minutes=minutes)
 
 
 @pytest.fixture
@@ -371,9 +366,3 @@ def before_reading(monkeypatch):
 def put_session_checkpoint(tmp_path):
     """``put_session_checkpoint(store, job_id, checkpoint, objects)``, as in a job."""
     return functools.partial(sessions.put_session_checkpoint, scratch=tmp_path / "ranks")
-
-
-def ago(minutes: float) -> str:
-    """Return how long ago that many minutes after START were, as a duration; the tests may run for long."""
-    seconds = (datetime.now(timezone.utc) - START - timedelta(minutes=minutes)).total_seconds()
-    return f"{seconds:.0f}s"

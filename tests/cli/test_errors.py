@@ -528,10 +528,10 @@ BECOME = """
 import importlib, importlib.resources, os, pkgutil, sys
 for name in ("cli", "controller", "jobstore", "local"):
     package = importlib.import_module(f"cloudspot.{name}")
-    for module in pkgutil.iter_modules(package.__path__, f"cloudspot.{name}."):
+    for module in pkgutil.walk_packages(package.__path__, f"cloudspot.{name}."):
         importlib.import_module(module.name)
 "".encode("utf-8-sig"), importlib.resources.files("cloudspot.cli")  # these import something too
-importlib.import_module("cloudspot.cli.init").job_file_text("x", "train.py", has_session=True)  # it reads a file
+importlib.import_module("cloudspot.cli.commands.init").job_file_text("x", "train.py", has_session=True)  # it reads a file
 uid = int(sys.argv.pop(1))
 os.setgroups([])
 os.setgid(65534)

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from cloudspot import __version__
-from cloudspot.cli.main import SHORT_HELPS, Program, debug_option, program
+from cloudspot.cli.main import SHORT_HELPS, Program, program
+from cloudspot.cli.sharedoptions import debug_option
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, JobNotFound, SpecError, TransientError
 
 
@@ -33,10 +34,14 @@ def test_help_imports_neither_commands_nor_anything_heavy(arguments):
     assert ours.rstrip("]").replace("'", "").split(", ") == [
         "cloudspot",
         "cloudspot.cli",
+        "cloudspot.cli.completers",
         "cloudspot.cli.exit_codes",
+        "cloudspot.cli.invocation",
         "cloudspot.cli.main",
-        "cloudspot.cli.printable",
-        "cloudspot.cli.streams",
+        "cloudspot.cli.screen",
+        "cloudspot.cli.screen.printable",
+        "cloudspot.cli.screen.stdstreams",
+        "cloudspot.cli.sharedoptions",
         "cloudspot.errors",
     ]
 

@@ -10,8 +10,8 @@ from simnodes import SimNode, Training
 from simulation import START, Odds, SimStore, Violation, World
 
 from cloudspot.controller.decide import SILENT_LIMIT_SECONDS
+from cloudspot.controller.lasting import MAX_PASS_GAP_SECONDS
 from cloudspot.controller.loop import Controller
-from cloudspot.controller.suspicion import MAX_PASS_GAP_SECONDS
 from cloudspot.errors import TransientError
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys, parallel

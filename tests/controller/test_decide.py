@@ -16,16 +16,16 @@ from cloudspot.controller.actions import (
     VoidSlot,
     Wait,
 )
-from cloudspot.controller.decide import (
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, decide
+from cloudspot.controller.observed import CreateFailure
+from cloudspot.jobstore.delivering import (
     BEATING_SECONDS,
-    BOOT_LIMIT_SECONDS,
     DELIVERY_GRACE_SECONDS,
     SILENT_LIMIT_SECONDS,
     STOP_GRACE_SECONDS,
     SURVIVOR_GRACE_SECONDS,
-    decide,
 )
-from cloudspot.controller.observed import CreateFailure
+from cloudspot.jobstore.records import Ending
 
 
 def act(records, history, observed=None, *, at=100.0, **tables):
@@ -225,13 +225,65 @@ def test_the_last_word_of_a_machine_that_does_not_own_the_rank_proves_nothing(re
 def test_a_launch_with_fewer_than_min_nodes_left_is_closed_after_the_survivors_grace(records):
     launch = records.launch(intent=records.intent(num_nodes=2))
     history = records.history(launch)
-    observed = records.observed(
-        records.instance(state="ended", ended_at=records.at(100)), records.instance("i-1-1", rank=1)
+    machines = (
+        records.instance(state="ended", ended_at=records.at(100)),
+        records.instance("i-1-1", rank=1),
     )
-    nodes = {"nodes": 2}
-    assert act(records, history, observed, at=100 + SURVIVOR_GRACE_SECONDS - 1, **nodes) == ()
-    (action,) = act(records, history, observed, at=100 + SURVIVOR_GRACE_SECONDS, **nodes)
+
+    def after(seconds):
+        observed = records.observed(*machines, ending_seconds={Ending(1, 0): seconds})
+        return act(records, history, observed, at=9000.0, nodes=2)
+
+    assert after(SURVIVOR_GRACE_SECONDS - 1) == ()
+    (action,) = after(SURVIVOR_GRACE_SECONDS)
     assert isinstance(action, CloseLaunch)
+
+
+@pytest.mark.parametrize("state", ["draining", "uploading", "ending"])
+def test_a_survivor_that_says_it_delivers_has_an_hour(records, state):
+    """Rank 0 is reclaimed, and its share of the drain is with rank 1: nobody else has it."""
+    launch = records.launch(
+        intent=records.intent(num_nodes=2),
+        exits={0: records.exit("drained", at=100)},
+        heartbeats={1: records.heartbeat(instance_id="i-1-1", state=state)},
+    )
+    machines = (records.instance(state="ended"), records.instance("i-1-1", rank=1))
+
+    def after(seconds, silent=0.0):
+        observed = records.observed(
+            *machines, ending_seconds={Ending(1, 0): seconds}, silent_seconds={(1, 1): silent}
+        )
+        return act(records, records.history(launch), observed, at=9000.0, nodes=2)
+
+    assert after(DELIVERY_GRACE_SECONDS - 1) == ()
+    assert after(DELIVERY_GRACE_SECONDS - 1, silent=BEATING_SECONDS - 1) == ()
+    (action,) = after(SURVIVOR_GRACE_SECONDS, silent=BEATING_SECONDS)
+    assert (type(action), action.outcome) == (CloseLaunch, "reclaimed")
+    (action,) = after(DELIVERY_GRACE_SECONDS)
+    assert (type(action), action.outcome) == (CloseLaunch, "reclaimed")
+
+
+def test_the_survivors_grace_begins_anew_with_each_death(records):
+    launch = records.launch(intent=records.intent(num_nodes=3))
+    machines = (
+        records.instance(state="ended"),
+        records.instance("i-1-1", rank=1),
+        records.instance("i-1-2", rank=2),
+    )
+    history = records.history(launch)
+
+    def close(**changes):
+        return act(records, history, records.observed(*machines, **changes), at=9000.0, nodes=3)
+
+    long_ago, now = Ending(1, 0), Ending(1, 1)
+    assert close(ending_seconds={long_ago: 9000.0}) != ()
+    machines = (machines[0], records.instance("i-1-1", "ended", rank=1), machines[2])
+    assert close(ending_seconds={long_ago: 9000.0, now: SURVIVOR_GRACE_SECONDS - 1}) == ()
+    machines = (machines[0], machines[2])
+    absence = records.absence_seconds + SURVIVOR_GRACE_SECONDS
+    gone = {"ending_seconds": {long_ago: 9000.0}}
+    assert close(**gone, absent_seconds={"i-1-1": absence - 1}) == ()
+    assert close(**gone, absent_seconds={"i-1-1": absence}) != ()
 
 
 def test_survivors_that_have_said_their_last_word_are_not_waited_for(records):
@@ -284,11 +336,29 @@ def test_a_reclaim_explains_the_failure_of_a_peer(records):
 
 def test_a_stopped_job_waits_for_its_nodes_and_ends_them_after_the_grace(records):
     history = records.history(records.launch(), stop=records.stop(at=100))
-    observed = records.observed(records.instance())
-    assert act(records, history, observed, at=100 + STOP_GRACE_SECONDS - 1) == ()
-    assert act(records, history, observed, at=100 + STOP_GRACE_SECONDS) == (
-        Terminate(("i-1-0",), "still running 10 minutes after the stop"),
+
+    def after(seconds):
+        observed = records.observed(records.instance(), ending_seconds={Ending(): seconds})
+        return act(records, history, observed)
+
+    assert after(STOP_GRACE_SECONDS - 1) == ()
+    assert after(STOP_GRACE_SECONDS) == (Terminate(("i-1-0",), "still running 10 minutes after the stop"),)
+
+
+@pytest.mark.parametrize("said_at", [-86400.0, -660.0, 100.0, 86400.0])
+def test_a_wrong_clock_of_whoever_says_stop_or_exits_or_closes_ends_no_machine(records, said_at):
+    launch = records.launch(
+        intent=records.intent(num_nodes=3),
+        exits={1: records.exit("drained", instance_id="i-1-1", rank=1, at=said_at)},
     )
+    closed = records.launch(2, outcome="reclaimed", closed_at=said_at)
+    machines = [records.instance(f"i-1-{rank}", rank=rank) for rank in range(3)]
+    history = records.history(launch, stop=records.stop(at=said_at))
+    nodes = {"nodes": {"min": 1, "max": 3}}
+    assert act(records, history, records.observed(*machines), **nodes) == ()
+    assert act(records, history, records.observed(*machines), nodes=3) == ()
+    history = records.history(records.capacity(1, at=0), closed, finished=records.finished(at=said_at))
+    assert act(records, history, records.observed(records.instance("i-2-0", launch=2))) == (CleanUp(),)
 
 
 @pytest.mark.parametrize("state", ["draining", "uploading", "ending"])
@@ -297,9 +367,14 @@ def test_a_stopping_node_that_still_delivers_its_checkpoint_has_an_hour(records,
     launch = records.launch(intent=records.intent(num_nodes=2), heartbeats=beats)
     history = records.history(launch, stop=records.stop(at=100))
     machines = [records.instance(), records.instance("i-1-1", rank=1)]
-    observed = records.observed(*machines, silent_seconds={(1, 0): BEATING_SECONDS - 1})
+    silent = {(1, 0): BEATING_SECONDS - 1}
     after = {
-        seconds: act(records, history, observed, at=100 + seconds, nodes=2)
+        seconds: act(
+            records,
+            history,
+            records.observed(*machines, silent_seconds=silent, ending_seconds={Ending(): float(seconds)}),
+            nodes=2,
+        )
         for seconds in (599, 600, 3599, int(DELIVERY_GRACE_SECONDS))
     }
     assert after == {
@@ -313,8 +388,12 @@ def test_a_stopping_node_that_still_delivers_its_checkpoint_has_an_hour(records,
 def test_a_stopping_node_that_fell_silent_has_no_longer_grace(records):
     launch = records.launch(heartbeats={0: records.heartbeat(state="uploading")})
     history = records.history(launch, stop=records.stop(at=100))
-    observed = records.observed(records.instance(), silent_seconds={(1, 0): BEATING_SECONDS})
-    assert act(records, history, observed, at=100 + STOP_GRACE_SECONDS) == (
+    observed = records.observed(
+        records.instance(),
+        silent_seconds={(1, 0): BEATING_SECONDS},
+        ending_seconds={Ending(): STOP_GRACE_SECONDS},
+    )
+    assert act(records, history, observed) == (
         Terminate(("i-1-0",), "still running 10 minutes after the stop"),
     )
 

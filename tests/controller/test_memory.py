@@ -1,9 +1,9 @@
 import pytest
 
+from cloudspot.controller.lasting import BEGUN
 from cloudspot.controller.memory import MAX_GAP_SECONDS, Memory
 from cloudspot.controller.observed import CreateFailure
-from cloudspot.controller.suspicion import BEGUN
-from cloudspot.jobstore.records import Lasting, Suspect, Suspicions
+from cloudspot.jobstore.records import Ending, KnownEnding, Lasting, Suspect, Suspicions
 
 
 @pytest.fixture
@@ -199,3 +199,77 @@ def test_who_has_ended_or_said_a_last_word_is_under_no_suspicion(records, beatin
     assert pass_by(records, Memory(), beating, listed=ended, at=9000.0) == ()
     said = records.history(records.launch(exits={0: records.exit("failed")}))
     assert pass_by(records, Memory(), said, at=9000.0) == ()
+
+
+# --- what has ended -------------------------------------------------------------------------------
+
+
+def test_an_ending_counts_from_the_first_look_at_it_whatever_its_writers_clock_says(records, look):
+    launch = records.launch(
+        intent=records.intent(num_nodes=3), exits={0: records.exit("drained", at=-9000.0)}
+    )
+    history = records.history(
+        records.launch(outcome="lost", closed_at=-9000.0),
+        records.change(launch, intent=records.intent(2, num_nodes=3)),
+        stop=records.stop(at=-9000.0),
+    )
+    memory = Memory()
+    memory.note_listing([records.instance("i-1-1", "ended", rank=1)], 0.0)
+    expected = {Ending(), Ending(1), Ending(2, 0), Ending(2, 1)}
+    for monotonic, seconds in ((0.0, 0.0), (50.0, 50.0), (9000.0, 50.0 + MAX_GAP_SECONDS)):
+        memory.note_history(history, monotonic)
+        observed = look(memory, history, monotonic=monotonic)
+        assert observed.ending_seconds == dict.fromkeys(expected, seconds)
+
+
+def test_an_ending_does_not_count_while_the_store_does_not_answer_and_a_failed_listing_forgets_none(
+    records, look
+):
+    memory, history = Memory(), records.history(records.launch(), stop=records.stop())
+    for monotonic, listed, read in (
+        (0.0, True, True),
+        (30.0, True, True),
+        (60.0, True, False),
+        (90.0, False, True),
+    ):
+        memory.note_listing([records.instance(state="ended")] if listed else None, monotonic)
+        memory.note_history(history if read else None, monotonic)
+    assert look(memory, history, monotonic=90.0).ending_seconds == {Ending(): 30.0, Ending(1, 0): 30.0}
+    memory.note_listing([records.instance(state="ended")], 95.0)
+    memory.note_history(history, 95.0)
+    assert look(memory, history, monotonic=95.0).ending_seconds == {Ending(): 35.0, Ending(1, 0): 35.0}
+
+
+def endings_left(records, memory, history, *listed):
+    memory.note_listing(listed, 5.0)
+    memory.note_history(history, 5.0)
+    found = memory.suspicions(history, records.at(1000.0))
+    return {} if found is None else {one.ending: one.known for one in found.endings}
+
+
+def test_endings_are_left_to_the_next_pass_while_a_machine_runs_that_they_leave_little_time(records):
+    closed = records.history(records.launch(outcome="succeeded"), finished=records.finished())
+    assert endings_left(records, Memory(), closed, records.instance()) == {Ending(1): BEGUN}
+    assert endings_left(records, Memory(), closed, records.instance(state="ended")) == {}
+    stopping = records.history(
+        records.launch(exits={0: records.exit("stopped")}, intent=records.intent(num_nodes=2)),
+        stop=records.stop(),
+    )
+    assert endings_left(records, Memory(), stopping, records.instance("i-1-1", rank=1)) == {
+        Ending(): BEGUN,
+        Ending(1, 0): BEGUN,
+    }
+
+
+def test_an_ending_that_was_left_counts_and_is_left_again_longer(records, look):
+    history = records.history(records.launch(outcome="succeeded"), finished=records.finished())
+    memory = Memory()
+    known = KnownEnding(ending=Ending(1), known=Lasting(seconds=40.0, until=records.at(0)))
+    left_behind = Suspicions(launch=0, suspects=(), endings=(known,), at=records.at(0), writer="w")
+    memory.note_suspicions(left_behind, records.at(60), 1.0)
+    longer = Lasting(seconds=100.0, until=records.at(60))
+    assert endings_left(records, memory, history, records.instance()) == {Ending(1): longer}
+    assert look(memory, history, monotonic=5.0).ending_seconds == {Ending(1): 100.0}
+    memory.note_listing(None, 6.0)
+    (again,) = memory.suspicions(history, records.at(1000.0)).endings
+    assert again == KnownEnding(ending=Ending(1), known=longer)

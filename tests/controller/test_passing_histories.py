@@ -14,11 +14,11 @@ from launch_histories import JOB, first_violation, only_pass, pass_and_stay, pas
 from simnodes import Training
 from simulation import Odds
 
-from cloudspot.controller import handover, suspicion
+from cloudspot.controller import handover, lasting
 from cloudspot.controller.handover import Handover
+from cloudspot.controller.lasting import MAX_PASS_GAP_SECONDS, lengthened
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.memory import Memory
-from cloudspot.controller.suspicion import MAX_PASS_GAP_SECONDS, lengthened
 from cloudspot.errors import ObjectMissing, TransientError
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Lasting
@@ -102,7 +102,7 @@ def test_the_wall_clocks_of_two_hosts_take_the_living_for_dead(monkeypatch):
 
 
 def test_the_whole_of_a_gap_makes_an_outage_the_death_of_a_node(monkeypatch):
-    monkeypatch.setattr(suspicion, "MAX_PASS_GAP_SECONDS", float("inf"))
+    monkeypatch.setattr(lasting, "MAX_PASS_GAP_SECONDS", float("inf"))
     assert first_violation("every right to run", known=(97,), drivers=only_pass, **SILENCES) is not None
 
 

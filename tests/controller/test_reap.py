@@ -1,11 +1,13 @@
 import pytest
 
 from cloudspot.controller.actions import Terminate
-from cloudspot.controller.reap import EXIT_GRACE_SECONDS, GRACE_SECONDS, reapable
+from cloudspot.controller.reap import reapable
+from cloudspot.jobstore.delivering import CLOSED_GRACE_SECONDS, EXIT_GRACE_SECONDS
+from cloudspot.jobstore.records import Ending
 
 
-def reap(records, history, *instances, at=100.0):
-    return reapable(history, instances, records.at(at))
+def reap(records, history, *instances, **known):
+    return reapable(history, records.observed(*instances, **known))
 
 
 def test_the_machines_of_an_open_launch_are_left_alone(records):
@@ -37,9 +39,10 @@ def test_a_machine_of_unknown_rank_is_left_while_a_rank_is_free(records):
     assert reap(records, records.history(launch), records.instance("i-x", rank=None)) == ()
 
 
-def test_a_machine_of_no_launch_is_ended(records):
-    found = reap(records, records.history(records.launch()), records.instance("i-9", launch=9))
-    assert found == (Terminate(("i-9",), "launch 9 is not in the journal"),)
+@pytest.mark.parametrize("launch", [0, 9])
+def test_a_machine_of_no_launch_is_ended(records, launch):
+    found = reap(records, records.history(records.launch()), records.instance("i-9", launch=launch))
+    assert found == (Terminate(("i-9",), f"launch {launch} is not in the journal"),)
 
 
 @pytest.mark.parametrize("state", ["pending", "running", "shutting-down"])
@@ -51,27 +54,41 @@ def test_a_machine_of_a_launch_that_was_void_is_ended_at_once(records, state):
 
 def test_a_machine_that_has_trained_may_flush_its_logs_first(records):
     history = records.history(records.launch(outcome="succeeded", closed_at=100.0))
-    assert reap(records, history, records.instance(), at=100 + GRACE_SECONDS - 1) == ()
-    assert reap(records, history, records.instance(), at=100 + GRACE_SECONDS) == (
-        Terminate(("i-1-0",), "launch 1 is closed"),
-    )
+
+    def after(seconds):
+        return reap(records, history, records.instance(), ending_seconds={Ending(1): seconds})
+
+    assert after(CLOSED_GRACE_SECONDS - 1) == ()
+    assert after(CLOSED_GRACE_SECONDS) == (Terminate(("i-1-0",), "launch 1 is closed"),)
 
 
-def test_a_clock_that_is_hours_off_does_not_let_a_machine_live(records):
-    history = records.history(records.launch(outcome="succeeded", closed_at=9000.0))
-    assert len(reap(records, history, records.instance(), at=100.0)) == 1
+@pytest.mark.parametrize("closed_at", [-9000.0, 9000.0])
+def test_the_grace_of_a_closed_launch_does_not_depend_on_the_clock_of_whoever_closed_it(records, closed_at):
+    history = records.history(records.launch(outcome="succeeded", closed_at=closed_at))
+    assert reap(records, history, records.instance()) == ()
+
+
+def test_without_a_listing_nothing_is_ended(records):
+    history = records.history(records.launch(outcome="succeeded"))
+    assert reapable(history, records.observed(instances=None, ending_seconds={Ending(1): 9000.0})) == ()
 
 
 def test_a_node_that_has_said_its_last_word_and_stays_is_ended(records):
     launch = records.launch(intent=records.intent(num_nodes=2), exits={0: records.exit("failed", at=100)})
     history = records.history(launch)
     instances = (records.instance(), records.instance("i-1-1", rank=1))
-    assert reap(records, history, *instances, at=100 + EXIT_GRACE_SECONDS - 1) == ()
-    (found,) = reap(records, history, *instances, at=100 + EXIT_GRACE_SECONDS)
-    assert found.instance_ids == ("i-1-0",)
+
+    def after(seconds):
+        return reap(records, history, *instances, ending_seconds={Ending(1, 0): seconds})
+
+    assert after(EXIT_GRACE_SECONDS - 1) == ()
+    why = "node 0 of launch 1 has ended its work and still runs"
+    assert after(EXIT_GRACE_SECONDS) == (Terminate(("i-1-0",), why),)
 
 
 def test_ended_machines_and_those_of_other_jobs_are_none_of_our_business(records):
     history = records.history(records.launch(outcome="lost"))
     other = records.change(records.instance(), job_id="other")
-    assert reap(records, history, records.instance(state="ended"), other, at=9000.0) == ()
+    known = {"ending_seconds": {Ending(1): 9000.0}}
+    assert reap(records, history, records.instance(state="ended"), other, **known) == ()
+    assert len(reap(records, history, records.instance(), **known)) == 1

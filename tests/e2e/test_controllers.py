@@ -12,7 +12,7 @@ from acting_user import User, kill, wait_for
 from cloudspot.jobstore import keys
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 
 SETS = ('run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
 RECLAIM = 'providers.local.reclaims=[{launch=1, after_steps=30, notice="6s"}]'

@@ -17,7 +17,7 @@ from cut_network import own_network
 
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 
 SETS = ("nodes=2", 'run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
 NUM_STEPS = 10 * 10

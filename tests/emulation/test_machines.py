@@ -18,7 +18,7 @@ import pytest
 from cloudspot_toy import ToyCloud
 
 from cloudspot.emulation.cloud import EmulatedMachine
-from cloudspot.emulation.machinehost import emulated
+from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.local.records import PlannedReclaim
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.train import handoff
@@ -395,7 +395,7 @@ import subprocess, sys, time
 from pathlib import Path
 from cloudspot.local.enclosure import run_enclosed
 from cloudspot.emulation.cloud import EmulatedMachine
-from cloudspot.emulation.machinehost import emulated
+from cloudspot.emulation.local_machine_host import emulated
 from cloudspot_toy import ToyCloud
 
 def main():

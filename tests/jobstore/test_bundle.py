@@ -207,16 +207,16 @@ def test_something_else_under_the_bundles_key_is_refused(work, store):
         put_bundle(store, bundle)
 
 
-def test_whoever_watches_is_told_of_every_byte(work, store):
+def test_progress_counts_every_byte(work, store):
     told = {}
 
     @contextmanager
-    def watch(what, num_bytes):
+    def open_progress(what, num_bytes):
         told[what] = [num_bytes]
         yield told[what].append
 
-    bundle = make(work, watch=watch)
-    put_bundle(store, bundle, watch=watch)
+    bundle = make(work, open_progress=open_progress)
+    put_bundle(store, bundle, open_progress=open_progress)
     total, *counts = told["bundling code"]
     assert sum(counts) == total == 9 + 300 + 10
     assert told["uploading code"] == [None]

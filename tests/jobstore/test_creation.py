@@ -70,7 +70,7 @@ def test_under_faults_each_of_many_writers_learns_the_same_winner(inner, tmp_pat
         plan = FaultPlan(fail_every=3, lose_every=2)
         store = FaultyStore(inner, plan, tmp_path)
         data = b"writer %d" % number
-        outcomes[number] = create(store, "k", data, num_tries=20, sleep=lambda seconds: None) or data
+        outcomes[number] = create(store, "k", data, waits=[0.0] * 19, sleep=lambda seconds: None) or data
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]
     for thread in threads:

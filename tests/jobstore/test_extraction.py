@@ -6,6 +6,7 @@ import io
 import os
 import random
 import tarfile
+import time
 
 import pytest
 
@@ -54,6 +55,23 @@ def test_files_directories_and_safe_links_are_extracted(tmp_path):
     assert (dest / "a.py").stat().st_mode & 0o7777 == 0o755 & ~_umask()
     assert (dest / "deep/er/b").stat().st_mode & 0o7777 == 0o644 & ~_umask()
     assert everything(tmp_path / "new") == ["dest", *(f"dest/{name}" for name in everything(dest))]
+
+
+def test_a_file_gets_the_present_time_whatever_the_archive_says(tmp_path):
+    before = time.time()
+    extract(pack(member("a", b"1", mtime=0), member("d", kind=tarfile.DIRTYPE)), tmp_path / "dest")
+    assert (tmp_path / "dest/a").stat().st_mtime >= before - 2
+    assert (tmp_path / "dest/d").stat().st_mtime >= before - 2
+
+
+def test_a_python_without_tarfiles_filter_extracts_and_refuses_the_same(tmp_path, monkeypatch):
+    plain = staticmethod(lambda member, path: member)
+    monkeypatch.setattr(extraction._Archive, "extraction_filter", plain)
+    test_files_directories_and_safe_links_are_extracted(tmp_path)
+    for hostile in HOSTILE.values():
+        with pytest.raises(BundleError, match="the code bundle"):
+            extract(pack(member("good", b"1"), *hostile), tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
 
 
 def _umask():

@@ -109,6 +109,106 @@ def test_an_invalid_pattern_matches_nothing_and_breaks_nothing(tmp_path):
     assert "a.txt" in bundled(tmp_path)
 
 
+@pytest.fixture
+def checkout(tmp_path):
+    root = tmp_path / "repo"
+    root.mkdir()
+    git(root, "init", "-q")
+    return root
+
+
+def commit(root):
+    git(root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--allow-empty")
+
+
+def test_a_tracked_file_is_code_although_a_pattern_names_it(checkout):
+    write(checkout, "model.bin", "other.bin", "a.txt")
+    git(checkout, "add", "-f", "model.bin")
+    ignore(checkout, ".", "*.bin")
+    assert bundled(checkout) == {"model.bin", "a.txt"}
+    ignore(checkout, ".", "model.bin", "!other.bin", name=".cloudspotignore")
+    assert bundled(checkout) == {"other.bin", "a.txt"}
+
+
+def test_tracked_files_that_are_deleted_or_replaced_by_a_link_are_passed_over(checkout):
+    write(checkout, "gone.txt", "pkg/a.txt", "old/b.txt")
+    git(checkout, "add", ".")
+    (checkout / "gone.txt").unlink()
+    (checkout / "old/b.txt").unlink()
+    (checkout / "old").rmdir()
+    (checkout / "old").symlink_to("pkg")
+    write(checkout, "pkg/b.txt")
+    assert bundled(checkout) == {"pkg/a.txt", "pkg/b.txt", "old"}
+
+
+def test_a_job_below_the_top_of_its_checkout_takes_its_own_files(checkout):
+    write(checkout, "jobs/one/a.txt", "jobs/one/b.ckpt", "jobs/two/c.txt")
+    ignore(checkout, "jobs", "*.ckpt")
+    git(checkout, "add", "jobs/one/a.txt")
+    assert bundled(checkout / "jobs/one") == {"a.txt"}
+
+
+def test_submodules_and_nested_repositories_bring_their_own_files(checkout, tmp_path):
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "-q")
+    write(library, "lib.py", "pkg/deep.py")
+    git(library, "add", ".")
+    commit(library)
+    git(checkout, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(library), "vendor/lib")
+    ignore(checkout, "vendor/lib", "*.o")
+    write(checkout, "vendor/lib/new.py", "vendor/lib/new.o", "a.txt")
+    git(checkout, "clone", "-q", str(library), "nested")
+    found = bundled(checkout)
+    assert found == {
+        ".gitmodules", "a.txt", "nested/lib.py", "nested/pkg/deep.py",
+        "vendor/lib/lib.py", "vendor/lib/pkg/deep.py", "vendor/lib/new.py",
+    }  # fmt: skip
+
+
+def test_a_working_directory_that_its_checkout_ignores_keeps_its_own_rules(checkout):
+    ignore(checkout, ".", "scratch/", "*.ckpt")
+    write(checkout, "scratch/a.txt", "scratch/b.ckpt", "scratch/c.log")
+    ignore(checkout, "scratch", "*.log")
+    assert bundled(checkout / "scratch") == {"a.txt", "b.ckpt"}
+
+
+def test_without_git_the_ignore_files_of_a_checkout_are_read_instead(checkout, monkeypatch):
+    ignore(checkout, ".", "*.ckpt", "out/", "logs/**", "!logs/keep.txt")
+    ignore(checkout, "job/pkg", "!x.ckpt")
+    write(checkout, "job/a.txt", "job/a.ckpt", "job/out/b", "job/pkg/x.ckpt", "job/pkg/y.ckpt")
+    with_git = bundled(checkout / "job")
+    assert with_git == {"a.txt", "pkg/x.ckpt"}
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert bundled(checkout / "job") == with_git
+
+
+def test_a_repository_that_git_refuses_is_read_by_its_ignore_files(checkout):
+    ignore(checkout, ".", "*.ckpt")
+    write(checkout, "a.txt", "b.ckpt")
+    (checkout / ".git/HEAD").write_text("damaged")
+    assert bundled(checkout) == {"a.txt"}
+
+
+def test_a_hook_of_another_repository_does_not_redirect_git(checkout, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    ignore(checkout, ".", "*.ckpt")
+    write(checkout, "a.txt", "b.ckpt")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
+    assert bundled(checkout) == {"a.txt"}
+
+
+def test_a_checkout_and_an_export_of_it_give_the_same_bundle(checkout, tmp_path):
+    write(checkout, "main.py", "b.txt", "pkg/a.txt")
+    git(checkout, "add", ".")
+    export = tmp_path / "export"
+    write(export, "pkg/a.txt", "main.py", "b.txt")
+    assert make_bundle(checkout, entrypoint="main.py").data == make_bundle(export, entrypoint="main.py").data
+
+
 NAMES = ["a", "b", "a.log", "b.txt", "data", "keep.txt", "x y", "#c", "!d", "e\\f"]
 PATTERNS = [
     "a", "b", "/a", "a/", "/a/", "*.log", "*", "!*.log", "!a", "!/a", "!a/", "!b", "a/*", "a/**", "**/a", "**/a/",

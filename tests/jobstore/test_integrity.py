@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import codec, integrity
-from cloudspot.jobstore.integrity import check_commit, is_safe_path, plan_digest, read_seal
+from cloudspot.jobstore.integrity import check_commit, is_safe_path
 from cloudspot.jobstore.records import CheckpointId, Chunk, Commit, File, Part
+from cloudspot.jobstore.seals import parse_seal, plan_digest, read_seal
 from cloudspot.train import partition as trainer
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
@@ -58,7 +59,8 @@ def seals(checkpoints, *sizes):
 
 
 def redigested(seals):
-    return [seal | {"plan": plan_digest(seals)} for seal in seals]
+    digest = plan_digest([parse_seal(json.dumps(seal), "") for seal in seals])
+    return [seal | {"plan": digest} for seal in seals]
 
 
 def test_a_sound_manifest_passes(checkpoints):
@@ -122,13 +124,14 @@ def test_parts_must_be_there_and_add_up():
     ("changes", "message"),
     [
         ({"generation": 2}, "its seal's generation is 2, not 1"),
-        ({"step": "10"}, "step is '10'"),
+        ({"step": "10"}, r"got `str` - at `\$\.step`"),
+        ({"step": 11}, "step is 11, not 10"),
         ({"rank": 1}, "rank is 1"),
         ({"world_size": 9}, "world_size is 9"),
-        ({"items": None}, "items are malformed"),
-        ({"items": [{"name": "a"}]}, "items are malformed"),
-        ({"items": [{"name": "a", "dtype": "uint8", "shape": [5], "offset": 0, "nbytes": True}]}, "items are malformed"),
-        ({"plan": 7}, "planned apart"),
+        ({"items": None}, r"seal of part 0 is malformed: .* got `null` - at `\$\.items`"),
+        ({"items": [{"name": "a"}]}, r"missing required field `dtype` - at `\$\.items\[0\]`"),
+        ({"items": [{"name": "a", "dtype": "uint8", "shape": [5], "offset": 0, "nbytes": True}]}, r"got `bool` - at `\$\.items\[0\]\.nbytes`"),
+        ({"plan": 7}, r"got `int` - at `\$\.plan`"),
         ({"plan": "f" * 64}, "not those that were planned"),
     ],
 )  # fmt: skip
@@ -164,23 +167,30 @@ def test_an_item_that_two_ranks_hold_or_none_is_corrupt(checkpoints):
     shared = two | {"items": one["items"]}
     with pytest.raises(CorruptData, match="twice"):
         check_commit(session(redigested([one, shared])))
+    with pytest.raises(CorruptData, match="planned apart"):
+        check_commit(session([one, two | {"plan": "f" * 64}]))
     with pytest.raises(CorruptData, match="not those that were planned"):
         check_commit(session([one, two | {"items": []}]))
 
 
-def test_the_digest_is_the_one_that_the_trainer_makes():
+def test_the_digest_is_the_one_that_the_trainer_makes(checkpoints):
     items = [
         trainer.Item("model/weight é", "float32", (3, 4), 4),
         trainer.Item("model/scale", "float64", (), 8),
         trainer.Item("model/none", "bool", (0,), 1, pinned=True),
     ]
     planned = trainer.plan(items, world_size=2)
-    tables = [{"items": [placement.to_json() for placement in placements]} for placements in planned.parts]
-    assert plan_digest(json.loads(json.dumps(tables))) == planned.digest
+    [seal] = seals(checkpoints, 5)
+    tables = [[placement.to_json() for placement in placements] for placements in planned.parts]
+    made = [parse_seal(json.dumps(seal | {"items": items}), "") for items in tables]
+    assert plan_digest(made) == planned.digest
 
 
-def test_a_seal_may_hold_infinity_and_must_be_an_object():
-    assert read_seal(part(seal='{"best": -Infinity}')) == {"best": -float("inf")}
+def test_a_seal_may_hold_infinity_and_must_be_an_object(checkpoints):
+    [seal] = seals(checkpoints, 5)
+    found = read_seal(part(seal=json.dumps(seal | {"objects": {"best": -float("inf")}, "later": 1})))
+    assert found.objects == {"best": -float("inf")}
+    assert found.raw == seal | {"objects": {"best": -float("inf")}, "later": 1}
     for text in (None, "", "[1]", "{", "[" * 100_000):
         with pytest.raises(CorruptData, match="seal of part 0"):
             read_seal(part(seal=text))

@@ -19,7 +19,7 @@ from cloudspot.local.processes import MARK
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.records import MachineState
 from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market, Resources
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 
 NUM_NODES = 3
 

@@ -17,7 +17,7 @@ from cloudspot.local.processes import MARK, machine_processes
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.records import MachineState
 from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot.processes import marked_processes
+from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff
 
 SLEEP = shutil.which("sleep")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
-from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.api_faults import Faults
 from cloudspot_aliyun_sandbox.market import KINDS, REGIONS, Kind, describe, spot_price, zones_of
 from cloudspot_aliyun_sandbox.rpc import ApiError, nested
 

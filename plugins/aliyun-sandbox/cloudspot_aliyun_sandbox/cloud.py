@@ -11,12 +11,12 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from cloudspot.emulation.api_faults import Faults
+from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
-from cloudspot.emulation.faults import Faults
-from cloudspot.emulation.furnishing import FurnishedHost
-from cloudspot.emulation.rolekeys import Secrets
-from cloudspot.emulation.serving import Server
-from cloudspot.emulation.trail import Trail
+from cloudspot.emulation.furnished_host import FurnishedHost
+from cloudspot.emulation.role_credentials import Secrets
+from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aliyun.clients import ECS_ENDPOINT, OSS_ENDPOINT
 from cloudspot_aliyun.clients import REGION as REGION_VARIABLE
 from cloudspot_aliyun.credentials import KEY_ID, KEY_SECRET

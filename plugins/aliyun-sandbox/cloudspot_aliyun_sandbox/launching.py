@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.api_faults import Faults
 from cloudspot_aliyun_sandbox.account import Account, Place
 from cloudspot_aliyun_sandbox.catalogue import Catalogue
 from cloudspot_aliyun_sandbox.machines import Machines

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar, Final
 
 from cloudspot.emulation.cloud import Answer, MachineView, Request
-from cloudspot.emulation.rolekeys import Credentials
-from cloudspot.emulation.tokenedmetadata import TokenedMetadata, Tree
+from cloudspot.emulation.role_credentials import Credentials
+from cloudspot.emulation.token_metadata import TokenedMetadata, Tree
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
 CREDENTIAL_SECONDS: Final = 6 * 3600.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cloudspot.emulation.faults import Call
+from cloudspot.emulation.api_faults import Call
 from cloudspot_aliyun_sandbox.ossrequests import RIGHTS
 
 FREE: Final = frozenset({"sts:GetCallerIdentity"})

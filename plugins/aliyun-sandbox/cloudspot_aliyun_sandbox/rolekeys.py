@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cloudspot.emulation import rolekeys
+from cloudspot.emulation import role_credentials
 
 
-class RoleKeys(rolekeys.RoleKeys):
+class RoleKeys(role_credentials.RoleKeys):
     """Keys such as ``STS.N...``, which are of no use without their security token."""
 
     prefix: ClassVar[str] = "STS.N"

@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
-from cloudspot.emulation.rolekeys import RoleKeys
+from cloudspot.emulation.role_credentials import RoleKeys
 
 MAX_SKEW_SECONDS: Final = 15 * 60.0
 VERSIONS: Final = {"2014-05-26": "Ecs", "2015-04-01": "Sts", "2015-05-01": "Ram", "2016-04-28": "Vpc"}

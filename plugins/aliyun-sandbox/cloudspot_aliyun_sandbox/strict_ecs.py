@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot.emulation.cloud import MachineHost
-from cloudspot.emulation.faults import Call, Faults
-from cloudspot.emulation.rolekeys import RoleKeys
+from cloudspot.emulation.role_credentials import RoleKeys
 from cloudspot_aliyun_sandbox import launching
 from cloudspot_aliyun_sandbox.account import ACCOUNT_ID, NODE_ROLE, Account, has_tags, wanted_tags
 from cloudspot_aliyun_sandbox.catalogue import Catalogue

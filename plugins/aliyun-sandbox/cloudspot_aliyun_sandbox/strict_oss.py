@@ -3,7 +3,7 @@
 It verifies signatures of both versions, security tokens and their end, and refuses what OSS refuses:
 create-only writes of what is there (unless the bucket has versions, where OSS takes no notice), parts that
 are too small or do not match, appends at a wrong position. It takes no parameter and no header that it does
-not know. Faults are injected by rules (:mod:`cloudspot.emulation.faults`), and every request is recorded.
+not know. Faults are injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
 Source: OSS API reference, the operations' pages and "Error responses" (checked 2026-11). From memory: the
 words of some messages, and that the upload stays when a create-only completion is refused.
@@ -20,8 +20,8 @@ from email.utils import format_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from cloudspot.emulation.faults import Call, Faults
-from cloudspot.emulation.rolekeys import RoleKeys
+from cloudspot.emulation.api_faults import Call, Faults
+from cloudspot.emulation.role_credentials import RoleKeys
 from cloudspot_aliyun_sandbox import ossxml
 from cloudspot_aliyun_sandbox.ossbuckets import MAX_KEY_BYTES, NAME, HeldBucket, Multipart, Stored, etag_of
 from cloudspot_aliyun_sandbox.osserrors import REQUEST_ID, OssRefusal

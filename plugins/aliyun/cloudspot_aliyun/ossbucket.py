@@ -1,4 +1,4 @@
-"""A bucket of OSS: where it is, how it is asked, and what its errors mean.
+"""A bucket of OSS: where it is, the requests it takes, and what its errors mean.
 
 Sources: OSS API reference, PutObject (x-oss-forbid-overwrite), GetBucketInfo, "Error responses" (checked
 2026-11).
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import oss2
 import oss2.credentials
@@ -25,9 +25,9 @@ from cloudspot.errors import (
     SpecError,
     StoreRefused,
 )
-from cloudspot.interfaces import check_key
+from cloudspot.model import CheckResult
+from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import Passing, UploadGone
-from cloudspot.retrying import Result, persist
 from cloudspot_aliyun.clients import (
     CONNECT_SECONDS,
     READ_SECONDS,
@@ -38,20 +38,18 @@ from cloudspot_aliyun.clients import (
 )
 from cloudspot_aliyun.credentials import CredentialsSource, is_on_ecs
 from cloudspot_aliyun.errors import DENIED, EXPIRED, SDK_ERRORS, THROTTLED, error_code, status_of, translation
+from cloudspot_aliyun.osspayload import compare
 
 FALLBACK_REGION: Final = "cn-hangzhou"
-"""Where a bucket is asked for when no region is configured: the refusal tells the right one."""
+"""Where a bucket is looked for when no region is configured: the refusal names the right one."""
 MAX_CONNECTIONS: Final = 32
+WRITER: Final = "x-oss-meta-cloudspot-writer"
+"""The header that names an object's writer."""
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _ENDPOINT = re.compile(r"oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com")
-_ACTIONS = {
-    "append to": "oss:PutObject",
-    "list": "oss:ListObjects",
-    "read": "oss:GetObject",
-    "write": "oss:PutObject",
-    "delete": "oss:DeleteObject",
-}
+# Without it a range past the end, or one that begins there, gets the whole object.
+_STANDARD = {"x-oss-range-behavior": "standard"}
+_OTHERS_BUCKET = ", and the bucket policy's consent if another account owns it"
 
 
 class PositionTaken(CloudspotError):
@@ -59,111 +57,149 @@ class PositionTaken(CloudspotError):
 
 
 class NotAppendable(CloudspotError):
-    """An object of this key was put in one piece."""
+    """The object under this key was put in one piece."""
 
 
-class OssBucket:
-    """One bucket and the prefix in it that a store's URL names. Thread-safe.
+_KINDS: Mapping[str, type[CloudspotError]] = {
+    **dict.fromkeys(THROTTLED, Passing),
+    **dict.fromkeys(DENIED, AuthError),
+    "FileAlreadyExists": ObjectExists,
+    "InvalidRange": RangeBeyondEnd,
+    "NoSuchBucket": SpecError,
+    "NoSuchKey": ObjectMissing,
+    "NoSuchUpload": UploadGone,
+    "ObjectNotAppendable": NotAppendable,
+    "PositionNotEqualToLength": PositionTaken,
+}
 
-    Requests are made once: whoever makes them knows whether they may be repeated, and how long that is
-    worth it.
-    """
+
+class OssBucket(Bucket):
+    """A bucket and a prefix in it. Thread-safe."""
+
+    scheme: ClassVar[str] = "oss"
+    names: ClassVar[re.Pattern[str]] = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+    sdk_errors: ClassVar[tuple[type[Exception], ...]] = SDK_ERRORS
+    rights: ClassVar[Mapping[str, str]] = {
+        "append to": f"oss:PutObject{_OTHERS_BUCKET}",
+        "list": f"oss:ListObjects{_OTHERS_BUCKET}",
+        "read": f"oss:GetObject{_OTHERS_BUCKET}",
+        "sign for": f"oss:GetObject{_OTHERS_BUCKET}",
+        "write": f"oss:PutObject{_OTHERS_BUCKET}",
+        "delete": f"oss:DeleteObject{_OTHERS_BUCKET}",
+    }
+    how_to_create: ClassVar[str] = "ossutil mb oss://"
 
     def __init__(self, url: str, clients: AliyunClients, sleep: Callable[[float], None] = time.sleep) -> None:
         """Read ``oss://bucket/prefix``; no I/O.
 
         Raises:
-            SpecError: the URL is none of OSS's.
+            SpecError: the URL does not name a bucket of OSS.
         """
-        self.url = url
-        self.name, self.prefix = _parse_url(url)
-        self.sleep = sleep
+        super().__init__(url, sleep)
+        if self.prefix.startswith("\\"):
+            raise SpecError(f"store {url}: OSS takes no key that begins with a backslash")
         self._clients = clients
-        self._lock = threading.Lock()
         self._keys: _Keys | None = None
-        self._client: oss2.Bucket | None = None
 
-    def full(self, key: str) -> str:
-        """Return the key in the bucket.
-
-        Raises:
-            ValueError: it is no key.
-        """
-        check_key(key)
-        return self.prefix + key
-
-    def client(self) -> oss2.Bucket:
-        """Return a client of the endpoint where the bucket is; the first call asks OSS about the bucket.
+    def connect(self) -> oss2.Bucket:
+        """Return a client of the endpoint where the bucket is, which OSS is asked for.
 
         Raises:
             SpecError: there is no such bucket, or the configuration is wrong.
             StoreRefused: the bucket has versions, and so no create-only writes.
-            AuthError: no credentials, or OSS does not accept them.
+            AuthError: there are no credentials, or OSS does not accept them.
             TransientError: OSS does not answer.
         """
-        with self._lock:
-            if self._client is None:
-                self._client = self._locate()
-            return self._client
+        region = self._clients.region_or_none() or FALLBACK_REGION
+        client = self._client_in(region)
+        tried = {region}
+        while True:
+            try:
+                info = client.get_bucket_info()
+            except SDK_ERRORS as error:
+                elsewhere = _right_region(error)
+                if elsewhere is not None and elsewhere not in tried:
+                    client = self._client_in(elsewhere)
+                    tried.add(elsewhere)
+                    continue
+                if error_code(error) not in DENIED:
+                    raise self.translated(error, "list", "") from error
+                # A caller who may read and write objects need not see the bucket's settings: the answers to
+                # writes will tell whether it has versions.
+                return client
+            if info.versioning_status:
+                raise self._versioned(f"versioning {info.versioning_status}")
+            return client
 
-    @contextmanager
-    def asking(self, verb: str, key: str) -> Iterator[oss2.Bucket]:
-        """Lend the client; raise what goes wrong with it as cloudspot's errors."""
-        client = self.persist(self.client)
-        try:
-            yield client
-        except SDK_ERRORS as error:
-            raise self._translation(error, verb, key) from error
+    def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
+        """Return what an error of oss2's means, and renew a key that has expired; see Bucket."""
+        code, status = error_code(error), status_of(error)
+        if code in EXPIRED and self._keys is not None and self._keys.renew():
+            return Passing
+        if status == HTTPStatus.NOT_IMPLEMENTED:
+            return StoreRefused
+        # The answer to a HEAD has no body, and so no code.
+        return ObjectMissing if not code and status == HTTPStatus.NOT_FOUND else _KINDS.get(code)
 
-    def persist(self, call: Callable[[], Result]) -> Result:
-        """Return what ``call`` returns; where OSS did nothing it is made again, some times."""
-        return persist(call, sleep=self.sleep, kind=Passing)
+    def translation(self, error: Exception, what: str) -> CloudspotError:
+        """Return an error of oss2's as cloudspot's; see Bucket."""
+        return translation(error, what)
+
+    def head(self, client: Any, name: str) -> Described:
+        """Return what is known of the object; see Bucket."""
+        answer = client.head_object(name)
+        writer = str(answer.headers.get(WRITER, ""))
+        return Described(answer.content_length, _moment(answer.last_modified), writer)
+
+    def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
+        """Begin to read the object or some of its bytes; see Bucket."""
+        answer = client.get_object(name, byte_range=span, headers={} if span is None else _STANDARD)
+
+        def verify(data: memoryview) -> None:
+            if span is None:  # OSS tells the sum of the whole object only.
+                compare(answer.headers, data, f"{self.url}: {name}")
+
+        is_partial = answer.status == HTTPStatus.PARTIAL_CONTENT
+        return Download(answer.resp.response.raw, answer.content_length, is_partial, verify)
+
+    def list_names(
+        self, client: Any, prefix: str, *, after: str | None, limit: int
+    ) -> tuple[Sequence[Listed], bool]:
+        """Return a page of names; see Bucket."""
+        answer = client.list_objects_v2(prefix=prefix, start_after=after or "", max_keys=limit)
+        found = [Listed(one.key, one.size, _moment(one.last_modified)) for one in answer.object_list]
+        return found, bool(answer.is_truncated)
+
+    def delete(self, client: Any, name: str) -> None:
+        """Remove the object; see Bucket."""
+        client.delete_object(name)
+
+    def sign_get(self, client: Any, name: str, seconds: int) -> str:
+        """Return a URL that reads the object; see Bucket."""
+        url: str = client.sign_url("GET", name, seconds, slash_safe=True)
+        return url
+
+    def check_settings(self) -> Sequence[CheckResult]:
+        """Say what the bucket keeps that is billed; see Bucket."""
+        return (
+            self.check_setting("bucket versioning", _versioning),
+            self.check_setting("bucket lifecycle", _lifecycle),
+        )
 
     def check_create(self, headers: Mapping[str, str]) -> None:
-        """Look at the answer to a write whether the bucket has got versions since it was first asked.
+        """Look at the answer to a write: has the bucket got versions since it was first asked?
 
         Raises:
-            StoreRefused: it has, and the write took no notice of what was there.
+            StoreRefused: it has, and the write ignored what was there.
         """
         if "x-oss-version-id" in headers:
             raise self._versioned("versions")
 
-    def info(self) -> Any:
-        """Return what OSS says of the bucket: region, endpoints, versioning."""
-        with self.asking("list", "") as client:
-            return client.get_bucket_info()
-
-    # --- where it is ------------------------------------------------------------------------------
-
-    def _locate(self) -> oss2.Bucket:
-        region = self._clients.region_or_none() or FALLBACK_REGION
-        client = self._client_in(region)
-        try:
-            info = client.get_bucket_info()
-        except SDK_ERRORS as error:
-            elsewhere = _right_region(error)
-            if elsewhere is None or elsewhere == region:
-                if error_code(error) not in DENIED:
-                    raise self._translation(error, "list", "") from error
-                # Whoever may read and write objects need not see the bucket's settings: what the answers to
-                # writes say of versions must do then.
-                return client
-            client = self._client_in(elsewhere)
-            try:
-                info = client.get_bucket_info()
-            except SDK_ERRORS as again:
-                if error_code(again) not in DENIED:
-                    raise self._translation(again, "list", "") from again
-                return client
-        if info.versioning_status:
-            raise self._versioned(f"versioning {info.versioning_status}")
-        return client
-
     def _client_in(self, region: str) -> oss2.Bucket:
         if self._keys is None:
             self._keys = _Keys(self._clients.credentials)
-        # Within the machine's region the internal endpoint costs nothing, and needs no way to the internet:
-        # a machine that has none could not even ask for the bucket at the other.
+        # Within the machine's region the internal endpoint costs nothing and needs no way to the internet; a
+        # machine that has none could not even ask for the bucket at the public one.
         is_internal = is_on_ecs() and region_of_this_machine() == region
         return oss2.Bucket(
             oss2.ProviderAuthV4(self._keys),
@@ -172,95 +208,61 @@ class OssBucket:
             session=oss2.Session(pool_size=MAX_CONNECTIONS),
             connect_timeout=(CONNECT_SECONDS, READ_SECONDS),
             app_name=USER_AGENT,
-            enable_crc=False,  # We compute it ourselves, some forty times as fast.
+            enable_crc=False,  # We compute it ourselves, about forty times as fast.
             region=region,
         )
 
-    # --- what went wrong --------------------------------------------------------------------------
-
-    def _translation(self, error: Exception, verb: str, key: str) -> CloudspotError:
-        code = error_code(error)
-        what = f"{self.url}: cannot {verb} {key}".rstrip()
-        if code == "FileAlreadyExists":
-            return ObjectExists(f"{self.url}: {key} exists")
-        if code == "NoSuchBucket":
-            return SpecError(
-                f"store {self.url}: there is no bucket {self.name!r}; make it (ossutil mb oss://{self.name}) "
-                "or mend the name"
-            )
-        if code == "NoSuchUpload":
-            return UploadGone(f"{what}: its multipart upload is gone")
-        if code == "NoSuchKey" or (not code and status_of(error) == HTTPStatus.NOT_FOUND):
-            return ObjectMissing(f"{self.url}: no object {key}")
-        if code == "PositionNotEqualToLength":
-            return PositionTaken(f"{what}: others have appended to it")
-        if code == "ObjectNotAppendable":
-            return NotAppendable(f"{what}: it was put in one piece")
-        if code in EXPIRED and self._renew():
-            return Passing(f"{what}: the credentials had expired, and are renewed")
-        found = translation(error, what)
-        if code in THROTTLED:
-            return Passing(str(found))
-        if status_of(error) == HTTPStatus.NOT_IMPLEMENTED:
-            return StoreRefused(f"{found}; the server lacks what cloudspot stands on")
-        if code in DENIED:
-            return AuthError(
-                f"{found}; it takes {_ACTIONS[verb]}, and the bucket policy's consent if another account "
-                "owns it"
-            )
-        return found
-
-    def _renew(self) -> bool:
-        return self._keys is not None and self._keys.renew()
-
     def _versioned(self, state: str) -> StoreRefused:
         return StoreRefused(
-            f"store {self.url}: bucket {self.name!r} has {state}, with which OSS ignores that a write is to "
-            "create only, so that two writers could both win; use a bucket that never had versioning"
+            f"store {self.url}: bucket {self.name!r} has {state}: OSS then ignores that a write must only "
+            "create, and two writers could both win; use a bucket that never had versioning"
         )
 
 
 class _Keys(oss2.credentials.CredentialsProvider):  # type: ignore[misc]
-    """Gives oss2 the key that holds at this moment."""
+    """Gives oss2 the key that is valid now."""
 
     def __init__(self, source: CredentialsSource) -> None:
         self._source = source
         self._used = threading.local()
 
     def get_credentials(self) -> oss2.credentials.Credentials:
-        """Return the key; it is asked for with each request."""
+        """Return the key; oss2 asks for it with each request."""
         key = self._source.get()
         self._used.key_id = key.access_key_id
         return oss2.credentials.Credentials(key.access_key_id, key.access_key_secret, key.security_token)
 
     def renew(self) -> bool:
-        """Say whether there is another key than this thread's last request was signed with."""
+        """Return whether there is another key than the one that signed this thread's last request."""
         return self._source.renew(getattr(self._used, "key_id", ""))
 
 
 def _right_region(error: Exception) -> str | None:
-    """Return the region that a refusal names, of a bucket that was asked for at another's endpoint."""
+    """Return the region that a refusal names when a bucket was looked for in another."""
     details = getattr(error, "details", None) or {}
     match = _ENDPOINT.fullmatch(str(details.get("Endpoint") or ""))
     return match[1] if match else None
 
 
-def _parse_url(url: str) -> tuple[str, str]:
-    expected = "store must be oss://bucket or oss://bucket/prefix"
-    scheme, separator, rest = url.partition("://")
-    name, _, path = rest.partition("/")
-    if scheme.lower() != "oss" or not separator or "@" in name:
-        # Whatever stands before an @ may be a password.
-        raise SpecError(f"{expected}: got another form")
-    if _NAME.fullmatch(name) is None:
-        raise SpecError(f"{expected}: {name!r} is no name of a bucket")
-    path = path.rstrip("/")
-    if not path:
-        return name, ""
+def _versioning(client: Any) -> str:
+    client.get_bucket_info()
+    return "off"  # Otherwise the bucket would have been refused.
+
+
+def _lifecycle(client: Any) -> str:
     try:
-        check_key(path)
-    except ValueError as error:
-        raise SpecError(f"store {url}: its prefix is no key: {error}") from None
-    if path.startswith("\\"):
-        raise SpecError(f"store {url}: OSS takes no key that begins with a backslash")
-    return name, path + "/"
+        rules = client.get_bucket_lifecycle().rules
+    except SDK_ERRORS as error:
+        if error_code(error) != "NoSuchLifecycle":
+            raise
+        rules = []
+    if any(rule.abort_multipart_upload is not None and rule.status == "Enabled" for rule in rules):
+        return "unfinished uploads are removed"
+    return (
+        "parts of an upload that a dying machine leaves behind stay and are billed; "
+        "add a rule with AbortMultipartUpload"
+    )
+
+
+def _moment(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=timezone.utc)

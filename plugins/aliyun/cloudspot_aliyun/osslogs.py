@@ -24,13 +24,14 @@ from itertools import groupby
 from typing import ClassVar, Final, NamedTuple
 
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
-from cloudspot.interfaces import LogSink, ObjectStore
+from cloudspot.interfaces import LogSink, ObjectStore, check_stream
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.objectlog import list_streams
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logorder import Arrival, read_back
-from cloudspot.retrying import persist
+from cloudspot.retrying import retry
 from cloudspot_aliyun import loglines
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.metadata import EcsMetadata
@@ -45,11 +46,9 @@ END_BYTES: Final = 128 << 10
 """And in such from its end, at first: a screen of lines and more."""
 MAX_OBJECT_BYTES: Final = 1 << 30
 """A longer one is followed by another: OSS takes 5 GiB, people less."""
-NUM_TRIES: Final = 5
 NUM_THREADS: Final = 8
 """So many objects are deleted at once."""
 
-_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -120,14 +119,9 @@ class OssLogSink(LogSink):
         if not records:
             return
         stream = records[0].stream
-        if _STREAM.fullmatch(stream) is None:
-            raise ValueError(f"a stream is named by letters, digits and .-_: got {stream!r}")
+        check_stream(stream)
         with self._lock:
-            persist(
-                lambda: self._write(stream, records),
-                sleep=self._sleep,
-                num_tries=NUM_TRIES,
-            )
+            retry(lambda: self._write(stream, records), sleep=self._sleep)
 
     def _write(self, stream: str, records: Sequence[LogRecord]) -> None:
         if stream not in self._ends:
@@ -192,17 +186,7 @@ class OssLogSink(LogSink):
 
     def streams(self) -> Sequence[str]:
         """Return the names of the job's streams, sorted; see LogSink. Costs a request for each."""
-        prefix = keys.logs_prefix(self._job_id)
-        found: list[str] = []
-        after: str | None = None
-        while True:
-            page = self._store.list_page(prefix, after=after, limit=1)
-            if not page.objects:
-                return tuple(sorted(found))
-            name, slash, _ = page.objects[0].key.removeprefix(prefix).partition("/")
-            after = f"{prefix}{name}/~"  # Sorts after all of the stream's machines.
-            if slash and _STREAM.fullmatch(name):
-                found.append(name)
+        return list_streams(self._store, self._job_id)
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         """Yield the stream's records with ``seq > after``, in order, each once; see LogSink."""

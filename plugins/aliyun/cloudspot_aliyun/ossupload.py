@@ -1,4 +1,4 @@
-"""The requests of a multipart upload to OSS."""
+"""The requests that put objects into OSS: at once, or in parts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from collections.abc import Sequence
 
 import oss2.models
 
-from cloudspot.errors import ObjectMissing
-from cloudspot.plugin.multipart import PartedRequests, UploadGone
-from cloudspot_aliyun.ossbucket import OssBucket
+from cloudspot.plugin.multipart import PartedRequests
+from cloudspot_aliyun.ossbucket import WRITER, OssBucket
 from cloudspot_aliyun.osspayload import payload
 
 FORBID_OVERWRITE = "x-oss-forbid-overwrite"
 BINARY = "application/octet-stream"
-_WRITER = "x-oss-meta-cloudspot-writer"
 
 
 class OssUploadRequests(PartedRequests):
-    """What a streamed put asks of OSS, which takes parts of 100 KiB to 5 GiB; the last may be smaller."""
+    """The requests of one upload to OSS, which takes parts of 100 KiB to 5 GiB; the last may be smaller."""
 
     def __init__(self, bucket: OssBucket, key: str, *, if_absent: bool) -> None:
         self._bucket = bucket
@@ -28,7 +26,7 @@ class OssUploadRequests(PartedRequests):
     def begin(self, writer: str) -> str:
         """Begin a multipart upload; see PartedRequests."""
         with self._bucket.asking("write", self._key) as client:
-            headers = {_WRITER: writer, "Content-Type": BINARY}
+            headers = {WRITER: writer, "Content-Type": BINARY}
             return str(client.init_multipart_upload(self._full, headers=headers).upload_id)
 
     def send(self, upload_id: str, number: int, part: memoryview) -> oss2.models.PartInfo:
@@ -56,24 +54,12 @@ class OssUploadRequests(PartedRequests):
             self._bucket.asking("write", self._key) as client,
             payload(data, f"{self._bucket.url}: {self._key}") as (body, headers, check),
         ):
-            more = {_WRITER: writer, "Content-Type": BINARY, **self._condition}
+            more = {WRITER: writer, "Content-Type": BINARY, **self._condition}
             answer = client.put_object(self._full, body, headers={**headers, **more})
             check(answer.headers)
         self._bucket.check_create(answer.headers)
 
     def drop(self, upload_id: str) -> None:
         """Abort the upload; see PartedRequests."""
-        try:
-            with self._bucket.asking("write", self._key) as client:
-                client.abort_multipart_upload(self._full, upload_id)
-        except UploadGone:
-            return
-
-    def found_writer(self) -> str | None:
-        """Return who wrote the object; see PartedRequests."""
-        try:
-            with self._bucket.asking("read", self._key) as client:
-                answer = client.head_object(self._full)
-        except ObjectMissing:
-            return None
-        return str(answer.headers.get(_WRITER, ""))
+        with self._bucket.asking("write", self._key) as client:
+            client.abort_multipart_upload(self._full, upload_id)

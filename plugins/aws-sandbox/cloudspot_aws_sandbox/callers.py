@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Final
 
-from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.api_faults import Faults
 from cloudspot_aws_sandbox.query import ApiError
 from cloudspot_aws_sandbox.sigv4 import check_signature, read_signature, sha256_hex
 

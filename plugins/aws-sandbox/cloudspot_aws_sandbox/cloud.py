@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
+from cloudspot.emulation.api_faults import Faults
+from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
-from cloudspot.emulation.faults import Faults
-from cloudspot.emulation.furnishing import FurnishedHost
-from cloudspot.emulation.rolekeys import Secrets
-from cloudspot.emulation.serving import Server
-from cloudspot.emulation.trail import Trail
+from cloudspot.emulation.furnished_host import FurnishedHost
+from cloudspot.emulation.role_credentials import Secrets
+from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
 from cloudspot_aws_sandbox.credentials import RoleKeys

@@ -14,7 +14,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 from moto.iam.models import iam_backends
 
-from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.api_faults import Faults
 from cloudspot_aws_sandbox import prices
 from cloudspot_aws_sandbox.machines import Machines
 from cloudspot_aws_sandbox.query import ApiError

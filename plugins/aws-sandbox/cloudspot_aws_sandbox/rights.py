@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cloudspot.emulation.faults import Call
+from cloudspot.emulation.api_faults import Call
 from cloudspot_aws_sandbox.s3requests import RIGHTS
 
 FREE: Final = frozenset({"sts:GetCallerIdentity"})

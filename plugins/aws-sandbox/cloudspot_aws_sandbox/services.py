@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.api_faults import Faults
 from cloudspot_aws.options import DEFAULT_IMAGE
 from cloudspot_aws_sandbox import prices
 from cloudspot_aws_sandbox.images import IMAGE_ID

@@ -22,8 +22,8 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.scheduler.models import scheduler_backends
 
+from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot.emulation.cloud import MachineHost
-from cloudspot.emulation.faults import Call, Faults
 from cloudspot_aws_sandbox import launching, services
 from cloudspot_aws_sandbox.callers import authenticate
 from cloudspot_aws_sandbox.catalogue import describe_instance_types, describe_spot_price_history

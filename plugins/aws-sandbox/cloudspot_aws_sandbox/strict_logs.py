@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from cloudspot.emulation.faults import Call, Faults
+from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot_aws_sandbox.callers import authenticate
 from cloudspot_aws_sandbox.query import ApiError, read_body
 

@@ -2,7 +2,7 @@
 
 It refuses what S3 refuses and moto takes: wrong signatures, regions, checksums and payload hashes,
 expired URLs, parts that are too small or do not match, failed conditions at the end of a multipart
-upload. Faults are injected by rules (:mod:`cloudspot.emulation.faults`), and every request is recorded.
+upload. Faults are injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
 Source: S3 API reference, the operations' pages and "Error responses" (checked 2026-11).
 """
@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
-from cloudspot.emulation.faults import Call, Faults
+from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot_aws_sandbox.checksums import CHECKSUMS, is_right, unchunked
 from cloudspot_aws_sandbox.query import ApiError, read_body
 from cloudspot_aws_sandbox.s3requests import RIGHTS, S3Request, is_for_s3, parse_request
@@ -103,6 +103,9 @@ class StrictS3:
         if request.action in _WRITES:
             with self._writes:
                 self._check_condition(request)
+                answer = self._forward(request)
+        elif request.action == "GetObject":
+            with self._writes:  # moto closes a replaced object's content while others still read it.
                 answer = self._forward(request)
         else:
             answer = self._forward(request)

@@ -1,18 +1,14 @@
-"""A bucket of S3: where it is, how it is asked, and what its errors mean."""
+"""A bucket of S3: where it is, the requests it takes, and what its errors mean."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
-
-from botocore.exceptions import BotoCoreError, ClientError
 
 from cloudspot.errors import (
     AuthError,
@@ -21,99 +17,161 @@ from cloudspot.errors import (
     ObjectMissing,
     SpecError,
     StoreRefused,
-    TransientError,
 )
-from cloudspot.interfaces import check_key
+from cloudspot.model import CheckResult
+from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import Passing, UploadGone
-from cloudspot.retrying import Result, persist
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import DENIED, THROTTLED, error_code, one_line, status_of, translation
+from cloudspot_aws.errors import DENIED, SDK_ERRORS, THROTTLED, error_code, status_of, translation
 
 FALLBACK_REGION = "us-east-1"
-"""Where a bucket is asked for when no region is configured: it tells the right one."""
+"""Where a bucket is looked for when no region is configured: the answer names the right one."""
 CONFLICT = "ConditionalRequestConflict"
-"""Another write of the key was on its way; S3 did nothing and asks to try again. Source: S3 API
+"""Another write of the key was under way; S3 did nothing and asks to try again. Source: S3 API
 reference, PutObject, If-None-Match (checked 2026-11)."""
+WRITER = "cloudspot-writer"
+"""The metadata that names an object's writer."""
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_ACTIONS = {
-    "list": "s3:ListBucket",
-    "read": "s3:GetObject",
-    "write": "s3:PutObject",
-    "delete": "s3:DeleteObject",
+_OTHERS_BUCKET = ", and the bucket policy's consent if another account owns it"
+_KINDS: Mapping[str, type[CloudspotError]] = {
+    **dict.fromkeys(("PreconditionFailed", "412"), ObjectExists),
+    **dict.fromkeys(("NoSuchKey", "404"), ObjectMissing),
+    **dict.fromkeys(("InvalidRange", "416"), RangeBeyondEnd),
+    **dict.fromkeys((CONFLICT, *THROTTLED), Passing),
+    **dict.fromkeys(DENIED, AuthError),
+    "NoSuchBucket": SpecError,
+    "NoSuchUpload": UploadGone,
+    "NotImplemented": StoreRefused,
+}
+_CONFIG: dict[str, Any] = {
+    # By default a presigned URL would be of the old kind, which newer regions refuse.
+    "signature_version": "s3v4",
+    # We compute one checksum and send it; botocore would compute its own, and one of all that is read.
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
 }
 
 
-class Bucket:
-    """One bucket and the prefix in it that a store's URL names. Thread-safe.
+class S3Bucket(Bucket):
+    """A bucket and a prefix in it. Thread-safe."""
 
-    Requests are made once: whoever makes them knows whether they may be repeated, and how long that is
-    worth it (see :mod:`cloudspot.jobstore.patience` and :mod:`cloudspot.jobstore.creation`).
-    """
+    scheme: ClassVar[str] = "s3"
+    names: ClassVar[re.Pattern[str]] = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+    sdk_errors: ClassVar[tuple[type[Exception], ...]] = SDK_ERRORS
+    rights: ClassVar[Mapping[str, str]] = {
+        "list": f"s3:ListBucket{_OTHERS_BUCKET}",
+        "read": f"s3:GetObject{_OTHERS_BUCKET}",
+        "sign for": f"s3:GetObject{_OTHERS_BUCKET}",
+        "write": f"s3:PutObject{_OTHERS_BUCKET}",
+        "delete": f"s3:DeleteObject{_OTHERS_BUCKET}",
+    }
+    how_to_create: ClassVar[str] = "aws s3 mb s3://"
 
     def __init__(self, url: str, clients: AwsClients, sleep: Callable[[float], None] = time.sleep) -> None:
         """Read ``s3://bucket/prefix``; no I/O.
 
         Raises:
-            SpecError: the URL is none of S3's.
+            SpecError: the URL does not name a general purpose bucket.
         """
-        self.url = url
-        self.name, self.prefix = _parse_url(url)
-        self.sleep = sleep
+        super().__init__(url, sleep)
+        if self.name.endswith("--x-s3"):
+            raise SpecError(
+                f"store {url}: a directory bucket lists in no order; use a general purpose bucket"
+            )
         self._clients = clients
-        self._lock = threading.Lock()
-        self._client: Any = None
 
-    def full(self, key: str) -> str:
-        """Return the key in the bucket.
-
-        Raises:
-            ValueError: it is no key.
-        """
-        check_key(key)
-        return self.prefix + key
-
-    def client(self) -> Any:
-        """Return a client of the region where the bucket is; the first call asks S3 which that is.
+    def connect(self) -> Any:
+        """Return a client of the region where the bucket is, which S3 is asked for.
 
         Raises:
             SpecError: there is no such bucket, or the configuration is wrong.
-            AuthError: no credentials, or S3 does not accept them.
+            AuthError: there are no credentials, or S3 does not accept them.
             TransientError: S3 does not answer.
         """
-        with self._lock:
-            if self._client is None:
-                self._client = self._locate()
-            return self._client
-
-    @contextmanager
-    def asking(self, verb: str, key: str) -> Iterator[Any]:
-        """Lend the client; raise what goes wrong with it as cloudspot's errors."""
-        client = self.client()
-        try:
-            yield client
-        except (ClientError, BotoCoreError) as error:
-            raise self._translation(error, verb, key) from error
-
-    def persist(self, call: Callable[[], Result], *, kind: type[TransientError] = TransientError) -> Result:
-        """Return what ``call`` returns; after a ``kind`` it is made again, some times."""
-        return persist(call, sleep=self.sleep, kind=kind)
-
-    def _locate(self) -> Any:
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
         try:
             answer = client.head_bucket(Bucket=self.name)
-        except (ClientError, BotoCoreError) as error:
+        except SDK_ERRORS as error:
             found = _bucket_region(getattr(error, "response", {}))
-            code = error_code(error)
-            if code in {"404", "NoSuchBucket"}:
-                raise self._no_bucket() from error
-            # A denied HEAD names the region as well: whether the rights suffice, each request tells.
-            if found is None and status_of(error) != HTTPStatus.FORBIDDEN:
-                raise self._translation(error, "list", "") from error
+            # A denied HEAD names the region as well; each request will tell whether the rights suffice.
+            is_somewhere = found is not None or status_of(error) == HTTPStatus.FORBIDDEN
+            if not is_somewhere or self.kind_of(error, "list") is SpecError:
+                raise self.translated(error, "list", "") from error
         else:
             found = _bucket_region(answer)
         return client if found is None else self._client_in(found)
+
+    def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
+        """Return what an error of botocore's means; see Bucket."""
+        code = error_code(error)
+        # The answer to a HEAD has no body, and so no other code.
+        return SpecError if code == "404" and verb == "list" else _KINDS.get(code)
+
+    def translation(self, error: Exception, what: str) -> CloudspotError:
+        """Return an error of botocore's as cloudspot's; see Bucket."""
+        return translation(error, what)
+
+    def head(self, client: Any, name: str) -> Described:
+        """Return what is known of the object; see Bucket."""
+        answer = client.head_object(Bucket=self.name, Key=name)
+        writer = answer.get("Metadata", {}).get(WRITER, "")
+        return Described(answer["ContentLength"], answer["LastModified"], writer)
+
+    def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
+        """Begin to read the object or some of its bytes; see Bucket."""
+        options = {} if span is None else {"Range": f"bytes={span[0]}-{span[1]}"}
+        answer = client.get_object(Bucket=self.name, Key=name, **options)
+        status = answer["ResponseMetadata"]["HTTPStatusCode"]
+        return Download(answer["Body"], answer["ContentLength"], status == HTTPStatus.PARTIAL_CONTENT)
+
+    def list_names(
+        self, client: Any, prefix: str, *, after: str | None, limit: int
+    ) -> tuple[Sequence[Listed], bool]:
+        """Return a page of names; see Bucket."""
+        start = {} if after is None else {"StartAfter": after}
+        answer = client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=limit, **start)
+        found = [Listed(one["Key"], one["Size"], one["LastModified"]) for one in answer.get("Contents", ())]
+        return found, bool(answer.get("IsTruncated"))
+
+    def delete(self, client: Any, name: str) -> None:
+        """Remove the object; see Bucket."""
+        client.delete_object(Bucket=self.name, Key=name)
+
+    def sign_get(self, client: Any, name: str, seconds: int) -> str:
+        """Return a URL that reads the object; see Bucket."""
+        url: str = client.generate_presigned_url(
+            "get_object", Params={"Bucket": self.name, "Key": name}, ExpiresIn=seconds
+        )
+        return url
+
+    def check_settings(self) -> Sequence[CheckResult]:
+        """Say what the bucket keeps that is billed; see Bucket."""
+        return (
+            self.check_setting("bucket versioning", self._versioning),
+            self.check_setting("bucket lifecycle", self._lifecycle),
+        )
+
+    def _versioning(self, client: Any) -> str:
+        if client.get_bucket_versioning(Bucket=self.name).get("Status", "Off") != "Enabled":
+            return "off"
+        return (
+            "on: what cloudspot deletes stays as an old version and is billed; "
+            "add a lifecycle rule that expires noncurrent versions"
+        )
+
+    def _lifecycle(self, client: Any) -> str:
+        try:
+            rules = client.get_bucket_lifecycle_configuration(Bucket=self.name).get("Rules", [])
+        except client.exceptions.ClientError as error:
+            if error_code(error) != "NoSuchLifecycleConfiguration":
+                raise
+            rules = []
+        if any("AbortIncompleteMultipartUpload" in rule and rule["Status"] == "Enabled" for rule in rules):
+            return "unfinished uploads are removed"
+        return (
+            "parts of an upload that a dying machine leaves behind stay and are billed; "
+            "add a rule with AbortIncompleteMultipartUpload"
+        )
 
     def _client_in(self, region: str) -> Any:
         signs = {"payload_signing_enabled": False}
@@ -124,68 +182,9 @@ class Bucket:
         signs = {"payload_signing_enabled": True}
         return self._clients.client("s3", region=region, num_attempts=1, s3=signs, **_CONFIG)
 
-    def _translation(self, error: ClientError | BotoCoreError, verb: str, key: str) -> CloudspotError:
-        code = error_code(error)
-        what = f"{self.url}: cannot {verb} {key}".rstrip()
-        if code in {"PreconditionFailed", "412"}:
-            return ObjectExists(f"{self.url}: {key} exists")
-        if code in {"NoSuchKey", "404"}:
-            return ObjectMissing(f"{self.url}: no object {key}")
-        if code == "NoSuchBucket":
-            return self._no_bucket()
-        if code == "NoSuchUpload":
-            return UploadGone(f"{what}: its multipart upload is gone")
-        if code == CONFLICT or code in THROTTLED:
-            return Passing(str(translation(error, what, {CONFLICT: Passing})))
-        if code == "NotImplemented":
-            return StoreRefused(f"{what}: the server lacks what cloudspot stands on: {one_line(str(error))}")
-        found = translation(error, what)
-        if code in DENIED:
-            return AuthError(
-                f"{found}; it takes {_ACTIONS[verb]}, and the bucket policy's consent if another account "
-                "owns it"
-            )
-        return found
-
-    def _no_bucket(self) -> SpecError:
-        return SpecError(
-            f"store {self.url}: there is no bucket {self.name!r}; make it (aws s3 mb s3://{self.name}) "
-            "or mend the name"
-        )
-
-
-_CONFIG: dict[str, Any] = {
-    # By default a presigned URL would be of the old kind, which newer regions refuse.
-    "signature_version": "s3v4",
-    # We compute one checksum and send it; botocore would compute its own, and one of all that is read.
-    "request_checksum_calculation": "when_required",
-    "response_checksum_validation": "when_required",
-}
-
-
-def _parse_url(url: str) -> tuple[str, str]:
-    expected = "store must be s3://bucket or s3://bucket/prefix"
-    scheme, separator, rest = url.partition("://")
-    name, _, path = rest.partition("/")
-    if scheme.lower() != "s3" or not separator or "@" in name:
-        # Whatever stands before an @ may be a password.
-        raise SpecError(f"{expected}: got another form")
-    if _NAME.fullmatch(name) is None or ".." in name:
-        raise SpecError(f"{expected}: {name!r} is no name of a bucket")
-    if name.endswith("--x-s3"):
-        raise SpecError(f"store {url}: a directory bucket lists in no order; use a general purpose bucket")
-    path = path.rstrip("/")
-    if not path:
-        return name, ""
-    try:
-        check_key(path)
-    except ValueError as error:
-        raise SpecError(f"store {url}: its prefix is no key: {error}") from None
-    return name, path + "/"
-
 
 def _is_guarded(endpoint_url: str) -> bool:
-    """Say whether nobody on the way can change a payload: by TLS, or since it stays in this machine."""
+    """Return whether nobody on the way can change a payload: TLS guards it, or it stays in this machine."""
     parts = urlsplit(endpoint_url)
     if parts.scheme == "https" or parts.hostname == "localhost":
         return True

@@ -12,11 +12,11 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from cloudspot.emulation.api_faults import Faults
+from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
-from cloudspot.emulation.faults import Faults
-from cloudspot.emulation.furnishing import FurnishedHost
-from cloudspot.emulation.serving import Server
-from cloudspot.emulation.trail import Trail
+from cloudspot.emulation.furnished_host import FurnishedHost
+from cloudspot.emulation.wsgi_server import Server
 from cloudspot_gcp.metadata import HOST as METADATA_HOST
 from cloudspot_gcp.metadata import SHUTDOWN_SECONDS
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT

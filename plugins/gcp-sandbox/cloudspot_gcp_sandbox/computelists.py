@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.api_faults import Faults
 from cloudspot_gcp_sandbox import catalogue
 from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 from cloudspot_gcp_sandbox.catalogue import BASE, CREATED, IMAGES, ZONES, number_of, zone_names

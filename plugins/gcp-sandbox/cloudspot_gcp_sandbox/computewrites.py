@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.api_faults import Faults
 from cloudspot_gcp.options import region_of
 from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 from cloudspot_gcp_sandbox.catalogue import BASE, MACHINE_TYPES, is_in, number_of

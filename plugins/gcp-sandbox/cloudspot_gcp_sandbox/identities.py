@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth import crypt, jwt
 
-from cloudspot.emulation.faults import Call, Faults
+from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot_gcp_sandbox.apierror import ApiError
 from cloudspot_gcp_sandbox.machinetokens import MachineTokens
 from cloudspot_gcp_sandbox.wsgi import Reply, Request

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.api_faults import Faults
 from cloudspot_gcp.options import region_of
 from cloudspot_gcp_sandbox.apierror import ApiError
 from cloudspot_gcp_sandbox.catalogue import (

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
-from cloudspot.emulation.faults import Faults
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot_gcp import attributes
 from cloudspot_gcp_sandbox.apierror import ApiError

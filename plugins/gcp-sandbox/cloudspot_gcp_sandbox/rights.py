@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cloudspot.emulation.faults import Call
+from cloudspot.emulation.api_faults import Call
 
 FREE: Final = frozenset(
     {

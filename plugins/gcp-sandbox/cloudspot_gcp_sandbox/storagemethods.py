@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.api_faults import Faults
 from cloudspot_gcp_sandbox.apierror import ApiError
 from cloudspot_gcp_sandbox.discovery import Matched, api
 from cloudspot_gcp_sandbox.media import media, read_multipart

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot.emulation.cloud import MachineHost
-from cloudspot.emulation.faults import Call, Faults
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 from cloudspot_gcp_sandbox import prices
 from cloudspot_gcp_sandbox.apierror import ApiError

@@ -2,7 +2,7 @@
 
 Every request is held to Google's discovery document and to the service's limits; entries of the same log,
 time and insert id are one; they show when ``lag_seconds`` have passed. Faults are injected by rules
-(:mod:`cloudspot.emulation.faults`), and every request is recorded.
+(:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
 Source: Cloud Logging API reference and "Quotas and limits" (checked 2026-11); words of refusals from memory.
 """
@@ -21,7 +21,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from cloudspot.emulation.faults import Call, Faults
+from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 from cloudspot_gcp_sandbox.discovery import Matched, api
 from cloudspot_gcp_sandbox.identities import Identities

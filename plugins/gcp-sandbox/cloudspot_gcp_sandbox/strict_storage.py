@@ -2,7 +2,7 @@
 
 Every request is held to Google's discovery document, every condition is honoured in one step with what it
 guards, checksums are compared and returned. Faults are injected by rules
-(:mod:`cloudspot.emulation.faults`), and every request is recorded.
+(:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
 Source: Cloud Storage JSON API reference (checked 2026-11 by its discovery document); words of refusals from
 memory.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
-from cloudspot.emulation.faults import Call, Faults, Injected
+from cloudspot.emulation.api_faults import Call, Faults, Injected
 from cloudspot_gcp_sandbox import partial
 from cloudspot_gcp_sandbox.apierror import ApiError
 from cloudspot_gcp_sandbox.discovery import Matched, api

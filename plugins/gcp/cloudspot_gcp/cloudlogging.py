@@ -19,16 +19,17 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from typing import Any
 
-from cloudspot.errors import AuthError, CloudspotError, SpecError
-from cloudspot.interfaces import LogSink
+from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.interfaces import LogSink, check_stream
 from cloudspot.model import LogPiece, LogRecord
-from cloudspot_gcp.attributes import store_digest
+from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
+from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp.clients import GcpClients
-from cloudspot_gcp.logentries import MARK, MAX_AGE, day_of, iso, parse_time
-from cloudspot_gcp.logreading import STREAM, LogReading, about_stream
+from cloudspot_gcp.logentries import MARK, day_of, iso, parse_time
+from cloudspot_gcp.logreading import LogReading, about_stream
 from cloudspot_gcp.logrequests import EntryRefused, LogRequests
 
 LOG_NAME = "cloudspot"
@@ -38,8 +39,6 @@ MAX_BATCH_BYTES = 5_000_000
 ENTRY_OVERHEAD_BYTES = 500
 MAX_TEXT = 50_000
 """Longer lines become several entries: a character takes at most four bytes, an entry holds 256 KiB."""
-MAX_AHEAD = timedelta(hours=1)
-"""Logging refuses what is a day ahead."""
 SHARE_SECONDS = 2.0
 
 _LOG = re.compile(r"[A-Za-z0-9._-]{1,200}")
@@ -82,10 +81,8 @@ class CloudLoggingSink(LogSink):
         self._reading = LogReading(
             self._requests, labels=self._labels, share_seconds=share_seconds, now=now, clock=clock
         )
-        self._now = now
         self._lock = threading.RLock()
-        self._newest: dict[str, datetime] = {}
-        """Of each stream written to: the time of its last entry."""
+        self._times = EntryTimes(self._newest_time, now=now)
         self._marked: dict[str, date] = {}
         """Of each stream written to: the day of its last line, which is marked."""
 
@@ -94,17 +91,15 @@ class CloudLoggingSink(LogSink):
         if not records:
             return
         stream = records[0].stream
-        _check_stream(stream)
-        batch: list[dict[str, Any]] = []
-        size, is_taken = 0, True
-        for entry in self._entries(stream, records):
-            num_bytes = 6 * len(entry["textPayload"]) + ENTRY_OVERHEAD_BYTES
-            if batch and (size + num_bytes > MAX_BATCH_BYTES or len(batch) == MAX_BATCH_ENTRIES):
-                is_taken &= self._deliver(stream, batch)
-                batch, size = [], 0
-            batch.append(entry)
-            size += num_bytes
-        is_taken &= self._deliver(stream, batch)
+        check_stream(stream)
+        is_taken = True
+        for batch in batches(
+            self._entries(stream, records),
+            size_of=lambda entry: 6 * len(entry["textPayload"]) + ENTRY_OVERHEAD_BYTES,
+            max_bytes=MAX_BATCH_BYTES,
+            max_entries=MAX_BATCH_ENTRIES,
+        ):
+            is_taken &= self._deliver(stream, batch)
         with self._lock:
             if is_taken:
                 self._marked[stream] = day_of(records[-1].time)
@@ -123,12 +118,12 @@ class CloudLoggingSink(LogSink):
 
         A line that came a moment ago is held back while one before it is missing: it may show later.
         """
-        _check_stream(stream)
+        check_stream(stream)
         yield from self._reading.read(stream, after=after)
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
         """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for."""
-        _check_stream(stream)
+        check_stream(stream)
         yield from self._reading.read_back(stream)
 
     def pieces(self) -> Sequence[LogPiece]:
@@ -147,16 +142,12 @@ class CloudLoggingSink(LogSink):
     # --- writing ----------------------------------------------------------------------------------
 
     def _entries(self, stream: str, records: Sequence[LogRecord]) -> Iterator[dict[str, Any]]:
-        newest, now = self._newest_time(stream), self._now()
         about = f"{self._labels['job']}-{self._labels['store']}"
-        if newest > now + MAX_AHEAD:
-            newest = now - MAX_AGE  # The clock went far back: how the entries lie matters less than that.
         marked = self._marked.get(stream)
-        for record in records:
-            newest = max(newest, min(max(record.time, now - MAX_AGE), now))
-            texts = [record.text[at : at + MAX_TEXT] for at in range(0, len(record.text), MAX_TEXT)] or [""]
+        for record, at in self._times.assign(stream, records):
+            texts = cut(record.text, MAX_TEXT)
             labels = {"stream": stream, "seq": str(record.seq), "source": record.source}
-            if newest != record.time:
+            if at != record.time:
                 labels["time"] = iso(record.time)
             if marked != day_of(record.time):
                 marked = day_of(record.time)
@@ -166,38 +157,23 @@ class CloudLoggingSink(LogSink):
                     labels = {**labels, "part": str(number), "parts": str(len(texts))}
                 yield {
                     "textPayload": text,
-                    "timestamp": iso(newest),
+                    "timestamp": iso(at),
                     # Entries of one time are listed in its order.
                     "insertId": f"{about}-{stream}-{record.seq:012}-{number:06}",
                     "labels": labels,
                 }
 
-    def _newest_time(self, stream: str) -> datetime:
-        """Return the time of the stream's last entry, also where another process has delivered it."""
-        with self._lock:
-            known = self._newest.get(stream)
-        if known is not None:
-            return known
-        try:
-            page = next(self._requests.pages(about_stream(stream), order="timestamp desc", size=1), [])
-        except AuthError:
-            page = []  # A service account that may only write: its node's clock is then trusted.
-        return parse_time(page[0]["timestamp"]) if page else self._now() - MAX_AGE
+    def _newest_time(self, stream: str) -> datetime | None:
+        """Return the time of the stream's last entry, which another process may have delivered."""
+        page = next(self._requests.pages(about_stream(stream), order="timestamp desc", size=1), [])
+        return parse_time(page[0]["timestamp"]) if page else None
 
     def _deliver(self, stream: str, entries: list[dict[str, Any]]) -> bool:
-        """Write the entries; say whether Logging has taken all of them."""
-        is_taken = True
+        """Write the entries; return whether Logging has taken all of them."""
         try:
             self._requests.write(entries)
         except EntryRefused as error:
-            # To deliver them again would help nobody, and hold up all lines to come.
-            is_taken = False
+            # To deliver them again would not help, and would hold up all lines to come.
             _log.warning("Cloud Logging refuses lines of %s: %s", stream, error)
-        with self._lock:
-            self._newest[stream] = parse_time(entries[-1]["timestamp"])
-        return is_taken
-
-
-def _check_stream(stream: str) -> None:
-    if STREAM.fullmatch(stream) is None:
-        raise ValueError(f"a stream is named by letters, digits and .-_: got {stream!r}")
+            return False
+        return True

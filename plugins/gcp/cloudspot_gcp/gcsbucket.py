@@ -1,14 +1,15 @@
-"""A bucket of Cloud Storage: how it is asked, and what its errors mean."""
+"""A bucket of Cloud Storage: the requests it takes, and what its errors mean."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import quote
 
 import google_crc32c
 from google.api_core.exceptions import from_http_response
@@ -22,75 +23,173 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
-from cloudspot.interfaces import check_key
+from cloudspot.model import CheckResult
+from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import Passing, UploadGone
-from cloudspot.retrying import Result, persist
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, UNUSABLE, error_code, status_of, translation
+from cloudspot_gcp.gcspayload import extend_crc32c, shown_crc32c
+from cloudspot_gcp.gcssettings import check_settings
 
 WRITER = "cloudspot-writer"
-"""The metadata by which a writer knows its own object where an answer was lost."""
+"""The metadata that names an object's writer."""
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-_GO_ON = 308
-"""What Storage says of an upload that has not all yet."""
 _NO_BUCKET = "bucket does not exist"
-_RIGHTS = {
-    "list": "storage.objects.list",
-    "read": "storage.objects.get",
-    "write": "storage.objects.create, and storage.objects.delete to replace one",
-    "delete": "storage.objects.delete",
-    "ask for": "storage.buckets.get",
-    "sign for": "roles/iam.serviceAccountTokenCreator of the service account on itself",
+_CHANGED = "match calculated"
+"""From Storage's words for a checksum that differs."""
+_LISTED = "items(name,size,updated),nextPageToken"
+_CRC32C = re.compile(r"(?:^|,)\s*crc32c=([^,\s]+)")
+_KINDS: Mapping[int, type[CloudspotError]] = {
+    HTTPStatus.PRECONDITION_FAILED: ObjectExists,
+    HTTPStatus.GONE: UploadGone,
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: RangeBeyondEnd,
+    HTTPStatus.TOO_MANY_REQUESTS: Passing,
+    HTTPStatus.NOT_IMPLEMENTED: StoreRefused,
 }
+_MISSING: Mapping[str, type[CloudspotError]] = {
+    **dict.fromkeys(("list", "ask for"), SpecError),
+    **dict.fromkeys(("read", "delete"), ObjectMissing),
+}
+"""What a 404 means, by verb."""
 
 # Below the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.gcp.gcs")
 
 
-class Bucket:
-    """One bucket and the prefix in it that a store's URL names. Thread-safe.
+class GcsBucket(Bucket):
+    """A bucket and a prefix in it; its client is the SDK's ``Bucket``. Thread-safe."""
 
-    Requests are made once: whoever makes them knows whether they may be repeated, and how long that is
-    worth it (see :mod:`cloudspot.jobstore.patience` and :mod:`cloudspot.jobstore.creation`).
-    """
+    scheme: ClassVar[str] = "gs"
+    names: ClassVar[re.Pattern[str]] = re.compile(r"(?!goog|.*\.\.)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+    sdk_errors: ClassVar[tuple[type[Exception], ...]] = SDK_ERRORS
+    rights: ClassVar[Mapping[str, str]] = {
+        "list": "storage.objects.list",
+        "read": "storage.objects.get",
+        "write": "storage.objects.create, and storage.objects.delete to replace one",
+        "delete": "storage.objects.delete",
+        "ask for": "storage.buckets.get",
+        "sign for": "roles/iam.serviceAccountTokenCreator of the service account on itself",
+    }
+    how_to_create: ClassVar[str] = "gcloud storage buckets create gs://"
 
     def __init__(self, url: str, clients: GcpClients, sleep: Callable[[float], None] = time.sleep) -> None:
         """Read ``gs://bucket/prefix``; no I/O.
 
         Raises:
-            SpecError: the URL is none of Cloud Storage's.
+            SpecError: the URL does not name a bucket of Cloud Storage.
         """
-        self.url = url
-        self.name, self.prefix = _parse_url(url)
+        super().__init__(url, sleep)
         self.clients = clients
-        self.sleep = sleep
         if google_crc32c.implementation != "c":
             _log.warning(
-                "google-crc32c was installed without its compiled part: checksums take longer than the "
+                "google-crc32c is installed without its compiled part: checksums take longer than the "
                 "network; install a wheel of it for this platform"
             )
 
-    def full(self, key: str) -> str:
-        """Return the key in the bucket.
+    def connect(self) -> Any:
+        """Return the SDK's bucket; no I/O.
 
         Raises:
-            ValueError: it is no key.
+            AuthError: there are no credentials, or they cannot be read.
         """
-        check_key(key)
-        return self.prefix + key
-
-    def handle(self) -> Any:
-        """Return the SDK's ``Bucket``; no I/O."""
         return self.clients.storage().bucket(self.name)
 
-    @contextmanager
-    def asking(self, verb: str, key: str) -> Iterator[None]:
-        """Raise what goes wrong with a request as cloudspot's errors."""
+    def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
+        """Return what an error of Google's means; see Bucket."""
+        status, code = status_of(error), error_code(error)
+        if status == HTTPStatus.NOT_FOUND:
+            return SpecError if _NO_BUCKET in str(error) else _MISSING.get(verb, UploadGone)
+        if status == HTTPStatus.FORBIDDEN and code not in UNUSABLE | THROTTLED:
+            return AuthError
+        return Passing if code in THROTTLED else _KINDS.get(status)
+
+    def translation(self, error: Exception, what: str) -> CloudspotError:
+        """Return an error of Google's as cloudspot's; see Bucket."""
+        found = translation(error, what)
+        if status_of(error) == HTTPStatus.BAD_REQUEST and _CHANGED in str(error):
+            return TransientError(f"{found}: the bytes changed on the way")
+        return found
+
+    def head(self, client: Any, name: str) -> Described:
+        """Return what is known of the object; see Bucket."""
+        blob = client.blob(name)
+        blob.reload(retry=None, timeout=TIMEOUT)
+        return Described(blob.size, blob.updated, str((blob.metadata or {}).get(WRITER, "")))
+
+    def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
+        """Begin to read the object or some of its bytes; see Bucket."""
+        path = f"/storage/v1/b/{quote(self.name, safe='')}/o/{quote(name, safe='')}"
+        headers = {"Accept-Encoding": "identity"}
+        if span is not None:
+            headers["Range"] = f"bytes={span[0]}-{span[1]}"
+        answer = self.send("GET", path, params={"alt": "media"}, headers=headers, stream=True)
+        is_partial = answer.status_code == HTTPStatus.PARTIAL_CONTENT
+
+        def verify(data: memoryview) -> None:
+            """Compare the checksum, which is of the whole object, with what was read whole."""
+            _, _, total = answer.headers.get("Content-Range", "").partition("/")
+            told = _CRC32C.search(answer.headers.get("x-goog-hash", ""))
+            if told is None or (is_partial and total != str(len(data))):
+                return
+            if shown_crc32c(extend_crc32c(0, data)) != told[1]:
+                raise TransientError(f"{self.url}: {name} arrived damaged; read it again")
+
+        length = answer.headers.get("Content-Length", "")
+        return Download(answer.raw, int(length) if length.isdecimal() else None, is_partial, verify)
+
+    def list_names(
+        self, client: Any, prefix: str, *, after: str | None, limit: int
+    ) -> tuple[Sequence[Listed], bool]:
+        """Return a page of names; see Bucket."""
+        listing = client.list_blobs(
+            prefix=prefix,
+            # Storage lists from a name on, inclusive. No key comes between ``after`` and the same with a
+            # key's smallest character appended.
+            start_offset=None if after is None else f"{after} ",
+            page_size=limit,
+            fields=_LISTED,
+            retry=None,
+            timeout=TIMEOUT,
+        )
+        for page in listing.pages:
+            found = [Listed(blob.name, blob.size, blob.updated) for blob in page]
+            if found or listing.next_page_token is None:  # A page may be empty without being the last.
+                return found, listing.next_page_token is not None
+        return (), False
+
+    def delete(self, client: Any, name: str) -> None:
+        """Remove the object; see Bucket."""
+        client.blob(name).delete(retry=None, timeout=TIMEOUT)
+
+    def sign_get(self, client: Any, name: str, seconds: int) -> str:
+        """Return a URL that reads the object; see Bucket.
+
+        The service account's key signs it, or IAM on a machine, which has no key.
+
+        Raises:
+            CloudspotError: the credentials are a user's own login, which cannot sign.
+        """
+        from cloudspot_gcp.signing import signer
+
+        url: str = client.blob(name).generate_signed_url(
+            version="v4",
+            expiration=timedelta(seconds=seconds),
+            credentials=signer(self.clients),
+            api_access_endpoint=endpoint("storage"),
+        )
+        return url
+
+    def check_settings(self) -> Sequence[CheckResult]:
+        """Say what the bucket keeps that is billed, and what would keep jobs from working; see Bucket."""
         try:
-            yield
-        except SDK_ERRORS as error:
-            raise self._translation(error, verb, key) from error
+            with self.asking("ask for", "the bucket's settings") as client:
+                client.reload(retry=None, timeout=TIMEOUT)
+        except AuthError:
+            unknown = f"unknown: the right to ask is missing ({self.rights['ask for']})"
+            return (CheckResult(name="bucket settings", ok=True, detail=unknown),)
+        except CloudspotError as error:
+            return (CheckResult(name="bucket settings", ok=False, detail=str(error)),)
+        return check_settings(client, self.prefix)
 
     def send(self, method: str, path: str, **options: Any) -> Any:
         """Make a request by the JSON API, with a bearer token, and return the ``requests.Response``.
@@ -100,8 +199,8 @@ class Bucket:
 
         Raises:
             GoogleAPICallError: the answer is an error.
-            requests.RequestException: there was none.
-            TransientError: somebody else answered, such as a network's own page that asks to log in.
+            requests.RequestException: there was no answer.
+            TransientError: somebody else answered, such as a network's own login page.
         """
         url = path if "://" in path else endpoint("storage") + path
         answer = self.clients.session().request(
@@ -110,73 +209,12 @@ class Bucket:
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
             with answer:
                 raise from_http_response(answer)
-        if answer.status_code >= HTTPStatus.MULTIPLE_CHOICES and answer.status_code != _GO_ON:
+        # Storage answers 308 while an upload is incomplete.
+        is_redirect = HTTPStatus.MULTIPLE_CHOICES <= answer.status_code != HTTPStatus.PERMANENT_REDIRECT
+        if is_redirect:
             answer.close()
             raise TransientError(
-                f"{self.url}: the answer leads elsewhere (HTTP status {answer.status_code}): is a proxy or a "
-                "login page between?"
+                f"{self.url}: the answer leads elsewhere (HTTP status {answer.status_code}): is there a "
+                "proxy or a login page in between?"
             )
         return answer
-
-    def persist(self, call: Callable[[], Result], *, kind: type[TransientError] = TransientError) -> Result:
-        """Return what ``call`` returns; after a ``kind`` it is made again, some times."""
-        return persist(call, sleep=self.sleep, kind=kind)
-
-    def writer_of(self, key: str) -> str | None:
-        """Return who wrote the object that stands there ("" unknown), or None where there is none."""
-        with self.asking("read", key):
-            blob = self.handle().blob(self.full(key))
-            try:
-                blob.reload(retry=None, timeout=TIMEOUT)
-            except SDK_ERRORS as error:
-                if isinstance(self._translation(error, "read", key), ObjectMissing):
-                    return None
-                raise
-        return str((blob.metadata or {}).get(WRITER, ""))
-
-    def _translation(self, error: Exception, verb: str, key: str) -> CloudspotError:
-        status, code = status_of(error), error_code(error)
-        what = f"{self.url}: cannot {verb} {key}".rstrip()
-        if status == HTTPStatus.PRECONDITION_FAILED:
-            return ObjectExists(f"{self.url}: {key} exists")
-        if status == HTTPStatus.NOT_FOUND and (_NO_BUCKET in str(error) or verb in {"list", "ask for"}):
-            return self._no_bucket()
-        if status == HTTPStatus.NOT_FOUND and verb in {"read", "delete"}:
-            return ObjectMissing(f"{self.url}: no object {key}")
-        if status in {HTTPStatus.NOT_FOUND, HTTPStatus.GONE}:
-            return UploadGone(f"{what}: its resumable upload is gone")
-        if status == HTTPStatus.TOO_MANY_REQUESTS or code in THROTTLED:
-            return Passing(str(translation(error, what)))
-        if status == HTTPStatus.NOT_IMPLEMENTED:
-            return StoreRefused(f"{what}: the server lacks what cloudspot stands on: {error_code(error)}")
-        found = translation(error, what)
-        if status == HTTPStatus.BAD_REQUEST and "match calculated" in str(error):
-            return TransientError(f"{found}: the bytes changed on the way")
-        if status == HTTPStatus.FORBIDDEN and isinstance(found, AuthError) and code not in UNUSABLE:
-            return AuthError(f"{found}; it takes {_RIGHTS[verb]}")
-        return found
-
-    def _no_bucket(self) -> SpecError:
-        return SpecError(
-            f"store {self.url}: there is no bucket {self.name!r}; make it (gcloud storage buckets create "
-            f"gs://{self.name}) or mend the name"
-        )
-
-
-def _parse_url(url: str) -> tuple[str, str]:
-    expected = "store must be gs://bucket or gs://bucket/prefix"
-    scheme, separator, rest = url.partition("://")
-    name, _, path = rest.partition("/")
-    if scheme.lower() != "gs" or not separator or "@" in name:
-        # Whatever stands before an @ may be a password.
-        raise SpecError(f"{expected}: got another form")
-    if _NAME.fullmatch(name) is None or ".." in name or name.startswith("goog"):
-        raise SpecError(f"{expected}: {name!r} is no name of a bucket")
-    path = path.rstrip("/")
-    if not path:
-        return name, ""
-    try:
-        check_key(path)
-    except ValueError as error:
-        raise SpecError(f"store {url}: its prefix is no key: {error}") from None
-    return name, path + "/"

@@ -1,7 +1,7 @@
 """How objects get into Cloud Storage: whole, or in pieces that go on after a broken connection.
 
-Source: Cloud Storage, "Resumable uploads", "Perform resumable uploads" (checked 2026-11). The condition of a
-create-only upload is looked at when it ends: googleapis/google-cloud-java#201.
+Source: Cloud Storage, "Resumable uploads", "Perform resumable uploads" (checked 2026-11). Storage checks the
+condition of a create-only upload when it ends: googleapis/google-cloud-java#201.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from urllib.parse import quote
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.plugin.multipart import PartedRequests
 from cloudspot_gcp.clients import TIMEOUT
-from cloudspot_gcp.gcsbody import Body, extend_crc32c, multipart, shown_crc32c
-from cloudspot_gcp.gcsbucket import WRITER, Bucket
+from cloudspot_gcp.gcsbucket import WRITER, GcsBucket
+from cloudspot_gcp.gcspayload import Body, extend_crc32c, multipart, shown_crc32c
 
 UNIT_BYTES = 256 << 10
 """Every piece but the last must be a multiple of it."""
@@ -24,14 +24,14 @@ _CONTENT_TYPE = "application/octet-stream"
 _REACHED = re.compile(r"bytes=0-(\d+)")
 
 
-class GcsRequests(PartedRequests):
-    """The requests of one upload. Its parts go up one behind the other: one thread at a time.
+class GcsUploadRequests(PartedRequests):
+    """The requests of one upload. Its parts go up one after another: one thread at a time.
 
-    The last part's odd end is held back for ``complete``, since only with it the size is known. An upload
-    that is not completed bills nothing, and Storage forgets it after a week.
+    The last part's odd end is held back for ``complete``, since the size is known only then. An upload that
+    is not completed costs nothing, and Storage forgets it after a week.
     """
 
-    def __init__(self, bucket: Bucket, key: str, *, if_absent: bool) -> None:
+    def __init__(self, bucket: GcsBucket, key: str, *, if_absent: bool) -> None:
         """Do no I/O."""
         self._bucket = bucket
         self._key = key
@@ -40,9 +40,9 @@ class GcsRequests(PartedRequests):
         self._condition = {"ifGenerationMatch": "0"} if if_absent else {}
         self._num_sent = 0
         self._start = 0
-        """Where the part that is on its way begins."""
+        """Where the part that is being sent begins."""
         self._position: int | None = 0
-        """How much Storage has, None: that is unknown, since a connection broke."""
+        """How much Storage has; None: unknown, since a connection broke."""
         self._checksum = 0
         self._rest = b""
 
@@ -77,7 +77,7 @@ class GcsRequests(PartedRequests):
         return str(answer.headers["Location"])
 
     def send(self, upload_id: str, number: int, part: memoryview) -> Any:
-        """Send a part, on from where Storage has it; see PartedRequests."""
+        """Send a part, from where Storage has it on; see PartedRequests."""
         if number != self._num_sent + 1:
             raise CloudspotError(f"{self._bucket.url}: a part of {self._key} before this one is missing")
         whole = len(part) - len(part) % UNIT_BYTES
@@ -99,20 +99,16 @@ class GcsRequests(PartedRequests):
     def drop(self, upload_id: str) -> None:
         """Let Storage forget the upload; see PartedRequests."""
         with self._bucket.asking("write", self._key):
-            # The answer is 499 where it worked, 404 where it was no more.
+            # The answer is 499 on success, and 404 if the upload no longer exists.
             self._bucket.clients.session().delete(upload_id, timeout=TIMEOUT)
-
-    def found_writer(self) -> str | None:
-        """Return who wrote the object that stands there; see PartedRequests."""
-        return self._bucket.writer_of(self._key)
 
     def _carry(self, upload_id: str, view: memoryview, *, total: int | None) -> dict[str, Any]:
         """Send what belongs at the start, until Storage has all of it.
 
-        Returns the object's description where ``total`` says that this is the end, else nothing.
+        Returns the object's description if ``total`` says that this is the end, else nothing.
 
         Raises:
-            TransientError: a connection broke, or Storage failed; the next call goes on from where it was.
+            TransientError: a connection broke, or Storage failed; the next call continues where it was.
         """
         start, end = self._start, self._start + len(view)
         while total is not None or self._position != end:
@@ -146,7 +142,7 @@ class GcsRequests(PartedRequests):
         """Return what Storage says of the object that an upload has become.
 
         Raises:
-            TransientError: it says nothing that can be read: whose object stands there is to be looked up.
+            TransientError: the answer cannot be read, so the caller must look up whose object is there.
         """
         with self._bucket.asking("write", self._key):
             described = answer.json()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from typing import Any
 
 from cloudspot.model import LogRecord
 from cloudspot.plugin.logorder import Arrival, Joiner
 
-MAX_AGE = timedelta(hours=12)
-"""Of an entry's own time: Logging drops what is older than its bucket's retention, 30 days as a rule."""
 MARK = "day"
 """The label ``mark`` of a stream's first line of each day: by it streams and their days are found."""
 

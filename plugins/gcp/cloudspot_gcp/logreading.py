@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
+from cloudspot.interfaces import is_stream
 from cloudspot.model import LogPiece, LogRecord
+from cloudspot.plugin.logdelivery import MAX_AGE
 from cloudspot.plugin.logorder import Arrival, Order, read_back
-from cloudspot_gcp.logentries import MARK, MAX_AGE, EntryReader, day_of, iso, milliseconds, parse_time
+from cloudspot_gcp.logentries import MARK, EntryReader, day_of, iso, milliseconds, parse_time
 from cloudspot_gcp.logrequests import LogRequests
 
 OVERLAP = timedelta(seconds=60)
@@ -19,7 +20,6 @@ LIST_SECONDS = 30.0
 """One who follows lists the streams so often; between, their lines tell of new ones."""
 LOOK_BACK_MS = 3_600_000
 """Where a line is missing, the stream is read again from so long before it."""
-STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class LogReading:
@@ -195,7 +195,7 @@ class LogReading:
         labels: Mapping[str, str] = entry.get("labels") or {}
         name = labels.get("stream", "")
         is_ours = all(labels.get(key) == value for key, value in self._labels.items())
-        return name if is_ours and STREAM.fullmatch(name) else None
+        return name if is_ours and is_stream(name) else None
 
     def _now_ms(self) -> int:
         return int(self._now().timestamp() * 1000)

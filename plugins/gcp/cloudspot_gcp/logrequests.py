@@ -10,7 +10,7 @@ from typing import Any
 from google.api_core.exceptions import from_http_response
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.retrying import persist
+from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, error_code, status_of, translation
 
@@ -108,9 +108,9 @@ class LogRequests:
                 raise found from error
 
         def patient() -> Any:
-            return persist(call, sleep=self._sleep, kind=_Unwell)
+            return retry(call, sleep=self._sleep, kind=_Unwell)
 
-        return persist(patient, sleep=self._sleep, kind=_Throttled, num_tries=num_tries)
+        return retry(patient, sleep=self._sleep, kind=_Throttled, waits=doubling(0.1, num=num_tries - 1))
 
     def _send(self, method: str, body: Mapping[str, Any]) -> Any:
         answer = self._clients.session().post(

@@ -7,7 +7,7 @@ from werkzeug.wrappers import Request, Response
 
 from cloudspot.emulation.cloud import MachineView
 from cloudspot.emulation.cloud import Request as MachineRequest
-from cloudspot.emulation.serving import Server
+from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aliyun_sandbox.metadata_server import EcsMetadataService
 
 

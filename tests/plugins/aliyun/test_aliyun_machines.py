@@ -18,7 +18,7 @@ from aliyunsdkecs.request.v20140526.ModifyInstanceMetadataOptionsRequest import 
 from aliyunsdkecs.request.v20140526.RunInstancesRequest import RunInstancesRequest
 from aliyunsdkecs.request.v20140526.TagResourcesRequest import TagResourcesRequest
 
-from cloudspot.emulation.machinehost import emulated
+from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import AuthError
 from cloudspot.local.records import PlannedReclaim
 from cloudspot.model import Market

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from cloudspot.emulation.faults import Faults
-from cloudspot.emulation.serving import Server
+from cloudspot.emulation.api_faults import Faults
+from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aws_sandbox.strict_logs import StrictLogs
 from cloudspot_aws_sandbox.strict_s3 import StrictS3
 

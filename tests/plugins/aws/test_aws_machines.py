@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 import boto3
 import pytest
 
-from cloudspot.emulation.machinehost import emulated
+from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.local.records import PlannedReclaim
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot_aws_sandbox.cloud import BUCKET, EmulatedAws

@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from cloudspot.boot.script import BootPlan, render_boot_script
-from cloudspot.emulation.machinehost import emulated
+from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.model import BootProfile
 from cloudspot_aws_sandbox.cloud import EmulatedAws
 from cloudspot_aws_sandbox.images import BARE_IMAGE_ID

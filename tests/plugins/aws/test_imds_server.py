@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from cloudspot.emulation.cloud import MachineView, Request, StandingNotice
-from cloudspot.emulation.rolekeys import Secrets
+from cloudspot.emulation.role_credentials import Secrets
 from cloudspot_aws_sandbox.credentials import RoleKeys
 from cloudspot_aws_sandbox.imds_server import Imds
 

@@ -10,9 +10,9 @@ import google.auth
 import pytest
 from google.auth.transport.requests import AuthorizedSession
 
-from cloudspot.emulation.faults import Faults
-from cloudspot.emulation.machinehost import emulated
-from cloudspot.emulation.serving import Server
+from cloudspot.emulation.api_faults import Faults
+from cloudspot.emulation.local_machine_host import emulated
+from cloudspot.emulation.wsgi_server import Server
 from cloudspot_gcp_sandbox.catalogue import IMAGES
 from cloudspot_gcp_sandbox.cloud import NODE
 from cloudspot_gcp_sandbox.cloud import EmulatedGcp as WholeGcp

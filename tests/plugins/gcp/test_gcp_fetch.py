@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cloudspot.emulation.serving import Server
+from cloudspot.emulation.wsgi_server import Server
 from cloudspot_gcp import fetch as fetching
 
 

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from cloudspot.agent.watcher import NoticeWatcher
+from cloudspot.agent.notices.notice_poller import NoticePoller
 from cloudspot.emulation.cloud import Answer, MachineView, Request, StandingNotice
 from cloudspot.errors import TransientError
 from cloudspot.local.metadataservice import MetadataServer
@@ -175,7 +175,7 @@ def test_a_poll_tells_a_preemption_without_a_time(service):
 def test_a_wait_ends_with_the_preemption_by_one_long_poll_with_the_last_version(service, wait_until):
     source, heard = GcePreemptionSource(), []
     known = Metadata().read("instance/preempted")
-    watcher = NoticeWatcher(source, heard.append)
+    watcher = NoticePoller(source, heard.append)
     watcher.start()
     wait_until(service.long_polls)
     (long_poll,) = service.long_polls()

@@ -5,8 +5,8 @@ import json
 import pytest
 from listed_host import ListedHost
 
-from cloudspot.emulation.rolekeys import Secrets
-from cloudspot.emulation.serving import Server
+from cloudspot.emulation.role_credentials import Secrets
+from cloudspot.emulation.wsgi_server import Server
 from cloudspot.model import Market, Resources
 from cloudspot_aliyun.api import ask
 from cloudspot_aliyun.clients import AliyunClients

@@ -7,9 +7,10 @@ import pytest
 from cloud_histories import Killed, Town, check_histories, play
 from launch_histories import OneAtATime
 
-from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, DELIVERY_GRACE_SECONDS
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.jobfile.spec import decode_options
 from cloudspot.jobstore import parallel
+from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.model import EndReason
 from cloudspot.story.events import LaunchClosed
 from cloudspot_aliyun.clients import AliyunClients

@@ -177,12 +177,14 @@ def test_a_script_of_32_kib_goes_as_it_is(kit):
 
 def test_a_boot_script_that_is_too_long_even_compressed_is_refused(kit):
     script = SCRIPT + "".join(f"{i**7 % 1000003:x}" for i in range(24000))
-    with pytest.raises(SpecError, match=r"the boot script has \d+ bytes and \d+ compressed; ECS takes 32768"):
+    with pytest.raises(
+        SpecError, match=r"the boot script has \d+ bytes and \d+ compressed; ECS accepts 32768"
+    ):
         kit.request(script=script)
 
 
 def test_more_machines_than_one_call_makes_are_refused(kit):
-    with pytest.raises(SpecError, match="nodes: ECS launches 100 machines at once at most; got 101"):
+    with pytest.raises(SpecError, match="nodes: ECS launches at most 100 machines at once; got 101"):
         kit.request(num_nodes=101)
 
 
@@ -294,7 +296,7 @@ def test_a_token_whose_machines_are_gone_makes_no_others(kit):
 
 
 def test_a_request_of_somebody_elses_is_refused(kit):
-    with pytest.raises(ProvisionError, match="none of provider 'aliyun'"):
+    with pytest.raises(ProvisionError, match="cannot be read here"):
         kit.provisioner.create(LaunchRequest(provider="local", body={"job_id": "x"}), token="t")
 
 

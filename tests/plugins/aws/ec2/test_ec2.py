@@ -184,7 +184,9 @@ def test_a_script_of_16_kib_goes_as_it_is(kit):
 
 def test_a_boot_script_that_is_too_long_even_compressed_is_refused(kit):
     script = SCRIPT + "".join(f"{i**7 % 1000003:x}" for i in range(12000))
-    with pytest.raises(SpecError, match=r"the boot script has \d+ bytes and \d+ compressed; EC2 takes 16384"):
+    with pytest.raises(
+        SpecError, match=r"the boot script has \d+ bytes and \d+ compressed; EC2 accepts 16384"
+    ):
         kit.request(script=script)
 
 
@@ -252,7 +254,7 @@ def test_a_token_whose_machines_are_gone_makes_no_others(kit):
 
 
 def test_a_request_of_somebody_elses_is_refused(kit):
-    with pytest.raises(ProvisionError, match="none of provider 'aws'"):
+    with pytest.raises(ProvisionError, match="cannot be read here"):
         kit.provisioner.create(LaunchRequest(provider="local", body={"job_id": "x"}), token="t")
 
 

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from cloudspot.emulation.faults import Call, Faults
-from cloudspot.emulation.trail import Trail
+from cloudspot.emulation.api_faults import Call, Faults
+from cloudspot.emulation.audit_trail import Trail
 from cloudspot_aws_sandbox.credentials import RoleKeys
 from cloudspot_aws_sandbox.rights import resource_of, rights_of
 

@@ -3,8 +3,8 @@
 import pytest
 from listed_host import ListedHost
 
-from cloudspot.emulation.faults import Faults
-from cloudspot.emulation.serving import Server
+from cloudspot.emulation.api_faults import Faults
+from cloudspot.emulation.wsgi_server import Server
 from cloudspot.model import Market, Resources
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions

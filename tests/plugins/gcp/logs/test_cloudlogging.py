@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import google.cloud.logging
 import pytest
 
-from cloudspot.cli.logtail import LogTail
+from cloudspot.cli.joblog.logtail import LogTail
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.model import LogRecord
 from cloudspot.testing.logkit import LogSinkTests

@@ -1,0 +1,166 @@
+"""Keeps the artifacts directory and its copy in the bucket in sync."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cloudspot.agent.delivery.checkpoint_directories import files_below
+from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.stored_artifacts import quoted_name, unquoted_name
+from cloudspot.model import ObjectMeta
+
+_log = logging.getLogger(__name__)
+
+SYNC_SECONDS = 30.0
+MAX_FAILURES = 3
+"""In one pass. One bad object must not hold up the others, but a store that is down is not asked for each."""
+MAX_SEGMENT_LENGTH = 255
+_BLOCK = 8 << 20
+_OTHER_NODE = re.compile(r"node-\d+/")
+
+
+class ArtifactSync:
+    """Uploads files that changed; brings them back on the next machine.
+
+    A file is uploaded whole when its size or time changed since the last upload; one that changes
+    while it is read is uploaded again by the next pass. A deleted file stays in the bucket.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        job_id: str,
+        directory: Path,
+        *,
+        rank: int,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``prepare`` is called before each pass, to update files that are made from others."""
+        self._store = store
+        # One node's names must not overwrite another's: rank 0 owns the root.
+        self._prefix = keys.artifacts_prefix(job_id) + ("" if rank == 0 else f"node-{rank}/")
+        self._directory = directory
+        self._prepare = prepare
+        self._uploaded: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
+
+    def restore(self) -> None:
+        """Fetch what an earlier machine has left; keep files that are here already.
+
+        Raises:
+            TransientError: the store failed; call again.
+        """
+        for meta in self._store.list_objects(self._prefix):
+            quoted = meta.key[len(self._prefix) :]
+            name = unquoted_name(quoted)
+            path = self._directory / name
+            if _OTHER_NODE.match(quoted) or ".." in Path(name).parts or os.path.lexists(path):
+                continue
+            try:
+                self._fetch(meta, path)
+            except ObjectMissing:
+                continue
+            except (OSError, ValueError) as error:  # such as a directory of that name
+                _log.warning("artifact %r is not restored: %s", name, error)
+                continue
+            self._uploaded[name] = _stamp(path)
+
+    def _fetch(self, meta: ObjectMeta, path: Path) -> None:
+        # Outside the directory until it is whole: an agent killed here must not sync half a file.
+        partial = self._directory.with_name(f".{self._directory.name}.partial")
+        with partial.open("wb") as file:
+            for start in range(0, meta.size, _BLOCK):
+                file.write(self._store.get_range(meta.key, start, _BLOCK))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.replace(path)
+
+    def start(self) -> None:
+        """Begin to sync in the background."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the background sync; the caller makes the last ``sync``."""
+        self._stopped.set()
+
+    def sync(self, *, until: Callable[[], float] = lambda: math.inf) -> None:
+        """Upload what changed; ``until`` returns when to end (monotonic), which may become earlier.
+
+        A file that cannot be read, or whose name makes no key, is left out.
+
+        Raises:
+            TransientError: the store failed, or the time was up; the next pass uploads the rest.
+        """
+        if not self._lock.acquire(timeout=min(max(0.0, until() - time.monotonic()), threading.TIMEOUT_MAX)):
+            raise TransientError("not all artifacts were uploaded in time")
+        try:
+            self._sync(until)
+        finally:
+            self._lock.release()
+
+    def _sync(self, until: Callable[[], float]) -> None:
+        self._prepare()
+        failures: list[CloudspotError] = []
+        for path in files_below(self._directory):
+            name = path.relative_to(self._directory).as_posix()
+            try:
+                stamp = _stamp(path)
+            except OSError:  # deleted or renamed meanwhile
+                continue
+            if self._uploaded.get(name) == stamp:
+                continue
+            try:
+                self._upload(path, name, until)
+                self._uploaded[name] = stamp
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                _log.warning("artifact %r is left out: %s", name, error)
+                self._uploaded[name] = stamp
+            except CloudspotError as error:
+                failures.append(error)
+                if len(failures) >= MAX_FAILURES or time.monotonic() >= until():
+                    break
+        if failures:
+            raise failures[0]
+
+    def _upload(self, path: Path, name: str, until: Callable[[], float]) -> None:
+        key = self._prefix + quoted_name(name)
+        if any(len(segment) > MAX_SEGMENT_LENGTH for segment in key.split("/")):
+            raise ValueError("its name is too long for a key")
+        if time.monotonic() >= until():
+            raise TransientError("not all artifacts were uploaded in time")
+        with path.open("rb") as file:
+            block = file.read(_BLOCK)
+            if len(block) < _BLOCK:
+                self._store.put(key, block)
+                return
+            with self._store.open_upload(key) as upload:
+                while block:
+                    if time.monotonic() >= until():
+                        raise TransientError("not all artifacts were uploaded in time")
+                    upload.write(block)
+                    block = file.read(_BLOCK)
+                upload.commit()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(SYNC_SECONDS):
+            try:
+                self.sync()
+            except CloudspotError as error:
+                _log.warning("artifacts wait for the store: %s", error)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

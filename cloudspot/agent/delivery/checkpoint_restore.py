@@ -1,0 +1,137 @@
+"""Restores the newest checkpoint of the lineage that verifies to this node's disk."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from cloudspot.agent.leaving import Leaving, LeavingError
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.jobstore import generations, manifests
+from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Skipped
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was restored."""
+
+    checkpoint: CheckpointId | None
+    """None: there is no checkpoint, and the job starts at step 0."""
+    directory: Path | None = None
+    """For a session's checkpoint: what CLOUDSPOT_RESTORE names."""
+    directory_name: str | None = None
+    """For a script's own checkpoint: its directory, relative to the working directory."""
+    skipped: tuple[Skipped, ...] = ()
+    sealed_at: datetime | None = None
+    """When the training handed that state over."""
+    committed_at: datetime | None = None
+
+
+def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restored:
+    """Fetch the best candidate of the lineage; skip those that do not verify, and log them.
+
+    A candidate that is deleted meanwhile was superseded by a newer one, which is tried instead.
+
+    Raises:
+        LeavingError: there are checkpoints, and none verifies: nothing is deleted, and starting from
+            step 0 would throw the work away without asking.
+    """
+    node = context.node
+    if known:
+        for late in context.insist(lambda: manifests.complete(context.store, node.job_id, known[-1].number)):
+            _log.info("committed checkpoint %s, whose last part came from a node that was lost", late)
+    commits = context.insist(lambda: manifests.read_commits(context.store, node.job_id))
+    candidates = generations.lineage(known, commits)
+    skipped: list[Skipped] = []
+    for candidate in candidates:
+        context.obey()
+        try:
+            commit = context.insist(lambda c=candidate: manifests.read_commit(context.store, node.job_id, c))  # type: ignore[misc]
+            return _fetch(context, commit, tuple(skipped))
+        except (CorruptData, ObjectMissing) as error:
+            if not context.insist(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
+                _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
+                return restore_newest(context, known)
+            _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
+            skipped.append(Skipped(checkpoint=candidate, reason=str(error)))
+    if skipped:
+        detail = (
+            f"none of the {len(skipped)} checkpoints verifies; nothing was deleted; "
+            f"the newest: {skipped[0].reason}"
+        )
+        raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
+    if known and known[-1].restore_from is not None:
+        detail = (
+            f"checkpoint {known[-1].restore_from}, from which the job resumed last, is gone, and so are all"
+        )
+        raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
+    return Restored(checkpoint=None)
+
+
+def newest_candidate(
+    context: NodeContext, known: Sequence[Generation], skipped: Sequence[Skipped]
+) -> CheckpointId | None:
+    """Return what ``restore_newest`` would try first, apart from those that are known not to verify."""
+    commits = context.insist(lambda: manifests.read_commits(context.store, context.node.job_id))
+    bad = {one.checkpoint for one in skipped}
+    return next((one for one in generations.lineage(known, commits) if one not in bad), None)
+
+
+def restore_this(
+    context: NodeContext, checkpoint: CheckpointId | None, restored: Restored | None
+) -> Restored | None:
+    """Fetch the checkpoint that another node has chosen, unless it was restored here already.
+
+    None: it has been deleted, so the generation that was to resume from it cannot start here.
+
+    Raises:
+        LeavingError: it does not verify here.
+    """
+    if restored is not None and restored.checkpoint == checkpoint:
+        return restored
+    if checkpoint is None:
+        return Restored(checkpoint=None)
+    try:
+        commit = context.insist(lambda: manifests.read_commit(context.store, context.node.job_id, checkpoint))
+        return _fetch(context, commit, ())
+    except (CorruptData, ObjectMissing) as error:
+        if not context.insist(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
+            return None
+        detail = f"checkpoint {checkpoint}, which another node has verified, does not verify here: {error}"
+        raise LeavingError(Leaving("failed", detail, exit_code=1)) from error
+
+
+def _fetch(context: NodeContext, commit: Commit, skipped: tuple[Skipped, ...]) -> Restored:
+    node = context.node
+    restored = Restored(
+        commit.id,
+        skipped=skipped,
+        sealed_at=min((part.sealed_at for part in commit.parts), default=None),
+        committed_at=commit.at,
+    )
+    if commit.kind == "directory":
+        name = commit.parts[0].directory or ""
+        target = node.work / name
+        if target.is_dir() and context.memory.generation > 0:
+            # A script ran on this machine: what it completed is still there, and may be newer.
+            return replace(restored, directory_name=name)
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)  # it came with the code: an older state under the same name
+        context.insist(lambda: _bring(context, commit, node.work))
+        return replace(restored, directory_name=name)
+    target = node.restore
+    shutil.rmtree(target, ignore_errors=True)
+    context.insist(lambda: _bring(context, commit, target))
+    return replace(restored, directory=target)
+
+
+def _bring(context: NodeContext, commit: Commit, directory: Path) -> None:
+    with context.status.transferring("restoring", commit.size) as progress:
+        manifests.fetch(context.store, context.node.job_id, commit, directory, progress=progress)

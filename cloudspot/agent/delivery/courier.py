@@ -1,0 +1,310 @@
+"""Uploads sealed arena slots and complete checkpoint directories, and commits them.
+
+The trainer never waits for it: a slot is read while the training goes on with the other one. A seal
+that a killed agent had taken is still there under its other name, and is taken again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import mmap
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cloudspot.agent.delivery.checkpoint_restore import Restored
+from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import CloudspotError, CorruptData
+from cloudspot.jobstore import keys, manifests
+from cloudspot.jobstore.records import CheckpointId, Commit, Generation
+from cloudspot.jobstore.seals import Seal, parse_seal
+from cloudspot.train import handoff as files
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.02
+MAX_BACKOFF_SECONDS = 5.0
+HURRIED_BACKOFF_SECONDS = 0.5
+"""The same with a notice: the agent must not sleep through the end of an outage."""
+SETTLE_DIRECTORIES_SECONDS = 600.0
+"""A directory that cannot be read must not hold up the next generation for ever."""
+WARN_SHARE = 0.7
+"""The share of the notice that an upload may take before the user is warned."""
+LOSSES_PER_NODE_SECOND = 1.0 / 86400.0
+"""The assumed rate of machines lost without a usable notice: one a node and day."""
+
+
+@dataclass(frozen=True)
+class _Seal:
+    """A seal file that waits in a hand-off directory."""
+
+    path: Path
+    name: files.SealName
+    is_last: bool
+
+
+class Courier:
+    """A thread that uploads what the trainer has sealed, a drain first, and commits it."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._node = context.node
+        self._spec = spec = context.job.spec
+        self._status = context.status
+        self._orders = context.orders
+        self._kinds: dict[files.SealName, str] = {}
+        """The kinds of the seals that were read, by their names before they were taken."""
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._busy = threading.Lock()
+        """Held while anything is being uploaded."""
+        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+        self._directories: DirectoryUploads | None = None
+        if spec.checkpoint.directory is not None:
+            self._directories = DirectoryUploads(self._store, self._node, spec.checkpoint, self._status)
+        self._has_committed = False
+        """Whether there may be something to collect."""
+        self._collecting: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to upload."""
+        self._thread.start()
+
+    def begin(self, generation: Generation, restored: Restored) -> None:
+        """Serve a new generation: write its tuning, and note what need not be uploaded again."""
+        with self._busy:
+            self._kinds.clear()
+            self._status.committed = restored.checkpoint or self._status.committed
+            if self._directories is not None:
+                self._directories.begin(restored)
+        self._write_tuning(self._node.handoff(generation.number))
+
+    def adopt(self) -> None:
+        """Serve a generation that an earlier agent has begun and whose trainer still runs."""
+        if self._directories is not None:
+            self._directories.adopt()
+
+    def end_of_trainer(self, *, finished: bool) -> None:
+        """Note that the trainer of this generation has ended; call it before anything that takes long."""
+        if self._directories is not None:
+            self._directories.end_of_script(finished=finished)
+
+    def settle(self) -> None:
+        """Return when everything that an ended generation has made is in the bucket, or an order came.
+
+        Its trainer is dead, so no further seal will come; its slots are then freed.
+        """
+        until = time.monotonic() + SETTLE_DIRECTORIES_SECONDS
+        while not self._orders.pending and self._work_left(with_directories=time.monotonic() < until):
+            self._wake.set()
+            time.sleep(POLL_SECONDS)
+        if not self._pending():
+            for slot in self._node.arena.glob("slot-*"):
+                slot.unlink(missing_ok=True)
+            for slot in self._node.spill.glob("slot-*"):
+                slot.unlink(missing_ok=True)
+
+    def set_aside_torn(self) -> None:
+        """Move away the checkpoint directories that the script had not completed when it ended."""
+        if self._directories is not None:
+            with self._busy:
+                self._directories.set_aside_torn()
+
+    def finish(self, *, until: Callable[[], float]) -> bool:
+        """Upload and commit what is left; return whether everything got out.
+
+        ``until`` returns when to end (monotonic), which may become earlier.
+        """
+        left = self._thread.is_alive() and self._work_left()
+        while left and time.monotonic() < until():
+            self._wake.set()
+            time.sleep(POLL_SECONDS)
+            left = self._thread.is_alive() and self._work_left()
+        while self._is_collecting() and not self._orders.pending and time.monotonic() < until():
+            time.sleep(POLL_SECONDS)
+        self._stopped.set()
+        self._wake.set()
+        return not left and not self._pending()
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        wait = 0.0
+        while not self._stopped.is_set():
+            try:
+                with self._busy:
+                    self._carry_seals()
+                    if self._directories is not None:
+                        self._directories.carry(self._commit)
+                if self._has_committed and not self._orders.pending:
+                    self._start_collecting()
+                wait = 0.0
+            except CloudspotError as error:
+                most = MAX_BACKOFF_SECONDS if self._orders.reclaim is None else HURRIED_BACKOFF_SECONDS
+                wait = min(max(0.25, 2 * wait), most)
+                _log.warning("a checkpoint waits for the store: %s", error)
+            self._wake.wait(max(POLL_SECONDS, wait))
+            self._wake.clear()
+
+    def _work_left(self, *, with_directories: bool = True) -> bool:
+        if self._busy.acquire(blocking=False):
+            try:
+                if self._pending():
+                    return True
+                return with_directories and self._directories is not None and bool(self._directories.unsent())
+            finally:
+                self._busy.release()
+        return True
+
+    def _pending(self) -> list[_Seal]:
+        """Return the seals on this node in the order of their uploads.
+
+        The last save of a generation goes first: its machine may be about to go, and what was sealed before
+        is worth less. Then come those that were taken already, then the others by step.
+        """
+        found = []
+        for path in self._node.directory.glob("generations/*/seals/*.json"):
+            name = files.parse_seal_name(path.name)
+            if name is not None:
+                found.append(_Seal(path, name, is_last=self._is_last(path, name)))
+        return sorted(
+            found,
+            key=lambda s: (not s.is_last, not s.name.taken, s.name.generation, s.name.step, s.name.rank),
+        )
+
+    def _is_last(self, path: Path, name: files.SealName) -> bool:
+        """Return whether a seal is its rank's last of the generation: at a drain or the end of the loop."""
+        untaken = dataclasses.replace(name, taken=False)
+        if untaken not in self._kinds:
+            try:
+                self._kinds[untaken] = parse_seal(path.read_bytes(), path.name).kind
+            except (OSError, CorruptData):  # withdrawn meanwhile, or malformed
+                return False
+        if self._kinds[untaken] != "interval":
+            return True
+        # A drain at a step that is sealed already makes no other seal.
+        drained = files.read_json(files.drained_path(self._node.handoff(name.generation), name.rank))
+        return drained is not None and drained["step"] == name.step
+
+    def _carry_seals(self) -> None:
+        # List them again after each upload: a drain that was sealed meanwhile comes next.
+        while not self._stopped.is_set() and (pending := self._pending()):
+            seal = pending[0]
+            taken = seal.path.with_name(seal.name.taken_name)
+            if not seal.name.taken:
+                try:
+                    seal.path.rename(taken)
+                except FileNotFoundError:  # the trainer withdrew it for a drain
+                    continue
+            try:
+                self._carry(taken, seal.name)
+            except CorruptData:
+                # Another try would not help, and would keep the slot from the trainer.
+                _log.exception("checkpoint %d-%d is given up", seal.name.generation, seal.name.step)
+                taken.unlink(missing_ok=True)
+
+    def _carry(self, taken: Path, name: files.SealName) -> None:
+        checkpoint = CheckpointId(name.generation, name.step)
+        raw, seal, mapped = _open_seal(taken)
+        self._status.stall_seconds = max(seal.stall_seconds, 0.0)
+        data = memoryview(mapped)
+        try:
+            with self._status.transferring("uploading", len(data)) as progress:
+                part = manifests.upload_part(
+                    self._store,
+                    self._node.job_id,
+                    checkpoint,
+                    rank=name.rank,
+                    num_parts=seal.world_size,
+                    data=data,
+                    seal=raw,
+                    sealed_at=datetime.fromtimestamp(seal.sealed_at_unix, timezone.utc),
+                    progress=progress,
+                )
+        finally:
+            data.release()
+            if isinstance(mapped, mmap.mmap):
+                mapped.close()
+        key = keys.part(self._node.job_id, name.generation, name.step, name.rank)
+        self._context.known_parts[key] = part
+        self._commit(checkpoint, seal.sealed_at_unix)
+        taken.unlink()
+
+    def _commit(self, checkpoint: CheckpointId, sealed_at_unix: float) -> None:
+        known = self._context.known_parts
+        commit = manifests.try_commit(self._store, self._node.job_id, checkpoint, known=known)
+        # Even if another node uploads the last part: a drain of this one must know how long its upload takes.
+        self._uploaded(max(0.0, time.time() - sealed_at_unix))
+        if commit is not None:
+            self._committed(commit)
+
+    def _uploaded(self, seconds: float) -> None:
+        status, notice = self._status, self._status.notice_seconds
+        status.upload_seconds = seconds
+        if notice is not None and seconds > WARN_SHARE * notice:
+            text = f"an upload takes {seconds:.0f} s of the {notice:.0f} s that a notice leaves"
+            status.warn("upload", text)
+        if status.handoff is not None:
+            self._write_tuning(status.handoff)
+
+    def _committed(self, commit: Commit) -> None:
+        status = self._status
+        newest = status.committed
+        if newest is None or commit.id > newest:
+            status.committed = commit.id
+        # Nobody needs the parts of this checkpoint or of older ones any more.
+        known = self._context.known_parts
+        for key, part in list(known.items()):
+            if CheckpointId(part.generation, part.step) <= commit.id:
+                known.pop(key, None)
+        seconds = status.upload_seconds or 0.0
+        _log.info("committed checkpoint %s (%d bytes, %.2f s)", commit.id, commit.size, seconds)
+        self._has_committed = True
+
+    def _start_collecting(self) -> None:
+        """Delete old checkpoints in a thread beside the uploads: a drain must not wait for deletions."""
+        if self._collecting is None or not self._collecting.is_alive():
+            self._collecting = threading.Thread(target=self._collect, name="retention", daemon=True)
+            self._collecting.start()
+            self._has_committed = False  # after the start: ``finish`` waits while either holds
+
+    def _is_collecting(self) -> bool:
+        collecting = self._collecting
+        return self._has_committed or (collecting is not None and collecting.is_alive())
+
+    def _collect(self) -> None:
+        try:
+            manifests.collect(self._store, self._node.job_id, keep=self._spec.checkpoint.keep)
+        except CloudspotError as error:
+            _log.warning("old checkpoints stay until the next commit: %s", error)
+
+    def _write_tuning(self, handoff: Path) -> None:
+        if handoff.is_dir():
+            tuning = files.Tuning(
+                interval_seconds=self._spec.checkpoint.interval,
+                upload_seconds=self._status.upload_seconds or 0.0,
+                losses_per_second=LOSSES_PER_NODE_SECOND * self._spec.nodes.max,
+            )
+            files.write_tuning(handoff, tuning)
+
+
+def _open_seal(taken: Path) -> tuple[bytes, Seal, mmap.mmap | bytes]:
+    """Return a seal's bytes, its parsed fields, and the mapped slot.
+
+    Raises:
+        CorruptData: the seal is malformed, or its slot is missing.
+    """
+    try:
+        raw = taken.read_bytes()
+        seal = parse_seal(raw, taken.name)
+        with Path(seal.slot).open("rb") as slot:
+            mapped = mmap.mmap(slot.fileno(), seal.nbytes, access=mmap.ACCESS_READ) if seal.nbytes else b""
+    except (OSError, ValueError, OverflowError) as error:
+        raise CorruptData(f"{taken.name} cannot be read: {error!r}") from error
+    return raw, seal, mapped

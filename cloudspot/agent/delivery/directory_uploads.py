@@ -1,0 +1,186 @@
+"""Uploads the checkpoint directories that a script writes by itself."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cloudspot.agent.delivery.checkpoint_directories import (
+    CheckpointDirectories,
+    CheckpointDirectory,
+    Fingerprint,
+    fingerprint_of,
+    stage,
+)
+from cloudspot.agent.delivery.checkpoint_restore import Restored
+from cloudspot.agent.node import Node
+from cloudspot.agent.status import Status
+from cloudspot.errors import CorruptData, ObjectMissing, TransientError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import CheckpointSpec
+from cloudspot.jobstore import keys, manifests
+from cloudspot.jobstore.records import CheckpointId
+
+_log = logging.getLogger(__name__)
+
+SCAN_SECONDS = 1.0
+
+_Version = tuple[str, Fingerprint]
+"""A directory's name and what was in it."""
+
+
+class DirectoryUploads:
+    """Uploads the newest complete directory, and uploads it again when the script has rewritten it.
+
+    A checkpoint's step is the number that the directory's name ends with. A version for which that one
+    is taken, or a directory without a number, gets the next free one: such a step only tells the order.
+    """
+
+    def __init__(self, store: ObjectStore, node: Node, spec: CheckpointSpec, status: Status) -> None:
+        assert spec.directory is not None
+        self._store = store
+        self._node = node
+        self._status = status
+        self._directories = CheckpointDirectories(
+            node.work, spec.directory, spec.complete_file, memory=node.directory / "directories-before.json"
+        )
+        self._known: set[_Version] = set()
+        """The versions that are in the bucket or were given up."""
+        self._steps: dict[int, _Version | None] = {}
+        """The steps taken in this generation, and by which version; None: by one of an earlier agent."""
+        self._scanned_at = 0.0
+        self._alive = False
+
+    def begin(self, restored: Restored) -> None:
+        """Watch the script of a new generation; what it was restored from is not uploaded again."""
+        self.end_of_script()
+        self._steps.clear()
+        if restored.directory_name is not None:
+            path = self._node.work / restored.directory_name
+            self._known.add((restored.directory_name, fingerprint_of(path)))
+        self._directories.begin_script()
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Watch a script that runs already."""
+        self._alive = True
+
+    def end_of_script(self, *, finished: bool = False) -> None:
+        """Note that no script writes any more: what is not complete by now never will be.
+
+        If the script ``finished`` by itself, everything that it has left is complete.
+        """
+        self._alive = False
+        self._directories.end_of_script(finished=finished)
+        self._scanned_at = 0.0
+
+    def set_aside_torn(self) -> None:
+        """Move away the directories that the script had not completed when it ended.
+
+        A script that resumes from its newest directory would otherwise resume from a torn one. They are kept
+        on the node: a directory that cannot be proven complete may be complete all the same.
+        """
+        if self._status.has_session:
+            return
+        for torn in self._directories.torn():
+            if (torn.name, torn.fingerprint) in self._known:
+                continue
+            target = _free_path(self._node.torn / torn.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(torn.path, target)
+            _log.warning(
+                "%s was not complete when the script ended; it is set aside as %s", torn.name, target
+            )
+
+    def carry(self, commit: Callable[[CheckpointId, float], None]) -> None:
+        """Upload what is complete and new; call ``commit`` with its id and when it was taken (Unix seconds).
+
+        Raises:
+            TransientError: the store failed, or a directory changed meanwhile; the next call goes on.
+        """
+        if time.monotonic() - self._scanned_at < SCAN_SECONDS:
+            return
+        for directory in self.unsent():
+            while not self._carry(directory, self._choose_id(directory), commit):
+                pass  # another version has taken that id
+            self._known.add((directory.name, directory.fingerprint))
+        self._scanned_at = time.monotonic()
+
+    def unsent(self) -> list[CheckpointDirectory]:
+        """Return the newest complete directories that are not in the bucket."""
+        if self._status.has_session or self._status.generation == 0:
+            return []
+        if self._status.ranks and 0 not in self._status.ranks:
+            return []  # scripts write on global rank 0, so only its node uploads
+        ready = self._directories.ready(time.monotonic(), alive=self._alive)
+        newest = max((d.step or 0 for d in ready), default=0)
+        return [d for d in ready if (d.step or 0) == newest and (d.name, d.fingerprint) not in self._known]
+
+    def _choose_id(self, directory: CheckpointDirectory) -> CheckpointId:
+        step = self._status.restored_step + 1 if directory.step is None else directory.step
+        version = directory.name, directory.fingerprint
+        while self._steps.get(step, version) != version:
+            step += 1
+        return CheckpointId(self._status.generation, step)
+
+    def _carry(
+        self,
+        directory: CheckpointDirectory,
+        checkpoint: CheckpointId,
+        commit: Callable[[CheckpointId, float], None],
+    ) -> bool:
+        """Upload and commit a directory, or give it up; return False if the id is taken."""
+        self._steps[checkpoint.step] = directory.name, directory.fingerprint
+        staged = stage(directory, self._node.staging)
+        if staged is None:
+            raise TransientError(f"{directory.name} cannot be staged now")
+        root, table = staged
+        taken_at = time.time()
+
+        def check() -> None:
+            if fingerprint_of(root) != directory.fingerprint:
+                raise TransientError(f"{directory.name} changed while it was uploaded")
+
+        try:
+            with self._status.transferring("uploading", sum(file.size for file in table)) as progress:
+                manifests.upload_directory(
+                    self._store,
+                    self._node.job_id,
+                    checkpoint,
+                    rank=0,
+                    num_parts=1,
+                    root=root,
+                    files=table,
+                    directory=directory.name,
+                    sealed_at=datetime.fromtimestamp(taken_at, timezone.utc),
+                    check=check,
+                    progress=progress,
+                )
+            commit(checkpoint, taken_at)
+        except CorruptData:
+            if self._stands(checkpoint):
+                self._steps[checkpoint.step] = None
+                return False
+            _log.exception("%s is given up", directory.name)
+        return True
+
+    def _stands(self, checkpoint: CheckpointId) -> bool:
+        key = keys.part(self._node.job_id, checkpoint.generation, checkpoint.step, 0)
+        try:
+            self._store.head(key)
+        except ObjectMissing:
+            return False
+        return True
+
+
+def _free_path(path: Path) -> Path:
+    """Return the path or, if it is taken, the path with a number behind it."""
+    if not path.exists():
+        return path
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
+    return next(each for each in numbered if not each.exists())

@@ -1,0 +1,181 @@
+"""Delivers the lines of the node's log files to the sink: each once, in order, through any outage.
+
+A batch is numbered and written to disk before it is delivered. An agent that is killed between the
+delivery and the note of it delivers the same batch again, and readers drop the repeats by number.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from cloudspot.decoding import decode
+from cloudspot.errors import CloudspotError
+from cloudspot.interfaces import LogSink
+from cloudspot.jobstore.records import LogStanding
+from cloudspot.model import LogRecord
+
+_log = logging.getLogger(__name__)
+
+BATCH_BYTES = 1 << 20
+MAX_BACKOFF_SECONDS = 15.0
+
+
+class _Position(msgspec.Struct, kw_only=True):
+    """How far the pump has come; rewritten whole before and after each delivery."""
+
+    next_seq: int = 0
+    offsets: dict[str, int] = msgspec.field(default_factory=dict)
+    """By file name: the offset of the first byte that is in no batch yet."""
+    pending: list[LogRecord] = msgspec.field(default_factory=list)
+    """Numbered, and perhaps delivered already."""
+
+
+class LogPump:
+    """Follows files and delivers their lines as one stream."""
+
+    def __init__(
+        self,
+        sink: LogSink,
+        *,
+        stream: str,
+        position_path: Path,
+        flush_seconds: float,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    ) -> None:
+        self._sink = sink
+        self._stream = stream
+        self._path = position_path
+        self._flush_seconds = flush_seconds
+        self._now = now
+        self._files: list[tuple[Path, str]] = []
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._failures = 0
+        self._error = ""
+        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+        try:
+            self._position: _Position = decode(position_path.read_bytes(), _Position)
+        except FileNotFoundError:
+            self._position = _Position()
+
+    def follow(self, path: Path, source: str) -> None:
+        """Deliver all of the file's lines from now on; it need not exist yet."""
+        with self._lock:
+            if (path, source) not in self._files:
+                self._files.append((path, source))
+
+    def start(self) -> None:
+        """Begin to deliver every ``flush_seconds``."""
+        self._thread.start()
+
+    def finish(self, *, deadline: float) -> bool:
+        """Deliver what is left, unfinished last lines too; return whether everything got out.
+
+        ``deadline`` is monotonic.
+        """
+        self._stopped.set()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        while not self._thread.is_alive():
+            if self._deliver(final=True):
+                return True
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
+        return False
+
+    def standing(self) -> LogStanding:
+        """Return how far the delivery has come; any thread may ask."""
+        with self._lock:
+            files = tuple(self._files)
+        position = self._position
+        waiting = 0
+        for path, _ in files:
+            with suppress(OSError):  # not there yet
+                waiting += max(0, path.stat().st_size - position.offsets.get(path.name, 0))
+        return LogStanding(num_lines=position.next_seq, waiting_bytes=waiting, error=self._error)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._wait_seconds()):
+            self._deliver(final=False)
+
+    def _wait_seconds(self) -> float:
+        return min(self._flush_seconds * 2.0 ** min(self._failures, 10), MAX_BACKOFF_SECONDS)
+
+    def _deliver(self, *, final: bool) -> bool:
+        """Deliver until the files are exhausted; False when the sink failed."""
+        while True:
+            position = self._position
+            if not position.pending:
+                self._collect(final=final)
+                if not position.pending:
+                    return True
+                self._save()
+            try:
+                self._sink.write(position.pending)
+            except CloudspotError as error:
+                self._failures += 1
+                self._error = str(error)
+                if self._failures in {1, 10, 100}:
+                    _log.warning("log lines are kept back: %s", error)
+                return False
+            self._failures = 0
+            self._error = ""
+            position.pending = []
+            self._save()
+
+    def _collect(self, *, final: bool) -> None:
+        with self._lock:
+            files = tuple(self._files)
+        room = BATCH_BYTES
+        for path, source in files:
+            if room > 0:
+                room -= self._take_lines(path, source, room, final=final)
+
+    def _take_lines(self, path: Path, source: str, room: int, *, final: bool) -> int:
+        position = self._position
+        offset = position.offsets.get(path.name, 0)
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read(room)
+        except OSError:  # not there yet
+            return 0
+        end = data.rfind(b"\n") + 1
+        if (final and len(data) < room) or (end == 0 and len(data) == BATCH_BYTES):
+            end = len(data)  # the last line has no end, or is longer than a batch
+        for line in split_lines(data[:end]):
+            text = line.decode("utf-8", errors="replace")
+            record = LogRecord(
+                stream=self._stream, seq=position.next_seq, time=self._now(), text=text, source=source
+            )
+            position.pending.append(record)
+            position.next_seq += 1
+        position.offsets[path.name] = offset + end
+        return end
+
+    def _save(self) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        # When the disk is full, delivering the lines that say so matters more than a repeat after a restart.
+        with suppress(OSError):
+            temporary.write_bytes(msgspec.json.encode(self._position))
+            temporary.replace(self._path)
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """Return the lines; a carriage return does not end one.
+
+    A progress bar draws itself over and over with it: as a line for each state it would flood the log. In one
+    line all of them are kept, and whoever shows that line shows the last.
+    """
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix(b"\r") for line in lines]

@@ -1,0 +1,229 @@
+"""Keeps what ``run.log()`` was given as TensorBoard event files among the artifacts.
+
+The bytes are written by hand, the framing of TFRecord and five messages of protobuf: tensorboard and protobuf
+would weigh more than all of the agent's environment, which every machine installs before it trains.
+
+Each generation has files of its own, whose names sort by its number. The first begins with a session's start
+at the step from which the generation resumed: readers then drop what an earlier one had logged from that step
+on. A file is left alone from a few MiB on, and another begun: an artifact that has changed is uploaded whole,
+every half minute, and what a week of steps makes would hold up the checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudspot.agent.node import Node
+from cloudspot.train.handoff import metrics_path
+
+_log = logging.getLogger(__name__)
+
+DIRECTORY = "tensorboard"
+"""Below the artifacts."""
+_VERSION = b"brain.Event:2"
+MAX_FILE_BYTES = 4 << 20
+"""A file that has reached this size gets no more records."""
+
+
+@dataclass
+class _Position:
+    """How far a generation's metrics have been written to its event files."""
+
+    offset: int = 0
+    """The offset of the first byte of the metrics that is not written yet."""
+    skip: int = 0
+    """How many lines from there on an earlier agent of this machine has written."""
+    part: int = 0
+    """The file that is written to, counted from 0."""
+    size: int = 0
+    """Its bytes."""
+
+
+class EventFiles:
+    """Turns the metrics of this node's generations into event files; not thread-safe."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._starts: dict[int, int] = {}
+        self._positions: dict[int, _Position] = {}
+        self._complaint = ""
+
+    def begin(self, generation: int, step: int) -> None:
+        """Note the step from which a generation resumes."""
+        self._starts[generation] = step
+
+    def update(self) -> None:
+        """Append what has been logged since the last call; never raises for a file that cannot be written."""
+        for handoff in sorted(self._node.directory.glob("generations/*")):
+            if not handoff.name.isdecimal():
+                continue
+            generation = int(handoff.name)
+            try:
+                self._update(generation, metrics_path(handoff, 0))
+            except OSError as error:
+                # The file may now end in the middle of a record: the next call looks.
+                self._positions.pop(generation, None)
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    _log.warning("metrics are not kept for TensorBoard: %s", error)
+
+    def _update(self, generation: int, metrics: Path) -> None:
+        try:
+            size = metrics.stat().st_size
+        except FileNotFoundError:  # rank 0 runs elsewhere, or has no session
+            return
+        directory = self._node.artifacts / DIRECTORY
+        position = self._positions.get(generation)
+        if position is None:
+            position = self._positions[generation] = _resume(directory, generation)
+        if size <= position.offset:
+            return
+        with metrics.open("rb") as file:
+            file.seek(position.offset)
+            data = file.read()
+        data = data[: data.rfind(b"\n") + 1]
+        lines = [_Line.parse(each) for each in data.splitlines()[position.skip :]]
+        if not lines:
+            return
+        records = [line.record() for line in lines]
+        if position.size >= MAX_FILE_BYTES:
+            position.part, position.size = position.part + 1, 0
+        if position.size == 0:
+            head = [_record(_event(lines[0].time, 0, _bytes(3, _VERSION)))]
+            if position.part == 0:
+                step = self._starts.get(generation, lines[0].step)
+                head.append(
+                    _record(_event(lines[0].time, step, _bytes(7, _varint(1, 1))))
+                )  # SessionLog.START
+            records[:0] = head
+        directory.mkdir(parents=True, exist_ok=True)
+        with _path(directory, generation, position.part).open("ab") as file:
+            position.size += file.write(b"".join(records))
+        position.offset += len(data)
+        position.skip = 0
+
+
+def _path(directory: Path, generation: int, part: int) -> Path:
+    """Return a file's path; sorted by name, the parts of a generation are in order."""
+    suffix = f"-{part:06d}" if part else ""
+    return directory / f"events.out.tfevents.generation-{generation:06d}{suffix}"
+
+
+def _num_head_records(part: int) -> int:
+    """Return how many records precede the metrics: the version, and in the first file the session's start."""
+    return 1 if part else 2
+
+
+def _resume(directory: Path, generation: int) -> _Position:
+    """Return where an earlier agent of this machine stopped, and cut off an unfinished record."""
+    position = _Position()
+    part = 0
+    while True:
+        try:
+            with _path(directory, generation, part).open("r+b") as file:
+                num_records, size = _measure(file.read())
+                if num_records < _num_head_records(part):
+                    num_records, size = 0, 0
+                file.truncate(size)
+        except FileNotFoundError:
+            return position
+        position.part, position.size = part, size
+        position.skip += max(0, num_records - _num_head_records(part))
+        part += 1
+
+
+def _measure(data: bytes) -> tuple[int, int]:
+    """Return the number of whole records and their size in bytes."""
+    num_records, end = 0, 0
+    while len(data) >= end + 12:
+        (size,) = struct.unpack_from("<Q", data, end)
+        if end + 16 + size > len(data):
+            break
+        num_records, end = num_records + 1, end + 16 + size
+    return num_records, end
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of the metrics; a malformed one has no values, but is counted."""
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+    @classmethod
+    def parse(cls, text: bytes) -> _Line:
+        try:
+            value = json.loads(text)
+            values = {str(name): float(each) for name, each in value["values"].items()}
+            return cls(int(value["step"]), float(value["time"]), values)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return cls(0, 0.0, {})
+
+    def record(self) -> bytes:
+        scalars = b"".join(
+            _bytes(1, _bytes(1, name.encode(errors="replace")) + _float(2, value))
+            for name, value in self.values.items()
+        )
+        return _record(_event(self.time, self.step, _bytes(5, scalars)))
+
+
+# --- protobuf: a field is its number and wire type, and its value ---------------------------------
+# Source: tensorflow/core/util/event.proto and framework/summary.proto (checked 2026-11).
+
+
+def _event(wall_time: float, step: int, what: bytes) -> bytes:
+    return bytes([1 << 3 | 1]) + struct.pack("<d", wall_time) + _varint(2, step) + what
+
+
+def _varint(number: int, value: int) -> bytes:
+    return bytes([number << 3, *_base128(value % (1 << 64))])
+
+
+def _bytes(number: int, value: bytes) -> bytes:
+    return bytes([number << 3 | 2, *_base128(len(value))]) + value
+
+
+def _float(number: int, value: float) -> bytes:
+    try:
+        packed = struct.pack("<f", value)
+    except OverflowError:  # finite, but not in 32 bits
+        packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+    return bytes([number << 3 | 5]) + packed
+
+
+def _base128(value: int) -> Iterator[int]:
+    while value >= 128:
+        yield value & 127 | 128
+        value >>= 7
+    yield value
+
+
+# --- TFRecord: length, its checksum, the bytes, their checksum ------------------------------------
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + _masked_crc32c(length) + data + _masked_crc32c(data)
+
+
+def _masked_crc32c(data: bytes) -> bytes:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _crc32c_of(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+_CRC32C = tuple(map(_crc32c_of, range(256)))

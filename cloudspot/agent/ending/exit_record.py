@@ -1,0 +1,46 @@
+"""The exit record of a node: how it left, and proof that it runs no user code any more."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from cloudspot.agent.leaving import Leaving
+from cloudspot.agent.node import Node
+from cloudspot.agent.status import Status
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, creation, keys
+from cloudspot.jobstore.records import Exit, new_nonce
+from cloudspot.model import NodeIdentity
+
+
+def write_exit_record(
+    store: ObjectStore, node: Node, identity: NodeIdentity, leaving: Leaving, status: Status | None = None
+) -> None:
+    """Write the exit record, unless there is one.
+
+    Raises:
+        TransientError: the outcome is unknown; call again.
+    """
+    status = Status() if status is None else status
+    step = status.progress()[0]
+    if leaving.outcome in {"drained", "stopped"} and leaving.saved_step is not None:
+        step = leaving.saved_step
+    record = Exit(
+        launch=node.launch,
+        rank=identity.rank,
+        instance_id=identity.instance_id,
+        outcome=leaving.outcome,
+        detail=leaving.detail,
+        exit_code=leaving.exit_code,
+        permanent=leaving.permanent,
+        log_tail=leaving.log_tail,
+        generation=status.generation,
+        restored_step=status.restored_step,
+        step=step,
+        has_session=status.has_session,
+        committed=status.committed,
+        final=leaving.final,
+        at=datetime.now(timezone.utc),
+        writer=new_nonce(),
+    )
+    creation.create(store, keys.exit_record(node.job_id, node.launch, identity.rank), codec.encode(record))

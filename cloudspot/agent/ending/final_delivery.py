@@ -1,0 +1,161 @@
+"""The end of a node: it delivers everything it still holds, and then writes its exit record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from cloudspot.agent.delivery.artifact_sync import ArtifactSync
+from cloudspot.agent.delivery.courier import Courier
+from cloudspot.agent.delivery.log_pump import LogPump
+from cloudspot.agent.ending.exit_record import write_exit_record
+from cloudspot.agent.leaving import Leaving
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import CloudspotError
+from cloudspot.jobstore import manifests
+from cloudspot.jobstore.records import CheckpointId
+
+_log = logging.getLogger(__name__)
+
+UPLOAD_SECONDS = 3600.0
+"""How long a node without a deadline tries to deliver its last checkpoint: nobody else has it."""
+LAST_WORD_SECONDS = 600.0
+"""How long it tries to deliver each of the rest: artifacts, log lines, the exit record."""
+POLL_SECONDS = 0.25
+"""How often it looks for the other nodes' parts of the last checkpoint."""
+_COMMITTED, _INCOMPLETE, _GIVEN_UP = "committed", "parts of other nodes are missing", "given up"
+KEEP_BACK_SECONDS = 1.0
+KEEP_BACK_SHARE = 0.15
+"""The share of a notice, at most ``KEEP_BACK_SECONDS``, that uploads leave to the last lines and the exit
+record."""
+
+
+class FinalDelivery:
+    """Takes a node from the end of its training to its exit record."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        *,
+        courier: Courier,
+        artifacts: ArtifactSync,
+        logs: LogPump,
+        stop_heartbeat: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._courier = courier
+        self._artifacts = artifacts
+        self._logs = logs
+        self._stop_heartbeat = stop_heartbeat
+
+    def leave(self, leaving: Leaving) -> None:
+        """Deliver everything in this order: checkpoints, artifacts, log lines, the exit record.
+
+        If a notice comes meanwhile, all of it is done by the notice's deadline.
+        """
+        context = self._context
+        context.status.state = "ending"
+        # What a superseded node commits is no candidate for any resume.
+        upload_seconds = 0.0 if leaving.outcome == "superseded" else UPLOAD_SECONDS
+        uploaded = self._courier.finish(until=self._until(upload_seconds))
+        self._artifacts.stop()
+        until = self._until(LAST_WORD_SECONDS)
+        synced = _attempt(
+            lambda: context.insist(lambda: self._artifacts.sync(until=until), deadline=until()), "artifacts"
+        )
+        if leaving.outcome == "succeeded":
+            leaving = self._without_loss(leaving, uploaded=uploaded, synced=synced)
+        _log.info("leaving: %s (%s)", leaving.outcome, leaving.detail)
+        now = time.monotonic()
+        deadline = context.orders.deadline(otherwise=now + LAST_WORD_SECONDS)
+        if not self._logs.finish(deadline=now + 0.7 * max(0.0, deadline - now)):
+            _log.error("log lines were lost: the sink did not take them in time")
+        self._stop_heartbeat()
+        deadline = context.orders.deadline(otherwise=time.monotonic() + LAST_WORD_SECONDS)
+        _attempt(
+            lambda: context.insist(
+                lambda: write_exit_record(
+                    context.store, context.node, context.job.identity, leaving, context.status
+                ),
+                deadline=deadline,
+            ),
+            "the exit record",
+        )
+
+    def _until(self, seconds: float) -> Callable[[], float]:
+        """Return a function that tells when (monotonic) uploads must end.
+
+        That is after ``seconds``, or, with a notice, shortly before the machine goes.
+        """
+        otherwise = time.monotonic() + seconds
+
+        def until() -> float:
+            reclaim = self._context.orders.reclaim
+            if reclaim is None:
+                return otherwise
+            kept = min(KEEP_BACK_SECONDS, KEEP_BACK_SHARE * max(0.0, reclaim.deadline - reclaim.seen))
+            return min(reclaim.deadline - kept, otherwise)
+
+        return until
+
+    def _without_loss(self, leaving: Leaving, *, uploaded: bool, synced: bool) -> Leaving:
+        """Return the success, or an outcome that lets the job go on where its work is not in the bucket."""
+        orders = self._context.orders
+        if uploaded:
+            found = self._find_last_checkpoint(leaving)
+            if found == _INCOMPLETE and orders.reclaim is None:
+                _log.info("the last checkpoint is uploaded here; the other nodes complete it")
+            elif found != _COMMITTED:
+                uploaded = orders.reclaim is None
+                _log.error("the state of the last step is in no checkpoint")
+        if uploaded and synced:
+            return leaving
+        what = "artifacts" if uploaded else "last checkpoint"
+        if orders.reclaim is not None:
+            detail = f"reclaimed after the training finished, before its {what} could be delivered"
+            return replace(leaving, outcome="drained", detail=detail, final=None)
+        detail = f"the training finished, but its {what} could not be delivered"
+        return replace(leaving, outcome="failed", detail=detail, exit_code=1, final=None)
+
+    def _find_last_checkpoint(self, leaving: Leaving) -> str:
+        """Return what became of the state of the last step, where a session has sealed one.
+
+        The store is asked, since an earlier agent of this machine may have committed it. With a notice this
+        waits for the parts of the other nodes; without one they live to complete the checkpoint themselves.
+        """
+        context = self._context
+        step, status = leaving.saved_step, context.status
+        if step is None or step <= status.restored_step:
+            return _COMMITTED
+        checkpoint = CheckpointId(status.generation, step)
+        until = self._until(LAST_WORD_SECONDS)
+        try:
+            while True:
+                found = context.insist(lambda: self._commit(checkpoint), deadline=until())
+                if found != _INCOMPLETE or context.orders.reclaim is None or time.monotonic() >= until():
+                    return found
+                time.sleep(POLL_SECONDS)
+        except CloudspotError as error:
+            _log.error("checkpoint %s: %s", checkpoint, error)
+            return _GIVEN_UP
+
+    def _commit(self, checkpoint: CheckpointId) -> str:
+        context = self._context
+        store, job_id, status = context.store, context.job_id, context.status
+        if manifests.try_commit(store, job_id, checkpoint, known=context.known_parts) is not None:
+            status.committed = max(checkpoint, status.committed or checkpoint)
+            return _COMMITTED
+        present = manifests.present_parts(store, job_id, checkpoint)
+        # Nobody waits for what this node itself has given up.
+        return _INCOMPLETE if set(status.ranks) <= present else _GIVEN_UP
+
+
+def _attempt(call: Callable[[], object], what: str) -> bool:
+    try:
+        call()
+    except CloudspotError as error:
+        _log.error("%s: %s", what, error)
+        return False
+    return True

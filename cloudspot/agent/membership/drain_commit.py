@@ -1,0 +1,64 @@
+"""The commit of a drain after which the survivors go on: whoever sees all its parts writes it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore import manifests
+from cloudspot.jobstore.records import CheckpointId, Generation
+
+_log = logging.getLogger(__name__)
+
+COMMIT_SECONDS = 60.0
+"""How long the survivors of a drain wait for parts of nodes that have no notice."""
+
+
+def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generation, step: int) -> None:
+    """Wait until the drain's checkpoint is committed, or a part of it will never come.
+
+    Whoever sees all parts commits: the node that brought the last one may have gone since.
+    """
+    if not peers.others:
+        return
+    checkpoint = CheckpointId(current.number, step)
+    others = tuple(member.rank for member in current.members if member.rank != context.rank)
+    peers.ask()
+    end = time.monotonic() + COMMIT_SECONDS
+    while not context.orders.pending and context.orders.newer_than(current) is None:
+        peers.refresh()
+        # In this order: a node that is gone now has put its parts before, or never will.
+        gone = {rank for rank in others if peers.is_gone(rank)}
+        try:
+            commit = context.insist(
+                lambda: manifests.try_commit(
+                    context.store, context.job_id, checkpoint, known=context.known_parts
+                )
+            )
+        except CorruptData as error:
+            _log.error("checkpoint %s is given up: %s", checkpoint, error)
+            return
+        if commit is not None:
+            context.status.committed = max(checkpoint, context.status.committed or checkpoint)
+            return
+        missing = _missing_parts(context, checkpoint, current)
+        if missing <= gone:
+            return
+        if time.monotonic() >= end and not any(peers.has_notice(rank) for rank in missing - gone):
+            return
+        peers.pause()
+
+
+def _missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[int]:
+    """Return the nodes that have yet to bring a part of the checkpoint."""
+    procs = context.job.spec.procs_per_node
+    there = context.insist(lambda: manifests.present_parts(context.store, context.job_id, checkpoint))
+    return {
+        member.rank
+        for index, member in enumerate(current.members)
+        for rank in range(index * procs, (index + 1) * procs)
+        if rank not in there
+    }

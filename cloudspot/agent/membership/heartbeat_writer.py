@@ -1,0 +1,186 @@
+"""Every few seconds: says how the node stands, and reads what others have decided for it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from contextlib import suppress
+from datetime import datetime, timezone
+
+from cloudspot.agent.membership.heartbeat_size import change_count, fill_up
+from cloudspot.agent.membership.reachability import free_port
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import CloudspotError, ObjectMissing
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.records import Generation, Heartbeat, StopRequest
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 5.0
+REGROUP_SECONDS = 0.2
+"""The same while the nodes agree on the next generation and wait for each other's signs of life."""
+REGROUP_SECONDS_PER_NODE = 0.02
+"""With many nodes that takes longer, so that their requests stay few."""
+LAST_BEAT_SECONDS = 2.0
+"""How long the last beat is waited for: nothing depends on it, and the exit record is still to be written."""
+LOOK_SECONDS = 1.0
+"""How often one of the nodes looks for a request to stop: it should feel prompt. The first to see it drains
+all ranks, and the others look when theirs have drained."""
+
+
+class HeartbeatWriter:
+    """A thread that overwrites the node's heartbeat and looks for a stop or a newer launch.
+
+    It beats at once when the node's state changes.
+    """
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._status = context.status
+        self._orders = context.orders
+        self._num_nodes = context.job.spec.nodes.max
+        # A later agent of this machine begins higher: the peers take any change for a sign of life.
+        self._counter = time.monotonic_ns() // 1_000_000
+        self._num_changes: int | None = None
+        """None: an earlier agent of this machine may have counted some."""
+        self._told: object = None
+        """What the peers have to know of the last beat."""
+        self._passed = 0
+        """The newest generation known to belong to an older launch."""
+        self._stopped = threading.Event()
+        self._tells_end = False
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current beat."""
+        self._stopped.set()
+        self._status.state_changed.set()
+
+    def finish(self) -> None:
+        """End the thread with a last beat that shows how the node stands now; wait for it a little."""
+        self._tells_end = True
+        self.stop()
+        if self._thread.is_alive():
+            self._thread.join(LAST_BEAT_SECONDS)
+
+    @property
+    def beat_seconds(self) -> float:
+        """How long to wait until the next beat, if nothing changes."""
+        if self._status.is_regrouping:
+            return min(max(REGROUP_SECONDS, REGROUP_SECONDS_PER_NODE * self._num_nodes), HEARTBEAT_SECONDS)
+        return HEARTBEAT_SECONDS
+
+    @property
+    def look_seconds(self) -> float:
+        """How long to wait until the next look."""
+        return LOOK_SECONDS if self._status.is_regrouping else LOOK_SECONDS * self._num_nodes
+
+    def beat(self) -> None:
+        """Overwrite the heartbeat once.
+
+        Raises:
+            TransientError: the store failed.
+        """
+        context, status = self._context, self._status
+        key = keys.heartbeat(context.job_id, context.node.launch, context.rank)
+        num_changes = self._counted_before(key) if self._num_changes is None else self._num_changes
+        self._counter += 1
+        step, total = status.progress()
+        beat = Heartbeat(
+            counter=self._counter,
+            instance_id=context.job.identity.instance_id,
+            address=context.job.identity.address,
+            port=free_port(),
+            state=status.state,
+            generation=status.generation,
+            restored_step=status.restored_step,
+            step=step,
+            steps_total=total,
+            has_session=status.has_session,
+            metrics=status.metrics(),
+            committed=status.committed,
+            stall_seconds=status.stall_seconds,
+            upload_seconds=status.upload_seconds,
+            notice_seconds=status.notice_seconds,
+            transfer=status.transfer,
+            log=status.log_standing(),
+            warnings=status.warnings,
+            phases=status.phases,
+            failed=status.failed,
+            at=datetime.now(timezone.utc),
+        )
+        told = beat.state, beat.generation, beat.failed
+        if told != self._told:
+            self._told, num_changes = told, num_changes + 1
+        self._num_changes = num_changes
+        context.store.put(key, fill_up(codec.encode(beat), num_beats=self._counter, num_changes=num_changes))
+
+    def look(self) -> None:
+        """Read what others have decided: a request to stop, a generation of a newer launch.
+
+        Raises:
+            TransientError: the store failed; nothing is known.
+        """
+        context, orders = self._context, self._orders
+        if orders.stop is None:
+            try:
+                data = context.store.get(keys.stop(context.job_id))
+            except ObjectMissing:
+                pass
+            else:
+                orders.give(stop=codec.decode(data, StopRequest))
+        generation = self._generation_after(max(self._status.generation, self._passed))
+        while generation is not None and generation.launch < context.node.launch:
+            self._passed = generation.number  # an older launch's, however late, only takes a number
+            generation = self._generation_after(self._passed)
+        if generation is None:
+            return
+        if generation.launch > context.node.launch:
+            orders.give(superseded=True)
+        else:
+            orders.propose(generation)
+
+    def _counted_before(self, key: str) -> int:
+        """Return the count of changes in the last heartbeat of an earlier agent, 0 where there was none."""
+        try:
+            return change_count(self._context.store.head(key).size)
+        except ObjectMissing:
+            return 0
+
+    def _generation_after(self, number: int) -> Generation | None:
+        key = keys.generation(self._context.job_id, number + 1)
+        try:
+            return codec.decode(self._context.store.get(key), Generation, key=key)
+        except ObjectMissing:
+            return None
+
+    def _run(self) -> None:
+        beat_at, looked_at = 0.0, -math.inf
+        turn = LOOK_SECONDS * self._context.rank  # the nodes of a launch look one after the other
+        changed = self._status.state_changed
+        while not self._stopped.is_set():
+            now = time.monotonic()
+            try:
+                if changed.is_set() or now >= beat_at:
+                    changed.clear()
+                    beat_at = now + self.beat_seconds
+                    self.beat()
+                if now >= looked_at + self.look_seconds:
+                    looked_at, turn = now - turn, 0.0
+                    self.look()
+            except CloudspotError as error:
+                _log.warning("no heartbeat: %s", error)
+                beat_at = min(beat_at, time.monotonic() + LOOK_SECONDS)  # the others count its absence
+            # Asked again, as an earlier change's clearing above may have cleared what ``stop`` has set.
+            if not self._stopped.is_set():
+                next_at = min(beat_at, looked_at + self.look_seconds)
+                changed.wait(max(0.05, next_at - time.monotonic()))
+        if self._tells_end:
+            with suppress(CloudspotError):
+                self.beat()

@@ -1,0 +1,67 @@
+"""Whether the other machines answer this one, and which ports are free here."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+REACH_SECONDS = 3.0
+"""How long to try a machine that does not answer: a packet or two may be lost."""
+PAUSE_SECONDS = 0.25
+
+
+def free_port() -> int:
+    """Return a TCP port that is free now on all addresses, since torch's store binds all."""
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def is_taken(port: int) -> bool:
+    """Return whether the port is taken for a server that binds all addresses, as torch's store does."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        return True
+    return False
+
+
+def unreachable(endpoints: Mapping[int, tuple[str, int]]) -> frozenset[int]:
+    """Return the ranks whose machine does not answer from here; takes up to ``REACH_SECONDS``.
+
+    ``endpoints`` holds an address and a port for each. Nobody need listen there: a refusal is an answer.
+    """
+    if not endpoints:
+        return frozenset()
+    with ThreadPoolExecutor(len(endpoints)) as pool:
+        answers = dict(zip(endpoints, pool.map(_answers, endpoints.values()), strict=True))
+    return frozenset(rank for rank, has_answered in answers.items() if not has_answered)
+
+
+def goes_on(rank: int, members: Collection[int], cut_off: Collection[int]) -> bool:
+    """Return whether this node's side goes on: the larger one or, of two halves, the first member's.
+
+    The other side has to leave. Each side must know which it is without a word from the other.
+    """
+    side = set(members) - set(cut_off)
+    assert rank in side
+    if 2 * len(side) == len(members):
+        return min(members) in side
+    return 2 * len(side) > len(members)
+
+
+def _answers(endpoint: tuple[str, int]) -> bool:
+    until = time.monotonic() + REACH_SECONDS
+    while True:
+        try:
+            socket.create_connection(endpoint, timeout=max(0.1, until - time.monotonic())).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # no route, no answer in time, or forbidden on the way
+            if time.monotonic() >= until:
+                return False
+            time.sleep(PAUSE_SECONDS)
+        else:
+            return True

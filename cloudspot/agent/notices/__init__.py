@@ -1,0 +1,1 @@
+"""The ways by which a node learns that its machine goes."""

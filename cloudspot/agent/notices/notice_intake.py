@@ -1,0 +1,105 @@
+"""All the ways by which a node learns of its end, made one: one order, one file on its disk, one record."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from datetime import datetime, timezone
+
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.notices.notice_file import NoticeFile
+from cloudspot.agent.notices.notice_pipe import NoticePipe, Word, as_notice, tell_agent
+from cloudspot.agent.notices.notice_poller import NoticePoller
+from cloudspot.agent.reclaim import CLOCK_SECONDS, Reclaim
+from cloudspot.errors import CloudspotError
+from cloudspot.interfaces import PreemptionSource
+from cloudspot.jobstore import codec, creation, keys
+from cloudspot.jobstore.records import Notice, new_nonce
+
+_log = logging.getLogger(__name__)
+
+
+class NoticeIntake:
+    """Takes notices from the provider, from SIGTERM and from the machine's notice file, in any order."""
+
+    def __init__(self, context: NodeContext, source: PreemptionSource, pipe: NoticePipe) -> None:
+        self._context = context
+        self._file = NoticeFile(context.node.directory)
+        self._poller = NoticePoller(source, self.take)
+        self._pipe = pipe
+        self._stopped = threading.Event()
+        self._telling = threading.Lock()
+        self._told = math.inf
+        """The deadline that the log knows."""
+
+    def recall(self) -> None:
+        """Obey a notice that came before this agent did, at once."""
+        standing = self._file.read()
+        if standing is not None:
+            self._context.orders.give(reclaim=standing)
+
+    def start(self) -> None:
+        """Listen from now on."""
+        self._poller.start()
+        threading.Thread(target=self._read_pipe, name="notice pipe", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask the threads to end; it may take a while."""
+        self._poller.stop()
+        self._stopped.set()
+        tell_agent(self._context.node.directory)
+
+    def take(self, reclaim: Reclaim) -> None:
+        """Take a notice in; the first is recorded, and after that only an earlier end is news."""
+        orders = self._context.orders
+        orders.give(reclaim=reclaim)  # before anything that can fail
+        try:
+            reclaim = self._file.give(reclaim)
+        except OSError as error:
+            _log.error("the notice is not remembered: %s", error)
+        orders.give(reclaim=reclaim)
+        with self._telling:
+            is_first, is_news = math.isinf(self._told), reclaim.deadline < self._told - CLOCK_SECONDS
+            self._told = min(self._told, reclaim.deadline)
+        if is_news:
+            left = reclaim.deadline - time.monotonic()
+            _log.warning("notice: this machine will %s in %.1f s", reclaim.notice.action, left)
+        if is_first:
+            # Beside the caller: while the store is down the next notice, of an earlier end, must get through.
+            threading.Thread(target=self._record, args=(reclaim,), name="notice record", daemon=True).start()
+
+    def _read_pipe(self) -> None:
+        word = (
+            Word.NOTICE
+        )  # An agent before this one may have died before it recorded the notice in the file.
+        while not self._stopped.is_set():
+            if word is Word.STOP:
+                _log.warning("SIGTERM: this machine is being shut down, or its agent is to stop")
+                self.take(as_notice(now=time.monotonic(), wall=datetime.now(timezone.utc)))
+            else:
+                standing = self._file.read()
+                if standing is not None:
+                    self.take(standing)
+            word = self._pipe.read()
+
+    def _record(self, reclaim: Reclaim) -> None:
+        context = self._context
+        record = Notice(
+            launch=context.node.launch,
+            rank=context.rank,
+            deadline=reclaim.deadline_at,
+            action=reclaim.notice.action,
+            source=reclaim.notice.source,
+            step=context.status.progress()[0],
+            at=datetime.now(timezone.utc),
+            writer=new_nonce(),
+        )
+        key = keys.notice(context.job_id, context.node.launch, context.rank)
+        try:
+            context.insist(
+                lambda: creation.create(context.store, key, codec.encode(record)), deadline=reclaim.deadline
+            )
+        except CloudspotError as error:
+            _log.warning("the notice was not recorded: %s", error)

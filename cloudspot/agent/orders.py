@@ -1,0 +1,66 @@
+"""What others have decided for this node: a reclaim, a stop, a newer launch or a newer generation."""
+
+from __future__ import annotations
+
+import threading
+
+from cloudspot.agent.reclaim import Reclaim
+from cloudspot.jobstore.records import Generation, StopRequest
+
+
+class Orders:
+    """What others have decided for this node; the first of each kind stands, and the earliest reclaim."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.reclaim: Reclaim | None = None
+        self.stop: StopRequest | None = None
+        self.superseded = False
+        """A newer launch of the job runs: this node must not train any more."""
+        self.newer: Generation | None = None
+        """A generation of this launch that is newer than the one this node runs."""
+
+    def give(
+        self,
+        *,
+        reclaim: Reclaim | None = None,
+        stop: StopRequest | None = None,
+        superseded: bool = False,
+    ) -> None:
+        """Add orders and wake whoever waits."""
+        with self._changed:
+            if reclaim is not None and (self.reclaim is None or reclaim.deadline < self.reclaim.deadline):
+                self.reclaim = reclaim
+            self.stop = self.stop or stop
+            self.superseded = self.superseded or superseded
+            self._changed.notify_all()
+
+    @property
+    def pending(self) -> bool:
+        """Return whether the node has to leave."""
+        return self.reclaim is not None or self.stop is not None or self.superseded
+
+    def propose(self, newer: Generation) -> None:
+        """Note that others have agreed on a newer generation; that is not yet an order to leave."""
+        with self._changed:
+            self.newer = newer
+            self._changed.notify_all()
+
+    def newer_than(self, current: Generation) -> Generation | None:
+        """Return the newer generation that others have agreed on, or None."""
+        newer = self.newer
+        return newer if newer is not None and newer.number > current.number else None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is an order to leave, at most ``seconds``; return whether there is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.pending, seconds)
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Wait until anything is added, at most ``seconds``."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def deadline(self, *, otherwise: float) -> float:
+        """Return the monotonic moment at which this machine goes, as known now; else ``otherwise``."""
+        return otherwise if self.reclaim is None else min(self.reclaim.deadline, otherwise)

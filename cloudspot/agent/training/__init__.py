@@ -1,0 +1,1 @@
+"""One torchrun of this node: prepared, started, supervised and ended."""

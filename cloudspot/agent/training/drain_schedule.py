@@ -1,0 +1,66 @@
+"""When the ranks of this node have to save and leave, and how long waiting for that helps."""
+
+from __future__ import annotations
+
+import logging
+
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.train import handoff as files
+
+_log = logging.getLogger(__name__)
+
+STOP_GUARD_SECONDS = 120.0
+"""How long a requested stop waits for the ranks to save."""
+LONG_NOTICE_SECONDS = 60.0
+"""A longer notice than this is partly trained through."""
+
+
+def guard_of(deadline: float, *, now: float, upload_seconds: float) -> float:
+    """Return the monotonic moment after which a new save can no longer be uploaded in time.
+
+    Keeps back one and a half times what the last upload took, plus a second for the commit, the last
+    log lines and the exit record; but never more than 60 % of the time there is.
+    """
+    return deadline - min(1.5 * upload_seconds + 1.0, 0.6 * max(0.0, deadline - now))
+
+
+def drain_at(deadline: float, *, now: float, save_seconds: float) -> float:
+    """Return the monotonic moment at which to start the drain.
+
+    A notice of up to a minute drains at once. A longer one is trained through until three times a
+    measured save and upload are left, and at least a minute.
+    """
+    return max(now, deadline - max(LONG_NOTICE_SECONDS, 3.0 * save_seconds))
+
+
+class DrainSchedule:
+    """The drain that this node's own orders ask for."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._stop_guard: float | None = None
+
+    def due(self, now: float) -> files.Drain | None:
+        """Return the drain that is due by now, with its guard, or None."""
+        orders, status = self._context.orders, self._context.status
+        upload = status.upload_seconds or 0.0
+        if orders.reclaim is not None:
+            deadline = orders.reclaim.deadline
+            start = drain_at(
+                deadline, now=orders.reclaim.seen, save_seconds=upload + (status.stall_seconds or 0.0)
+            )
+            if now >= start:
+                guard = guard_of(deadline, now=max(start, orders.reclaim.seen), upload_seconds=upload)
+                return files.Drain(kind="notice", guard=guard)
+        if orders.stop is not None:
+            self._stop_guard = self._stop_guard or now + STOP_GUARD_SECONDS
+            return files.Drain(kind="notice" if orders.reclaim else "stop", guard=self._stop_guard)
+        return None
+
+    def is_over(self, drain: files.Drain, now: float) -> bool:
+        """Return whether waiting for the trainer helps no more."""
+        if now >= drain.guard:
+            _log.warning("the trainer did not leave in time: ending it")
+            return True
+        # A script without a session knows no drain; its own newest checkpoint is kept.
+        return drain.kind == "stop" and not self._context.status.has_session

@@ -1,0 +1,191 @@
+"""What the end of a generation's trainer means here: a success, a drain, another start or a failure."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from cloudspot.agent.delivery.courier import Courier
+from cloudspot.agent.ending.restart_policy import FAILED, NOT_CONNECTED, STUCK, WEIGHT, Failure, GiveUp, judge
+from cloudspot.agent.leaving import Leaving
+from cloudspot.agent.membership.agreement import Membership
+from cloudspot.agent.membership.failure_votes import not_reached
+from cloudspot.agent.membership.reachability import goes_on
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.training.supervision import KILLED, End
+from cloudspot.agent.training.torchrun import log_tail
+from cloudspot.jobstore import generations
+from cloudspot.jobstore.records import Failed, Final
+from cloudspot.train import handoff as files
+
+_log = logging.getLogger(__name__)
+
+
+class LoopState(enum.Enum):
+    """How far the session's loop came on this node."""
+
+    NOT_BEGUN = "not begun"
+    """There is no session, or its loop was never begun."""
+    BEGUN = "begun"
+    """It was begun, and neither ended nor left: the process ended in the middle of it."""
+    LEFT = "left"
+    """The script left it by itself before its end, such as for early stopping."""
+    ENDED = "ended"
+
+
+def loop_state(handoff: Path, ranks: tuple[int, ...], restored_step: int) -> LoopState:
+    """Return how far the loop came, by the files that the local ranks have left."""
+    found = {rank: files.read_progress(handoff, rank) for rank in ranks}
+    progress = {rank: each for rank, each in found.items() if each is not None}
+    if not any(total is not None or step > restored_step for step, total in progress.values()):
+        return LoopState.NOT_BEGUN
+    if all(step == total for step, total in progress.values()):
+        return LoopState.ENDED
+    left = (files.left_loop_path(handoff, rank).exists() for rank in progress)
+    return LoopState.LEFT if all(left) else LoopState.BEGUN
+
+
+class GenerationEnd:
+    """Draws the conclusion from each generation's end."""
+
+    def __init__(
+        self, context: NodeContext, membership: Membership, courier: Courier, look: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._membership = membership
+        self._courier = courier
+        self._look = look
+
+    def conclude(self, handoff: Path, end: End, *, seconds: float) -> Leaving | None:
+        """Return how to leave; None: the next generation starts, and the node's memory says why.
+
+        ``seconds`` is how long the trainer ran.
+        """
+        context = self._context
+        ordered = context.ordered_leaving()
+        self._courier.end_of_trainer(finished=end.code == 0)
+        context.status.state = "uploading"
+        if end.must_regroup and ordered is None:
+            why: Leaving | str = "regrouped"
+        else:
+            why = self._conclude(handoff, end, ordered, seconds=seconds)
+        if isinstance(why, Leaving):
+            return why  # until the exit record is written, a later agent has to come to the same end
+        self._note_end(why)
+        return None
+
+    def _note_end(self, why: str) -> None:
+        """Remember that this generation's end was dealt with, and why the next one starts."""
+        memory = self._context.memory
+        memory.trainer_pid, memory.next_why = 0, why
+        memory.save(self._context.node)
+
+    def _conclude(self, handoff: Path, end: End, ordered: Leaving | None, *, seconds: float) -> Leaving | str:
+        context, ranks = self._context, self._context.status.ranks
+        drained = [files.read_json(files.drained_path(handoff, rank)) for rank in ranks]
+        # A rank that left without its last state has not finished, whatever the others say.
+        if end.code == 0 and not any(drained):
+            loop = loop_state(handoff, ranks, context.status.restored_step)
+            if loop is LoopState.ENDED:
+                return self._succeeded(handoff)
+            if ordered is not None:
+                # It may have saved and left because of the order, as trainers do that handle SIGTERM.
+                return ordered
+            if loop is not LoopState.BEGUN:
+                return self._succeeded(handoff)
+            end = replace(end, code=1, is_cut_short=True)
+        elif end.code == 0 or all(drained):  # the files count: rank 0 may have taken the store with it
+            return self._drained(drained, ordered)
+        if ordered is not None and (end.drain is not None or ordered.outcome == "superseded"):
+            return ordered
+        end = end if end.code is not None else replace(end, code=KILLED)
+        assert end.code is not None
+        context.status.failed = Failed(generation=context.status.generation, why=end.why, exit_code=end.code)
+        if not self._membership.others_are_well():
+            _log.warning("the training failed with exit status %s because a node was lost", end.code)
+            return "regrouped"
+        elsewhere = self._membership.votes.failed_elsewhere()
+        if elsewhere is not None and WEIGHT.get(elsewhere.why, 0) > WEIGHT[end.why]:
+            end = replace(end, why=elsewhere.why)  # what this node saw of it is how the other ended it
+        cut_off = self._membership.votes.try_to_reach()
+        if cut_off:
+            return self._cut_off(cut_off)
+        return self._failed(end, seconds=seconds)
+
+    def _succeeded(self, handoff: Path) -> Leaving:
+        status = self._context.status
+        value = files.read_json(files.final_path(handoff))
+        if value is None:
+            step = status.progress()[0] if status.has_session else None
+            final = Final(step=step, weights_sha256=None, metrics=status.metrics())
+            return Leaving("succeeded", "the training finished", final=final)
+        final = Final(step=value["step"], weights_sha256=value["weights_sha256"], metrics=status.metrics())
+        return Leaving("succeeded", "the training finished", final=final, saved_step=final.step)
+
+    def _drained(self, drained: list[dict[str, object] | None], ordered: Leaving | None) -> Leaving | str:
+        context = self._context
+        steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
+        if ordered is None:
+            # One node's order drains all; this one looks for its own only now and then.
+            context.insist(self._look)
+            ordered = context.ordered_leaving()
+        if ordered is not None:
+            saved = steps[0] if len(steps) == len(drained) else None
+            assert saved is None or isinstance(saved, int)
+            return replace(ordered, saved_step=saved)
+        # Another node has to go, or the last step's state could not be saved.
+        _log.info("drained %s; the training goes on", f"at step {steps[0]}" if steps else "without a save")
+        self._courier.settle()
+        if steps:
+            assert isinstance(steps[0], int)
+            self._membership.await_commit(steps[0])
+        return "drained"
+
+    def _cut_off(self, others: frozenset[int]) -> Leaving | str:
+        """Return how this node goes on where the network to other members, who live, is cut."""
+        context, members = self._context, self._membership.votes.ranks
+        detail = not_reached(context.rank, others)
+        _log.error("%s", detail)
+        is_enough = len(members) - len(others) >= context.job.spec.nodes.min
+        if goes_on(context.rank, members, others) and is_enough:
+            return "regrouped"
+        return Leaving("failed", detail, exit_code=1, log_tail=self._tail())
+
+    def _failed(self, end: End, *, seconds: float) -> Leaving | str:
+        context, status = self._context, self._context.status
+        assert end.code is not None
+        failure = Failure(
+            exit_code=end.code,
+            step=status.progress()[0],
+            seconds=seconds,
+            has_session=status.has_session,
+            why=end.why,
+            is_cut_short=end.is_cut_short,
+        )
+        tail = self._tail()
+        finished = self._membership.finished()
+        if finished:
+            # Only here the script failed after the loop; without the others it cannot be run again.
+            detail = f"the training {failure} after node {min(finished)} had finished"
+            return Leaving("failed", detail, end.code, log_tail=tail)
+        known = context.insist(lambda: generations.read_generations(context.store, context.job_id))
+        # Another node may have proposed the next one already, for this very failure.
+        kind = {NOT_CONNECTED} if end.why == NOT_CONNECTED else {FAILED, STUCK}
+        num_restarts = sum(one.why in kind for one in known[: status.generation])
+        max_restarts = context.job.spec.limits.max_restarts
+        verdict = judge(failure, context.memory, num_restarts=num_restarts, max_restarts=max_restarts)
+        if isinstance(verdict, GiveUp):
+            # In one direction packets may still travel: then only others know.
+            permanent = verdict.permanent and self._membership.votes.others_reach_all()
+            return Leaving("failed", verdict.detail, end.code, permanent=permanent, log_tail=tail)
+        wait = verdict.wait_seconds
+        _log.error("the training %s at step %d; starting again in %.0f s", failure, failure.step, wait)
+        self._note_end(end.why)
+        context.orders.wait(wait)
+        return end.why
+
+    def _tail(self) -> tuple[str, ...]:
+        return log_tail(self._context.node.train_log(self._context.status.generation))

@@ -1,0 +1,192 @@
+"""One start of torchrun after the other on this node, until the job ends or the machine has to go."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cloudspot.agent.delivery.courier import Courier
+from cloudspot.agent.delivery.log_pump import LogPump
+from cloudspot.agent.delivery.tensorboard_events import EventFiles
+from cloudspot.agent.leaving import Leaving, LeavingError
+from cloudspot.agent.membership.agreement import Membership
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.training.drain_schedule import DrainSchedule
+from cloudspot.agent.training.generation_end import GenerationEnd
+from cloudspot.agent.training.network_interface import gloo_environment
+from cloudspot.agent.training.supervision import Supervisor
+from cloudspot.agent.training.torchrun import Trainer, TrainerPlan, check_torch, end_training
+from cloudspot.errors import CloudspotError
+from cloudspot.jobstore import generations
+from cloudspot.jobstore.records import Generation
+from cloudspot.train import handoff as files
+
+_log = logging.getLogger(__name__)
+
+
+class GenerationRun:
+    """Runs generations on this node, one after the other."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        membership: Membership,
+        environment: Mapping[str, str],
+        *,
+        courier: Courier,
+        logs: LogPump,
+        events: EventFiles,
+        look: Callable[[], None],
+    ) -> None:
+        """``look`` reads at once what others have decided for this node."""
+        self._context = context
+        self._node = context.node
+        self._spec = context.job.spec
+        self._environment = environment
+        self._courier = courier
+        self._logs = logs
+        self._events = events
+        self._drains = DrainSchedule(context)
+        self._membership = membership
+        self._end = GenerationEnd(context, membership, courier, look)
+        self._has_torch = False
+
+    def run_all(self) -> Leaving:
+        """Run generations until there is a reason to leave, and return it."""
+        context = self._context
+        self._membership.start()
+        try:
+            trainer = self._adopt()
+            while True:
+                if trainer is None:
+                    context.obey()
+                    trainer = self._start(context.memory.next_why)
+                leaving = self._supervise(trainer)
+                trainer = None
+                if leaving is not None:
+                    return leaving
+        finally:
+            self._membership.stop()
+
+    def _adopt(self) -> Trainer | None:
+        """Take over the trainer that an earlier agent of this machine started, if there is one."""
+        context, memory, status = self._context, self._context.memory, self._context.status
+        known: Sequence[Generation] = ()
+        if memory.generation > 0:
+            known = context.insist(lambda: generations.read_generations(context.store, context.job_id))
+            # Also where its trainer has ended: a generation is started once, and never again.
+            self._membership.resume(known[memory.generation - 1])
+        if memory.trainer_pid == 0:
+            # An agent that was killed between the start and its note of it left a trainer that nobody knows.
+            end_training(self._node)
+            return None
+        _log.warning("this agent was restarted; generation %d goes on", memory.generation)
+        self._take_ranks(known[memory.generation - 1])
+        handoff = self._node.handoff(memory.generation)
+        self._follow_metrics(handoff, memory.generation)
+        self._courier.adopt()
+        status.state = "running"
+        return Trainer(handoff, memory.trainer_pid)
+
+    def _start(self, why: str) -> Trainer:
+        context, node, status, memory = (
+            self._context,
+            self._node,
+            self._context.status,
+            self._context.memory,
+        )
+        if status.state != "uploading":  # the drivers leave a node that says so alone until all is delivered
+            status.state = "restoring"
+        self._membership.obey()
+        self._courier.settle()
+        status.state = "restoring"
+        context.obey()
+        self._courier.set_aside_torn()
+        record, restored = self._membership.next(why)
+        index = self._take_ranks(record)
+        handoff = node.handoff(record.number)
+        files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
+        self._need_torch()
+        status.restored_step = 0 if record.restore_from is None else record.restore_from.step
+        status.generation = record.number
+        status.handoff = handoff
+        self._events.begin(record.number, status.restored_step)
+        self._courier.begin(record, restored)
+        log = node.train_log(record.number)
+        self._logs.follow(log, "train")
+        self._follow_metrics(handoff, record.number)
+        environment = {
+            **self._environment,
+            **gloo_environment(context.job.identity.address, self._environment),
+            files.JOB_ID: node.job_id,
+            files.GENERATION: str(record.number),
+            files.ARENA: str(node.arena),
+            files.ARENA_SPILL: str(node.spill),
+            files.ARTIFACTS: str(node.artifacts),
+        }
+        if restored.directory is not None:
+            environment[files.RESTORE] = str(restored.directory)
+        plan = TrainerPlan(
+            python=self._python(),
+            entrypoint=self._spec.run.entrypoint,
+            args=self._spec.run.args,
+            num_nodes=len(record.members),
+            node_rank=index,
+            procs_per_node=self._spec.procs_per_node,
+            endpoint=record.endpoint,
+            rendezvous_id=f"{node.job_id}-{record.number}",
+            work=node.work,
+            log=log,
+            environment=environment,
+        )
+        if record.restore_from is None:
+            _log.info("generation %d starts at step 0", record.number)
+        else:
+            _log.info("generation %d resumes from checkpoint %s", record.number, record.restore_from)
+        memory.generation = record.number
+        memory.first_rank = status.ranks[0]
+        memory.restored_step = status.restored_step
+        memory.next_why = "agent-restarted"
+        memory.save(node)
+        trainer = Trainer.start(plan, handoff)
+        memory.trainer_pid = trainer.pid
+        memory.trainer_started_at = time.monotonic()
+        memory.save(node)
+        status.is_regrouping = False
+        status.state = "running"
+        return trainer
+
+    def _supervise(self, trainer: Trainer) -> Leaving | None:
+        """Follow the trainer to its end; return how to leave; None: the next generation starts."""
+        started = self._context.memory.trainer_started_at
+        end = Supervisor(self._context, self._membership, self._drains, trainer).follow()
+        trainer.kill()
+        return self._end.conclude(trainer.handoff, end, seconds=time.monotonic() - started)
+
+    def _take_ranks(self, record: Generation) -> int:
+        """Take this node's part in a generation; return its index among the members."""
+        ranks = [member.rank for member in record.members]
+        index, procs = ranks.index(self._context.rank), self._spec.procs_per_node
+        self._context.status.ranks = tuple(range(index * procs, (index + 1) * procs))
+        return index
+
+    def _need_torch(self) -> None:
+        if self._has_torch:
+            return
+        try:
+            check_torch(self._python(), self._environment, self._node.work)
+        except CloudspotError as error:
+            raise LeavingError(Leaving("failed", str(error), 1, permanent=True)) from error
+        self._has_torch = True
+
+    def _python(self) -> str:
+        return self._spec.run.python or self._node.train_python
+
+    def _follow_metrics(self, handoff: Path, generation: int) -> None:
+        # The pump tells files apart by name, and each generation has a metrics file of the same name.
+        link = self._node.logs / f"metrics-{generation:06d}.jsonl"
+        if not link.is_symlink():
+            link.symlink_to(files.metrics_path(handoff, 0))
+        self._logs.follow(link, "metrics")

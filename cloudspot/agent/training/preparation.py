@@ -1,0 +1,91 @@
+"""What a node does before it trains: it fetches the code and runs the job's setup, each once."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Mapping
+
+from cloudspot.agent.leaving import Leaving, LeavingError
+from cloudspot.agent.node import Node
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.training.torchrun import log_tail
+from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.jobstore import bundle, keys
+from cloudspot.process_marks import kill_marked
+
+_log = logging.getLogger(__name__)
+
+_SETUP_MARK = "CLOUDSPOT_SETUP"
+
+
+def fetch_code(context: NodeContext) -> None:
+    """Have the job's code in the working directory.
+
+    Raises:
+        LeavingError: it cannot be had.
+    """
+    memory, node, sha256 = context.memory, context.node, context.job.submission.code_sha256
+    if memory.code_ready:
+        return
+    try:
+        data = context.insist(lambda: context.store.get(keys.code(sha256)))
+        bundle.extract_bundle(data, node.work, sha256=sha256)
+    except (BundleError, CorruptData, ObjectMissing) as error:
+        # The next machine would find the same bytes; but its disk may have the room that this one lacks.
+        permanent = not (isinstance(error, BundleError) and isinstance(error.__cause__, OSError))
+        detail = f"the code cannot be fetched: {error}"
+        raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=permanent)) from error
+    memory.code_ready = True
+    memory.save(node)
+
+
+def run_setup(context: NodeContext, environment: Mapping[str, str]) -> None:
+    """Have the job's setup done.
+
+    Raises:
+        LeavingError: an order to leave came, or the setup failed.
+    """
+    memory, node, command = context.memory, context.node, context.job.spec.run.setup
+    if memory.setup_done:
+        return
+    if command is not None:
+        _run(context, command, environment)
+    memory.setup_done = True
+    memory.save(node)
+
+
+def end_setup(node: Node) -> None:
+    """End every process of the job's setup, also of one that an agent left behind."""
+    kill_marked(_SETUP_MARK, str(node.directory))
+
+
+def _run(context: NodeContext, command: str, environment: Mapping[str, str]) -> None:
+    node = context.node
+    end_setup(node)  # of an agent that was killed in the middle
+    _log.info("setup: %s", command)
+    log_path = node.logs / "setup.log"
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            ["/bin/bash", "-euo", "pipefail", "-c", command],
+            cwd=node.work,
+            env={**environment, _SETUP_MARK: str(node.directory)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        while process.poll() is None:
+            context.obey()
+            context.orders.wait(0.1)
+    finally:
+        if process.poll() is None:
+            end_setup(node)
+            process.wait()
+    if process.returncode != 0:
+        # As a shell gives it: 128 and the number of the signal.
+        status = process.returncode if process.returncode > 0 else 128 - process.returncode
+        tail = log_tail(log_path)
+        detail = f"setup failed with exit status {status}: {tail[-1] if tail else command}"
+        raise LeavingError(Leaving("failed", detail, exit_code=status, log_tail=tail))

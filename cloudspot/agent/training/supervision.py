@@ -1,0 +1,170 @@
+"""Follows a trainer until it ends, or until this agent has to end it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from cloudspot.agent.ending.restart_policy import FAILED, NOT_CONNECTED, STUCK, has_connected
+from cloudspot.agent.membership.agreement import Membership
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.training.drain_schedule import DrainSchedule
+from cloudspot.agent.training.torchrun import Trainer
+from cloudspot.jobstore.records import Failed
+from cloudspot.train import handoff as files
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+CONNECT_SECONDS = 60.0
+"""A torchrun that has not found its peers for this long may never find them: are they within reach?"""
+DUMP_SECONDS = 3.0
+"""From the order to dump stacks to the end of a stuck trainer."""
+KILLED = 137
+
+
+@dataclass(frozen=True)
+class End:
+    """How a trainer ended on this node."""
+
+    code: int | None
+    """The exit status of the training script, here or where it failed; None: this node has to end it."""
+    drain: files.Drain | None
+    """What it had been asked for."""
+    why: str = FAILED
+    """Where it failed: see ``records.Failed.why``."""
+    must_regroup: bool = False
+    """Others are lost, or have agreed to go on otherwise."""
+    is_cut_short: bool = False
+    """The script exited 0 in the middle of its loop."""
+
+
+class Supervisor:
+    """Follows the trainer of one generation."""
+
+    def __init__(
+        self, context: NodeContext, membership: Membership, drains: DrainSchedule, trainer: Trainer
+    ) -> None:
+        self._context = context
+        self._membership = membership
+        self._drains = drains
+        self._trainer = trainer
+        self._ranks = context.status.ranks
+        self._drain = files.read_drain(trainer.handoff)  # of the agent before this one
+        self._moved_at = time.monotonic()
+        self._seen: tuple[bool, int, int | None] | None = None
+        """Whether there is a session, the step, and the total."""
+        self._is_in_loop = False
+        self._reach_at = time.monotonic() + CONNECT_SECONDS
+
+    def follow(self) -> End:
+        """Return when the trainer has ended, or has to be ended."""
+        while True:
+            now = time.monotonic()
+            self._note_progress(now)
+            end = (
+                self._own_end(now)
+                or self._end_by_others()
+                or self._end_if_cut_off(now)
+                or self._end_if_stuck(now)
+            )
+            if end is not None:
+                return end
+            self._context.orders.wait_for_news(POLL_SECONDS)
+
+    def _own_end(self, now: float) -> End | None:
+        trainer, ranks = self._trainer, self._ranks
+        code = trainer.poll()
+        if code is not None:
+            return End(0, self._drain) if code == 0 else self._failure(code)
+        if self._context.orders.superseded:
+            _log.warning("a newer launch runs the job: ending the trainer")
+            return End(None, self._drain)
+        due = self._drains.due(now)
+        if due is not None and (self._drain is None or due.guard < self._drain.guard):
+            self._drain = due
+            files.write_drain(trainer.handoff, due)
+            self._context.status.state = "draining"
+        if self._drain is not None:
+            return End(None, self._drain) if self._drains.is_over(self._drain, now) else None
+        # What a drain saves is worth waiting for, even if another node has asked for it.
+        if trainer.has_drained(ranks):
+            return None
+        code = trainer.failed_status(ranks)
+        if code is not None:
+            _log.warning("a rank ended with exit status %d: ending the trainer", code)
+            return self._failure(code)
+        if trainer.is_failing(ranks):
+            self._membership.votes.expect_end()
+        return None
+
+    def _failure(self, code: int) -> End:
+        """Return the end of a trainer that failed here; ``code`` is torchrun's where no rank has one."""
+        trainer = self._trainer
+        why = NOT_CONNECTED if self._is_not_connected() else FAILED
+        return End(trainer.failed_status(self._ranks) or code, self._drain, why=why)
+
+    def _is_not_connected(self) -> bool:
+        trainer, status = self._trainer, self._context.status
+        if not trainer.has_started(self._ranks):
+            return self._membership.votes.is_rendezvous_to_blame()
+        errors = trainer.errors(self._ranks)
+        is_early = status.progress()[0] <= status.restored_step
+        return is_early and bool(errors) and not any(map(has_connected, errors))
+
+    def _end_by_others(self) -> End | None:
+        if self._drain is not None:  # it ends by its own guard
+            return None
+        regroup = self._membership.why_regroup()
+        if regroup is not None:
+            _log.warning("%s: ending the trainer, to go on with the nodes that are there", regroup)
+            return End(None, None, must_regroup=True)
+        failed = self._membership.votes.failed_elsewhere()
+        if failed is None or self._trainer.has_drained(self._ranks):
+            return None
+        _log.warning("the training has failed on another node: ending the trainer")
+        if failed.why == STUCK:
+            self._dump_stacks()
+        return End(failed.exit_code, None, why=failed.why)
+
+    def _end_if_cut_off(self, now: float) -> End | None:
+        # torchrun tries for ten minutes; once the ranks have started, they have found each other.
+        if now < self._reach_at or self._drain is not None or self._trainer.has_started(self._ranks):
+            return None
+        self._reach_at = now + CONNECT_SECONDS
+        if not self._membership.votes.try_to_reach():
+            return None
+        _log.warning("torchrun does not find its peers, and they do not answer: ending it")
+        return End(KILLED, None, why=NOT_CONNECTED)
+
+    def _end_if_stuck(self, now: float) -> End | None:
+        context, status = self._context, self._context.status
+        limit = context.job.spec.limits.stuck_after
+        # After the loop no step comes; the last save or an evaluation may take its time.
+        # In a drain the guard ends the waiting.
+        step, total = status.progress()
+        if limit is None or now - self._moved_at <= limit or not status.has_session:
+            return None
+        if self._drain is not None or step == total or self._trainer.has_left_loop(self._ranks):
+            return None
+        _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - self._moved_at)
+        # Before its end, which the others may see first: they would take it for a plain failure.
+        status.failed = Failed(generation=status.generation, why=STUCK, exit_code=KILLED)
+        self._dump_stacks()
+        return End(KILLED, None, why=STUCK)
+
+    def _dump_stacks(self) -> None:
+        self._trainer.dump_stacks(self._ranks)
+        self._context.orders.wait(DUMP_SECONDS)
+
+    def _note_progress(self, now: float) -> None:
+        status = self._context.status
+        step, total = status.progress()
+        # What comes before the session, imports and data, is no step, and takes what it takes.
+        seen = (status.has_session, step, total)
+        if seen != self._seen:
+            self._seen, self._moved_at = seen, now
+        if not self._is_in_loop and (total is not None or step > status.restored_step):
+            self._is_in_loop = True
+            status.note_phase("training")

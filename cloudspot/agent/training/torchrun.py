@@ -1,0 +1,224 @@
+"""Starts torchrun once a generation, adopts one that outlived the agent, and ends it.
+
+The trainer belongs to nobody: it runs in its own session, writes to a file, and its shell leaves
+the exit status in another, so that it outlives an agent that is killed, and the next agent on the
+machine can go on with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudspot.agent.delivery.log_pump import split_lines
+from cloudspot.agent.node import Node
+from cloudspot.errors import CloudspotError
+from cloudspot.process_marks import is_marked, kill_marked, signal_process
+from cloudspot.train import handoff as files
+
+LOG_TAIL_LINES = 40
+LOG_TAIL_BYTES = 65536
+_KILLED = 137
+_TORCHRUN_REPORT = re.compile(r"E\d{4} .*torch/distributed/elastic/.*\] failed \(exitcode")
+"""How torch 2.13's torchrun begins its report on a script that failed."""
+_STATUS = "torchrun.status"
+# $0 is the status file: written whole, by rename, when torchrun has ended.
+_KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
+# The same for each rank. torchrun itself takes one or two seconds to end after a rank has failed, and then
+# exits with 1, whatever the status was. The trap lets a rank that handles SIGTERM do so: torchrun waits for
+# this shell.
+# No two dollar signs may stand side by side: torchrun turns them into one.
+_KEEP_RANK_STATUS = (
+    f': > "${files.HANDOFF}/started-$RANK"; trap : TERM; "$@"; status=$?; '
+    f'to="${files.HANDOFF}/exited-$RANK"; '
+    'echo "$status" > "$to.tmp" && mv "$to.tmp" "$to"; exit "$status"'
+)
+
+
+@dataclass(frozen=True)
+class TrainerPlan:
+    """One start of torchrun on this node."""
+
+    python: str
+    entrypoint: str
+    args: Sequence[str]
+    num_nodes: int
+    node_rank: int
+    procs_per_node: int
+    endpoint: str
+    rendezvous_id: str
+    work: Path
+    log: Path
+    environment: Mapping[str, str]
+    """The whole environment, apart from what the start itself adds."""
+
+    def command(self) -> tuple[str, ...]:
+        """Return torchrun's command line; it never restarts a worker, as the agent starts generations."""
+        return (
+            self.python,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={self.num_nodes}",
+            f"--node-rank={self.node_rank}",
+            f"--nproc-per-node={self.procs_per_node}",
+            "--max-restarts=0",
+            "--monitor-interval=0.05",
+            "--rdzv-backend=static",
+            f"--rdzv-endpoint={self.endpoint}",
+            f"--rdzv-id={self.rendezvous_id}",
+            "--no-python",
+            *("/bin/sh", "-c", _KEEP_RANK_STATUS, "rank", self.python, "-u"),
+            self.entrypoint,
+            *self.args,
+        )
+
+
+def log_tail(log: Path) -> tuple[str, ...]:
+    """Return the last lines of a log file, without the report that torchrun adds below the script's own."""
+    try:
+        data = log.read_bytes()[-LOG_TAIL_BYTES:]
+    except FileNotFoundError:
+        return ()
+    lines = [line.decode("utf-8", errors="replace") for line in split_lines(data)]
+    for number, line in enumerate(lines):
+        if number and _TORCHRUN_REPORT.match(line):
+            lines = lines[:number]
+            break
+    return tuple(lines[-LOG_TAIL_LINES:])
+
+
+class Trainer:
+    """A torchrun of one generation on this node."""
+
+    def __init__(self, handoff: Path, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.handoff = handoff
+        self.pid = pid
+        self._process = process
+        """The child process; None when an earlier agent started it."""
+
+    @classmethod
+    def start(cls, plan: TrainerPlan, handoff: Path) -> Trainer:
+        """Start torchrun; it reads nothing from the agent and lives without it."""
+        environment = {
+            **plan.environment,
+            files.HANDOFF: str(handoff),
+            "OMP_NUM_THREADS": str(omp_threads(plan.procs_per_node, os.environ)),
+            # With the agent's store shared, a restart after a loss dials dead peers and hangs in four
+            # of six runs (pytorch#135712, #135957; torch 2.13).
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        with plan.log.open("ab") as log:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()],
+                cwd=plan.work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return cls(handoff, process.pid, process)
+
+    def poll(self) -> int | None:
+        """Return torchrun's exit status, or None while it runs; 137 when it left none behind."""
+        ended = self._ended()
+        try:
+            return int((self.handoff / _STATUS).read_text())
+        except FileNotFoundError:
+            return _KILLED if ended else None
+
+    def failed_status(self, ranks: Sequence[int]) -> int | None:
+        """Return the exit status of the rank that failed first here, or None."""
+        failed = []
+        for rank in ranks:
+            status = files.read_exited(self.handoff, rank)
+            if status:
+                failed.append((files.exited_path(self.handoff, rank).stat().st_mtime_ns, status))
+        return min(failed)[1] if failed else None
+
+    def has_started(self, ranks: Sequence[int]) -> bool:
+        """Return whether torchrun has found its peers and started a rank here."""
+        return any(files.started_path(self.handoff, rank).exists() for rank in ranks)
+
+    def errors(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the errors that the ranks here have reported: {"type", "message"}."""
+        told = (files.read_json(files.failed_path(self.handoff, rank)) for rank in ranks)
+        return [error for error in told if error is not None]
+
+    def is_failing(self, ranks: Sequence[int]) -> bool:
+        """Return whether a rank here has met an error and is about to end."""
+        return any(files.failed_path(self.handoff, rank).exists() for rank in ranks)
+
+    def has_left_loop(self, ranks: Sequence[int]) -> bool:
+        """Return whether a rank here has left its loop, without an error."""
+        if self.is_failing(ranks):
+            return False
+        left = any(files.left_loop_path(self.handoff, rank).exists() for rank in ranks)
+        return left or files.final_path(self.handoff).exists()
+
+    def has_drained(self, ranks: Sequence[int]) -> bool:
+        """Return whether a rank here has left as it was asked to."""
+        return any(files.drained_path(self.handoff, rank).exists() for rank in ranks)
+
+    def _ended(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is not None
+        return not is_marked(self.pid, files.HANDOFF, str(self.handoff))
+
+    def dump_stacks(self, ranks: Sequence[int]) -> None:
+        """Make each worker with a session write the stacks of all its threads to the log."""
+        for rank in ranks:
+            try:
+                pid = int(files.worker_pid_path(self.handoff, rank).read_text())
+            except (FileNotFoundError, ValueError):  # no session, or one that is just being opened
+                continue
+            if is_marked(pid, files.HANDOFF, str(self.handoff)):
+                signal_process(pid, files.DUMP_SIGNAL)
+
+    def kill(self) -> None:
+        """End every process of the generation: torchrun, its workers, and whatever they started."""
+        kill_marked(files.HANDOFF, str(self.handoff))
+        if self._process is not None:
+            self._process.wait()
+
+
+def end_training(node: Node) -> None:
+    """End every process of every generation on this node, even of one that no agent remembers."""
+    for handoff in node.directory.glob("generations/*"):
+        kill_marked(files.HANDOFF, str(handoff))
+
+
+def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
+    """Return the number of threads of one process: fixed, since it changes the order of sums.
+
+    ``CLOUDSPOT_CORES`` is the machine's number of cores, where the system itself would report more.
+    """
+    said = environ.get("CLOUDSPOT_CORES")
+    if said is not None:
+        cores = int(said)
+    elif hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return max(1, cores // procs_per_node)
+
+
+def check_torch(python: str, environment: Mapping[str, str], work: Path) -> None:
+    """Check for torch before torchrun does, whose own words are harder to read.
+
+    Raises:
+        CloudspotError: the interpreter cannot be run, or finds no torch.
+    """
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    try:
+        found = subprocess.run([python, "-c", probe], env=dict(environment), cwd=work, check=False).returncode
+    except OSError as error:
+        raise CloudspotError(f"run.python {python!r} cannot be run: {error}") from error
+    if found != 0:
+        raise CloudspotError(f"{python} has no torch; install it in run.setup, or name another run.python")

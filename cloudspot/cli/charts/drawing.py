@@ -1,0 +1,208 @@
+"""Draws the curves, bars and legends of the pictures; the only module that uses matplotlib."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudspot.errors import CloudspotError
+from cloudspot.story.series import Curve
+from cloudspot.story.spans import Span
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MAX_METRICS = 12
+MIN_SHARE = 0.001
+"""The smallest share of all bars at which a state is visible, and so named in the legend."""
+NUM_MARKED = 60
+"""Curves of up to this many points have each point marked."""
+
+_COLORS = {
+    "queued": "#dddddd",
+    "launching": "#aaaaaa",
+    "setup": "#cc79a7",
+    "restoring": "#e69f00",
+    "starting": "#f0e442",
+    "training": "#009e73",
+    "lost": "#d55e00",
+    "saving": "#56b4e9",
+    "waiting": "#ffffff",
+    "unknown": "#ffffff",
+}
+"""The palette of Okabe and Ito, which colour-blind people can tell apart."""
+_HATCHES = {"lost": "////", "unknown": "xxxx", "waiting": "...."}
+CURVE_COLORS = ("#0072b2", "#d55e00")
+GREY = "#767676"
+
+
+def new_figure(names: Sequence[str], *, num_rows: int) -> tuple[Figure, list[tuple[str, Axes]], Axes]:
+    """Return a figure with a panel for each metric and, below them, the axes of the timeline."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = names[:MAX_METRICS]
+    num_columns = 1 if len(shown) == 1 else 2
+    num_lines = math.ceil(len(shown) / num_columns)
+    below_height = 1.3 + 0.28 * num_rows
+    figure = Figure(figsize=(10, 0.5 + 2.5 * num_lines + below_height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(num_lines + 1, num_columns, height_ratios=[*[2.5] * num_lines, below_height])
+    panels = []
+    for number, name in enumerate(shown):
+        line, column = divmod(number, num_columns)
+        # The last of an odd number has a row to itself.
+        is_alone = number == len(shown) - 1 and column == 0
+        axes = figure.add_subplot(grid[line, :] if is_alone else grid[line, column])
+        axes.set_title(name, fontsize=10, loc="left", parse_math=False)
+        axes.set_xlabel("step", fontsize=9)
+        _plain(axes)
+        axes.grid(color="#e6e6e6", linewidth=0.6)
+        panels.append((name, axes))
+    below = figure.add_subplot(grid[num_lines, :])
+    _plain(below)
+    if len(shown) < len(names):
+        below.set_title(f"{len(names) - len(shown)} more metrics are not shown", fontsize=9, loc="right")
+    return figure, panels, below
+
+
+def _plain(axes: Axes) -> None:
+    axes.tick_params(labelsize=8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def draw_curve(
+    axes: Axes,
+    curve: Curve,
+    *,
+    color: str,
+    linestyle: str = "-",
+    marker: str | None = None,
+    label: str | None = None,
+) -> Any:
+    """Draw a curve and return its line; values that are not finite are gaps, marked at the lower edge."""
+    if not len(curve):
+        return None
+    values = [value if math.isfinite(value) else math.nan for value in curve.values]
+    if marker is None:
+        marker = "o" if len(values) <= NUM_MARKED else ""
+    [line] = axes.plot(
+        curve.steps,
+        values,
+        color=color,
+        linestyle=linestyle,
+        linewidth=1.3,
+        marker=marker,
+        markersize=3,
+        label=label,
+    )
+    odd = [step for step, value in zip(curve.steps, curve.values, strict=True) if not math.isfinite(value)]
+    if odd:
+        axes.plot(
+            odd, [0.02] * len(odd), "x", color="black", markersize=5, transform=axes.get_xaxis_transform()
+        )
+        axes.set_title("x: no finite value", fontsize=8, loc="right")
+    return line
+
+
+def draw_bars(
+    axes: Axes, rows: Sequence[tuple[str, Sequence[Span]]], starts: Sequence[datetime], total_seconds: float
+) -> float:
+    """Draw a line of bars for each row, the first on top; return the seconds per unit of the axis."""
+    unit, scale = _unit(total_seconds)
+    for number, ((_, spans), start) in enumerate(zip(rows, starts, strict=True)):
+        for state, found in _by_state(_merged(spans)):
+            ranges = [((span.start - start).total_seconds() / scale, span.seconds / scale) for span in found]
+            axes.broken_barh(
+                ranges,
+                (-number - 0.38, 0.76),
+                facecolor=_COLORS[state],
+                edgecolor="#444444",
+                linewidth=0.4,
+                hatch=_HATCHES.get(state),
+            )
+    axes.set_yticks([-number for number in range(len(rows))], [name for name, _ in rows])
+    axes.set_ylim(-len(rows) + 0.5, 0.75)
+    axes.set_xlim(0, max(total_seconds, 1e-3) / scale)
+    axes.set_xlabel(f"{unit} since the submission", fontsize=9)
+    return scale
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """Join neighbours in the same state; what lies between generations still separates them."""
+    found: list[Span] = []
+    for span in spans:
+        if found and found[-1].state == span.state and found[-1].end == span.start:
+            found[-1] = replace(found[-1], end=span.end)
+        else:
+            found.append(span)
+    return found
+
+
+def _by_state(spans: Sequence[Span]) -> Iterator[tuple[str, list[Span]]]:
+    for state in _COLORS:
+        found = [span for span in spans if span.state == state]
+        if found:
+            yield state, found
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    for unit, scale in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 3 * scale:
+            return unit, scale
+    return "seconds", 1.0
+
+
+def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> None:
+    """Add a legend below the timeline for its colours and the ``handles``."""
+    from matplotlib.patches import Patch
+
+    states = [
+        Patch(
+            facecolor=_COLORS[state],
+            edgecolor="#444444",
+            linewidth=0.4,
+            hatch=_HATCHES.get(state),
+            label=state,
+        )
+        for state, found in _by_state(spans)
+        if sum(span.seconds for span in found) > MIN_SHARE * sum(span.seconds for span in spans)
+    ]
+    axes.legend(
+        handles=[*states, *handles],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.32 if axes.get_ylim()[0] > -4 else -0.16),
+        ncols=6,
+        fontsize=8,
+        frameon=False,
+    )
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the picture in the format of the path's suffix.
+
+    Raises:
+        CloudspotError: the file cannot be written.
+    """
+    import matplotlib as mpl
+
+    data = io.BytesIO()
+    # A million points in one piece overflow the renderer; text in an SVG stays text.
+    settings = {"agg.path.chunksize": 20_000, "svg.fonttype": "none"}
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        # Metrics are named by the user; a letter that the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(data, format=path.suffix.lower()[1:])
+    try:
+        path.write_bytes(data.getvalue())
+    except OSError as error:
+        raise CloudspotError(f"--plot: cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,186 @@
+"""The pictures of ``--plot``: metrics against steps, above the job's timeline."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudspot.cli.charts.drawing import (
+    CURVE_COLORS,
+    GREY,
+    draw_bars,
+    draw_curve,
+    draw_legend,
+    new_figure,
+    save,
+)
+from cloudspot.cli.joblog.logtail import LogTail
+from cloudspot.cli.jobs import Job
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.jobsummary import read_commits_of
+from cloudspot.errors import SpecError
+from cloudspot.jobstore.history import History
+from cloudspot.story.progress import first_step, newest_step, steps_total
+from cloudspot.story.series import MetricSeries
+from cloudspot.story.spans import Span
+from cloudspot.story.states import job_state
+from cloudspot.story.timeline import Timeline, timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SUFFIXES = (".png", ".svg", ".pdf")
+MAX_ROWS = 48
+"""Nodes in the timeline; those of higher rank are left out, and the picture says so."""
+LABEL_SHARE = 0.07
+"""The share of the axis that a launch's label needs."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn for one job."""
+
+    history: History
+    times: Timeline
+    series: MetricSeries
+    commits: tuple[datetime, ...]
+    """When checkpoints were committed, as far as is still known."""
+
+
+def check_plot(path: Path) -> None:
+    """Check, before anything is read, that a picture can be drawn there.
+
+    Raises:
+        SpecError: matplotlib is missing, the file's type is unknown, or its directory does not exist.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise SpecError(f"--plot must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}: got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise SpecError(f"--plot: there is no directory {path.parent}; create it first")
+    if path.is_dir():
+        raise SpecError(f"--plot: {path} is a directory; name a file")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SpecError('--plot needs matplotlib; run: pip install "cloudspot[plot]"')
+
+
+def take_picture(job: Job) -> Picture:
+    """Read what is drawn for the job, including its whole log.
+
+    Raises:
+        TransientError: the log did not answer.
+    """
+    history = job.first_history
+    commits = read_commits_of(job, history)
+    series = MetricSeries()
+    series.know(history.generations)
+    series.extend(LogTail(job.log_sink).new_records())
+    at = {one.committed_at for one in history.generations if one.committed_at is not None}
+    at |= {commit.at for commit in commits.values()}
+    times = timeline(history, datetime.now(timezone.utc), commits=commits)
+    return Picture(history, times, series, tuple(sorted(at)))
+
+
+def plot_job(path: Path, picture: Picture) -> None:
+    """Draw a job's metrics, one panel each, above its timeline.
+
+    Raises:
+        CloudspotError: the file cannot be written.
+    """
+    ranks = sorted({line.rank for line in picture.times.nodes})
+    shown = ranks[:MAX_ROWS]
+    figure, panels, below = new_figure(picture.series.names(), num_rows=1 + len(shown))
+    figure.suptitle(_title(picture), fontsize=12, parse_math=False)
+    said: dict[str, Any] = {}
+    for name, axes in panels:
+        for lost in picture.series.lost(name):
+            said["made again"] = draw_curve(axes, lost, color=GREY, marker="" if len(lost) > 1 else ".")
+        draw_curve(axes, picture.series.curve(name), color=CURVE_COLORS[0])
+        for generation in picture.history.generations[1:]:
+            line = axes.axvline(first_step(generation), color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+            said["resumed"] = line
+    for label, line in said.items():
+        line.set_label(label)
+    rows: list[tuple[str, Sequence[Span]]] = [("job", picture.times.spans)]
+    for rank in shown:
+        spans = [span for line in picture.times.nodes if line.rank == rank for span in line.spans]
+        rows.append((f"node {rank}", spans))
+    scale = draw_bars(below, rows, [picture.times.start] * len(rows), picture.times.total_seconds)
+    start = picture.times.start
+    handles = [*_marks(below, picture, shown, scale), *said.values()]
+    draw_legend(below, [span for _, spans in rows for span in spans], handles)
+    if len(shown) < len(ranks):
+        below.set_xlabel(f"{below.get_xlabel()}; {len(ranks) - len(shown)} more nodes are not shown")
+    begun = [(launch.intent.at - start).total_seconds() / scale for launch in picture.history.launches]
+    width = below.get_xlim()[1]
+    for number, (at, until) in enumerate(pairwise([*begun, width]), start=1):
+        below.axvline(at, color="black", linewidth=0.6, zorder=0)
+        if until - at > LABEL_SHARE * width:
+            below.text(at, 0.45, f" launch {number}", fontsize=7, color="#444444", va="bottom")
+    save(figure, path)
+
+
+def plot_two(path: Path, first: Picture, second: Picture) -> None:
+    """Draw the metrics of two jobs over one another, above both timelines.
+
+    Raises:
+        CloudspotError: the file cannot be written.
+    """
+    pictures = (first, second)
+    names = tuple(dict.fromkeys(name for one in pictures for name in one.series.names()))
+    figure, panels, below = new_figure(names, num_rows=2)
+    ids = [one.history.submission.job_id for one in pictures]
+    figure.suptitle(" and ".join(ids), fontsize=12, parse_math=False)
+    for name, axes in panels:
+        for one, job_id, color, style in zip(pictures, ids, CURVE_COLORS, ("-", "--"), strict=True):
+            draw_curve(axes, one.series.curve(name), color=color, linestyle=style, label=job_id)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8, frameon=False)
+    rows = [(job_id, one.times.spans) for job_id, one in zip(ids, pictures, strict=True)]
+    longest = max(one.times.total_seconds for one in pictures)
+    draw_bars(below, rows, [one.times.start for one in pictures], longest)
+    draw_legend(below, [span for one in pictures for span in one.times.spans], [])
+    save(figure, path)
+
+
+def _marks(axes: Axes, picture: Picture, ranks: Sequence[int], scale: float) -> list[Any]:
+    """Mark notices on their nodes and commits on the job; return the handles for the legend."""
+    start, found = picture.times.start, []
+
+    def at(moment: datetime) -> float:
+        return (moment - start).total_seconds() / scale
+
+    notices = [one for one in picture.times.answers if one.rank in ranks]
+    if notices:
+        x = [at(one.notice.at) for one in notices]
+        y = [-1 - ranks.index(one.rank) for one in notices]
+        found += axes.plot(x, y, "v", color="black", markersize=6, markeredgecolor="white", label="notice")
+    if picture.commits:
+        x = [at(moment) for moment in picture.commits]
+        found += axes.plot(
+            x,
+            [0.0] * len(x),
+            "D",
+            color="black",
+            markersize=4,
+            markeredgecolor="white",
+            label="commit, as far as known",
+        )
+    return found
+
+
+def _title(picture: Picture) -> str:
+    history, times = picture.history, picture.times
+    parts = [
+        history.submission.job_id,
+        job_state(history),
+        f"step {output.steps_text(newest_step(history), steps_total(history))}",
+        output.duration_text(times.total_seconds),
+    ]
+    if times.goodput is not None and not times.seconds["unknown"]:
+        parts.append(f"goodput {100 * times.goodput:.0f}%")
+    return "  |  ".join(parts)

@@ -1,0 +1,224 @@
+"""``cloudspot checkpoints``: lists what a job can resume from, verifies it, and exports its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudspot.cli.jobs import Job, open_job
+from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, size_text
+from cloudspot.cli.screen.progressbar import transfer
+from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, store_option
+from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
+from cloudspot.jobstore.generations import lineage
+from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
+from cloudspot.jobstore.records import CheckpointId, Commit
+
+STEPS_NAMED = 20
+"""How many steps are named in the error for a missing step."""
+
+step_option = click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="Only the checkpoints of this step."
+)
+
+
+@click.group()
+@debug_option
+def checkpoints() -> None:
+    """List, verify and export a job's checkpoints."""
+
+
+@checkpoints.command("ls")
+@job_argument
+@store_option
+@json_option
+@debug_option
+@click.pass_context
+def ls(ctx: click.Context, job_id: str, store_url: str | None, as_json: bool) -> None:
+    """List a job's checkpoints, newest first."""
+    job = open_job(store_url, job_id)
+    _show(ctx, job, [_Described(job, each) for each in job.first_history.commits[::-1]], as_json=as_json)
+
+
+@checkpoints.command("verify")
+@job_argument
+@step_option
+@store_option
+@json_option
+@debug_option
+@click.pass_context
+def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | None, as_json: bool) -> None:
+    """Compare every chunk with its checksum.
+
+    Reads the checkpoints whole. Exits with 8 if one of them is corrupt.
+    """
+    job = open_job(store_url, job_id)
+    found = [_Described(job, each) for each in _at_step(job, step)]
+    with transfer("verifying", sum(each.value["bytes"] or 0 for each in found)) as advance:
+        for each in found:
+            each.verify(advance)
+    _show(ctx, job, found, as_json=as_json)
+
+
+@checkpoints.command("export")
+@job_argument
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="FILE.safetensors or FILE.pt; a directory for a checkpoint that the script wrote itself.",
+)
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The checkpoint of this step. Default: the one the job would resume from.",
+)
+@click.option("--only", metavar="NAME", help="Only the state of this object of the session.")
+@click.option("--all", "whole", is_flag=True, help="The whole state, including optimizer and scheduler.")
+@store_option
+@json_option
+@debug_option
+def export(
+    job_id: str,
+    target: Path,
+    step: int | None,
+    only: str | None,
+    whole: bool,
+    store_url: str | None,
+    as_json: bool,
+) -> None:
+    """Export the weights as a file.
+
+    Plain safetensors or torch.load reads it. Every chunk read is compared with its checksum; exits with 8
+    if one is corrupt.
+    """
+    from cloudspot.cli.checkpointexport import export_checkpoint
+
+    if only is not None and whole:
+        raise SpecError("give --only or --all, not both")
+    job = open_job(store_url, job_id)
+    candidates = _at_step(job, step)
+    if not candidates:
+        raise SpecError(f"job {job.id} has no checkpoint to export")
+    checkpoint = candidates[0]
+    try:
+        with while_it_stands(job.store, job.id, checkpoint):
+            commit = read_commit(job.store, job.id, checkpoint)
+            written = export_checkpoint(job, commit, target, only=only, whole=whole)
+    except ObjectMissing as error:
+        raise TransientError(
+            f"checkpoint {checkpoint} was deleted while it was read: job {job.id} is still running and keeps "
+            "only its newest ones; try again"
+        ) from error
+    if as_json:
+        echo_json(written)
+        return
+    what = f", {written['tensors']} tensors" if written["tensors"] is not None else ""
+    echo(f"step {commit.step} of {job.id}: {written['file']} ({size_text(written['bytes'])}{what})")
+    if written["left_out"]:
+        echo(f"left out, not tensors: {', '.join(written['left_out'])}", error=True)
+
+
+def _at_step(job: Job, step: int | None) -> Sequence[CheckpointId]:
+    """Return the checkpoints (of that step), the best to resume from first.
+
+    Raises:
+        SpecError: there is no checkpoint of that step; the message lists the steps.
+    """
+    history = job.first_history
+    best = lineage(history.generations, history.commits)
+    found = [*best, *(each for each in history.commits[::-1] if each not in best)]
+    if step is None:
+        return found
+    wanted = [each for each in found if each.step == step]
+    if not wanted:
+        steps = sorted({each.step for each in found})
+        more = "..., " if len(steps) > STEPS_NAMED else ""
+        named = more + ", ".join(map(str, steps[-STEPS_NAMED:]))
+        raise SpecError(f"--step: job {job.id} has no checkpoint of step {step}; it has: {named or 'none'}")
+    return wanted
+
+
+class _Described:
+    """A checkpoint as ``--json`` prints it."""
+
+    def __init__(self, job: Job, checkpoint: CheckpointId) -> None:
+        self._job = job
+        self._commit: Commit | None = None
+        self.is_gone = False
+        """It has been deleted since the list was read."""
+        self.value: dict[str, Any] = {
+            "id": str(checkpoint),
+            "generation": checkpoint.generation,
+            "step": checkpoint.step,
+            "kind": None,
+            "bytes": None,
+            "num_parts": None,
+            "at": None,
+            "verified": None,
+            "error": None,
+        }
+        try:
+            self._commit = commit = read_commit(job.store, job.id, checkpoint)
+        except ObjectMissing:
+            self.is_gone = True
+        except CorruptData as error:
+            self.value |= {"verified": False, "error": str(error)}
+        else:
+            self.value |= {
+                "kind": commit.kind,
+                "bytes": commit.size,
+                "num_parts": len(commit.parts),
+                "at": commit.at.isoformat(),
+            }
+
+    def verify(self, progress: Callable[[int], None]) -> None:
+        """Read it whole."""
+        if self._commit is None:
+            return
+        job = self._job
+        try:
+            with while_it_stands(job.store, job.id, self._commit.id):
+                verify(job.store, job.id, self._commit, progress=progress)
+            self.value["verified"] = True
+        except ObjectMissing:
+            self.is_gone = True
+        except CorruptData as error:
+            self.value |= {"verified": False, "error": str(error)}
+
+
+def _show(ctx: click.Context, job: Job, described: Sequence[_Described], *, as_json: bool) -> None:
+    values = [each.value for each in described if not each.is_gone]
+    if as_json:
+        echo_json(values)
+    elif not values:
+        echo(f"job {job.id} has no checkpoint")
+    else:
+        echo_table(
+            ("CHECKPOINT", "STEP", "SIZE", "PARTS", "KIND", "COMMITTED", "STATUS"),
+            [_row(each) for each in values],
+        )
+    if any(each["error"] is not None for each in values):
+        ctx.exit(CorruptData.exit_code)
+
+
+def _row(value: dict[str, Any]) -> tuple[str, ...]:
+    status = value["error"] or ("verified" if value["verified"] else "committed")
+    if value["bytes"] is None:
+        return (value["id"], str(value["step"]), "", "", "", "", status)
+    return (
+        value["id"],
+        str(value["step"]),
+        size_text(value["bytes"]),
+        str(value["num_parts"]),
+        value["kind"],
+        moment_text(datetime.fromisoformat(value["at"])),
+        status,
+    )

@@ -1,0 +1,125 @@
+"""``cloudspot init``: a job file to start from, and a script if there is none."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from cloudspot.cli.commands.schema import shipped_schema_url
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import debug_option
+from cloudspot.errors import CloudspotError, SpecError
+
+JOB_FILE = "job.toml"
+SCRIPT = "train.py"
+_SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
+_WITH_SESSION = 'interval = "auto"  # balances what a save costs against what a loss would cost'
+_WITHOUT_SESSION = """\
+# The script opens no session (cloudspot.train.session), so name the directories of its own checkpoints
+# here, and it resumes from the newest one. Without either, it starts over after each reclaim.
+# directory = "output/checkpoint-*"\
+"""
+
+
+@click.command("init")
+@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--entrypoint",
+    metavar="FILE",
+    help="The training script, inside DIR. Default: the one found there, else a small one is written.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing job.toml.")
+@debug_option
+def init(directory: Path, entrypoint: str | None, force: bool) -> None:
+    """Write a job file to start from.
+
+    It goes into DIR, by default the current directory, and fits the training script found there. If there
+    is none, a small working script is written too. A script is never replaced.
+    """
+    job_file = directory / JOB_FILE
+    if job_file.exists() and not force:
+        raise SpecError(f"{job_file} exists already; --force replaces it")
+    script = find_script(directory, entrypoint)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if script is None:
+            script = SCRIPT
+            with (directory / SCRIPT).open("x", encoding="utf-8") as file:
+                file.write(_template("train.py.txt"))
+            output.echo(f"wrote {directory / SCRIPT}, a small training script that works as it is")
+        text = job_file_text(_job_name(directory), script, has_session=_opens_session(directory / script))
+        with job_file.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise CloudspotError(f"{error.filename} cannot be written: {error.strerror}") from error
+    output.echo(f"wrote {job_file} for {script}")
+    if not _opens_session(directory / script):
+        output.warn(
+            f"{script} opens no session: it starts over after a reclaim; see [checkpoint] in {job_file}"
+        )
+    named = "" if directory == Path() else f" {job_file}"
+    output.echo(f"see what it would launch: cloudspot plan{named}; start it: cloudspot run{named}")
+
+
+def find_script(directory: Path, entrypoint: str | None) -> str | None:
+    """Return the training script, relative to the directory; None if there is none.
+
+    Without ``entrypoint`` it is train.py, else the only Python file that mentions torch.
+
+    Raises:
+        SpecError: ``entrypoint`` is not a file inside the directory, or several files could be the script.
+    """
+    if entrypoint is not None:
+        root = directory.resolve()
+        path = (root / entrypoint).resolve()
+        if not path.is_file() or root not in path.parents:
+            raise SpecError(f'--entrypoint: "{entrypoint}" is not a file inside {root}')
+        return path.relative_to(root).as_posix()
+    if (directory / SCRIPT).is_file():
+        return SCRIPT
+    found = sorted(path.name for path in directory.glob("*.py") if "torch" in _read(path))
+    if len(found) > 1:
+        raise SpecError(
+            f"{directory.resolve()}: {', '.join(found)} could each be the training script; "
+            "name it with --entrypoint"
+        )
+    return found[0] if found else None
+
+
+def job_file_text(name: str, entrypoint: str, *, has_session: bool) -> str:
+    """Return a commented job file for the script."""
+    values = {
+        "SCHEMA": shipped_schema_url(),
+        "ENTRYPOINT": " ".join(entrypoint.split()),
+        "ENTRYPOINT_TOML": json.dumps(entrypoint, ensure_ascii=False),
+        "NAME": json.dumps(name),
+        "CHECKPOINT": _WITH_SESSION if has_session else _WITHOUT_SESSION,
+    }
+    return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], _template("job.toml.txt"))
+
+
+@functools.cache
+def _template(name: str) -> str:
+    return (resources.files("cloudspot.cli") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _job_name(directory: Path) -> str:
+    """Return a job's name made from the directory's."""
+    near = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower())[:40].strip("-")
+    return near or "job"
+
+
+def _opens_session(script: Path) -> bool:
+    return _SESSION.search(_read(script)) is not None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,133 @@
+"""``cloudspot plan``: what ``run`` would try, in order, with the exact requests; nothing is launched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudspot.cli.jobs import new_job_id
+from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import (
+    debug_option,
+    job_file_argument,
+    json_option,
+    overrides_option,
+    provider_option,
+    store_option,
+)
+from cloudspot.controller.launchrequest import LaunchPlan
+from cloudspot.controller.launchrequest import plan as make_plan
+from cloudspot.controller.ownership import store_label
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.bundle import make_bundle
+from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore.submission import check_secrets, new_submission
+
+
+@click.command("plan")
+@job_file_argument
+@provider_option
+@overrides_option
+@store_option
+@json_option
+@debug_option
+def plan(
+    job_file: Path,
+    provider_name: str,
+    overrides: tuple[str, ...],
+    store_url: str | None,
+    as_json: bool,
+) -> None:
+    """Show what a job would launch, without launching it.
+
+    The same as `run --dry-run`: makes every check that `run` makes locally, asks the provider for its
+    offers, and prints them with the request that would be sent.
+    """
+    prepared = prepare_job(job_file, provider_name, overrides, store_url)
+    print_plan(prepared, new_job_id(prepared.spec.name), as_json=as_json)
+
+
+def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
+    """Print what a submission under that id would try; launch and store nothing.
+
+    Raises:
+        CloudspotError: the job cannot be submitted as it is, or no offer fits it.
+    """
+    spec, store = prepared.spec, prepared.store
+    check_secrets(spec, os.environ)
+    bundle = make_bundle(prepared.workdir, entrypoint=spec.run.entrypoint)
+    agent = agent_archive(prepared)
+    submission = new_submission(
+        spec, provider=prepared.provider.name, bundle=bundle, job_id=job_id, agent=agent
+    )
+    planned = make_plan(spec, prepared.provider, submission, store.url, label=store_label(store))
+    if as_json:
+        output.echo_json(_plan_json(planned, store, submission))
+        return
+    output.echo(f"job {job_id} on {planned.provider}, {spec.nodes.max} node(s), store {store.url}")
+    output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
+    output.echo()
+    output.echo("offers, in the order in which they are tried:", style="bold")
+    # An offer is for one machine; the job pays for all of its nodes.
+    counts = sorted({1, spec.nodes.max})
+    output.echo_table(
+        ("", "TYPE", "ZONE", "MARKET", *("PER HOUR" if n == 1 else f"{n} NODES PER HOUR" for n in counts)),
+        [
+            (
+                str(number),
+                launch.offer.instance_type,
+                launch.offer.zone,
+                launch.offer.market.value,
+                *(output.money_text(n * launch.offer.price_per_hour, launch.offer.currency) for n in counts),
+            )
+            for number, launch in enumerate(planned.launches, start=1)
+        ],
+    )
+    output.echo()
+    output.echo("request for offer 1 (--json prints them all):", style="bold")
+    _echo_body(planned.launches[0].request.body, indent="  ")
+    output.echo()
+    output.echo("dry run: nothing was launched or stored")
+
+
+def _echo_body(body: Mapping[str, Any], *, indent: str) -> None:
+    """Print a request's fields; text of several lines, such as the boot script, is printed as it is."""
+    for name, value in body.items():
+        if isinstance(value, Mapping):
+            output.echo(f"{indent}{name}:")
+            _echo_body(value, indent=indent + "  ")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            for number, item in enumerate(value):
+                _echo_body({f"{name}[{number}]": item}, indent=indent)
+        elif isinstance(value, str) and "\n" in value:
+            output.echo(f"{indent}{name}:")
+            for line in value.splitlines():
+                output.echo(f"{indent}  | {line}")
+        else:
+            output.echo(f"{indent}{name}: {value}")
+
+
+def _plan_json(planned: LaunchPlan, store: ObjectStore, submission: Submission) -> dict[str, Any]:
+    return {
+        "id": planned.job_id,
+        "provider": planned.provider,
+        "store": store.url,
+        "code": {"sha256": submission.code_sha256, "bytes": submission.code_bytes},
+        "launches": [
+            {
+                "instance_type": launch.offer.instance_type,
+                "zone": launch.offer.zone,
+                "market": launch.offer.market.value,
+                "price_per_hour": launch.offer.price_per_hour,
+                "on_demand_price_per_hour": launch.offer.on_demand_price_per_hour,
+                "currency": launch.offer.currency,
+                "request": launch.request.body,
+            }
+            for launch in planned.launches
+        ],
+    }

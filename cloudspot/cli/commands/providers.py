@@ -1,0 +1,101 @@
+"""``cloudspot providers``: the installed providers, and whether one is ready for a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudspot.cli.completers import complete_providers
+from cloudspot.cli.config import default_store
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import debug_option, json_option, store_option
+from cloudspot.jobfile.spec import load_job
+from cloudspot.registry import list_providers, open_provider, open_store
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@debug_option
+@click.pass_context
+def providers(ctx: click.Context, as_json: bool) -> None:
+    """List providers, and check that one is ready.
+
+    Without a command, lists them.
+    """
+    if ctx.invoked_subcommand is None:
+        _list(as_json=as_json)
+
+
+@providers.command("list")
+@json_option
+@debug_option
+def list_(as_json: bool) -> None:
+    """List the installed providers, a broken one with its error."""
+    _list(as_json=as_json)
+
+
+def _list(*, as_json: bool) -> None:
+    entries = list_providers()
+    if as_json:
+        output.echo_json(
+            [
+                {
+                    "name": entry.name,
+                    "distribution": entry.distribution,
+                    "version": entry.version,
+                    "error": entry.error,
+                }
+                for entry in entries
+            ]
+        )
+        return
+    rows = [(entry.name, entry.distribution, entry.version, entry.error or "ok") for entry in entries]
+    output.echo_table(("NAME", "DISTRIBUTION", "VERSION", "STATUS"), rows)
+
+
+@providers.command("check")
+@click.argument("name", shell_complete=complete_providers)
+@click.option(
+    "--job-file",
+    type=click.Path(path_type=Path),
+    help="Job file with the provider's options in [providers.NAME].",
+)
+@store_option
+@json_option
+@debug_option
+@click.pass_context
+def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str | None, as_json: bool) -> None:
+    """Try what a job on provider NAME needs: credentials, rights, network, and the store if one is known.
+
+    Prints a line for each, with what to do if something is missing; exits with 1 then.
+    """
+    spec = None if job_file is None else load_job(job_file)
+    resources = None if spec is None else spec.resources.to_model()
+    results = list(open_provider(name, spec).check(resources=resources))
+    chosen = default_store()
+    url = store_url or (spec and spec.store) or (chosen and chosen.url)
+    if url:
+        results += open_store(url).check()
+    if as_json:
+        lines: list[dict[str, Any]] = [
+            {
+                "name": result.name,
+                "ok": result.ok,
+                "detail": result.detail,
+                "remedy": None if result.ok else result.remedy or None,
+            }
+            for result in results
+        ]
+        output.echo_json({"provider": name, "ok": all(result.ok for result in results), "checks": lines})
+    else:
+        for result in results:
+            mark = output.styled("ok    ", "green") if result.ok else output.styled("FAILED", "red")
+            told = [result.detail, "" if result.ok else result.remedy]
+            detail = "; ".join(text for text in told if text)
+            output.echo(f"{mark}  {result.name}" + (f": {detail}" if detail else ""))
+        if not results:
+            output.echo(f"provider {name} has nothing to check")
+    if not all(result.ok for result in results):
+        ctx.exit(1)

@@ -1,0 +1,138 @@
+"""``cloudspot ps``: the jobs of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+
+from cloudspot.cli.jobfields import duration, metric_of, parse_filter, sort_jobs
+from cloudspot.cli.jobs import open_named_store
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.joblist import echo_jobs
+from cloudspot.cli.sharedoptions import debug_option, json_option, store_option
+from cloudspot.errors import CorruptData, JobNotFound
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.reader import HistoryReader, list_jobs, read_summary
+from cloudspot.jobstore.records import Summary
+from cloudspot.story.report import summarise
+from cloudspot.story.states import TERMINAL_STATES
+
+MOST = 20
+"""How many ended jobs are shown without ``--all``."""
+NUM_THREADS = 32
+"""Requests at a time: each fetches one small object, so that the store's latency is what counts."""
+
+
+@click.command("ps")
+@click.option(
+    "-a", "--all", "show_all", is_flag=True, help=f"All jobs, not only the first {MOST} ended ones."
+)
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Only jobs that match; also != < <= > >=, as in metrics.loss<0.3. Repeatable; all must match.",
+)
+@click.option(
+    "--sort", metavar="FIELD", help="Sort by this field, such as cost; -cost puts the largest first."
+)
+@store_option
+@json_option
+@debug_option
+def ps(
+    show_all: bool, filters: tuple[str, ...], sort: str | None, store_url: str | None, as_json: bool
+) -> None:
+    """List jobs.
+
+    Unfinished jobs, then the newest ended ones; newest first, unless --sort says otherwise.
+    """
+    now = datetime.now().astimezone()
+    tests = [parse_filter(text, now=now) for text in filters]
+    if sort is not None:
+        sort_jobs((), sort)  # A wrong field is refused before anything is read.
+    store = open_named_store(store_url)
+    job_ids = list_jobs(store)
+    found = each(lambda job_id: _look_at(store, job_id), job_ids, num_threads=NUM_THREADS)
+    jobs = [job for job in found if job is not None and all(passes(job) for passes in tests)]
+    jobs.sort(key=lambda job: job.submitted_at, reverse=True)
+    if sort is None:
+        jobs.sort(key=lambda job: job.state in TERMINAL_STATES)
+    else:
+        jobs = sort_jobs(jobs, sort)
+    shown = jobs if show_all else _without_most_ended(jobs)
+    if store_url is not None and not job_ids and not patient(store).list_page("", limit=1).objects:
+        # A typo in its name looks the same as a new store.
+        output.warn(f"nothing is stored in {store.url}; is that the store you meant?")
+    if as_json:
+        output.echo_json([_as_json(job) for job in shown])
+        return
+    if not shown:
+        filtered_out = bool(filters and found)
+        output.echo(
+            f"no job in {store.url} matches the filter" if filtered_out else f"no jobs in {store.url}"
+        )
+        return
+    asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
+    echo_jobs(shown, metrics_first=asked)
+    if len(shown) < len(jobs):
+        output.echo(f"{len(jobs) - len(shown)} more; see them with --all", error=True)
+
+
+def _without_most_ended(jobs: Iterable[Summary]) -> list[Summary]:
+    """Leave out the ended jobs after the first ``MOST``."""
+    num_ended = 0
+    kept = []
+    for job in jobs:
+        num_ended += job.state in TERMINAL_STATES
+        if job.state not in TERMINAL_STATES or num_ended <= MOST:
+            kept.append(job)
+    return kept
+
+
+def _look_at(store: ObjectStore, job_id: str) -> Summary | None:
+    """Return a job's summary; None if its submission was never completed.
+
+    The stored summary of an ended job is final. Any other may be stale, since its controller may have
+    died, so it is worked out from the records.
+    """
+    try:
+        summary = read_summary(store, job_id)
+    except CorruptData:
+        summary = None  # The records say the same.
+    if summary is not None and summary.state in TERMINAL_STATES:
+        return summary
+    now = datetime.now(timezone.utc)
+    try:
+        return summarise(HistoryReader(store, job_id).read(), now)
+    except JobNotFound:
+        return None
+    except CorruptData as error:
+        output.warn(f"job {job_id}: {error}")
+        return summary
+
+
+def _as_json(job: Summary) -> dict[str, Any]:
+    return {
+        "id": job.job_id,
+        "state": job.state,
+        "provider": job.provider,
+        "name": job.name,
+        "code_sha256": job.code_sha256,
+        "submitted": job.submitted_at.isoformat(),
+        "started": None if job.started_at is None else job.started_at.isoformat(),
+        "finished": None if job.finished_at is None else job.finished_at.isoformat(),
+        "duration": None if (seconds := duration(job)) is None else round(seconds, 3),
+        "step": job.step,
+        "steps_total": job.steps_total,
+        "attempts": job.attempts,
+        "cost": {"spent": job.spent, "currency": job.currency},
+        "metrics": job.metrics,
+        "detail": job.detail,
+        "seen": job.at.isoformat(),
+    }

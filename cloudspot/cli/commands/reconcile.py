@@ -1,0 +1,172 @@
+"""``cloudspot reconcile``: drives jobs that nothing is attached to, from cron or as a service."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+
+import click
+
+from cloudspot.cli import exit_codes
+from cloudspot.cli.completers import complete_jobs
+from cloudspot.cli.jobs import find_job, open_named_store
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.lines import Line, echo_line, event_line, event_time, in_order_of_time
+from cloudspot.cli.screen.printable import printable
+from cloudspot.cli.sharedoptions import debug_option, store_option
+from cloudspot.controller.reconcile import Reconciled, Reconciler
+from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.reader import list_jobs
+from cloudspot.jobstore.records import Finished
+from cloudspot.registry import open_provider
+from cloudspot.story.events import Event, Waiting, Warned
+from cloudspot.story.report import summarise
+
+WATCH_SECONDS = 5.0
+LONG_OVER = timedelta(days=1)
+"""Jobs that finished longer ago are skipped: every kill path has ended their machines by then."""
+
+
+@click.command("reconcile")
+@click.option("--watch", is_flag=True, help=f"Repeat every {WATCH_SECONDS:g} seconds, until Ctrl-C.")
+@click.option(
+    "--job",
+    "job_id",
+    metavar="ID",
+    shell_complete=complete_jobs,
+    help="Only this job; --watch then ends when the job does.",
+)
+@store_option
+@debug_option
+@click.pass_context
+def reconcile(ctx: click.Context, watch: bool, job_id: str | None, store_url: str | None) -> None:
+    """Drive a store's unfinished jobs, once or continuously.
+
+    One pass relaunches what was reclaimed, closes what has ended, terminates machines that should no
+    longer run, and prints what it did. Any number may run at once, also beside attached commands. An
+    error in one job does not hold up the others; a single pass then exits with 1.
+    """
+    store = open_named_store(store_url)
+    wanted = None if job_id is None else find_job(store, job_id)
+    rounds = _Rounds(store, wanted)
+    if not watch:
+        rounds.run_one()
+        rounds.warn_of_orphans()
+        ctx.exit(exit_codes.FAILED if rounds.num_errors else exit_codes.SUCCEEDED)
+    while True:
+        try:
+            rounds.run_one()
+        except TransientError as error:
+            rounds.complain(store.url, error)
+        if wanted is not None and rounds.is_settled:
+            return
+        time.sleep(WATCH_SECONDS)
+
+
+class _Rounds:
+    """Makes passes over the jobs of a store and prints what they did."""
+
+    def __init__(self, store: ObjectStore, wanted: str | None) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._reconciler = Reconciler(store, open_provider)
+        self._long_over: set[str] = set()
+        self._seen: set[str] = set()
+        self._complaints: dict[str, str] = {}
+        self._started = datetime.now(timezone.utc)
+        self.num_errors = 0
+        """In the newest pass."""
+        self.is_settled = False
+        """The last job of the newest pass is finished and its machines are gone."""
+
+    def run_one(self) -> None:
+        """Make one pass and print what it did.
+
+        Raises:
+            TransientError: the jobs or the machines could not be listed.
+        """
+        self.num_errors = 0
+        self._started = datetime.now(timezone.utc)
+        for done in self._reconciler.run_pass(job_ids=self._job_ids()):
+            self._print(done)
+            self.is_settled = done.tick is not None and done.tick.is_settled
+
+    def _job_ids(self) -> list[str]:
+        if self._wanted is not None:
+            return [self._wanted]
+        unknown = [job_id for job_id in list_jobs(self._store) if job_id not in self._long_over]
+        over = each(lambda job_id: is_long_over(self._store, job_id, datetime.now(timezone.utc)), unknown)
+        self._long_over |= {job_id for job_id, is_over in zip(unknown, over, strict=True) if is_over}
+        return [job_id for job_id in unknown if job_id not in self._long_over]
+
+    def _print(self, done: Reconciled) -> None:
+        if isinstance(done.error, JobNotFound) and self._wanted is None:
+            return  # Its submission was cut short or is still running: there is nothing to drive.
+        if done.error is not None:
+            self.complain(done.job_id, done.error)
+            return
+        tick = done.tick
+        assert tick is not None
+        self.num_errors += bool(tick.problems)
+        self._complaints.pop(done.job_id, None)
+        is_first = done.job_id not in self._seen
+        self._seen.add(done.job_id)
+        told = [
+            event
+            for event in in_order_of_time(tick.events, tick.history)
+            if not is_first or self._is_of_this_pass(event, tick.history)
+        ]
+        for event in told:
+            echo_line(event_line(event, tick.history, who=done.job_id))
+        # A job that ended before this pass needs no mention.
+        if is_first and tick.history is not None and (told or tick.history.finished is None):
+            _print_state(tick.history)
+
+    def _is_of_this_pass(self, event: Event, history: History | None) -> bool:
+        """Return whether to print the event on the first look at a job, which finds its whole past."""
+        moment = event_time(event, history)
+        return isinstance(event, Waiting | Warned) or (moment is not None and moment >= self._started)
+
+    def complain(self, about: str, error: CloudspotError) -> None:
+        """Print an error of one job or of the store, once for as long as passes repeat it."""
+        self.num_errors += 1
+        if self._complaints.get(about) != str(error):
+            self._complaints[about] = str(error)
+            output.echo(f"error: {about}: {error}", style="red", error=True)
+
+    def warn_of_orphans(self) -> None:
+        """Name live machines that no job of this store owns."""
+        for machine in self._reconciler.orphans():
+            owner = f"{printable(machine.store_url)} has" if machine.store_url else "another store may have"
+            output.warn(
+                f"machine {machine.id} runs for job {machine.job_id}, which is not in {self._store.url}; "
+                f"{owner} that job"
+            )
+
+
+def _print_state(history: History) -> None:
+    now = datetime.now(timezone.utc)
+    job = summarise(history, now)
+    state = output.styled(job.state, output.STATE_STYLES.get(job.state))
+    steps = output.steps_text(job.step, job.steps_total)
+    detail = f" ({printable(job.detail)})" if job.detail else ""
+    echo_line(Line(now, job.job_id, f"{state}, step {steps}{detail}"))
+
+
+def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:
+    """Return whether the job's journal ended more than ``LONG_OVER`` ago, at the cost of two requests.
+
+    The summary cannot tell: it may say ``succeeded`` before anything has ended the journal.
+    """
+    try:
+        records = [meta.key for meta in store.list_objects(keys.journal_prefix(job_id))]
+        if not records:
+            return False
+        last = codec.decode_journal(store.get(records[-1]), key=records[-1])
+    except (CorruptData, TransientError):
+        return False  # The pass itself reports what is wrong.
+    return isinstance(last, Finished) and now - last.at > LONG_OVER

@@ -1,0 +1,138 @@
+"""``cloudspot run``: submits a job, then follows it or leaves it; or only shows what it would do."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from cloudspot.cli import exit_codes
+from cloudspot.cli.commands.plan import print_plan
+from cloudspot.cli.following.follow import follow, relaunch_warning
+from cloudspot.cli.jobs import Job, check_job_id, new_job_id
+from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.lines import echo_line, event_line
+from cloudspot.cli.screen.progressbar import transfer
+from cloudspot.cli.sharedoptions import (
+    debug_option,
+    job_file_argument,
+    overrides_option,
+    plain_option,
+    provider_option,
+    store_option,
+)
+from cloudspot.controller.actions import Create
+from cloudspot.controller.launchrequest import find_offers
+from cloudspot.controller.loop import Controller, Tick
+from cloudspot.errors import JobExists, SpecError
+from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore.submission import submit
+
+MAX_ID_TRIES = 5
+DETACH_TRIES = 5
+DETACH_SECONDS = 3.0
+
+
+@click.command("run")
+@job_file_argument
+@provider_option
+@click.option("--name", metavar="ID", help="The job's id. Default: its name and a random suffix.")
+@overrides_option
+@click.option("--detach", is_flag=True, help="Return as soon as the first machine is requested.")
+@click.option("--dry-run", is_flag=True, help="Print the offers and the request; launch and store nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run or --detach: print JSON.")
+@plain_option
+@store_option
+@debug_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    job_file: Path,
+    provider_name: str,
+    name: str | None,
+    overrides: tuple[str, ...],
+    detach: bool,
+    dry_run: bool,
+    as_json: bool,
+    is_plain: bool,
+    store_url: str | None,
+) -> None:
+    """Submit a job and follow it to its end.
+
+    JOB_FILE is job.toml by default. Prints events and the log, relaunches after a reclaim, and exits when
+    the job ends: 0 succeeded, 1 failed, 10 stopped. Ctrl-C detaches; the job goes on.
+    """
+    if as_json and not (dry_run or detach):
+        raise SpecError("--json needs --dry-run or --detach; a followed job prints its log")
+    if dry_run and detach:
+        raise SpecError("give --dry-run or --detach, not both")
+    if name is not None:
+        check_job_id(name)
+    prepared = prepare_job(job_file, provider_name, overrides, store_url)
+    if dry_run:
+        print_plan(prepared, name or new_job_id(prepared.spec.name), as_json=as_json)
+        return
+    # Raises here, before there is a job, if no offer can fit it.
+    find_offers(prepared.spec, prepared.provider)
+    store = prepared.store
+    submission = _submit(prepared, provider_name, name)
+    job = Job(store, submission.job_id)
+    if not as_json:
+        size = output.size_text(submission.code_bytes)
+        output.echo(f"submitted job {output.styled(job.id, 'bold')} to {store.url} ({size} of code)")
+    ctx.exit(_detach(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))
+
+
+def _submit(prepared: PreparedJob, provider_name: str, name: str | None) -> Submission:
+    agent = agent_archive(prepared)
+    for number in range(1, MAX_ID_TRIES + 1):
+        job_id = name or new_job_id(prepared.spec.name)
+        try:
+            return submit(
+                prepared.store,
+                spec=prepared.spec,
+                provider=provider_name,
+                workdir=prepared.workdir,
+                environ=os.environ,
+                job_id=job_id,
+                agent=agent,
+                open_progress=transfer,
+            )
+        except JobExists:
+            # Two random suffixes may collide; a name that the user gave is theirs to change.
+            if name is not None or number == MAX_ID_TRIES:
+                raise
+    raise AssertionError("the loop returns or raises")
+
+
+def _detach(job: Job, *, as_json: bool) -> int:
+    """Drive the new job until its first machines are requested; return the exit status."""
+    controller = Controller(job.store, job.id, job.provider)
+    for number in range(DETACH_TRIES):
+        if number:
+            time.sleep(DETACH_SECONDS)
+        tick = controller.run_pass()
+        if not as_json:
+            for event in tick.events:
+                echo_line(event_line(event, tick.history))
+        if _has_machines(tick) or (tick.history is not None and tick.history.finished is not None):
+            break
+    finished = None if tick.history is None else tick.history.finished
+    if as_json:
+        output.echo_json({"id": job.id, "store": job.store.url, "launched": _has_machines(tick)})
+    elif finished is None:
+        output.echo(f"follow it with: {job.command('attach')}")
+    if finished is not None:
+        return exit_codes.of_outcome(finished.outcome)
+    if not _has_machines(tick):
+        output.warn(f"job {job.id} has no machine yet")
+    output.warn(relaunch_warning(job))
+    return exit_codes.SUCCEEDED
+
+
+def _has_machines(tick: Tick) -> bool:
+    created = any(isinstance(action, Create) for action in tick.actions) and not tick.problems
+    return created or bool(tick.instances)

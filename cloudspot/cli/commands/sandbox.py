@@ -1,0 +1,69 @@
+"""``cloudspot sandbox``: runs a command inside an emulated cloud."""
+
+from __future__ import annotations
+
+import click
+
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import debug_option
+
+RECLAIM_HELP = (
+    "When a spot machine is reclaimed: fields of [[providers.local.reclaims]], such as "
+    "launch=1,rank=0,after_steps=300,notice=2m, or of [providers.local.random_reclaims], such as "
+    "mean=5m,max=2, or none. Repeatable. By default, the first machine of the first launch is reclaimed "
+    "halfway through the steps."
+)
+
+
+@click.command("sandbox", context_settings={"ignore_unknown_options": False})
+@click.argument("name", metavar="NAME")
+@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--reclaim", "reclaims", multiple=True, metavar="FIELD=VALUE,...|none", help=RECLAIM_HELP)
+@click.option(
+    "--keep", is_flag=True, help="Keep the machines' consoles and the cloud's logs, and print where."
+)
+@click.option(
+    "--loopback",
+    is_flag=True,
+    help="Do not isolate the machines, as on a host without namespaces: they get addresses in 127.0.0.0/8.",
+)
+@debug_option
+def sandbox(
+    name: str, command: tuple[str, ...], reclaims: tuple[str, ...], keep: bool, loopback: bool
+) -> None:
+    """Run a command inside an emulated cloud.
+
+    It needs no account and costs nothing. NAME is a provider's, such as aws. The cloud's API, object store
+    and machines exist only on this host and only while COMMAND runs, and COMMAND's environment points every
+    tool and SDK of the cloud at them. The machines really boot and really are reclaimed. Exits with
+    COMMAND's status.
+    """
+    from cloudspot.emulation.cloud import EmulatedCloud
+    from cloudspot.emulation.sandbox_run import (
+        Sandbox,
+        check_command,
+        parse_reclaims,
+        run_in_sandbox,
+        sandbox_directory,
+    )
+    from cloudspot.local import enclosure
+    from cloudspot.registry import sandbox_class
+
+    cloud = sandbox_class(name, EmulatedCloud)  # type: ignore[type-abstract]
+    plan = parse_reclaims(reclaims, notice_seconds=cloud.notice_seconds)
+    check_command(command)
+    reason = "as you asked" if loopback else enclosure.why_not()
+    if reason is None:
+        output.echo(f"sandbox {name}: nothing leaves this host, and nothing is kept", error=True)
+    else:
+        output.warn(
+            f"sandbox {name}: the machines are not isolated ({reason}): they are processes of this host with "
+            "their own addresses, and can see its files and its network"
+        )
+    with sandbox_directory(name, keep=keep) as directory:
+        try:
+            status = run_in_sandbox(Sandbox(cloud, plan, directory, reason is None), command)
+        finally:
+            if keep:
+                output.echo(f"sandbox {name}: kept in {directory}", error=True)
+    click.get_current_context().exit(status)

@@ -1,0 +1,40 @@
+"""``cloudspot schema``: the JSON Schema of the job file, for editors and other programs."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import click
+
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import debug_option
+
+SHIPPED = "job.schema.json"
+
+
+@click.command("schema")
+@debug_option
+def schema() -> None:
+    """Print the JSON Schema of the job file.
+
+    It includes the tables of the providers installed here. The file that `cloudspot init` names in a job
+    file is the same, but knows only the built-in providers.
+    """
+    from cloudspot.errors import PluginError
+    from cloudspot.jobfile.json_schema import job_schema
+    from cloudspot.registry import provider_class, provider_names
+
+    options = {}
+    for name in provider_names():
+        try:
+            options[name] = provider_class(name).options_type
+        except PluginError as error:
+            output.warn(str(error))
+    output.echo_json(job_schema(options))
+
+
+def shipped_schema_url() -> str:
+    """Return the ``file://`` URL of the schema that came with this cloudspot."""
+    from pathlib import Path
+
+    return Path(str(resources.files("cloudspot") / SHIPPED)).resolve().as_uri()

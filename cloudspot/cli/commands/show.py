@@ -1,0 +1,73 @@
+"""``cloudspot show``: everything known about one job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from cloudspot.cli.charts.plots import check_plot, plot_job, take_picture
+from cloudspot.cli.jobs import open_job
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.jobdetails import echo_details
+from cloudspot.cli.screen.jobsummary import echo_last_lines, echo_title, job_json, summary_fields
+from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, plot_option, store_option
+from cloudspot.errors import CorruptData
+
+MAX_WARNINGS = 8
+"""Many nodes may report the same thing, each with its own figures."""
+
+
+@click.command("show")
+@job_argument
+@click.option(
+    "--verify", "verify_chunks", is_flag=True, help="Read the whole newest checkpoint and verify it."
+)
+@plot_option
+@store_option
+@json_option
+@debug_option
+@click.pass_context
+def show(
+    ctx: click.Context,
+    job_id: str,
+    verify_chunks: bool,
+    plot: Path | None,
+    store_url: str | None,
+    as_json: bool,
+) -> None:
+    """Show everything about one job.
+
+    With --verify, exits with 8 if the newest checkpoint is corrupt.
+    """
+    if plot is not None:
+        check_plot(plot)
+    job = open_job(store_url, job_id)
+    value = job_json(job, job.first_history, verify_chunks=verify_chunks)
+    if as_json:
+        output.echo_json(value)
+    else:
+        echo_title(value)
+        output.echo_fields(
+            [
+                ("provider", value["provider"]),
+                ("submitted", output.moment_text(value["created"])),
+                ("stop", f"requested ({value['stop_requested']})" if value["stop_requested"] else ""),
+                *summary_fields(job, value),
+                ("warnings", _warnings(value["warnings"])),
+            ]
+        )
+        echo_details(value)
+        echo_last_lines(job, value)
+    if plot is not None:
+        plot_job(plot, take_picture(job))
+        output.echo(f"drawn: {plot}", error=True)
+    if value["last_commit"] is not None and value["last_commit"]["verified"] is False:
+        ctx.exit(CorruptData.exit_code)
+
+
+def _warnings(warnings: Sequence[str]) -> str:
+    left = len(warnings) - MAX_WARNINGS
+    more = [f"and {left} more; see them all with --json"] if left > 0 else []
+    return "\n".join([*warnings[:MAX_WARNINGS], *more])

@@ -1,0 +1,40 @@
+"""``cloudspot stop``: saves a checkpoint and stops a job."""
+
+from __future__ import annotations
+
+import click
+
+from cloudspot.cli import exit_codes
+from cloudspot.cli.following.follow import follow
+from cloudspot.cli.jobs import open_job
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import debug_option, job_argument, store_option
+from cloudspot.controller.loop import Controller
+from cloudspot.jobstore.submission import request_stop
+from cloudspot.story.states import is_over, job_state
+
+
+@click.command("stop")
+@job_argument
+@click.option("--wait", is_flag=True, help="Drive the job until it has ended.")
+@store_option
+@debug_option
+@click.pass_context
+def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> None:
+    """Save a checkpoint and stop a job.
+
+    Safe to repeat; a job that has already ended is left as it is. With --wait, exits with the job's own
+    status.
+    """
+    job = open_job(store_url, job_id)
+    if is_over(job.first_history):
+        state = job_state(job.first_history)
+        output.echo(f"job {job.id} has already ended: {state}")
+        ctx.exit(exit_codes.of_outcome(state) if wait else exit_codes.SUCCEEDED)
+    request_stop(job.store, job.id, "user")
+    output.echo(f"asked job {job.id} to save a checkpoint and stop")
+    if wait:
+        ctx.exit(follow(job))
+    # One pass, for a job that nothing else drives: without a machine, it ends right here.
+    Controller(job.store, job.id, job.provider).run_pass()
+    output.echo(f"wait for its end with: {job.command('attach')}")

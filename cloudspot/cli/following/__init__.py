@@ -1,0 +1,1 @@
+"""Following a job: drives it, prints its events and log, and keeps the live panel below them."""

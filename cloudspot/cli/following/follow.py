@@ -1,0 +1,257 @@
+"""The loop of ``run`` and ``attach``: drives a job to its end and shows what happens on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Protocol
+
+from cloudspot.cli import exit_codes
+from cloudspot.cli.following.interrupts import Detached, Interrupts
+from cloudspot.cli.following.livefeed import Feed
+from cloudspot.cli.following.terminal import can_hold_a_panel
+from cloudspot.cli.joblog.logtail import LogTail
+from cloudspot.cli.jobs import Job
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.jobsummary import echo_summary
+from cloudspot.cli.screen.lines import WHO, Line, echo_line, event_line, in_order_of_time, record_line
+from cloudspot.controller.loop import Controller, Tick
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.log_streams import METRICS
+from cloudspot.jobstore.manifests import read_commit
+from cloudspot.jobstore.records import CheckpointId
+from cloudspot.model import LogRecord
+from cloudspot.story.events import Committed, NodeState
+from cloudspot.story.report import summarise
+
+LOG_SECONDS = 1.0
+"""How often the log is looked at."""
+CHECK_SECONDS = 0.25
+"""How often Ctrl-C, Ctrl-Z and the terminal's size are checked."""
+PROGRESS_SECONDS = 10.0
+PAST_LINES = 20
+"""How many earlier lines of the log are shown."""
+PAST_RECORDS = 200
+"""How many earlier records are read at most, to draw a curve from."""
+HINT = "Ctrl-C detaches; the job goes on"
+DETACHING_HINT = "detaching; Ctrl-C again to leave at once"
+ENDING_HINT = "the job has ended; waiting for its machines to go"
+
+
+def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
+    """Drive the job until it has ended or Ctrl-C is pressed; return the exit status.
+
+    Args:
+        job: the job to follow.
+        is_new: it was just submitted, so there is no past to skip.
+        is_plain: print plain lines even on a terminal that could show the live view.
+
+    Raises:
+        CloudspotError: it can no longer be driven from here; the job itself goes on.
+    """
+    if not is_new:
+        output.echo(f"attached to job {output.styled(job.id, 'bold')} in {job.store.url}")
+    feed = Feed(lambda checkpoint: _commit_time(job, checkpoint))
+    try:
+        if is_plain or not can_hold_a_panel():
+            with Interrupts() as interrupts:
+                history = _drive(job, _Follower(job, interrupts, _PlainScreen(), feed, is_new=is_new))
+        else:
+            history = _follow_live(job, feed, is_new=is_new)
+    except Detached:
+        output.echo(f"detached; job {job.id} goes on. Come back with: {job.command('attach')}")
+        output.echo(relaunch_warning(job))
+        return exit_codes.INTERRUPTED
+    except CloudspotError:
+        output.warn(f"job {job.id} is no longer followed; come back with: {job.command('attach')}")
+        raise
+    assert history.finished is not None
+    try:
+        echo_summary(job, history)
+    except TransientError as error:
+        # The job has ended all the same, and the exit status reports its outcome.
+        output.warn(f"job {job.id} {history.finished.outcome}, but its summary cannot be read now: {error}")
+        output.warn(f"see it with: {job.command('show')}")
+    return exit_codes.of_outcome(history.finished.outcome)
+
+
+def relaunch_warning(job: Job) -> str:
+    """Return the warning that nothing relaunches a job that nothing drives."""
+    return (
+        "Nothing relaunches it after a reclaim until you come back, or something runs: "
+        f"{job.command('reconcile --watch --job')}"
+    )
+
+
+def _follow_live(job: Job, feed: Feed, *, is_new: bool) -> History:
+    from rich.text import Text
+
+    from cloudspot.cli.following.livescreen import LiveScreen
+    from cloudspot.cli.following.panel import render
+
+    def draw(width: int, height: int, ascii_only: bool) -> Sequence[Text]:
+        view = feed.view()
+        hint = DETACHING_HINT if interrupts.is_asked else HINT
+        if view is None:
+            return [Text(hint, style="dim")]
+        if feed.history is not None and feed.history.finished is not None and not interrupts.is_asked:
+            hint = ENDING_HINT
+        return render(view, width=width, height=height, ascii_only=ascii_only, hint=hint)
+
+    screen = LiveScreen(draw)
+    # The panel itself confirms Ctrl-C; anything else written would tear it.
+    interrupts = Interrupts(tell=lambda: None, leave=screen.leave_at_once)
+    with interrupts, screen:
+        return _drive(job, _Follower(job, interrupts, screen, feed, is_new=is_new, is_live=True))
+
+
+def _drive(job: Job, follower: _Follower) -> History:
+    controller = Controller(job.store, job.id, job.provider, sleep=follower.sleep)
+    history = controller.run_until_finished(follower.on_tick)
+    follower.print_new_lines()
+    return history
+
+
+def _commit_time(job: Job, checkpoint: CheckpointId) -> datetime | None:
+    try:
+        return read_commit(job.store, job.id, checkpoint).at
+    except CloudspotError:
+        return None  # Deleted meanwhile, or unreachable now: its age is left out.
+
+
+class _Screen(Protocol):
+    """Where lines are shown."""
+
+    def print(self, lines: Sequence[Line]) -> None:
+        """Print lines."""
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+
+    def check(self) -> None:
+        """Handle what has happened to the terminal meanwhile."""
+
+
+class _PlainScreen:
+    def print(self, lines: Sequence[Line]) -> None:
+        for line in lines:
+            echo_line(line)
+
+    def warn(self, text: str) -> None:
+        output.warn(text)
+
+    def check(self) -> None:
+        pass
+
+
+class _Follower:
+    """Shows events as ticks bring them, and log lines as they arrive."""
+
+    def __init__(
+        self,
+        job: Job,
+        interrupts: Interrupts,
+        screen: _Screen,
+        feed: Feed,
+        *,
+        is_new: bool,
+        is_live: bool = False,
+    ) -> None:
+        self._interrupts = interrupts
+        self._screen = screen
+        self._feed = feed
+        self._is_live = is_live
+        self._tail = LogTail(job.log_sink, streams=lambda: feed.streams(live=not self._past))
+        self._name_nodes = job.spec.nodes.max > 1
+        self._past = not is_new
+        self._read_at = 0.0
+        self._log_complaint = ""
+        self._told_step = 0
+        self._told_at = 0.0
+
+    def on_tick(self, tick: Tick) -> None:
+        """Show what a tick has found."""
+        self._feed.take(tick, datetime.now(timezone.utc))
+        events = tick.events
+        if self._past and tick.history is not None:
+            # Of the past, only the main events and the end of the log are shown.
+            events = tuple(event for event in events if not isinstance(event, Committed | NodeState))
+        ordered = in_order_of_time(events, tick.history)
+        self._screen.print([event_line(event, tick.history) for event in ordered])
+        if self._past and tick.history is not None:
+            self._print_past_lines()
+            self._past = False
+        self.print_new_lines()
+        if tick.history is not None and not self._is_live:
+            self._print_progress(tick.history)
+        self._check()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for as long as the controller asks, printing log lines meanwhile.
+
+        Raises:
+            Detached: Ctrl-C was pressed.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            self._check()
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, CHECK_SECONDS))
+            if time.monotonic() - self._read_at >= LOG_SECONDS:
+                self.print_new_lines()
+
+    def print_new_lines(self) -> None:
+        """Print the log lines that have arrived; a sink that does not answer is asked again later."""
+        records: list[LogRecord] = []
+        try:
+            records.extend(self._tail.new_records())
+        except TransientError as error:
+            self._complain(error)
+        else:
+            self._log_complaint = ""
+        self._show(records)
+        self._read_at = time.monotonic()
+
+    def _check(self) -> None:
+        self._interrupts.check()
+        self._screen.check()
+
+    def _show(self, records: Sequence[LogRecord]) -> None:
+        """Show what has been read, even if reading failed afterwards."""
+        self._feed.add(records)
+        shown = [record for record in records if record.source != METRICS]
+        self._screen.print([record_line(record, name_nodes=self._name_nodes) for record in shown])
+
+    def _print_past_lines(self) -> None:
+        try:
+            records = self._tail.last_records(
+                PAST_RECORDS if self._is_live else PAST_LINES,
+                shown=lambda record: self._is_live or record.source != METRICS,
+            )
+        except TransientError as error:
+            self._complain(error)
+            return
+        lines = [record for record in records if record.source != METRICS][-PAST_LINES:]
+        self._feed.add([record for record in records if record.source == METRICS])
+        self._show(lines)
+
+    def _print_progress(self, history: History) -> None:
+        """Report progress now and then, even if the script prints nothing."""
+        job = summarise(history, datetime.now(timezone.utc))
+        step, now = job.step, time.monotonic()
+        if job.state != "running" or step == self._told_step or now - self._told_at < PROGRESS_SECONDS:
+            return
+        self._told_step, self._told_at = step, now
+        metrics = f": {output.metrics_text(job.metrics)}" if job.metrics else ""
+        text = f"step {output.steps_text(step, job.steps_total)}{metrics}"
+        self._screen.print([Line(job.at, WHO, text)])
+
+    def _complain(self, error: TransientError) -> None:
+        if str(error) != self._log_complaint:
+            self._log_complaint = str(error)
+            text = f"the log: {error}; trying again"
+            self._screen.warn(text)

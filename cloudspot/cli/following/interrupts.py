@@ -1,0 +1,62 @@
+"""Handles Ctrl-C while a job is followed: the first detaches, the second ends the process at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from cloudspot.cli import exit_codes
+
+
+class Detached(Exception):
+    """Ctrl-C was pressed: stop following and leave the job as it is."""
+
+
+class Interrupts:
+    """Within the block, Ctrl-C only asks for a detach; ``check`` carries it out at a safe moment."""
+
+    def __init__(
+        self, *, tell: Callable[[], None] | None = None, leave: Callable[[], None] | None = None
+    ) -> None:
+        """Take two callbacks, which must be safe to call from a signal handler.
+
+        Args:
+            tell: confirms the first Ctrl-C.
+            leave: restores what an exit without clean-up would leave changed.
+        """
+        self.is_asked = False
+        """Whether it was pressed."""
+        self._tell = _tell if tell is None else tell
+        self._leave = leave
+
+    def __enter__(self) -> Interrupts:
+        self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def check(self) -> None:
+        """Do nothing, unless a detach was asked for.
+
+        Raises:
+            Detached: Ctrl-C was pressed.
+        """
+        if self.is_asked:
+            raise Detached
+
+    def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.is_asked:
+            if self._leave is not None:
+                self._leave()
+            os.write(2, b"\n")
+            os._exit(exit_codes.INTERRUPTED)
+        self.is_asked = True
+        self._tell()
+
+
+def _tell() -> None:
+    # A handler may run in the middle of a print, so bypass Python's buffers.
+    os.write(2, b"\ndetaching; Ctrl-C again to leave at once\n")

@@ -1,0 +1,141 @@
+"""Collects what has been seen of a job so far, and makes the live view from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from cloudspot.cli.following import pace
+from cloudspot.cli.following.liveview import Sights, View, hear, look
+from cloudspot.controller.loop import Tick
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.log_streams import stream_name
+from cloudspot.jobstore.records import CheckpointId
+from cloudspot.model import Instance, LogRecord
+from cloudspot.story.progress import last_commit_id
+from cloudspot.story.series import Curve, MetricSeries
+
+LATE_SECONDS = 60.0
+"""How long a launch's machines may still deliver log lines after it was seen closed."""
+LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
+MAX_POINTS = 500
+"""Points kept of a metric between two resumes: more than a terminal has columns of dots."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a view is made of; replaced as a whole, so that another thread can read it at any time."""
+
+    history: History
+    instances: tuple[Instance, ...]
+    sights: Sights
+
+
+@dataclass(frozen=True)
+class _Logged:
+    """What the log says; replaced as a whole, as above."""
+
+    newest: Mapping[str, float]
+    curve: Curve | None
+
+
+class Feed:
+    """Takes in ticks and log lines in one thread, and makes views in any thread."""
+
+    def __init__(self, commit_time: Callable[[CheckpointId], datetime | None]) -> None:
+        """Start with nothing seen; ``commit_time`` returns when a checkpoint was committed."""
+        self._commit_time = commit_time
+        self._seen: _Seen | None = None
+        self._closed: dict[int, datetime] = {}
+        """When each launch was first seen closed."""
+        self._quiet: set[int] = set()
+        """The launches whose machines no longer log anything."""
+        self._series = MetricSeries(max_points=MAX_POINTS)
+        self._logged: _Logged = _Logged({}, None)
+
+    def take(self, tick: Tick, now: datetime) -> None:
+        """Take in what a controller has seen at ``now``."""
+        history = tick.history
+        if history is None:
+            return
+        before = None if self._seen is None else self._seen
+        old = Sights() if before is None else before.sights
+        point = pace.sight(history)
+        origin = pace.origin(history) if point is not None and not old.points else None
+        points = old.points if origin is None else (origin,)
+        sights = Sights(
+            points=pace.with_point(points, point),
+            heard=hear(old.heard, history, now),
+            committed_at=self._committed_at(history, before, now),
+        )
+        instances = tick.instances
+        if instances is None:
+            instances = () if before is None else before.instances
+        self._series.know(history.generations)
+        for launch in history.launches:
+            if launch.closed is not None:
+                closed = self._closed.setdefault(launch.number, now if before is not None else LONG_AGO)
+                if (now - closed).total_seconds() > LATE_SECONDS:
+                    self._quiet.add(launch.number)
+        self._seen = _Seen(history, instances, sights)
+
+    def add(self, records: Sequence[LogRecord]) -> None:
+        """Take in log lines, each stream's in order, and keep their metrics."""
+        if not sum(self._series.add(record) for record in records):
+            return
+        names = self._series.names()
+        name = next((name for name in names if "loss" in name.lower()), names[0] if names else None)
+        curve = None if name is None else self._series.curve(name)
+        self._logged = _Logged(self._series.newest(), curve)
+
+    @property
+    def history(self) -> History | None:
+        """Return the records as they were at the newest tick."""
+        return None if self._seen is None else self._seen.history
+
+    def streams(self, *, live: bool) -> tuple[str, ...]:
+        """Return the log's streams, one per machine, from the records, without a request.
+
+        Args:
+            live: return only those that may still receive lines.
+        """
+        if self._seen is None:
+            return ()
+        return tuple(
+            stream_name(launch.number, rank)
+            for launch in self._seen.history.launches
+            if not live or launch.number not in self._quiet
+            for rank, slot in sorted(launch.slots.items())
+            if slot.instance_id is not None
+        )
+
+    def view(self, now: datetime | None = None) -> View | None:
+        """Return what to show at ``now`` (default: the present); None before the first tick."""
+        seen = self._seen
+        if seen is None:
+            return None
+        logged = self._logged
+        return look(
+            seen.history,
+            now or datetime.now(timezone.utc),
+            sights=seen.sights,
+            logged=logged.newest,
+            curve=logged.curve,
+            instances=seen.instances,
+        )
+
+    def _committed_at(
+        self, history: History, before: _Seen | None, now: datetime
+    ) -> dict[CheckpointId, datetime]:
+        newest = last_commit_id(history)
+        if newest is None:
+            return {}
+        if before is None:
+            # It is older than this look. For later ones, when they are first seen is close enough.
+            read = self._commit_time(newest)
+            return {} if read is None else {newest: read}
+        known = before.sights.committed_at.get(newest)
+        if known is None and newest in before.history.commits:
+            return {}
+        return {newest: known or now}

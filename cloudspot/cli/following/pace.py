@@ -1,0 +1,80 @@
+"""How fast a job trains and how long it will still take, from its nodes' heartbeats; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from cloudspot.jobstore.history import History
+from cloudspot.story.outcomes import last_generation
+from cloudspot.story.progress import first_step
+
+WINDOW_SECONDS = 60.0
+"""The window for the rate: short enough to follow changes, long enough to be steady."""
+LEAST_SECONDS = 2.0
+"""The least time between two heartbeats from which a rate is computed."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The step that a generation had begun at a moment of its node's clock."""
+
+    generation: int
+    at: datetime
+    step: int
+
+
+def sight(history: History) -> Point | None:
+    """Return how far the newest generation is, by its nodes' heartbeats; None if nothing counts its steps."""
+    launch = history.open_launch
+    generation = None if launch is None else last_generation(history, launch)
+    if launch is None or generation is None:
+        return None
+    beats = [beat for _, beat in sorted(launch.heartbeats.items()) if beat.generation == generation.number]
+    beats = [beat for beat in beats if beat.has_session and beat.state in {"running", "draining"}]
+    if not beats:
+        return None
+    # Always the first node's clock, so that two points are on the same one.
+    first = beats[0]
+    return Point(generation.number, first.at, max(beat.step for beat in beats))
+
+
+def origin(history: History) -> Point | None:
+    """Return where the newest generation began its steps, by its first node; None if not yet reported."""
+    launch = history.open_launch
+    generation = None if launch is None else last_generation(history, launch)
+    if launch is None or generation is None:
+        return None
+    for _, beat in sorted(launch.heartbeats.items()):
+        for phase in beat.phases:
+            if phase.state == "training" and phase.generation == generation.number:
+                return Point(generation.number, phase.at, first_step(generation))
+    return None
+
+
+def with_point(points: Sequence[Point], new: Point | None) -> tuple[Point, ...]:
+    """Return the points within the window, without those of older generations, whose steps are repeated."""
+    if new is None:
+        return ()
+    kept = [one for one in points if one.generation == new.generation and one.at < new.at]
+    # Keep one point older than the window, so that the rate covers the whole window.
+    old = [one for one in kept if (new.at - one.at).total_seconds() > WINDOW_SECONDS]
+    return (*old[-1:], *(one for one in kept if one not in old), new)
+
+
+def steps_per_second(points: Sequence[Point]) -> float | None:
+    """Return the rate over the points, 0 if training stands still; None if too little is known."""
+    if not points:
+        return None
+    seconds = (points[-1].at - points[0].at).total_seconds()
+    if seconds < LEAST_SECONDS:
+        return None
+    return max(0, points[-1].step - points[0].step) / seconds
+
+
+def seconds_left(step: int, steps_total: int | None, rate: float | None) -> float | None:
+    """Return how long the remaining steps take at this rate; None if unknown or never at that rate."""
+    if steps_total is None or not rate:
+        return None
+    return max(0, steps_total - step) / rate

@@ -1,0 +1,264 @@
+"""Renders the live view as lines of text for a terminal of a given size; pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from cloudspot.cli.following.curve import draw
+from cloudspot.cli.following.liveview import NodeView, View
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.printable import printable
+
+LABEL_WIDTH = 9
+WIDE_COLUMNS = 110
+"""From this width on, the curve is beside the text and not below it."""
+LEAST_LINES = 4
+CURVE_LINES = 4
+WIDE_CURVE_LINES = 7
+NUM_NODE_LINES = 4
+"""Up to this many nodes have a line each; of more, only those that need attention."""
+NUM_METRICS = 6
+MAX_WARNINGS = 3
+CURVE_STYLE = "cyan"
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """The characters that a terminal's encoding may lack."""
+
+    rule: str
+    full: str
+    empty: str
+    warning: str
+
+
+_UNICODE = _Marks(rule="─", full="█", empty="░", warning="!")
+_ASCII = _Marks(rule="-", full="#", empty=".", warning="!")
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Lines that are shown together, or dropped together if the terminal is too low."""
+
+    weight: int
+    """The lowest is dropped first."""
+    lines: Sequence[Text]
+
+
+def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) -> list[Text]:
+    """Return the panel's lines, each narrower than ``width`` cells, at most two thirds of ``height``.
+
+    Args:
+        view: what to show.
+        width: of the terminal, in cells. The last column stays free, since a cursor there may wrap.
+        height: of the terminal, in lines.
+        ascii_only: the terminal has no other characters.
+        hint: the last line, which says what Ctrl-C does.
+    """
+    width = max(20, width - 1)
+    marks = _ASCII if ascii_only else _UNICODE
+    is_wide = width >= WIDE_COLUMNS
+    text_width = width // 2 if is_wide else width
+    blocks = [
+        _Block(9, [_title(view, width, marks)]),
+        _Block(8, list(_progress(view, text_width, marks))),
+        _Block(4, list(_metrics(view, text_width))),
+        *([] if is_wide else [_Block(1, _curve(view, width, CURVE_LINES, ascii_only=ascii_only))]),
+        _Block(3, list(_place(view))),
+        _Block(2, list(_nodes(view.nodes, text_width, marks))),
+        _Block(5, [_cost(view)]),
+        _Block(6, [_saved(view)]),
+        _Block(7, list(_warnings(view, marks))),
+        _Block(0, [_labelled("", Text(hint, style="dim"))]),
+    ]
+    blocks = _fitting(blocks, max(LEAST_LINES, height * 2 // 3))
+    lines = [line for block in blocks for line in block.lines]
+    for line in lines:
+        most = width if line is lines[0] else text_width
+        line.truncate(most, overflow="crop" if ascii_only else "ellipsis")
+    if is_wide and view.curve is not None:
+        # Beside the lines between the title and the hint.
+        num_lines = min(WIDE_CURVE_LINES, len(lines) - 1)
+        beside = _curve(view, width - text_width - 2, num_lines, ascii_only=ascii_only)
+        for line, more in zip(lines[1:], beside, strict=False):
+            line.pad_right(text_width + 2 - line.cell_len)
+            line.append_text(more)
+    return lines
+
+
+def _fitting(blocks: Sequence[_Block], most: int) -> list[_Block]:
+    shown = [block for block in blocks if block.lines]
+    while sum(len(block.lines) for block in shown) > most and len(shown) > 1:
+        shown.remove(min(shown, key=lambda block: block.weight))
+    return shown
+
+
+def _labelled(label: str, value: Text) -> Text:
+    return Text.assemble((label.ljust(LABEL_WIDTH), "dim"), value)
+
+
+def _title(view: View, width: int, marks: _Marks) -> Text:
+    attempt = f"attempt {view.num_attempts}" if view.num_attempts else ""
+    parts = [
+        Text(view.job_id, style="bold"),
+        Text(view.state, style=f"bold {output.STATE_STYLES.get(view.state, '')}"),
+        *(Text(part) for part in (attempt, output.duration_text(round(view.elapsed_seconds))) if part),
+    ]
+    rule = Text(f" {marks.rule * 2} ", style="dim")
+    line = Text.assemble((f"{marks.rule * 2} ", "dim"), rule.join(parts), " ")
+    line.append(marks.rule * max(0, width - line.cell_len), style="dim")
+    return line
+
+
+def _progress(view: View, width: int, marks: _Marks) -> Iterator[Text]:
+    if view.detail:
+        yield _labelled("", Text(printable(view.detail)))
+    label = "step" if view.counts_steps else "saved at"
+    if view.steps_total:
+        share = min(1.0, view.step / view.steps_total)
+        figures = f"  {output.steps_text(view.step, view.steps_total)}  {100 * share:.0f}%"
+        length = min(60, width - LABEL_WIDTH - len(figures) - 2)
+        yield _labelled(label, Text.assemble(_bar(share, length, marks), (figures, "bold")))
+    elif view.step:
+        yield _labelled(label, Text(f"step {view.step}" if not view.counts_steps else str(view.step), "bold"))
+    if view.steps_per_second is not None and view.state in {"running", "draining"}:
+        pace = f"{_figure(view.steps_per_second)} steps/s"
+        if view.seconds_left is not None:
+            pace += f", about {_whole(view.seconds_left)} left"
+        yield _labelled("pace", Text(pace))
+
+
+def _bar(share: float, length: int, marks: _Marks) -> Text:
+    filled = int(share * max(0, length))
+    return Text.assemble((marks.full * filled, "green"), (marks.empty * (max(0, length) - filled), "dim"))
+
+
+def _metrics(view: View, width: int) -> Iterator[Text]:
+    names = sorted(view.metrics, key=lambda name: (view.curve is None or name != view.curve.name, name))
+    value = Text()
+    lines: list[Text] = []
+    for name in names[:NUM_METRICS]:
+        part = Text.assemble((printable(name), ""), " ", (_figure(view.metrics[name]), "bold"))
+        if value.plain and value.cell_len + part.cell_len + 3 > width - LABEL_WIDTH:
+            lines.append(value)
+            value = Text()
+        if value.plain:
+            value.append("   ")
+        value.append_text(part)
+    if value.plain:
+        lines.append(value)
+    for number, line in enumerate(lines):
+        yield _labelled("metrics" if number == 0 else "", line)
+
+
+def _curve(view: View, width: int, height: int, *, ascii_only: bool) -> list[Text]:
+    curve = view.curve
+    if curve is None or len(curve) < 2 or height < 2:
+        return []
+    drawing = draw(
+        curve.steps, curve.values, width=max(8, width - LABEL_WIDTH), height=height, ascii_only=ascii_only
+    )
+    if drawing is None:
+        return []
+    # The name is on the left in the middle, the limits above and below it.
+    labels = [""] * height
+    labels[0], labels[-1] = _figure(drawing.highest), _figure(drawing.lowest)
+    if height > 2:
+        labels[height // 2] = set_cell_size(printable(curve.name), min(LABEL_WIDTH - 1, cell_len(curve.name)))
+    return [
+        Text.assemble((set_cell_size(text, LABEL_WIDTH), "dim"), (line.rstrip(), CURVE_STYLE))
+        for text, line in zip(labels, drawing.lines, strict=True)
+    ]
+
+
+def _place(view: View) -> Iterator[Text]:
+    offer = view.offer
+    if offer is None:
+        yield _labelled("on", Text(f"{view.provider}, nothing launched yet"))
+        return
+    price = f"{offer.price_per_hour:g} {offer.currency} per hour"
+    last = "" if view.is_launched else ", the last launch"
+    where = f"{view.provider}: {offer.market.value} {offer.instance_type} in {offer.zone} at {price}{last}"
+    yield _labelled("on", Text(printable(where)))
+
+
+def _nodes(nodes: Sequence[NodeView], width: int, marks: _Marks) -> Iterator[Text]:
+    shown = list(nodes)
+    if len(nodes) > NUM_NODE_LINES:
+        ordinary = Counter(node.state for node in nodes).most_common(1)[0][0]
+        notable = [
+            node
+            for node in nodes
+            if node.silent_seconds or node.transfer is not None or node.state != ordinary
+        ]
+        shown = notable[: NUM_NODE_LINES - 1]
+    label = "nodes" if len(nodes) > 1 else "node"
+    for node in shown:
+        yield _labelled(label, _node(node, width, marks))
+        label = ""
+    left = Counter(node.state for node in nodes) - Counter(node.state for node in shown)
+    if left:
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(left.items()))
+        yield _labelled(label, Text(f"and {counts}" if shown else counts))
+
+
+def _node(node: NodeView, width: int, marks: _Marks) -> Text:
+    style = {"failed": "red", "draining": output.WARNING_STYLE}.get(node.state, "")
+    line = Text.assemble(f"{node.rank} ", (node.state, style))
+    if node.address is not None:
+        line.append(f"  {printable(node.address)}")
+    if node.silent_seconds is not None:
+        line.append(f"  silent for {_whole(node.silent_seconds)}", style=output.WARNING_STYLE)
+    transfer = node.transfer
+    if transfer is not None:
+        share = min(1.0, transfer.done / transfer.total) if transfer.total else 0.0
+        line.append(f"  {transfer.what} ")
+        line.append_text(_bar(share, min(20, width // 5), marks))
+        line.append(f" {output.size_text(transfer.done)} of {output.size_text(transfer.total)}")
+    return line
+
+
+def _cost(view: View) -> Text:
+    text = output.money_text(view.spent, view.currency)
+    if view.on_demand > 0:
+        saved = 100 * (1 - view.spent / view.on_demand)
+        text += f"; on demand {output.money_text(view.on_demand, view.currency)}: {saved:.0f}% saved"
+    return _labelled("cost", Text(text))
+
+
+def _saved(view: View) -> Text:
+    if view.commit is None:
+        text = "nothing yet"
+    else:
+        text = f"step {view.commit.step}"
+        if view.commit_age_seconds is not None:
+            text += f", {_whole(view.commit_age_seconds)} ago"
+    if view.upload_seconds is not None:
+        text += f"; an upload takes {_whole(view.upload_seconds)}"
+        if view.notice_seconds is not None:
+            text += f", a notice leaves {_whole(view.notice_seconds)}"
+    return _labelled("saved", Text(text))
+
+
+def _warnings(view: View, marks: _Marks) -> Iterator[Text]:
+    for warning in view.warnings[:MAX_WARNINGS]:
+        yield _labelled(marks.warning, Text(printable(warning), style=output.WARNING_STYLE))
+    more = len(view.warnings) - MAX_WARNINGS
+    if more > 0:
+        yield _labelled(marks.warning, Text(f"and {more} more", style=output.WARNING_STYLE))
+
+
+def _whole(seconds: float) -> str:
+    """Return a duration without tenths, which would flicker, unless it is less than a second."""
+    if 0 < seconds < 1 or seconds >= 10:
+        return output.duration_text(seconds)
+    return f"{seconds:.0f}s"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"

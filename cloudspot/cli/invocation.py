@@ -1,0 +1,36 @@
+"""What one run of ``cloudspot`` knows besides its command's arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import click
+
+DEFAULT_PROVIDER = "local"
+"""Where a job runs when the command line names no provider."""
+
+
+@dataclass(frozen=True)
+class ChosenStore:
+    """A store's URL, and what named it."""
+
+    url: str
+    origin: str
+
+
+@dataclass
+class Invocation:
+    """The options before the command, and the store that the command works on."""
+
+    debug: bool = False
+    """An expected error keeps its traceback."""
+    store: str | None = None
+    """The ``--store`` given before the command."""
+    chosen_store: ChosenStore | None = None
+    """What named it matters to the reader of an error."""
+
+
+def current_invocation() -> Invocation:
+    """Return the invocation of the running command; outside of any command, an empty one."""
+    context = click.get_current_context(silent=True)
+    return Invocation() if context is None else context.find_root().ensure_object(Invocation)

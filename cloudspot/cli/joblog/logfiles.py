@@ -1,0 +1,87 @@
+"""Downloads a job's log as text files, one per attempt and node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cloudspot.cli.jobs import Job
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.progressbar import transfer
+from cloudspot.errors import CloudspotError
+from cloudspot.jobstore.log_streams import parse_stream
+from cloudspot.jobstore.partial_files import partial_path
+from cloudspot.model import LogRecord
+
+SOURCE_WIDTH = 9
+"""The same as on the screen, so that lines can be compared."""
+
+
+def download_logs(
+    job: Job,
+    directory: Path,
+    *,
+    wanted: Callable[[int, int], bool],
+    shown: Callable[[LogRecord], bool],
+    as_json: bool,
+) -> None:
+    """Write the lines that are ``shown`` to files in the directory, and print the files' names.
+
+    Each file appears whole and replaces an older one. The lines are kept as they were written, terminal
+    control sequences included.
+
+    Raises:
+        CloudspotError: the directory cannot be written to.
+    """
+    names = _stems(job)
+    streams = sorted(filter(lambda s: wanted(*parse_stream(s)), job.log_sink.streams()), key=parse_stream)
+    written = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with transfer("downloading the log", None) as advance:
+            for stream in streams:
+                launch, rank = parse_stream(stream)
+                path = directory / f"{names.get(launch, f'launch-{launch:03d}')}-node-{rank:03d}.log"
+                num_lines = _write(job, path, stream, shown, advance)
+                if num_lines:
+                    written.append({"file": str(path), "launch": launch, "rank": rank, "lines": num_lines})
+    except OSError as error:
+        raise CloudspotError(f"--download: {directory} cannot be written: {error.strerror}") from error
+    if as_json:
+        output.echo_json(written)
+    elif written:
+        for each in written:
+            output.echo(f"{each['file']}: {each['lines']} lines")
+    else:
+        output.echo(f"job {job.id} has no such log")
+
+
+def _stems(job: Job) -> Mapping[int, str]:
+    """Return the file names, without node, of the launches that became attempts."""
+    attempts = job.first_history.attempts
+    return {attempt.number: f"attempt-{number:03d}" for number, attempt in enumerate(attempts, start=1)}
+
+
+def _write(
+    job: Job,
+    path: Path,
+    stream: str,
+    shown: Callable[[LogRecord], bool],
+    advance: Callable[[int], None],
+) -> int:
+    """Write one node's lines and return how many; if there are none, write no file."""
+    partial = partial_path(path)
+    num_lines = 0
+    try:
+        with partial.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+            for record in job.log_sink.read(stream):
+                advance(len(record.text) + 1)
+                if shown(record):
+                    file.write(f"{output.utc_text(record.time)} {record.source.ljust(SOURCE_WIDTH)} ")
+                    file.write(f"{record.text}\n")
+                    num_lines += 1
+        if num_lines:
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return num_lines

@@ -1,0 +1,186 @@
+"""Lists a job's log by node, with how much of it has been delivered, and prunes old days."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from itertools import groupby
+from typing import Any
+
+from cloudspot.cli.jobs import Job
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.printable import printable
+from cloudspot.errors import SpecError
+from cloudspot.jobstore.log_streams import parse_stream
+from cloudspot.jobstore.records import LogStanding
+
+Wanted = Callable[[int, int], bool]
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """One node's log: what has arrived, and what should have."""
+
+    launch: int
+    rank: int
+    attempt: int | None
+    """None if the launch never became an attempt."""
+    first_day: date | None
+    last_day: date | None
+    num_bytes: int | None
+    num_pieces: int
+    num_lines: int
+    """From the number of the newest line: lines are numbered without gaps."""
+    standing: LogStanding | None
+    """What the node last reported; None if it reported nothing."""
+    told_at: datetime | None
+    is_over: bool
+    """Nothing writes to it any more."""
+
+    @property
+    def num_missing(self) -> int | None:
+        """Return how many of the node's lines the log lacks; None if that is not known."""
+        return None if self.standing is None else max(0, self.standing.num_lines - self.num_lines)
+
+    @property
+    def delivery(self) -> str:
+        """Return ``complete``, ``current``, ``behind``, ``incomplete``, ``gone`` or ``unknown``."""
+        if self.standing is None:
+            return "unknown"
+        is_all = self.num_missing == 0 and self.standing.waiting_bytes == 0
+        if self.is_over:
+            # Nothing records what was pruned or removed by a service's retention.
+            is_gone = self.num_pieces == 0 and self.standing.num_lines > 0
+            return "gone" if is_gone else "complete" if is_all else "incomplete"
+        return "current" if is_all else "behind"
+
+
+def list_streams(job: Job, *, wanted: Wanted, as_json: bool) -> None:
+    """Print each node's log: days, size, lines, and how much has been delivered."""
+    streams = _streams(job, wanted)
+    if as_json:
+        output.echo_json([_as_json(each) for each in streams])
+        return
+    if not streams:
+        output.echo(f"job {job.id} has no such log")
+        return
+    output.echo_table(
+        ("ATTEMPT", "NODE", "FROM", "TO", "SIZE", "LINES", "DELIVERY"),
+        [
+            (
+                "-" if each.attempt is None else str(each.attempt),
+                str(each.rank),
+                "-" if each.first_day is None else each.first_day.isoformat(),
+                "-" if each.last_day is None else each.last_day.isoformat(),
+                "-" if each.num_bytes is None else output.size_text(each.num_bytes),
+                str(each.num_lines),
+                _delivery_text(each),
+            )
+            for each in streams
+        ],
+    )
+
+
+def prune(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json: bool) -> None:
+    """Delete the pieces of the log that ended on an earlier day than the moment's, after a question.
+
+    Raises:
+        SpecError: the moment is in the future, or there is no terminal to ask on.
+        CloudspotError: this log's service does not allow removal.
+    """
+    if before > datetime.now(timezone.utc):
+        raise SpecError("--prune must name a time in the past: it deletes what is older")
+    day = before.astimezone(timezone.utc).date()
+    old = [
+        piece
+        for piece in job.log_sink.pieces()
+        if piece.last_day < day and wanted(*parse_stream(piece.stream))
+    ]
+    size = sum(piece.num_bytes or 0 for piece in old)
+    what = f"{len(old)} pieces, {output.size_text(size)}, of the log of {job.id} from before {day} (UTC)"
+    if old:
+        output.confirm_deletion(what, yes=yes)
+        job.log_sink.remove(old)
+    if as_json:
+        output.echo_json({"before": day.isoformat(), "pieces": [piece.name for piece in old], "bytes": size})
+    else:
+        output.echo(f"deleted {what}" if old else f"the log of {job.id} has nothing from before {day} (UTC)")
+
+
+def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
+    pieces = sorted(job.log_sink.pieces(), key=lambda piece: parse_stream(piece.stream))
+    held = {name: list(some) for name, some in groupby(pieces, key=lambda piece: piece.stream)}
+    history = job.first_history
+    numbers = {launch.number: count for count, launch in enumerate(history.attempts, start=1)}
+    spoken = {
+        (launch.number, rank): beat for launch in history.launches for rank, beat in launch.heartbeats.items()
+    }
+    over = {(launch.number, rank) for launch in history.launches for rank in launch.exits}
+    over |= {key for key in spoken if history.launches[key[0] - 1].closed is not None}
+    known = sorted({*map(parse_stream, held), *spoken})
+    found = []
+    for launch, rank in known:
+        if not wanted(launch, rank):
+            continue
+        name = f"{launch}-{rank}"
+        some = held.get(name, [])
+        beat = spoken.get((launch, rank))
+        newest = next(job.log_sink.read_back(name), None) if some else None
+        found.append(
+            _Stream(
+                launch=launch,
+                rank=rank,
+                attempt=numbers.get(launch),
+                first_day=min((piece.first_day for piece in some), default=None),
+                last_day=max((piece.last_day for piece in some), default=None),
+                num_bytes=_sum(piece.num_bytes for piece in some),
+                num_pieces=len(some),
+                num_lines=0 if newest is None else newest.seq + 1,
+                standing=None if beat is None else beat.log,
+                told_at=None if beat is None else beat.at,
+                is_over=history.finished is not None or (launch, rank) in over,
+            )
+        )
+    return found
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum, or None if one of the sizes is not known."""
+    known: Sequence[int | None] = list(sizes)
+    return None if None in known else sum(size or 0 for size in known)
+
+
+def _delivery_text(stream: _Stream) -> str:
+    standing, missing = stream.standing, stream.num_missing
+    if standing is None or missing is None:
+        return "unknown: the node has not reported"
+    if stream.delivery in {"complete", "current"}:
+        return stream.delivery
+    if stream.delivery == "gone":
+        text = f"all {missing} lines are gone: pruned or never delivered"
+        return f"{text}: {printable(standing.error)}" if standing.error else text
+    late = [f"{missing} line{'s' if missing > 1 else ''}"] if missing else []
+    if standing.waiting_bytes:
+        late.append(output.size_text(standing.waiting_bytes))
+    text = f"{' and '.join(late)} {'never delivered' if stream.is_over else 'behind'}"
+    return f"{text}: {printable(standing.error)}" if standing.error else text
+
+
+def _as_json(stream: _Stream) -> dict[str, Any]:
+    standing = stream.standing
+    return {
+        "launch": stream.launch,
+        "attempt": stream.attempt,
+        "rank": stream.rank,
+        "first_day": None if stream.first_day is None else stream.first_day.isoformat(),
+        "last_day": None if stream.last_day is None else stream.last_day.isoformat(),
+        "bytes": stream.num_bytes,
+        "pieces": stream.num_pieces,
+        "lines": stream.num_lines,
+        "delivery": stream.delivery,
+        "node_lines": None if standing is None else standing.num_lines,
+        "waiting_bytes": None if standing is None else standing.waiting_bytes,
+        "error": None if standing is None else standing.error or None,
+        "told_at": None if stream.told_at is None else stream.told_at.isoformat(),
+    }

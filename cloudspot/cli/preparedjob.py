@@ -1,0 +1,85 @@
+"""A job file read and checked, with the provider and the store that it names opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
+from cloudspot.cli.config import default_store
+from cloudspot.cli.invocation import ChosenStore
+from cloudspot.cli.jobs import note_store
+from cloudspot.errors import SpecError
+from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.spec import JobSpec, check_files, load_job
+from cloudspot.registry import open_provider, open_store, plugin_distributions
+
+STAGE_DEPENDENCIES = "CLOUDSPOT_STAGE_DEPENDENCIES"
+"""If set to 1, the agent's dependencies are staged too, for nodes that cannot reach a package index."""
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A checked job file, with what it would run on."""
+
+    spec: JobSpec
+    workdir: Path
+    provider: Provider
+    store: ObjectStore
+
+
+def prepare_job(
+    job_file: Path, provider_name: str, overrides: Sequence[str], store_url: str | None
+) -> PreparedJob:
+    """Read the job file and open what it needs; asks the provider only for its ``pinned_options``.
+
+    The store is the one named on the command line or in the environment (``store_url``), else the job
+    file's, else the user's default, else the provider's.
+
+    Raises:
+        SpecError: the job file, an override or the user's file is wrong, or there is no store.
+        PluginError: a plugin is missing or broken.
+        AuthError: the provider has no credentials.
+    """
+    spec = load_job(job_file, overrides=overrides)
+    workdir = check_files(spec, job_file.resolve().parent)
+    provider = open_provider(provider_name, spec)
+    pinned = provider.pinned_options()
+    if pinned:
+        table = {**spec.providers.get(provider_name, {}), **pinned}
+        spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
+        provider = open_provider(provider_name, spec)
+    if store_url is None:
+        store_url = note_store(_choose_store(spec, provider, job_file)).url
+    return PreparedJob(spec, workdir, provider, open_store(store_url))
+
+
+def _choose_store(spec: JobSpec, provider: Provider, job_file: Path) -> ChosenStore:
+    if spec.store is not None:
+        return ChosenStore(spec.store, f"store in {job_file}")
+    chosen = default_store()
+    if chosen is not None:
+        return chosen
+    url = provider.default_store()
+    if url is None:
+        raise SpecError(
+            f"no store: provider {provider.name!r} has no default; set store in the job file, "
+            "or give --store or CLOUDSPOT_STORE"
+        )
+    return ChosenStore(url, f"the default of the provider {provider.name}")
+
+
+def agent_archive(job: PreparedJob) -> AgentArchive | None:
+    """Return the archive from which the job's machines install the agent; None if their image has it.
+
+    Raises:
+        CloudspotError: cloudspot or the plugin is not installed as a distribution here.
+    """
+    if job.provider.boot_profile().has_cloudspot:
+        return None
+    plugins = plugin_distributions(job.provider.name, job.store.url)
+    return make_agent_archive(plugins, with_dependencies=os.environ.get(STAGE_DEPENDENCIES) == "1")

@@ -1,0 +1,1 @@
+"""What commands print: styles, tables, lines, figures for people and JSON for programs."""

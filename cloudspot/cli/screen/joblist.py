@@ -1,0 +1,103 @@
+"""The table of ``ps``: as many columns as fit the width, the most telling ones first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from cloudspot.cli.jobfields import duration, metric_names
+from cloudspot.cli.screen import output
+from cloudspot.jobstore.records import Summary
+
+CODE_LETTERS = 12
+"""How much of the code's hash is shown."""
+MIN_DETAIL_WIDTH = 30
+GAP = 2
+_STATES_WITH_METRICS = frozenset({"running", "draining", "succeeded"})
+"""States in which the metrics tell more than the reason for the state."""
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column; where there is no room, columns of higher ``rank`` are dropped first."""
+
+    header: str
+    cell: Callable[[Summary], str]
+    rank: int
+    """0: always shown."""
+
+
+def echo_jobs(jobs: Sequence[Summary], *, metrics_first: Sequence[str] = ()) -> None:
+    """Print the table: on a terminal the columns that fit, elsewhere all of them.
+
+    ``metrics_first`` are the metrics that the user asked about.
+    """
+    columns = _columns(metric_names(jobs, first=metrics_first))
+    width = output.terminal_width()
+    id_width = None
+    if width is not None:
+        # Ids of up to 63 characters must not push the rest off a narrow screen.
+        id_width = min(max(len(job.job_id) for job in jobs), width // 2)
+        columns = _that_fit(columns, jobs, width, id_width)
+    rows = [[one.cell(job) for one in columns] for job in jobs]
+    output.echo_table([one.header for one in columns], rows, first_width=id_width)
+
+
+def _columns(metrics: Sequence[str]) -> list[_Column]:
+    """Return all columns, in their order on the screen."""
+    return [
+        _Column("ID", lambda job: job.job_id, 0),
+        _Column("STATE", lambda job: job.state, 0),
+        _Column("STEP", lambda job: output.steps_text(job.step, job.steps_total), 0),
+        *(_metric(name, 2 if number == 0 else 4 + 4 * number) for number, name in enumerate(metrics)),
+        _Column("COST", lambda job: output.money_text(job.spent, job.currency), 1),
+        _Column("DURATION", _duration_cell, 3),
+        _Column("ATTEMPTS", lambda job: str(job.attempts), 9),
+        _Column("CODE", lambda job: (job.code_sha256 or "-")[:CODE_LETTERS], 7),
+        _Column("STARTED", lambda job: _moment_cell(job.started_at), 5),
+        _Column("DETAIL", _detail_cell, 6),
+    ]
+
+
+def _metric(name: str, rank: int) -> _Column:
+    def cell(job: Summary) -> str:
+        value = job.metrics.get(name)
+        return "-" if value is None else f"{value:.4g}"
+
+    return _Column(name, cell, rank)
+
+
+def _duration_cell(job: Summary) -> str:
+    seconds = duration(job)
+    return "-" if seconds is None else output.duration_text(seconds)
+
+
+def _moment_cell(moment: datetime | None) -> str:
+    return "-" if moment is None else output.moment_text(moment)
+
+
+def _detail_cell(job: Summary) -> str:
+    return "" if job.metrics and job.state in _STATES_WITH_METRICS else job.detail
+
+
+def _that_fit(
+    columns: Sequence[_Column], jobs: Sequence[Summary], width: int, id_width: int
+) -> list[_Column]:
+    """Return the columns that fit, chosen in order of rank."""
+    kept, left = set(), width + GAP
+    for column in sorted(columns, key=lambda one: one.rank):
+        cells = [len(column.cell(job)) for job in jobs]
+        needed: float
+        if column.header == "ID":
+            needed = id_width
+        elif column.header == "DETAIL":
+            # It folds, so room for a few words is enough; without any details it is left out.
+            needed = min(max(cells, default=0), MIN_DETAIL_WIDTH) or math.inf
+        else:
+            needed = max([len(column.header), *cells])
+        if column.rank == 0 or needed + GAP <= left:
+            kept.add(column)
+            left -= int(needed) + GAP
+    return [column for column in columns if column in kept]

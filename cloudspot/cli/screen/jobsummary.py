@@ -1,0 +1,167 @@
+"""The summary of a job that ends a run and begins ``show``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from cloudspot.cli.jobs import Job
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.printable import printable
+from cloudspot.cli.screen.progressbar import transfer
+from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.records import CheckpointId, Commit
+from cloudspot.retrying import retry
+from cloudspot.story.progress import last_commit_id
+from cloudspot.story.report import show_json
+from cloudspot.story.timeline import wanted_commits
+
+GOODPUT_WIDTH = 30
+"""The length of its bar, in characters."""
+MAX_TAILS = 4
+"""How many failed nodes have their last lines shown: when one fails, all do."""
+
+
+def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict[str, Any]:
+    """Return what ``show --json`` prints.
+
+    ``verify_chunks`` reads the whole newest checkpoint; without it ``verified`` is null.
+    """
+    newest = last_commit_id(history)
+    commits = read_commits_of(job, history)
+    verified = None
+    if newest is not None and (verify_chunks or newest not in commits):
+        verified = _is_whole(job, newest)
+    return show_json(history, datetime.now(timezone.utc), commits=commits, verified=verified)
+
+
+def _is_whole(job: Job, checkpoint: CheckpointId) -> bool | None:
+    """Read the checkpoint and return whether it is whole; None if it has been deleted meanwhile."""
+    try:
+        with while_it_stands(job.store, job.id, checkpoint):
+            commit = read_commit(job.store, job.id, checkpoint)
+            with transfer("verifying", commit.size) as advance:
+                verify(job.store, job.id, commit, progress=advance)
+    except ObjectMissing:
+        return None
+    except CorruptData:
+        return False
+    return True
+
+
+def read_commits_of(job: Job, history: History) -> dict[CheckpointId, Commit]:
+    """Return the manifests that the job's story needs, except those that are gone or corrupt."""
+    newest = last_commit_id(history)
+    wanted = {*wanted_commits(history), *([] if newest is None else [newest])}
+
+    def read(checkpoint: CheckpointId) -> Commit | None:
+        try:
+            return read_commit(job.store, job.id, checkpoint)
+        except (CorruptData, ObjectMissing):
+            return None
+
+    return {one.id: one for one in each(read, sorted(wanted)) if one is not None}
+
+
+def echo_summary(job: Job, history: History) -> None:
+    """Print the summary of a job that was followed; print nothing if it cannot be read in full.
+
+    Raises:
+        TransientError: the store does not answer, even after retries.
+    """
+    value = retry(lambda: job_json(job, history), sleep=time.sleep)
+    fields = retry(lambda: summary_fields(job, value), sleep=time.sleep)
+    output.echo()
+    echo_title(value)
+    output.echo_fields(fields)
+    echo_last_lines(job, value)
+
+
+def echo_title(value: Mapping[str, Any]) -> None:
+    """Print the job's id and state, with the reason."""
+    state = output.styled(value["state"], output.STATE_STYLES.get(value["state"]))
+    detail = f": {printable(value['detail'])}" if value["detail"] else ""
+    output.echo(f"job {output.styled(value['id'], 'bold')} {state}{detail}")
+
+
+def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines about the whole job; ``value`` is what ``show --json`` prints."""
+    cost, final, commit = value["cost"], value["final"], value["last_commit"]
+    weights = None if final is None else final["weights_sha256"]
+    lost = "lost unknown" if value["steps_lost"] is None else f"{value['steps_lost']} lost"
+    return [
+        ("attempts", str(len(value["attempts"]))),
+        ("notices", str(len(value["notices"]))),
+        ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}"),
+        ("last commit", _commit_text(commit)),
+        ("duration", output.duration_text(value["time"]["total"])),
+        ("goodput", _goodput_text(value)),
+        ("cost", _cost_text(cost)),
+        ("weights", "" if weights is None else f"sha256 {weights}"),
+        ("metrics", output.metrics_text(value["metrics"])),
+        ("logs", job.command("logs")),
+        ("artifacts", _artifacts_text(job)),
+    ]
+
+
+def _commit_text(commit: Mapping[str, Any] | None) -> str:
+    if commit is None:
+        return "none"
+    size = "" if commit["bytes"] is None else f", {output.size_text(commit['bytes'])}"
+    verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
+    return f"step {commit['step']}{size}{verified}"
+
+
+def _cost_text(cost: Mapping[str, Any]) -> str:
+    spent = output.money_text(cost["spent"], cost["currency"])
+    on_demand = cost["on_demand_equivalent"]
+    if on_demand <= 0:
+        return spent
+    saved = 100 * (1 - cost["spent"] / on_demand)
+    return f"{spent} (on demand {output.money_text(on_demand, cost['currency'])}: {saved:.0f}% saved)"
+
+
+def _goodput_text(value: Mapping[str, Any]) -> str:
+    goodput, time = value["goodput"], value["time"]
+    if goodput is None or (time["training"] == 0 and time["unknown"] == 0 and value["finished"] is None):
+        return ""  # Too early to tell.
+    if time["unknown"] and not time["training"]:
+        return "unknown"
+    least = "at least " if time["unknown"] else ""
+    return f"{output.bar(goodput, GOODPUT_WIDTH)} {least}{100 * goodput:.0f}%"
+
+
+def _artifacts_text(job: Job) -> str:
+    if not job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects:
+        return ""
+    return job.command("artifacts download")
+
+
+def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
+    """Print the end of the log, with any traceback, of each node that failed last."""
+    if value["state"] != "failed":
+        return
+    failed = list(_failed_nodes(value))
+    for node in failed[:MAX_TAILS]:
+        output.echo()
+        output.echo(f"last lines of node {node['rank']} (exit code {node['exit_code']}):", style="bold")
+        for line in node["log_tail"]:
+            output.echo(f"  {printable(line)}")
+    if len(failed) > MAX_TAILS:
+        output.echo()
+        command = f"{job.command('logs')} --node RANK"
+        output.echo(f"{len(failed) - MAX_TAILS} more nodes failed; see their last lines with: {command}")
+
+
+def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for attempt in reversed(value["attempts"]):
+        failed = [node for node in attempt["nodes"] if node["outcome"] == "failed" and node["log_tail"]]
+        if failed:
+            yield from failed
+            return

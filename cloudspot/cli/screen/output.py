@@ -1,0 +1,218 @@
+"""What commands print: styled on a terminal, plain elsewhere; for people, or JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+
+from cloudspot.cli import exit_codes
+from cloudspot.cli.screen.printable import printable
+from cloudspot.errors import SpecError
+
+
+def is_terminal() -> bool:
+    """Return whether standard output is a terminal."""
+    return sys.stdout.isatty()
+
+
+def terminal_width() -> int | None:
+    """Return the width of the terminal in characters; None if standard output is not a terminal."""
+    return shutil.get_terminal_size().columns if is_terminal() else None
+
+
+def echo(text: str = "", *, style: str | None = None, error: bool = False) -> None:
+    """Print a line at once; ``style`` (a colour, or ``bold``, ``dim``) shows on a terminal only."""
+    color = False if os.environ.get("NO_COLOR") else None
+    # Name the stream: click would otherwise open its own, in UTF-8 even where this one is not.
+    click.echo(styled(text, style), file=sys.stderr if error else sys.stdout, color=color)
+
+
+def styled(text: str, style: str | None) -> str:
+    """Return the text with the codes of a style, which ``echo`` drops where they would not show."""
+    if style is None or not text:
+        return text
+    return click.style(text, **({style: True} if style in {"bold", "dim"} else {"fg": style}))
+
+
+WARNING_STYLE = "magenta"
+"""Yellow is illegible on white and blue on black; red, green, cyan and magenta are legible on both."""
+
+
+def warn(text: str) -> None:
+    """Print a warning on standard error."""
+    echo(f"warning: {text}", style=WARNING_STYLE, error=True)
+
+
+def confirm_deletion(what: str, *, yes: bool) -> None:
+    """Ask whether to delete ``what`` unless ``yes`` is given; end the command if the answer is no.
+
+    Raises:
+        SpecError: there is no terminal to ask on.
+    """
+    if yes:
+        return
+    if not can_ask():
+        raise SpecError("there is no terminal to ask on: give --yes to delete without a question")
+    if not click.confirm(f"Delete {what} for good?", err=True):
+        echo("nothing was deleted", error=True)
+        click.get_current_context().exit(exit_codes.FAILED)
+
+
+def can_ask() -> bool:
+    """Return whether someone can answer a question."""
+    return sys.stdin.isatty()
+
+
+def echo_json(value: Any) -> None:
+    """Print one JSON value, indented, with times as RFC 3339; a number that is not finite becomes null."""
+    import msgspec
+
+    # JSON has no NaN: few others can read what Python writes for it.
+    echo(json.dumps(_finite(msgspec.to_builtins(value)), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def echo_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    num_folding: int = 1,
+    first_width: int | None = None,
+) -> None:
+    """Print a table: with rich on a terminal, elsewhere as aligned columns that are never cut or wrapped.
+
+    On a narrow terminal the last ``num_folding`` columns fold, and the first one at ``first_width``
+    characters if that is given.
+    """
+    # Names and texts of others must not move the cursor.
+    headers, rows = [printable(cell) for cell in headers], [[printable(cell) for cell in row] for row in rows]
+    if is_terminal():
+        _echo_rich_table(headers, rows, num_folding, first_width)
+        return
+    widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
+    for row in (headers, *rows):
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _echo_rich_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], num_folding: int, first_width: int | None
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for number, header in enumerate(headers, start=1):
+        if number == 1 and first_width is not None:
+            table.add_column(header, overflow="fold", max_width=first_width)
+        elif number <= len(headers) - num_folding:
+            table.add_column(header, no_wrap=True)
+        else:
+            table.add_column(header, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
+    Console().print(table)
+
+
+STATE_STYLES = {
+    "succeeded": "green",
+    "running": "cyan",
+    "failed": "red",
+    "stopped": WARNING_STYLE,
+    "draining": WARNING_STYLE,
+}
+"""How a job's state looks on a terminal."""
+
+
+def echo_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """Print ``name  value`` lines with the values aligned; an empty value is left out."""
+    shown = [(name, [printable(line) for line in value.splitlines()]) for name, value in fields if value]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        first, *rest = value
+        echo(f"  {styled(name.ljust(width), 'dim')}  {first}")
+        for line in rest:
+            echo(f"  {' ' * width}  {line}")
+
+
+def clock_text(moment: datetime) -> str:
+    """Return a moment for the start of a line: local time of day on a terminal, elsewhere full UTC."""
+    if is_terminal():
+        return moment.astimezone().strftime("%H:%M:%S")
+    return utc_text(moment)
+
+
+def moment_text(moment: datetime | str) -> str:
+    """Return a moment within a table: local date and time on a terminal, elsewhere full UTC."""
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment)
+    if is_terminal():
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+    return utc_text(moment)
+
+
+def utc_text(moment: datetime) -> str:
+    """Return a moment as ``2026-11-20T06:25:04Z``."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration for people: ``0.4s``, ``42s``, ``3m 05s``, ``2h 07m``, ``3d 04h``."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour:02}h"
+    if hours:
+        return f"{hours}h {minute:02}m"
+    return f"{minutes}m {second:02}s" if minutes else f"{second}s"
+
+
+def money_text(amount: float, currency: str) -> str:
+    """Return an amount of money with two decimals, or four below ten units."""
+    return f"{amount:.4f} {currency}" if abs(amount) < 10 else f"{amount:,.2f} {currency}"
+
+
+def size_text(num_bytes: float) -> str:
+    """Return a size in binary units: ``900 B``, ``12.3 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar of ``width`` characters, filled to ``share`` (0 to 1)."""
+    filled = min(width, max(0, round(share * width)))
+    return "█" * filled + "░" * (width - filled)
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Return metrics on one line: ``loss 0.123, accuracy 0.98``."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
+
+
+def steps_text(step: int, steps_total: int | None) -> str:
+    """Return ``120/600``, or ``120`` if the total is not known."""
+    return str(step) if steps_total is None else f"{step}/{steps_total}"

@@ -1,0 +1,95 @@
+"""Makes others' text safe to show, and ours fit for terminals that lack its characters."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from typing import IO, Any
+
+_SEQUENCES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\x9c|$)"  # OSC and other strings: titles, links, the clipboard
+    r"|\x1b[ -/]*[0-~]"  # the rest
+    r"|\x9b[0-?]*[ -/]*[@-~]",  # CSI in eight bits
+    re.DOTALL,
+)
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f"
+    "\u2028\u2029"  # ends of lines
+    "\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the reading direction of the rest of the line
+    "\ud800-\udfff]"  # lone surrogates, which no encoding has
+)
+TAB_WIDTH = 8
+
+_ASCII = {
+    **dict.fromkeys("─━╌┄╴╶╸╺", "-"),
+    **dict.fromkeys("│┃", "|"),
+    **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯", "+"),
+    **dict.fromkeys("█▉▊▋▓", "#"),
+    **dict.fromkeys("▌▍▎▏▒", "="),
+    **dict.fromkeys("░·", "."),
+    **dict.fromkeys("▁▂", "_"),
+    **dict.fromkeys("▃▄▅", "-"),
+    **dict.fromkeys("▆▇", "#"),
+    **dict.fromkeys("•●◆", "*"),
+    **dict.fromkeys("“”„«»", '"'),
+    **dict.fromkeys("\u2018\u2019", "'"),
+    **dict.fromkeys("\u2013\u2014\u2011", "-"),
+    "\u00d7": "x",
+    "→": ">",
+    "←": "<",
+    "↑": "^",
+    "↓": "v",
+    "…": "~",
+    "✓": "+",
+    "✗": "x",
+    "\u00a0": " ",
+}
+"""Substitutes of the same width for characters that the terminal's encoding lacks; columns stay aligned."""
+
+REPLACING = "cloudspot-replacing"
+"""The name of the codec error handler that substitutes them; any other character becomes ``?``."""
+
+
+def printable(line: str) -> str:
+    """Return what a terminal would show of the line, without anything that could move its cursor.
+
+    Of a progress bar redrawn with carriage returns, the last state remains. Escape sequences (colours,
+    titles, the clipboard, ...) and control characters are removed; a tab becomes spaces.
+    """
+    if line.isascii() and line.isprintable():
+        return line
+    parts = [part for part in re.split(r"\r+", line) if part]
+    last = _SEQUENCES.sub("", parts[-1] if parts else "")
+    if len(parts) > 1 and not last.strip():
+        # A bar that clears itself when done: its last state is still useful.
+        last = _SEQUENCES.sub("", parts[-2])
+    return _CONTROLS.sub("", last.expandtabs(TAB_WIDTH))
+
+
+def shows_unicode(stream: IO[str]) -> bool:
+    """Return whether the stream's encoding has all characters."""
+    return (getattr(stream, "encoding", None) or "ascii").lower().replace("_", "-").startswith("utf")
+
+
+def fit(stream: Any) -> None:
+    """Make a text stream write something for each character, whatever its encoding.
+
+    ``LC_ALL=C`` says that a terminal knows only ASCII, though Python would send it UTF-8. A pipe or a file
+    gets the bytes unchanged.
+    """
+    codecs.register_error(REPLACING, _replace)
+    told = os.environ.get("LC_ALL") in {"C", "POSIX"}
+    chosen = "PYTHONIOENCODING" in os.environ or "PYTHONUTF8" in os.environ
+    if told and not chosen and stream.isatty():
+        stream.reconfigure(encoding="ascii", errors=REPLACING)
+    else:
+        stream.reconfigure(errors=REPLACING)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(_ASCII.get(character, "?") for character in missing), error.end

@@ -1,0 +1,60 @@
+"""Shows the progress of long work as a bar on a terminal, and nothing elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+DELAY_SECONDS = 0.4
+"""Work that ends sooner shows no bar: one that flashes by is of no use."""
+
+
+@contextmanager
+def transfer(label: str, num_bytes: int | None) -> Iterator[Callable[[int], None]]:
+    """Show a transfer's progress while the block runs; yield a function to call with the number of new bytes.
+
+    The function may be called from any thread. The bar goes to standard error, so that it never mixes with
+    results, and disappears when the block ends.
+
+    Args:
+        label: what is running, such as ``uploading code``.
+        num_bytes: the size of the whole; None if it is not known.
+    """
+    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in {"dumb", "unknown", ""}:
+        yield _ignore
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TransferSpeedColumn,
+    )
+
+    columns: list[ProgressColumn] = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+    ]
+    columns += [TimeElapsedColumn()] if num_bytes is None else [DownloadColumn(True), TransferSpeedColumn()]
+    progress = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
+    task = progress.add_task(label, total=num_bytes)
+    late = threading.Timer(DELAY_SECONDS, progress.start)
+    late.daemon = True
+    late.start()
+    try:
+        yield lambda count: progress.advance(task, count)
+    finally:
+        late.cancel()
+        late.join()
+        if progress.live.is_started:
+            progress.stop()
+
+
+def _ignore(_count: int) -> None:
+    pass

@@ -1,0 +1,179 @@
+"""From a job to the very request of a launch; rendering is pure, and so is what --dry-run prints."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+
+from cloudspot import __version__
+from cloudspot.boot.script import BootPlan, Install, render_boot_script
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
+from cloudspot.controller.policy import in_order
+from cloudspot.errors import SpecError
+from cloudspot.interfaces import Provider
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
+from cloudspot.jobstore.records import Submission
+from cloudspot.model import InstanceGroup, LaunchRequest, Offer
+
+MAX_LIFE_SECONDS = 7 * 86400.0
+"""No machine lives longer than this; a longer job goes on with the next one."""
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """An offer and what would be sent to the provider to take it."""
+
+    offer: Offer
+    request: LaunchRequest
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What ``cloudspot run --dry-run`` shows: the offers in the order of trying, each with its request."""
+
+    job_id: str
+    provider: str
+    launches: tuple[PlannedLaunch, ...]
+
+
+def plan(
+    spec: JobSpec, provider: Provider, submission: Submission, store_url: str, *, label: str
+) -> LaunchPlan:
+    """Return the first launch of the job for every offer that its policy allows, in order.
+
+    Asks the provider for its offers; sends nothing else. ``label``: see ``render_launch``.
+
+    Raises:
+        SpecError: no offer fits.
+    """
+    offers = find_offers(spec, provider)
+    planned = tuple(
+        PlannedLaunch(
+            offer,
+            render_launch(
+                spec,
+                provider,
+                submission,
+                store_url,
+                launch=1,
+                offer=offer,
+                label=label,
+                decided_at=submission.at,
+            ),
+        )
+        for offer in offers
+    )
+    return LaunchPlan(submission.job_id, submission.provider, planned)
+
+
+def find_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
+    """Return the offers that the job's policy allows, in the order of trying.
+
+    Raises:
+        SpecError: none fits, an option of the provider names what does not exist, or an offer is in another
+            currency than ``limits.max_cost``.
+    """
+    offers = in_order(spec, provider.provisioner().offers(spec.resources.to_model()))
+    if not offers:
+        raise SpecError(
+            f"resources: provider {provider.name!r} has no offer that fits under "
+            f"spot.policy {spec.spot.policy!r}; ask for less, or for another market"
+        )
+    for offer in offers:
+        _check_currency(spec, provider.name, offer)
+    return offers
+
+
+def render_launch(
+    spec: JobSpec,
+    provider: Provider,
+    submission: Submission,
+    store_url: str,
+    *,
+    launch: int,
+    offer: Offer,
+    label: str,
+    decided_at: datetime,
+    run_seconds: float = 0.0,
+) -> LaunchRequest:
+    """Return the request that the launch's intent stores and everyone replays.
+
+    A launch is all or none: all ``nodes.max`` machines come, or it is closed for lack of capacity.
+    ``label`` is what the machines carry of the store (``ownership.store_label``). ``decided_at`` is the time
+    of the intent. ``run_seconds`` is what of ``limits.max_runtime`` is used up.
+
+    Raises:
+        SpecError: the offer is in another currency than ``limits.max_cost``.
+    """
+    _check_currency(spec, submission.provider, offer)
+    max_seconds = life_seconds(spec, run_seconds)
+    boot = BootPlan(
+        job_id=submission.job_id,
+        launch=launch,
+        store_url=store_url,
+        provider=submission.provider,
+        profile=provider.boot_profile(),
+        max_seconds=max_seconds,
+        version=__version__ if submission.agent is None else submission.version,
+        install=_install(submission),
+    )
+    group = InstanceGroup(
+        job_id=submission.job_id,
+        launch=launch,
+        num_nodes=spec.nodes.max,
+        min_nodes=spec.nodes.max,
+        offer=offer,
+        resources=spec.resources.to_model(),
+        user_data=render_boot_script(boot),
+        max_seconds=max_seconds,
+        decided_at=decided_at,
+        store_url=label,
+    )
+    return provider.provisioner().render(group)
+
+
+def _install(submission: Submission) -> Install | None:
+    agent = submission.agent
+    if agent is None:
+        return None
+    return Install(
+        key=keys.agent(agent.sha256),
+        sha256=agent.sha256,
+        digest=agent.digest,
+        requirements=agent.requirements,
+    )
+
+
+def _check_currency(spec: JobSpec, provider_name: str, offer: Offer) -> None:
+    currency = spec.limits.currency
+    if spec.limits.max_cost is not None and currency is not None and currency != offer.currency:
+        raise SpecError(
+            f"limits.max_cost is in {currency}, but provider {provider_name!r} charges "
+            f"{offer.currency}: give it in {offer.currency}"
+        )
+
+
+def life_seconds(spec: JobSpec, run_seconds: float) -> float:
+    """Return after how long a machine ends itself, whatever happens to its controllers.
+
+    ``limits.max_runtime`` is kept by the controllers, who ask the nodes to checkpoint; the machine's
+    own limit leaves room for that, and is the last resort when no controller lives.
+    """
+    if spec.limits.max_runtime is None:
+        return MAX_LIFE_SECONDS
+    left = max(0.0, spec.limits.max_runtime - run_seconds)
+    return min(MAX_LIFE_SECONDS, left + BOOT_LIMIT_SECONDS + DELIVERY_GRACE_SECONDS)
+
+
+def launch_token(submission: Submission, launch: int) -> str:
+    """Return the idempotency token of a launch, as a UUID: the same for every controller.
+
+    It is made from the submission's nonce too: two stores may hold jobs of the same id, and one's
+    launch must never be answered with the other's machines.
+    """
+    seed = f"cloudspot/{submission.job_id}/{submission.writer}/{launch}".encode()
+    return str(uuid.UUID(bytes=hashlib.sha256(seed).digest()[:16], version=4))

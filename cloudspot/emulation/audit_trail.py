@@ -1,0 +1,63 @@
+"""An emulated account's trail: a line for each request, with who made it and which rights it took."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cloudspot.emulation.api_faults import Call
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+class Trail:
+    """A file of JSON lines, as a cloud's audit log would have them in many more words. Thread-safe.
+
+    It is a ``Faults.on_call``. What a policy in a plugin's docs grants is compared with it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        is_machine: Callable[[str], bool],
+        rights: Callable[[Call], Iterable[str]],
+        resource: Callable[[Call], str],
+        now: Callable[[], datetime] = _now,
+    ) -> None:
+        """Begin a file.
+
+        ``is_machine`` says whether an access key is a machine's, ``rights`` which rights a call took, in the
+        cloud's own words, and ``resource`` on what, or ``*``.
+        """
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._is_machine = is_machine
+        self._rights = rights
+        self._resource = resource
+        self._now = now
+        self._lock = threading.Lock()
+
+    def __call__(self, call: Call) -> None:
+        """Write a line; after ``close`` there is nobody left to read it."""
+        line = {
+            "at": self._now().isoformat(),
+            "by": "machine" if self._is_machine(call.access_key) else "user",
+            "service": call.service,
+            "action": call.action,
+            "rights": sorted(self._rights(call)),
+            "resource": self._resource(call),
+            "error": call.error,
+        }
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """End the file; safe to repeat."""
+        with self._lock:
+            self._file.close()

@@ -1,0 +1,254 @@
+"""A command with a whole emulated cloud around it: what ``cloudspot sandbox`` does.
+
+Three processes take part. The *conductor* starts the other two and passes signals on; the *cloud*
+serves the APIs and hosts the machines, out of reach of the terminal's signals; the *command* is the
+user's own. Where the host can, all of them run enclosed, so that nothing outlives the conductor.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cloudspot.decoding import decode
+from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine
+from cloudspot.emulation.local_machine_host import Plan, emulated
+from cloudspot.errors import CloudspotError, PluginError, SpecError
+from cloudspot.jobfile.tables import convert
+from cloudspot.local import enclosure, namespaces
+from cloudspot.local.home import lock, state_home, try_lock
+from cloudspot.local.machines import erase
+from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
+from cloudspot.local.records import PlannedReclaim
+from cloudspot.model import Market
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_NOTICE_SECONDS = 60.0
+"""Of the reclaim that nobody asked for, at most."""
+NOT_EXECUTABLE = 126
+"""The exit status of a command that cannot be run, as shells have it."""
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """What is brought up around the command."""
+
+    cloud: type[EmulatedCloud]
+    plan: Plan
+    directory: Path
+    is_isolated: bool
+
+
+def parse_reclaims(texts: Sequence[str], *, notice_seconds: float) -> Plan:
+    """Return when machines are reclaimed, from the values of ``--reclaim``; no value: the first, midway.
+
+    Each value is ``none`` or the fields of a ``[[providers.local.reclaims]]``, such as
+    ``launch=1,rank=0,after_steps=300,notice=2m``, or those of ``[providers.local.random_reclaims]``.
+
+    Raises:
+        SpecError: a value is wrong.
+    """
+    reclaims: list[Reclaim] = []
+    chance: RandomReclaims | None = None
+    if not texts:
+        # No longer notice than the agent needs: with two minutes small examples have ended before.
+        notice = min(notice_seconds, DEFAULT_NOTICE_SECONDS)
+        reclaims.append(Reclaim(launch=1, rank=0, after_share=0.5, notice=notice))
+    for text in texts:
+        if text == "none":
+            if len(texts) > 1:
+                raise SpecError("--reclaim none stands alone: with another --reclaim it means nothing")
+            continue
+        table = {"notice": notice_seconds, **_parse_pairs(text)}
+        try:
+            if "mean" in table:
+                chance = convert(table, RandomReclaims)
+            else:
+                reclaims.append(convert(table, Reclaim))
+        except SpecError as error:
+            raise SpecError(f"--reclaim {text}: {error}") from None
+    options = LocalOptions(reclaims=tuple(reclaims), random_reclaims=chance)
+
+    def plan(machine: EmulatedMachine) -> tuple[PlannedReclaim, ...]:
+        if machine.job is None or machine.market is not Market.SPOT:
+            return ()
+        return options.planned_reclaims(launch=machine.job.launch, rank=machine.job.rank)
+
+    return plan
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Refuse a command that is not there, before anything is brought up.
+
+    Raises:
+        SpecError: its program is not found.
+    """
+    if shutil.which(command[0], path=_path()) is None:
+        raise SpecError(f"COMMAND: there is no program {command[0]!r}")
+
+
+@contextmanager
+def sandbox_directory(name: str, *, keep: bool) -> Iterator[Path]:
+    """Make a directory for one sandbox; it is deleted at the end, or by the next one if we are killed."""
+    home = state_home() / "sandboxes"
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _sweep(home)
+    path = home / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    path.mkdir(mode=0o700)
+    try:
+        with lock(path / "lock"):
+            if keep:
+                (path / "keep").touch()
+            yield path
+    finally:
+        if not keep:
+            erase(path)
+
+
+def run_in_sandbox(sandbox: Sandbox, command: Sequence[str]) -> int:
+    """Run the command with the emulated cloud around it, and return its exit status.
+
+    Raises:
+        CloudspotError: the cloud does not come up.
+    """
+    report = sandbox.directory / "failure.json"
+
+    def conduct() -> int:
+        try:
+            return _conduct(sandbox, command)
+        except CloudspotError as error:
+            failure = {"message": str(error), "is_plugins": isinstance(error, PluginError)}
+            report.write_text(json.dumps(failure), encoding="utf-8")
+            return type(error).exit_code
+
+    sys.stdout.flush()  # or the processes that we fork would write it again
+    sys.stderr.flush()
+    status = enclosure.run_enclosed(conduct) if sandbox.is_isolated else conduct()
+    if report.exists():
+        failure = json.loads(report.read_text(encoding="utf-8"))
+        raise (PluginError if failure["is_plugins"] else CloudspotError)(failure["message"])
+    return status
+
+
+def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
+    # Ours to close: the cloud ends with it, however we end. Nobody else inherits it.
+    leash, hand = os.pipe()
+    reader, writer = os.pipe()
+
+    def be_cloud() -> int:
+        os.close(hand)
+        os.close(reader)
+        return _serve(sandbox, leash, writer)
+
+    cloud = enclosure.fork(be_cloud)
+    os.close(leash)
+    os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as ready:
+            answer = json.loads(ready.read() or b'{"error": "it ended before it was up"}')
+        if "error" in answer:
+            log = f"; see {sandbox.directory / 'cloud.log'}"
+            raise CloudspotError(
+                f"the emulated {sandbox.cloud.name} does not come up: {answer['error']}{log}"
+            )
+        early = signal.sigpending() & set(enclosure.FORWARDED)
+        if early:  # while the cloud came up
+            return 128 + int(min(early))
+        environment = _command_environment(sandbox.cloud, answer["environment"])
+        child = enclosure.fork(lambda: _execute(command, environment))
+        return enclosure.stand_in_for(child)
+    finally:
+        os.close(hand)
+        with suppress(ChildProcessError):
+            os.waitpid(cloud, 0)
+
+
+def _serve(sandbox: Sandbox, leash: int, writer: int) -> int:
+    """Be the cloud until the conductor lets go of the leash."""
+    os.setsid()  # the terminal's Ctrl-C is the command's
+    if sys.platform == "linux":
+        namespaces.die_with_parent()
+    log = sandbox.directory / "cloud.log"
+    with log.open("ab", buffering=0) as output, Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    with os.fdopen(writer, "wb") as answer:
+        try:
+            cloud = sandbox.cloud()
+            with emulated(
+                cloud, sandbox.directory / "state", is_isolated=sandbox.is_isolated, plan=sandbox.plan
+            ):
+                answer.write(json.dumps({"environment": dict(cloud.environment())}).encode())
+                answer.close()
+                os.read(leash, 1)
+        except Exception as error:  # noqa: BLE001 # whatever it is, the user hears of it
+            _log.exception("the cloud failed")
+            if answer.closed:
+                return 1
+            answer.write(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+            return 1
+    return 0
+
+
+def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    try:
+        os.execvpe(command[0], list(command), environment)  # noqa: S606 # the user's own command
+    except OSError as error:
+        sys.stderr.write(f"cloudspot: cannot run {command[0]}: {error.strerror}\n")
+    return NOT_EXECUTABLE
+
+
+def _command_environment(cloud: type[EmulatedCloud], added: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not any(name.startswith(prefix) for prefix in cloud.foreign_variables)
+    }
+    return {**kept, **added, "PATH": _path(), "CLOUDSPOT_SANDBOX": cloud.name}
+
+
+def _path() -> str:
+    """Return PATH, on which this very cloudspot is found too, though the last."""
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
+
+
+def _parse_pairs(text: str) -> dict[str, object]:
+    table: dict[str, object] = {}
+    for pair in text.split(","):
+        name, sign, value = pair.partition("=")
+        if not sign or not name or not value:
+            raise SpecError(
+                f'--reclaim {text}: "{pair}" is no FIELD=VALUE; '
+                'write "none" or such as launch=1,rank=0,after_steps=300,notice=2m'
+            )
+        try:
+            table[name] = decode(value, Any)
+        except msgspec.DecodeError:
+            table[name] = value
+    return table
+
+
+def _sweep(home: Path) -> None:
+    """Delete what sandboxes that were killed have left."""
+    for path in home.iterdir():
+        if (path / "keep").exists() or not path.is_dir():
+            continue
+        with try_lock(path / "lock") as is_free:
+            if is_free:
+                erase(path)

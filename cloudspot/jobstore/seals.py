@@ -1,0 +1,76 @@
+"""A seal: the trainer's description of one rank's part of a checkpoint, parsed and typed in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cloudspot.decoding import convert
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore.records import Part
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A tensor's line in a seal."""
+
+    name: str
+    dtype: str
+    """torch's name, such as ``float32``."""
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the beginning of the part."""
+    nbytes: int
+
+
+class Seal(msgspec.Struct, frozen=True, kw_only=True):
+    """What :mod:`cloudspot.train.handoff` says of a seal; typed, and otherwise not yet checked."""
+
+    generation: int
+    step: int
+    rank: int
+    world_size: int
+    kind: str
+    slot: str
+    nbytes: int
+    plan: str
+    items: tuple[Item, ...]
+    objects: Any = None
+    stall_seconds: float
+    sealed_at_unix: float
+    raw: dict[str, Any]
+    """All of it, as the trainer wrote it."""
+
+
+def parse_seal(data: str | bytes, what: str) -> Seal:
+    """Return the seal in a seal file or a part's record; ``what`` names it in messages.
+
+    Raises:
+        CorruptData: it is not a seal.
+    """
+    try:
+        # Python's own reader, like the trainer's writer: a scheduler's state may hold infinity.
+        raw = json.loads(data)
+        seal: Seal = convert({**raw, "raw": raw}, Seal)
+    except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
+        raise CorruptData(f"{what} is malformed: {error}") from error
+    return seal
+
+
+def read_seal(part: Part) -> Seal:
+    """Return the seal of a session's part.
+
+    Raises:
+        CorruptData: it has none, or one that is malformed.
+    """
+    return parse_seal(part.seal or "", f"the seal of part {part.rank}")
+
+
+def plan_digest(seals: Sequence[Seal]) -> str:
+    """Return the digest of the table of all ranks' items, as ``cloudspot.train.partition`` makes it."""
+    table = [msgspec.to_builtins(seal.items) for seal in seals]
+    text = json.dumps(table, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

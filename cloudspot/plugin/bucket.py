@@ -1,0 +1,242 @@
+"""A bucket as a store's URL names it: its keys, the requests in which clouds differ, and their errors."""
+
+from __future__ import annotations
+
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    ObjectExists,
+    ObjectMissing,
+    SpecError,
+    StoreRefused,
+    TransientError,
+)
+from cloudspot.interfaces import check_key
+from cloudspot.model import CheckResult
+from cloudspot.plugin.multipart import Passing, UploadGone
+from cloudspot.retrying import T, retry
+
+
+class RangeBeyondEnd(CloudspotError):
+    """The requested range begins at the object's end or beyond it."""
+
+
+class Listed(NamedTuple):
+    """An object as a listing shows it."""
+
+    name: str
+    """Of the object in the bucket: the store's prefix and the key."""
+    size: int
+    modified_at: datetime
+
+
+class Described(NamedTuple):
+    """What a bucket says of an object without its bytes."""
+
+    size: int
+    modified_at: datetime
+    writer: str
+    """The writer that its upload named; "" if it named none."""
+
+
+class Body(Protocol):
+    """The bytes of an answer, as they come from the socket."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to ``size`` bytes; none at the end."""
+        ...
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill the buffer as far as bytes come at once, and return how many there were."""
+        ...
+
+    def close(self) -> None:
+        """Give the connection back, or close it if the body was not read to its end."""
+        ...
+
+
+def _take(data: memoryview) -> None:
+    """Accept the bytes: no checksum came with them."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """The answer to a read."""
+
+    body: Body
+    num_bytes: int | None
+    """The length of the body; None: the answer does not say."""
+    is_partial: bool
+    """The answer is the range that was asked for, not the whole object."""
+    verify: Callable[[memoryview], None] = _take
+    """Compares the bytes with the checksum that came with them; raises TransientError if they differ."""
+
+
+class Bucket(ABC):
+    """One bucket and the prefix in it. Thread-safe.
+
+    A plugin brings the requests. Each is made once, by the client that it is given, and raises the SDK's
+    errors: they become cloudspot's here. Names are those in the bucket, with the store's prefix.
+    """
+
+    scheme: ClassVar[str]
+    names: ClassVar[re.Pattern[str]]
+    """What a bucket can be called."""
+    sdk_errors: ClassVar[tuple[type[Exception], ...]]
+    """All that a request may raise, other than for a bug of ours."""
+    rights: ClassVar[Mapping[str, str]]
+    """The right that a request takes, by verb: list, read, write, delete, sign for, and the plugin's own."""
+    how_to_create: ClassVar[str]
+    """The shell command that creates a bucket, up to the bucket's name."""
+
+    def __init__(self, url: str, sleep: Callable[[float], None]) -> None:
+        """Read ``scheme://bucket/prefix``; no I/O.
+
+        Raises:
+            SpecError: the URL does not name a bucket of this cloud.
+        """
+        self.url = url
+        self.name, self.prefix = _parse_url(url, self.scheme, self.names)
+        self.sleep = sleep
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    # --- what a plugin brings ---------------------------------------------------------------------
+
+    @abstractmethod
+    def connect(self) -> Any:
+        """Return the client that all requests are made with; called once, at first use."""
+
+    @abstractmethod
+    def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
+        """Return what an SDK's error means; None: nothing that is special to a store.
+
+        ObjectExists, ObjectMissing, SpecError (no such bucket), UploadGone, Passing (nothing was done),
+        RangeBeyondEnd, StoreRefused (the server lacks the function) or AuthError (the right is missing).
+        """
+
+    @abstractmethod
+    def translation(self, error: Exception, what: str) -> CloudspotError:
+        """Return an SDK's error as the plugin translates it everywhere, with ``what`` before the reason."""
+
+    @abstractmethod
+    def head(self, client: Any, name: str) -> Described:
+        """Return what is known of the object."""
+
+    @abstractmethod
+    def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
+        """Begin to read the object, or its bytes from first to last, both inclusive."""
+
+    @abstractmethod
+    def list_names(
+        self, client: Any, prefix: str, *, after: str | None, limit: int
+    ) -> tuple[Sequence[Listed], bool]:
+        """Return a page of names after ``after``, in the order of their bytes, and whether more follow."""
+
+    @abstractmethod
+    def delete(self, client: Any, name: str) -> None:
+        """Remove the object; ObjectMissing is no error."""
+
+    @abstractmethod
+    def sign_get(self, client: Any, name: str, seconds: int) -> str:
+        """Return a URL that reads the object for so many seconds."""
+
+    def check_settings(self) -> Sequence[CheckResult]:
+        """Say what the bucket keeps that is billed, and what would keep jobs from working."""
+        return ()
+
+    # --- what a plugin uses -----------------------------------------------------------------------
+
+    def full(self, key: str) -> str:
+        """Return the key's name in the bucket.
+
+        Raises:
+            ValueError: it is not a key.
+        """
+        check_key(key)
+        return self.prefix + key
+
+    @contextmanager
+    def asking(self, verb: str, key: str) -> Iterator[Any]:
+        """Lend the client; raise what goes wrong with it as cloudspot's errors."""
+        with self._lock:
+            if self._client is None:
+                self._client = self.connect()
+        try:
+            yield self._client
+        except self.sdk_errors as error:
+            raise self.translated(error, verb, key) from error
+
+    def ask(self, verb: str, key: str, call: Callable[[Any], T]) -> T:
+        """Return what ``call`` returns for the client; where nothing was done it is called again."""
+
+        def attempt() -> T:
+            with self.asking(verb, key) as client:
+                return call(client)
+
+        return retry(attempt, sleep=self.sleep, kind=Passing)
+
+    def check_setting(self, name: str, ask: Callable[[Any], str]) -> CheckResult:
+        """Return a line of ``check_settings``: what ``ask`` says, or why that cannot be told."""
+        try:
+            return CheckResult(name=name, ok=True, detail=self.ask("list", "", ask))
+        except AuthError:
+            return CheckResult(name=name, ok=True, detail="unknown: the right to ask is missing")
+        except CloudspotError as error:
+            return CheckResult(name=name, ok=False, detail=str(error))
+
+    def translated(self, error: Exception, verb: str, key: str) -> CloudspotError:
+        """Return an SDK's error as cloudspot's."""
+        kind, what = self.kind_of(error, verb), f"{self.url}: cannot {verb} {key}".rstrip()
+        if kind is ObjectExists:
+            return ObjectExists(f"{self.url}: {key} exists")
+        if kind is ObjectMissing:
+            return ObjectMissing(f"{self.url}: no object {key}")
+        if kind is SpecError:
+            return SpecError(
+                f"store {self.url}: there is no bucket {self.name!r}; create it ({self.how_to_create}"
+                f"{self.name}) or correct the name"
+            )
+        if kind is UploadGone:
+            return UploadGone(f"{what}: its upload is gone; upload again")
+        found = self.translation(error, what)
+        if kind is AuthError:
+            return AuthError(f"{found}; it takes {self.rights[verb]}")
+        if kind is StoreRefused:
+            return StoreRefused(f"{found}; the server lacks what cloudspot needs: use another store")
+        return found if kind is None else kind(str(found))
+
+    def cut_off(self, key: str, num_read: int, num_bytes: int) -> TransientError:
+        """Return the error for an answer that ends before its length."""
+        return TransientError(
+            f"{self.url}: cannot read {key}: the connection broke after {num_read} of {num_bytes} bytes"
+        )
+
+
+def _parse_url(url: str, scheme: str, names: re.Pattern[str]) -> tuple[str, str]:
+    """Return the bucket's name, and the prefix, which is empty or ends with a slash."""
+    expected = f"store must be {scheme}://bucket or {scheme}://bucket/prefix"
+    found, separator, rest = url.partition("://")
+    name, _, path = rest.partition("/")
+    if found.lower() != scheme or not separator or "@" in name:
+        # What stands before an @ may be a password.
+        raise SpecError(f"{expected}: got another form")
+    if names.fullmatch(name) is None:
+        raise SpecError(f"{expected}: {name!r} is not a bucket name")
+    path = path.rstrip("/")
+    if not path:
+        return name, ""
+    try:
+        check_key(path)
+    except ValueError as error:
+        raise SpecError(f"store {url}: its prefix is not a key: {error}") from None
+    return name, path + "/"

@@ -1,0 +1,240 @@
+"""An object store in a cloud's bucket: all that S3, Cloud Storage and OSS have in common."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from cloudspot.errors import CloudspotError, ObjectMissing, StoreRefused
+from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
+from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
+from cloudspot.plugin.bucket import Bucket, Download, RangeBeyondEnd
+from cloudspot.plugin.multipart import (
+    NUM_THREADS,
+    PART_BYTES,
+    PartedRequests,
+    PartedUpload,
+    Passing,
+    settle,
+)
+from cloudspot.retrying import retry
+
+MAX_PAGE: Final = 1000
+READ_BYTES: Final = 1 << 20
+"""How much is read at once into a buffer: urllib3 copies it, and the copy stays in the processor's cache."""
+MAX_PRESIGN_SECONDS: Final = 7 * 24 * 3600
+"""No signature of version 4 holds longer; one by a role's credentials ends with them, hours at most."""
+
+
+class BucketStore(ObjectStore):
+    """Objects in a bucket, below a prefix. Thread-safe.
+
+    Objects get no ACL, and the encryption and storage class that the bucket is set to. A request is repeated
+    only if the cloud did nothing, and a create-only put also if its answer was lost: the object carries its
+    writer's mark, so that the store recognizes its own.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        uploads: Callable[..., PartedRequests],
+        *,
+        part_bytes: int = PART_BYTES,
+        num_threads: int = NUM_THREADS,
+    ) -> None:
+        """Do no I/O.
+
+        ``uploads(key, if_absent=...)`` returns the requests of one upload. Streams go up in parts of
+        ``part_bytes``, ``num_threads`` of them at once.
+        """
+        self.url = bucket.url
+        self._bucket = bucket
+        self._uploads = uploads
+        self._part_bytes = part_bytes
+        self._num_threads = num_threads
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
+        """Store ``data`` under ``key``; see ObjectStore.
+
+        A replacing put whose answer is lost is not made again: it might undo a later one.
+        """
+        requests, writer = self._uploads(key, if_absent=if_absent), secrets.token_hex(16)
+        with memoryview(data) as given, given.cast("B") as view:
+            if not if_absent:
+                retry(lambda: requests.put(writer, view), sleep=self._bucket.sleep, kind=Passing)
+                return
+            settle(
+                lambda: requests.put(writer, view),
+                is_ours=lambda: self._writer_of(key) == writer,
+                sleep=self._bucket.sleep,
+            )
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object; see ObjectStore.
+
+        Raises:
+            TransientError: also if the bytes do not match the checksum that came with them.
+        """
+        return self._read(key, None)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return some of the object's bytes; see ObjectStore."""
+        if start < 0 or length < 0:
+            raise ValueError(f"start and length must be >= 0: got {start}, {length}")
+        if length == 0:
+            self.head(key)  # HTTP has no empty range, and a missing object must still be reported.
+            return b""
+        return self._read(key, (start, start + length - 1))
+
+    def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        """Read some of the object's bytes into the buffer; see ObjectStore."""
+        if start < 0:
+            raise ValueError(f"start must be >= 0: got {start}")
+        with memoryview(buffer) as given, given.cast("B") as view:
+            if len(view) == 0:
+                self.head(key)  # as in get_range
+                return 0
+
+            def fill(client: Any) -> int:
+                with self._download(client, key, (start, start + len(view) - 1)) as (found, num_bytes):
+                    length, filled = min(num_bytes, len(view)), 0
+                    while filled < length:
+                        with view[filled : min(filled + READ_BYTES, length)] as block:
+                            count = found.body.readinto(block)
+                        if not count:
+                            raise self._bucket.cut_off(key, filled, length)
+                        filled += count
+                    with view[:length] as data:
+                        found.verify(data)
+                    return length
+
+            try:
+                return self._bucket.ask("read", key, fill)
+            except RangeBeyondEnd:
+                return 0
+
+    def head(self, key: str) -> ObjectMeta:
+        """Return what is known of the object; see ObjectStore."""
+        name = self._bucket.full(key)
+        found = self._bucket.ask("read", key, lambda client: self._bucket.head(client, name))
+        return ObjectMeta(key=key, size=found.size, modified_at=found.modified_at)
+
+    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+        """Return a page of objects, at most 1000; see ObjectStore.
+
+        Skips what others keep in the bucket under names that are not keys, such as ``folder/``.
+        """
+        if limit < 1:
+            raise ValueError(f"limit must be >= 1: got {limit}")
+        ours = self._bucket.prefix
+        start = None if after is None else ours + after
+        found, has_more = self._bucket.ask(
+            "list",
+            prefix,
+            lambda client: self._bucket.list_names(
+                client, ours + prefix, after=start, limit=min(limit, MAX_PAGE)
+            ),
+        )
+        keys = [one.name[len(ours) :] for one in found]
+        return ObjectPage(
+            objects=tuple(
+                ObjectMeta(key=key, size=one.size, modified_at=one.modified_at)
+                for key, one in zip(keys, found, strict=True)
+                if is_key(key)
+            ),
+            next_after=keys[-1] if has_more and keys else None,
+        )
+
+    def delete(self, key: str) -> None:
+        """Remove the object; see ObjectStore."""
+        name = self._bucket.full(key)
+        try:
+            self._bucket.ask("delete", key, lambda client: self._bucket.delete(client, name))
+        except ObjectMissing:
+            return
+
+    def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
+        """Start a streamed put; see ObjectStore. Holds a part for each thread in memory, and one more."""
+        return PartedUpload(
+            self._uploads(key, if_absent=if_absent),
+            key=key,
+            url=self.url,
+            if_absent=if_absent,
+            found_writer=lambda: self._writer_of(key),
+            part_bytes=self._part_bytes,
+            num_threads=self._num_threads,
+            sleep=self._bucket.sleep,
+        )
+
+    def presign_get(self, key: str, *, seconds: float) -> str:
+        """Return a URL that reads the object; see ObjectStore.
+
+        Raises:
+            ValueError: ``seconds`` is not in 1 to 604,800, which is the longest that clouds sign for.
+        """
+        name = self._bucket.full(key)
+        if not 1 <= seconds <= MAX_PRESIGN_SECONDS:
+            raise ValueError(f"seconds must be in 1 to {MAX_PRESIGN_SECONDS}: got {seconds}")
+        return self._bucket.ask(
+            "sign for", key, lambda client: self._bucket.sign_get(client, name, math.ceil(seconds))
+        )
+
+    def check(self) -> Sequence[CheckResult]:
+        """Try whether the bucket exists and can be listed, and say what it keeps that is billed."""
+        try:
+            self.list_page("", limit=1)
+        except CloudspotError as error:
+            return (CheckResult(name="bucket", ok=False, detail=str(error)),)
+        return (CheckResult(name="bucket", ok=True, detail=self.url), *self._bucket.check_settings())
+
+    def _writer_of(self, key: str) -> str | None:
+        """Return who wrote the object that stands there ("" unknown), or None where there is none."""
+        name = self._bucket.full(key)
+        try:
+            return self._bucket.ask("read", key, lambda client: self._bucket.head(client, name)).writer
+        except ObjectMissing:
+            return None
+
+    def _read(self, key: str, span: tuple[int, int] | None) -> bytes:
+        def read(client: Any) -> bytes:
+            with self._download(client, key, span) as (found, num_bytes):
+                # Asked for by its length it comes in one piece, straight from the socket.
+                data = found.body.read(num_bytes) if num_bytes else b""
+                while len(data) < num_bytes:
+                    more = found.body.read(num_bytes - len(data))
+                    if not more:
+                        raise self._bucket.cut_off(key, len(data), num_bytes)
+                    data += more
+                with memoryview(data) as view:
+                    found.verify(view)
+                return data
+
+        try:
+            return self._bucket.ask("read", key, read)
+        except RangeBeyondEnd:
+            return b""
+
+    @contextmanager
+    def _download(
+        self, client: Any, key: str, span: tuple[int, int] | None
+    ) -> Iterator[tuple[Download, int]]:
+        """Lend the answer to a read, and how many bytes it has."""
+        found = self._bucket.download(client, self._bucket.full(key), span)
+        try:
+            if found.num_bytes is None:
+                raise StoreRefused(
+                    f"{self.url}: an answer does not say how long it is; remove the proxy that drops its "
+                    "Content-Length, or use another store"
+                )
+            # Servers differ in whether an empty object has a range.
+            if span is not None and not found.is_partial and found.num_bytes > 0:
+                raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
+            yield found, found.num_bytes
+        finally:
+            found.body.close()

@@ -1,0 +1,130 @@
+"""ArtifactSync: every file reaches the bucket and the next machine, whatever its name or size."""
+
+import time
+
+import pytest
+
+from cloudspot.agent.delivery import artifact_sync
+from cloudspot.agent.delivery.artifact_sync import ArtifactSync
+from cloudspot.errors import TransientError
+from cloudspot.local.filestore import FileStore
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FileStore(f"file://{tmp_path}/store")
+
+
+def of(store, directory, rank=0):
+    directory.mkdir(exist_ok=True)
+    return ArtifactSync(store, "x", directory, rank=rank)
+
+
+def contents(directory):
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_the_next_machine_has_the_files_of_the_one_before(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(artifact_sync, "_BLOCK", 1000)
+    first = of(store, tmp_path / "a")
+    odd = ["plain.txt", "sub/deep er/ü.bin", "100%.txt", "node-results.txt", "b\udce9ta"]
+    for name in odd:
+        path = tmp_path / "a" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode(errors="surrogateescape") * 500)  # more than a block
+    (tmp_path / "a" / "empty").touch()
+    first.sync()
+    of(store, tmp_path / "b").restore()
+    assert contents(tmp_path / "b") == contents(tmp_path / "a")
+    assert set(contents(tmp_path / "b")) == {*odd, "empty"}
+
+
+def test_nodes_do_not_mix_their_files(store, tmp_path):
+    second = of(store, tmp_path / "b", rank=1)
+    (tmp_path / "b" / "log").write_text("of rank 1")
+    second.sync()
+    of(store, tmp_path / "a").restore()
+    of(store, tmp_path / "c", rank=1).restore()
+    assert contents(tmp_path / "a") == {}
+    assert contents(tmp_path / "c") == {"log": b"of rank 1"}
+
+
+def test_only_what_changed_is_uploaded_again(store, tmp_path):
+    counting = FaultyStore(store, FaultPlan(), tmp_path / "state")
+    synced = of(counting, tmp_path / "a")
+    (tmp_path / "a" / "one").write_text("1")
+    synced.sync()
+    synced.sync()
+    assert counting.calls["put"] == 1
+    (tmp_path / "a" / "one").write_text("22")
+    synced.sync()
+    assert counting.calls["put"] == 2
+
+
+def test_an_agent_killed_in_a_restore_leaves_no_half_of_a_file(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(artifact_sync, "_BLOCK", 4)
+    first = of(store, tmp_path / "a")
+    (tmp_path / "a" / "model").write_bytes(b"0123456789")
+    first.sync()
+    failing = FaultyStore(store, FaultPlan(fail_every=3), tmp_path / "state")  # within the file
+    with pytest.raises(TransientError):
+        of(failing, tmp_path / "b").restore()
+    assert contents(tmp_path / "b") == {}
+    of(store, tmp_path / "b").sync()
+    of(store, tmp_path / "b").restore()
+    assert contents(tmp_path / "b") == {"model": b"0123456789"}
+
+
+def test_a_file_that_cannot_be_kept_holds_up_no_other(store, tmp_path):
+    synced = of(store, tmp_path / "a")
+    for name in ("é" * 100, "unreadable", "z"):  # the first has no key: too long when quoted
+        (tmp_path / "a" / name).write_text(name)
+    (tmp_path / "a" / "link").symlink_to(tmp_path)
+    synced.sync()
+    of(store, tmp_path / "b").restore()
+    assert set(contents(tmp_path / "b")) == {"unreadable", "z"}
+
+
+def test_a_name_that_is_a_directory_now_is_passed_over(store, tmp_path):
+    first = of(store, tmp_path / "a")
+    (tmp_path / "a" / "out").write_text("a file")
+    (tmp_path / "a" / "z").write_text("z")
+    first.sync()
+    second = of(store, tmp_path / "b")
+    (tmp_path / "b" / "out").mkdir()
+    second.restore()
+    assert contents(tmp_path / "b") == {"z": b"z"}
+
+
+def test_a_sync_ends_at_its_deadline_between_files_and_within_one(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(artifact_sync, "_BLOCK", 4)
+    synced = of(store, tmp_path / "a")
+    (tmp_path / "a" / "big").write_bytes(b"x" * 4000)
+    asked = []
+
+    def until():
+        asked.append(1)
+        return time.monotonic() + (60.0 if len(asked) < 10 else -1.0)
+
+    with pytest.raises(TransientError, match="in time"):
+        synced.sync(until=until)
+    assert list(store.list_objects("jobs/x/artifacts/")) == []
+    with synced._lock, pytest.raises(TransientError, match="in time"):
+        synced.sync(until=time.monotonic)  # while the background pass uploads
+
+
+def test_what_is_made_from_others_is_up_to_date_in_each_pass(store, tmp_path):
+    directory = tmp_path / "a"
+    directory.mkdir()
+    made = iter(["one", "two!"])
+    kept = ArtifactSync(
+        store, "x", directory, rank=0, prepare=lambda: (directory / "made").write_text(next(made))
+    )
+    for expected in (b"one", b"two!"):
+        kept.sync()
+        assert store.get("jobs/x/artifacts/made") == expected

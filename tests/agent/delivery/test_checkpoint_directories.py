@@ -1,0 +1,211 @@
+"""Checkpoint directories of scripts without a session: which are complete, and how they are staged."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from cloudspot.agent.delivery.checkpoint_directories import (
+    CheckpointDirectories,
+    CheckpointDirectory,
+    stage,
+    step_of,
+)
+
+
+def checkpoint(work: Path, step: int, text: str = "weights") -> Path:
+    path = work / "output" / f"checkpoint-{step}"
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "model.bin").write_text(text)
+    return path
+
+
+def watch(work: Path, complete_file: str | None = None) -> CheckpointDirectories:
+    return CheckpointDirectories(work, "output/checkpoint-*", complete_file, memory=work / "before.json")
+
+
+def test_a_directory_is_complete_when_nothing_touched_it_for_ten_seconds(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    checkpoint(tmp_path, 10)
+    assert directories.ready(100.0, alive=True) == ()
+    assert directories.ready(109.9, alive=True) == ()
+    assert [d.step for d in directories.ready(110.0, alive=True)] == [10]
+
+
+def test_a_touch_starts_the_ten_seconds_again(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    checkpoint(tmp_path, 10, "other weights")
+    assert directories.ready(111.0, alive=True) == ()
+    assert len(directories.ready(121.0, alive=True)) == 1
+
+
+def test_quiet_after_the_scripts_death_proves_nothing(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    directories.ready(105.0, alive=True)
+    assert directories.ready(500.0, alive=False) == ()
+
+
+def test_a_complete_file_needs_no_waiting(tmp_path: Path) -> None:
+    directories = watch(tmp_path, "done")
+    path = checkpoint(tmp_path, 10)
+    assert directories.ready(100.0, alive=True) == ()
+    (path / "done").touch()
+    assert [d.name for d in directories.ready(100.1, alive=False)] == ["output/checkpoint-10"]
+
+
+def test_steps_are_numbers_not_words(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    for step in (9, 100, 20):
+        checkpoint(tmp_path, step)
+    directories.ready(0.0, alive=True)
+    assert [d.step for d in directories.ready(20.0, alive=True)] == [9, 20, 100]
+    assert step_of("checkpoint-00120") == 120
+    assert step_of("last") is None
+
+
+def test_a_staged_directory_survives_its_deletion_by_the_script(tmp_path: Path) -> None:
+    directories = watch(tmp_path / "work")
+    path = checkpoint(tmp_path / "work", 10)
+    directories.ready(0.0, alive=True)
+    (ready,) = directories.ready(20.0, alive=True)
+    staged = stage(ready, tmp_path / "staging")
+    shutil.rmtree(path)
+    assert staged is not None
+    assert (staged[0] / "model.bin").read_text() == "weights"
+    assert [(file.path, file.size) for file in staged[1]] == [("model.bin", 7)]
+
+
+def test_a_directory_that_changed_since_it_was_seen_is_not_staged(tmp_path: Path) -> None:
+    directories = watch(tmp_path / "work")
+    checkpoint(tmp_path / "work", 10)
+    directories.ready(0.0, alive=True)
+    (ready,) = directories.ready(20.0, alive=True)
+    checkpoint(tmp_path / "work", 10, "longer weights")
+    assert stage(ready, tmp_path / "staging") is None
+
+
+def test_links_are_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("outside")
+    directories = watch(tmp_path / "work")
+    path = checkpoint(tmp_path / "work", 10)
+    (path / "link").symlink_to(tmp_path / "secret")
+    directories.ready(0.0, alive=True)
+    (ready,) = directories.ready(20.0, alive=True)
+    assert [name for name, _, _ in ready.fingerprint] == ["model.bin"]
+
+
+def test_what_a_dead_script_left_half_written_is_not_complete_because_the_next_one_lives(
+    tmp_path: Path,
+) -> None:
+    directories = watch(tmp_path)
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    directories.ready(110.0, alive=True)
+    checkpoint(tmp_path, 20, "half of the wei")
+    directories.ready(112.0, alive=True)
+    directories.end_of_script()
+    for now in (200.0, 300.0, 400.0):
+        assert [d.step for d in directories.ready(now, alive=True)] == [10]
+        directories.end_of_script()
+    checkpoint(tmp_path, 20, "all of the weights")
+    directories.ready(500.0, alive=True)
+    assert [d.step for d in directories.ready(510.0, alive=True)] == [10, 20]
+
+
+def test_a_directory_that_goes_away_under_the_scan_is_no_error(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    (checkpoint(tmp_path, 10) / "shards").mkdir()
+    stopped = threading.Event()
+
+    def churn() -> None:
+        while not stopped.is_set():
+            path = checkpoint(tmp_path, 20) / "deep" / "er"
+            path.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(tmp_path / "output" / "checkpoint-20")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for now in range(300):
+            directories.ready(float(now), alive=True)
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def test_what_a_script_wrote_just_before_it_finished_is_complete(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    checkpoint(tmp_path, 10, "half of the wei")
+    directories.ready(100.0, alive=True)
+    directories.end_of_script()
+    checkpoint(tmp_path, 600)
+    directories.ready(150.0, alive=True)
+    directories.end_of_script(finished=True)
+    assert [d.step for d in directories.ready(151.0, alive=False)] == [600]
+
+
+# --- torn -------------------------------------------------------------------------------------------
+
+
+def names(directories: Iterable[CheckpointDirectory]) -> list[str]:
+    return [directory.path.name for directory in directories]
+
+
+def test_what_a_script_left_half_written_is_torn_and_what_it_completed_is_not(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    directories.begin_script()
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    directories.ready(110.0, alive=True)
+    checkpoint(tmp_path, 20, "half of the wei")
+    (tmp_path / "output" / "checkpoint-30").mkdir()
+    directories.ready(112.0, alive=True)
+    directories.end_of_script()
+    assert names(directories.torn()) == ["checkpoint-20", "checkpoint-30"]
+
+
+def test_what_stood_before_the_script_is_not_torn_unless_it_has_changed(tmp_path: Path) -> None:
+    """A checkpoint that comes with the code would be taken from a script that fails in its first seconds."""
+    checkpoint(tmp_path, 0)
+    checkpoint(tmp_path, 5)
+    directories = watch(tmp_path)
+    directories.begin_script()
+    checkpoint(tmp_path, 5, "rewritten by halv")
+    directories.end_of_script()
+    assert names(directories.torn()) == ["checkpoint-5"]
+
+
+def test_a_later_agent_of_the_machine_knows_what_stood_before_the_script(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 0)
+    watch(tmp_path).begin_script()
+    checkpoint(tmp_path, 10)
+    later = watch(tmp_path)
+    later.end_of_script()
+    assert names(later.torn()) == ["checkpoint-10"]
+
+
+def test_nothing_is_torn_where_no_script_was_started_or_one_has_finished(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 10)
+    directories = watch(tmp_path)
+    directories.end_of_script()
+    assert directories.torn() == ()
+    directories.begin_script()
+    checkpoint(tmp_path, 20)
+    directories.end_of_script(finished=True)
+    assert directories.torn() == ()
+
+
+def test_a_complete_file_is_proof_enough(tmp_path: Path) -> None:
+    directories = watch(tmp_path, "done")
+    directories.begin_script()
+    for step in (10, 20):
+        path = checkpoint(tmp_path, step)
+    (path / "done").touch()
+    directories.end_of_script()
+    assert names(directories.torn()) == ["checkpoint-10"]

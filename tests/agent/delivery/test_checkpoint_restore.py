@@ -1,0 +1,157 @@
+"""Restoring: the newest checkpoint that verifies, nothing thrown away, nothing of the wrong machine."""
+
+import json
+from datetime import datetime, timezone
+
+import pytest
+
+from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_this
+from cloudspot.agent.leaving import LeavingError
+from cloudspot.jobstore import manifests
+from cloudspot.jobstore.generations import propose
+from cloudspot.jobstore.records import File, Generation, new_nonce
+
+JOB = "digits-1"
+
+
+def generation(number, restore_from=None):
+    return Generation(
+        number=number, launch=number, members=(), endpoint="", restore_from=restore_from, why="first",
+        at=datetime.now(timezone.utc), writer=new_nonce(),
+    )  # fmt: skip
+
+
+def put_directory(bench, checkpoint, name, text):
+    root = bench.root / "made"
+    root.mkdir(exist_ok=True)
+    (root / "model").write_text(text)
+    manifests.upload_directory(
+        bench.store, JOB, checkpoint, rank=0, num_parts=1, root=root, directory=name,
+        files=[File(path="model", size=len(text), mode=0o644)], sealed_at=datetime.now(timezone.utc),
+    )  # fmt: skip
+    manifests.try_commit(bench.store, JOB, checkpoint)
+
+
+def test_without_a_checkpoint_the_job_starts_from_the_beginning(bench):
+    restored = restore_newest(bench.life().context, ())
+    assert (restored.checkpoint, restored.directory, restored.skipped) == (None, None, ())
+
+
+def test_the_newest_one_of_the_lineage_is_on_the_disk_afterwards(bench):
+    for step in (10, 20):
+        bench.commit(bench.id(1, step), f"weights {step}".encode())
+    life = bench.life()
+    (life.context.node.restore).mkdir()
+    (life.context.node.restore / "part-7.bin").write_text("of a restore that was cut short")
+    restored = restore_newest(life.context, (generation(1),))
+    assert restored.checkpoint == bench.id(1, 20)
+    commit = manifests.read_commit(bench.store, JOB, bench.id(1, 20))
+    assert (restored.sealed_at, restored.committed_at) == (commit.parts[0].sealed_at, commit.at)
+    assert json.loads((restored.directory / "restore.json").read_text())["step"] == 20
+    assert (restored.directory / "part-0.bin").read_bytes() == b"weights 20"
+    assert not (restored.directory / "part-7.bin").exists()
+
+
+def test_one_whose_last_uploader_died_before_the_commit_is_committed_first(bench):
+    """Only drains were; the steps since the checkpoint before it were trained again."""
+    bench.commit(bench.id(1, 10))
+    life = bench.life()
+    for rank in range(2):
+        bench.put_part(life.context.node, rank, 20)
+    bench.put_part(life.context.node, 0, 30)
+    restored = restore_newest(life.context, (generation(1),))
+    assert restored.checkpoint == bench.id(1, 20)
+    assert bench.commits() == (bench.id(1, 10), bench.id(1, 20))
+
+
+def test_a_corrupt_one_is_passed_over_and_named(bench):
+    for step in (10, 20):
+        bench.commit(bench.id(1, step))
+    bench.spoil(bench.id(1, 20))
+    restored = restore_newest(bench.life().context, (generation(1),))
+    assert restored.checkpoint == bench.id(1, 10)
+    assert [(one.checkpoint, "checksum" in one.reason) for one in restored.skipped] == [
+        (bench.id(1, 20), True)
+    ]
+
+
+def test_a_commit_after_the_successor_chose_an_older_one_is_no_candidate(bench):
+    for step in (10, 20):
+        bench.commit(bench.id(1, step))
+    restored = restore_newest(bench.life().context, (generation(1), generation(2, bench.id(1, 10))))
+    assert restored.checkpoint == bench.id(1, 10)
+
+
+def test_when_all_are_corrupt_the_job_ends_with_the_reason_and_all_of_them(bench):
+    for step in (10, 20):
+        bench.commit(bench.id(1, step))
+        bench.spoil(bench.id(1, step))
+    with pytest.raises(
+        LeavingError, match="none of the 2 checkpoints verifies; nothing was deleted"
+    ) as caught:
+        restore_newest(bench.life().context, (generation(1),))
+    assert caught.value.leaving.permanent
+    assert bench.commits() == (bench.id(1, 10), bench.id(1, 20))
+
+
+def test_one_that_is_deleted_while_it_is_fetched_is_no_damage_and_the_newer_one_is_taken(bench, monkeypatch):
+    """Another node still uploaded 1-60; its commit let retention delete 1-50."""
+    propose(bench.store, JOB, generation(1))
+    bench.commit(bench.id(1, 50))
+    fetch, fetched = manifests.fetch, []
+
+    def overtaken(store, job_id, commit, *args, **options):
+        fetched.append(commit.id)
+        if commit.id == bench.id(1, 50):
+            bench.commit(bench.id(1, 60))
+            assert manifests.collect(store, job_id, keep=1) == (bench.id(1, 50),)
+        return fetch(store, job_id, commit, *args, **options)
+
+    monkeypatch.setattr(manifests, "fetch", overtaken)
+    restored = restore_newest(bench.life().context, (generation(1),))
+    assert (restored.checkpoint, restored.skipped) == (bench.id(1, 60), ())
+    assert fetched == [bench.id(1, 50), bench.id(1, 60)]
+
+
+def test_a_generations_checkpoint_that_is_deleted_is_told_from_one_that_is_damaged(bench):
+    propose(bench.store, JOB, generation(1))
+    for step in (10, 20):
+        bench.commit(bench.id(1, step))
+    bench.spoil(bench.id(1, 10))
+    life = bench.life().context
+    with pytest.raises(LeavingError, match="which another node has verified, does not verify here"):
+        restore_this(life, bench.id(1, 10), None)
+    manifests.collect(bench.store, JOB, keep=1)
+    assert restore_this(life, bench.id(1, 10), None) is None
+
+
+def test_a_job_that_has_resumed_never_starts_from_the_beginning_for_want_of_a_checkpoint(bench):
+    known = (generation(1), generation(2, bench.id(1, 50)))
+    with pytest.raises(LeavingError, match="1-50, from which the job resumed last, is gone") as caught:
+        restore_newest(bench.life().context, known)
+    assert caught.value.leaving.permanent
+    bench.commit(bench.id(1, 60))
+    assert restore_newest(bench.life().context, known).checkpoint == bench.id(1, 60)
+
+
+def test_a_directory_that_came_with_the_code_is_not_taken_for_the_checkpoint(bench):
+    put_directory(bench, bench.id(1, 10), "output/checkpoint-10", "the job's")
+    life = bench.life()
+    ours = life.context.node.work / "output" / "checkpoint-10"
+    ours.mkdir(parents=True)
+    (ours / "model").write_text("of a try on the laptop")
+    (ours / "more").touch()
+    restored = restore_newest(life.context, (generation(1),))
+    assert (restored.checkpoint, restored.directory_name) == (bench.id(1, 10), "output/checkpoint-10")
+    assert [(path.name, path.read_text()) for path in ours.iterdir()] == [("model", "the job's")]
+
+
+def test_what_a_script_wrote_on_this_machine_is_left_as_it_is(bench):
+    put_directory(bench, bench.id(1, 10), "output/last", "older")
+    life = bench.life()
+    life.context.memory.generation = 1
+    ours = life.context.node.work / "output" / "last"
+    ours.mkdir(parents=True)
+    (ours / "model").write_text("newer")
+    assert restore_newest(life.context, (generation(1),)).directory_name == "output/last"
+    assert (ours / "model").read_text() == "newer"

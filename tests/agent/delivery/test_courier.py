@@ -1,0 +1,393 @@
+"""The courier: from a sealed slot to a commit, through failures of the store and deaths of the agent."""
+
+import time
+from datetime import datetime, timezone
+
+import pytest
+
+from cloudspot.agent.delivery import courier as courier_module
+from cloudspot.agent.delivery.checkpoint_restore import Restored
+from cloudspot.agent.reclaim import Reclaim
+from cloudspot.errors import CorruptData, ObjectMissing, TransientError
+from cloudspot.jobstore import generations, keys, manifests
+from cloudspot.jobstore.records import Generation, Transfer, new_nonce
+from cloudspot.model import PreemptionNotice
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
+from cloudspot.train import handoff as files
+
+FAR = 1e9
+
+
+def reclaim(seconds):
+    now = time.monotonic()
+    return Reclaim(PreemptionNotice(deadline=None), now + seconds, None, now)
+
+
+@pytest.fixture
+def node(bench):
+    return bench.life().context.node
+
+
+@pytest.fixture
+def carry(bench):
+    """Start the courier of a node's agent."""
+
+    def start(store=None, **tables):
+        life = bench.life(store=store, **tables)
+        life.context.status.generation = 1
+        life.context.status.handoff = life.context.node.handoff(1)
+        life.context.status.ranks = (0,)
+        life.courier.start()
+        return life
+
+    return start
+
+
+def test_a_sealed_slot_becomes_a_commit_and_is_free_again(bench, carry, node, wait_until):
+    life = carry()
+    seal = bench.seal(node, bench.id(1, 10))
+    wait_until(lambda: life.context.status.committed == bench.id(1, 10))
+    wait_until(lambda: not seal.exists() and list(seal.parent.iterdir()) == [])
+    manifests.verify(bench.store, "digits-1", manifests.read_commit(bench.store, "digits-1", bench.id(1, 10)))
+    assert life.context.status.stall_seconds == 0.01
+
+
+def test_what_is_under_way_is_told(bench, carry, node, wait_until, monkeypatch):
+    told = []
+    life = carry()
+
+    def put(key, data, *, if_absent=False, inner=bench.store.put):
+        inner(key, data, if_absent=if_absent)
+        told.append((key.rpartition("/")[0], life.context.status.transfer))
+
+    monkeypatch.setattr(bench.store, "put", put)
+    bench.seal(node, bench.id(1, 10), data=b"weights")
+    wait_until(lambda: life.context.status.committed == bench.id(1, 10))
+    chunk, part, commit = told
+    assert chunk[1] == Transfer(what="uploading", done=0, total=7)
+    assert part[1] == Transfer(what="uploading", done=7, total=7)
+    assert commit[1] is None
+
+
+def test_a_node_that_never_brings_the_last_part_knows_what_its_uploads_take(bench, carry, node, wait_until):
+    """Its ranks believed that an upload takes no time: the guard of a drain came too late for it."""
+    handoff = node.handoff(1)
+    handoff.mkdir(parents=True)
+    life = carry()
+    bench.seal(node, bench.id(1, 10), world_size=2, sealed_at_unix=time.time() - 50.0)
+    wait_until(lambda: life.context.status.upload_seconds)
+    assert life.context.status.upload_seconds >= 50.0
+    wait_until(lambda: files.read_tuning(handoff).upload_seconds >= 50.0)
+    assert bench.commits() == ()
+
+
+def test_a_seal_that_a_killed_agent_had_taken_is_carried_first(bench, carry, node, wait_until):
+    bench.seal(node, bench.id(1, 10))
+    bench.seal(node, bench.id(1, 11), taken=True)
+    life = carry()
+    assert [seal.name.step for seal in life.courier._pending()][:1] in ([11], [10], [])
+    assert life.courier.finish(until=lambda: FAR)
+    assert bench.commits() == (bench.id(1, 10), bench.id(1, 11))
+
+
+def test_taken_seals_come_first_then_by_step(bench, node):
+    life = bench.life()
+    bench.seal(node, bench.id(1, 10))
+    bench.seal(node, bench.id(1, 12))
+    bench.seal(node, bench.id(1, 11), taken=True)
+    assert [seal.name.step for seal in life.courier._pending()] == [11, 10, 12]
+
+
+def parts_put(bench, monkeypatch):
+    """The parts' records in the order in which they come to be."""
+    found = []
+
+    def put(key, data, *, if_absent=False, inner=bench.store.put):
+        inner(key, data, if_absent=if_absent)
+        if "/parts/" in key:
+            found.append((int(key.split("-")[-1].split("/")[0]), int(key.rpartition("/")[2])))
+
+    monkeypatch.setattr(bench.store, "put", put)
+    return found
+
+
+def test_a_drain_goes_before_all_older_parts_taken_or_not(bench, node, monkeypatch):
+    """Eight ranks' parts of an interval save came first; the drain's missed the deadline."""
+    found = parts_put(bench, monkeypatch)
+    for rank in range(8):
+        bench.seal(node, bench.id(1, 40), rank=rank, world_size=8, taken=rank == 0)
+        bench.seal(node, bench.id(1, 45), rank=rank, world_size=8, kind="drain")
+    bench.life().courier._carry_seals()
+    assert found == [(step, rank) for step in (45, 40) for rank in range(8)]
+
+
+def test_a_drain_that_is_sealed_during_an_upload_comes_next(bench, node, monkeypatch):
+    for rank in range(8):
+        bench.seal(node, bench.id(1, 40), rank=rank, world_size=8)
+    found = parts_put(bench, monkeypatch)
+    courier = bench.life().courier
+    commit = courier._commit
+
+    def seal_drain(*arguments):
+        if len(found) == 1:
+            for rank in range(8):
+                bench.seal(node, bench.id(1, 45), rank=rank, world_size=8, kind="drain")
+        commit(*arguments)
+
+    monkeypatch.setattr(courier, "_commit", seal_drain)
+    courier._carry_seals()
+    assert found == [(40, 0), *((45, rank) for rank in range(8)), *((40, rank) for rank in range(1, 8))]
+
+
+def test_a_drain_at_a_step_that_was_sealed_already_makes_that_save_the_first(bench, node):
+    for step in (40, 45):
+        bench.seal(node, bench.id(1, step))
+    courier = bench.life().courier
+    assert [seal.name.step for seal in courier._pending()] == [40, 45]
+    files.write_json(files.drained_path(node.handoff(1), 0), {"step": 45})
+    assert [seal.name.step for seal in courier._pending()] == [45, 40]
+
+
+def test_a_part_that_this_node_has_put_is_not_read_again(bench, carry, node, wait_until, monkeypatch):
+    read = []
+
+    def get(key, inner=bench.store.get):
+        if "/parts/" in key:
+            read.append(key)
+        return inner(key)
+
+    life = carry()
+    monkeypatch.setattr(bench.store, "get", get)
+    for rank in range(4):
+        bench.seal(node, bench.id(1, 40), rank=rank, world_size=4)
+    bench.put_part(node, 0, 41)  # anything else, so that the courier is not the only one who reads
+    assert life.courier.finish(until=lambda: FAR)
+    own = [key for key in read if "-000000000040/" in key]
+    assert len(own) == len(set(own)) == 4  # whether it stands, before it is uploaded
+    assert life.context.known_parts.keys() == set() or bench.commits() == ()
+
+
+def test_a_seal_that_the_trainer_withdraws_is_no_error(bench, node, monkeypatch):
+    life = bench.life()
+    seal = bench.seal(node, bench.id(1, 10))
+    found = iter([life.courier._pending(), []])
+    seal.unlink()
+    monkeypatch.setattr(life.courier, "_pending", lambda: next(found))
+    life.courier._carry_seals()
+    assert bench.commits() == ()
+
+
+def test_an_outage_delays_a_commit_and_loses_none(bench, carry, node, tmp_path):
+    now = time.time()
+    plan = FaultPlan(outages=(Outage(start=now, end=now + 0.3),), fail_every=5, lose_every=3)
+    life = carry(FaultyStore(bench.store, plan, tmp_path / "state"))
+    for step in (10, 11):
+        bench.seal(node, bench.id(1, step))
+    assert life.courier.finish(until=lambda: FAR)
+    assert bench.commits() == (bench.id(1, 10), bench.id(1, 11))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda seal: seal.write_text("{"),
+        lambda seal: seal.write_text("{}"),
+        lambda seal: seal.write_text(seal.read_text().replace("/slot-", "/gone-")),
+        lambda seal: seal.write_text(seal.read_text().replace('"nbytes": 7', '"nbytes": 7000')),
+        lambda seal: seal.write_text(seal.read_text().replace('"rank": 0', '"rank": 3')),
+    ],
+)
+def test_a_seal_that_cannot_be_carried_is_given_up_and_holds_up_no_other(bench, carry, node, broken):
+    broken(bench.seal(node, bench.id(1, 10)))
+    bench.seal(node, bench.id(1, 11))
+    life = carry()
+    assert life.courier.finish(until=lambda: FAR)
+    assert life.courier._thread.is_alive() or life.courier._stopped.is_set()
+    assert bench.commits() == (bench.id(1, 11),)
+
+
+def test_other_bytes_under_a_part_that_stands_are_given_up(bench, carry, node):
+    bench.commit(bench.id(1, 10), b"weights")
+    bench.seal(node, bench.id(1, 10), b"others!")
+    assert carry().courier.finish(until=lambda: FAR)
+    assert list(node.directory.glob("generations/*/seals/*")) == []
+
+
+def test_deleting_old_checkpoints_keeps_no_slot_from_the_trainer(bench, carry, node, wait_until, monkeypatch):
+    def failing(*_, **__):
+        raise CorruptData("a generation record is malformed")
+
+    monkeypatch.setattr(courier_module.manifests, "collect", failing)
+    life = carry()
+    seal = bench.seal(node, bench.id(1, 10))
+    wait_until(lambda: life.context.status.committed is not None and list(seal.parent.iterdir()) == [])
+    bench.seal(node, bench.id(1, 11))
+    assert life.courier.finish(until=lambda: FAR)
+    assert bench.id(1, 11) in bench.commits()
+
+
+def test_only_as_many_checkpoints_stay_as_the_job_asks_for(bench, carry, node, monkeypatch):
+    generations.propose(
+        bench.store, "digits-1",
+        Generation(number=1, launch=1, members=(), endpoint="", restore_from=None, why="first",
+                   at=datetime.now(timezone.utc), writer=new_nonce()),
+    )  # fmt: skip
+    life = carry(checkpoint={"keep": 2})
+    for step in range(10, 15):
+        bench.seal(node, bench.id(1, step))
+    assert life.courier.finish(until=lambda: FAR)
+    assert bench.commits() == (bench.id(1, 13), bench.id(1, 14))
+
+
+def test_settling_waits_for_what_is_sealed_and_frees_the_slots(bench, carry, node):
+    life = carry()
+    bench.seal(node, bench.id(1, 10))
+    life.courier.settle()
+    assert bench.commits() == (bench.id(1, 10),)
+    assert list(node.arena.iterdir()) == []
+
+
+def test_settling_ends_when_the_node_has_to_leave_and_keeps_the_slots(bench, node):
+    life = bench.life()  # its courier does not run
+    bench.seal(node, bench.id(1, 10))
+    life.context.orders.give(reclaim=reclaim(60.0))
+    life.courier.settle()
+    assert len(list(node.arena.iterdir())) == 1
+
+
+def test_finishing_ends_at_a_deadline_that_comes_nearer(bench, carry, node, tmp_path):
+    now = time.time()
+    down = FaultyStore(
+        bench.store, FaultPlan(outages=(Outage(start=0.0, end=now + 3600.0),)), tmp_path / "state"
+    )
+    life = carry(down)
+    bench.seal(node, bench.id(1, 10))
+    moments = iter([FAR, FAR])
+    assert not life.courier.finish(until=lambda: next(moments, 0.0))
+
+
+# --- directories --------------------------------------------------------------------------------
+
+PATTERN = {"directory": "output/*", "complete_file": "done"}
+
+
+def directory(node, name, text="weights"):
+    path = node.work / "output" / name
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "model").write_text(text)
+    (path / "done").write_text("")
+    return path
+
+
+def steps(bench):
+    return [checkpoint.step for checkpoint in bench.commits()]
+
+
+def test_the_newest_complete_directory_is_committed_once(bench, carry, node):
+    directory(node, "checkpoint-9")
+    directory(node, "checkpoint-10")
+    assert carry(checkpoint=PATTERN).courier.finish(until=lambda: FAR)
+    assert steps(bench) == [10]
+
+
+def test_before_the_first_generation_nothing_is_given_up(bench, carry, node):
+    """An agent that was restarted between two generations met directories as generation 0's."""
+    directory(node, "checkpoint-10")
+    life = bench.life(checkpoint=PATTERN)
+    life.courier._directories.carry(life.courier._commit)
+    life.context.status.generation = 1
+    life.courier._directories.carry(life.courier._commit)
+    life.courier._directories._scanned_at = 0.0
+    life.courier._directories.carry(life.courier._commit)
+    assert steps(bench) == [10]
+
+
+def test_a_directory_that_is_rewritten_is_committed_again(bench, carry, node):
+    life = carry(checkpoint=PATTERN)
+    for number in range(3):
+        directory(node, "last", f"weights {number}")
+        life.courier._directories.end_of_script()
+        life.courier.settle()
+    assert steps(bench) == [1, 2, 3]
+    commit = manifests.read_commit(bench.store, "digits-1", bench.id(1, 3))
+    assert commit.parts[0].directory == "output/last"
+    data = bench.store.get(keys.chunk("digits-1", 1, 3, 0, 0))
+    assert data == b"weights 2"
+
+
+def test_a_restarted_agent_finds_the_next_free_step(bench, carry, node):
+    directory(node, "checkpoint-10", "old weights")
+    assert carry(checkpoint=PATTERN).courier.finish(until=lambda: FAR)
+    directory(node, "checkpoint-10", "new weights")
+    assert carry(checkpoint=PATTERN).courier.finish(until=lambda: FAR)
+    assert steps(bench) == [10, 11]
+    assert carry(checkpoint=PATTERN).courier.finish(until=lambda: FAR)
+    assert steps(bench) == [10, 11]
+
+
+def test_a_directory_that_changes_while_it_is_uploaded_leaves_no_part(bench, node, monkeypatch):
+    model = directory(node, "checkpoint-10") / "model"
+    life = bench.life(checkpoint=PATTERN)
+    life.context.status.generation = 1
+    put = bench.store.put
+
+    def put_and_tear(key, data, *, if_absent=False):
+        put(key, data, if_absent=if_absent)
+        if "/chunks/" in key:
+            model.write_text("other weights")
+
+    monkeypatch.setattr(bench.store, "put", put_and_tear)
+    with pytest.raises(TransientError, match="checkpoint-10 changed while it was uploaded"):
+        life.courier._directories.carry(life.courier._commit)
+    with pytest.raises(ObjectMissing):
+        bench.store.get(keys.part("digits-1", 1, 10, 0))
+
+
+def test_settling_waits_for_directories_too(bench, carry, node):
+    """Else one is committed to a generation whose successor has chosen an older one: nobody resumes from it."""
+    directory(node, "checkpoint-10")
+    life = carry(checkpoint=PATTERN)
+    life.courier.end_of_trainer(finished=False)
+    life.courier.settle()
+    assert steps(bench) == [10]
+
+
+def test_what_was_restored_is_not_uploaded_again(bench, carry, node):
+    directory(node, "checkpoint-10")
+    life = bench.life(checkpoint=PATTERN)
+    life.context.status.generation = 2
+    life.courier._directories.begin(Restored(bench.id(1, 10), directory_name="output/checkpoint-10"))
+    assert life.courier._directories.unsent() == []
+    directory(node, "checkpoint-20")
+    assert [found.step for found in life.courier._directories.unsent()] == [20]
+
+
+def test_torn_directories_are_set_aside_and_none_that_is_in_the_bucket(bench, carry, node):
+    life = carry(checkpoint=PATTERN)
+    uploads = life.courier._directories
+    uploads.begin(Restored(None))
+    directory(node, "checkpoint-10")
+    torn = directory(node, "checkpoint-20")
+    (torn / "done").unlink()
+    life.courier.end_of_trainer(finished=False)
+    life.courier.settle()
+    life.courier.set_aside_torn()
+    assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]
+    assert steps(bench) == [10]
+    directory(node, "checkpoint-20")
+    (torn / "done").unlink()
+    life.courier.set_aside_torn()
+    found = sorted(path.relative_to(node.torn).as_posix() for path in node.torn.glob("*/*"))
+    assert found == ["output/checkpoint-20", "output/checkpoint-20.2"]
+
+
+def test_what_was_restored_here_and_never_touched_stays(bench, carry, node):
+    """On a node without rank 0 no scan proves anything complete."""
+    life = carry(checkpoint={"directory": "output/*"})
+    life.context.status.ranks = (1,)
+    directory(node, "checkpoint-10")
+    life.courier._directories.begin(Restored(bench.id(1, 10), directory_name="output/checkpoint-10"))
+    directory(node, "checkpoint-20")
+    life.courier.end_of_trainer(finished=False)
+    life.courier.set_aside_torn()
+    assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]

@@ -1,0 +1,164 @@
+"""The log pump: each line once, in order, through outages of the sink and the death of the agent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from cloudspot.agent.delivery.log_pump import LogPump
+from cloudspot.errors import TransientError
+from cloudspot.interfaces import LogSink
+from cloudspot.jobstore.records import LogStanding
+from cloudspot.model import LogRecord
+
+
+class ListSink(LogSink):
+    """Keeps what it was given; fails as often as told, before or after it kept it."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, LogRecord] = {}
+        self.fail_before = 0
+        self.fail_after = 0
+
+    def write(self, records: Sequence[LogRecord]) -> None:
+        if self.fail_before:
+            self.fail_before -= 1
+            message = "down"
+            raise TransientError(message)
+        for record in records:
+            assert self.records.setdefault(record.seq, record) == record
+        if self.fail_after:
+            self.fail_after -= 1
+            message = "the answer was lost"
+            raise TransientError(message)
+
+    def streams(self) -> Sequence[str]:
+        return ("1-0",)
+
+    def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
+        return iter(record for seq, record in sorted(self.records.items()) if seq > after)
+
+    def texts(self) -> list[str]:
+        assert sorted(self.records) == list(range(len(self.records)))
+        return [record.text for _, record in sorted(self.records.items())]
+
+
+def pump(sink: LogSink, directory: Path) -> LogPump:
+    made = LogPump(sink, stream="1-0", position_path=directory / "position.json", flush_seconds=3600.0)
+    made.follow(directory / "a.log", "train")
+    return made
+
+
+def finish(made: LogPump) -> bool:
+    made.start()
+    return made.finish(deadline=time.monotonic() + 20.0)
+
+
+def test_lines_are_delivered_once_and_in_order(tmp_path: Path) -> None:
+    sink = ListSink()
+    (tmp_path / "a.log").write_text("".join(f"line {i}\n" for i in range(1000)))
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == [f"line {i}" for i in range(1000)]
+
+
+def test_the_last_line_needs_no_end(tmp_path: Path) -> None:
+    sink = ListSink()
+    (tmp_path / "a.log").write_text("one\nTraceback")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["one", "Traceback"]
+
+
+def test_a_bar_that_draws_itself_again_and_again_is_one_line(tmp_path: Path) -> None:
+    sink = ListSink()
+    (tmp_path / "a.log").write_bytes(b"\r 10%\r 50%\r100%\nof another system\r\n\n\x85\xe2\x80\xa8end\n")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["\r 10%\r 50%\r100%", "of another system", "", "\ufffd\u2028end"]
+
+
+@pytest.mark.parametrize("fault", ["fail_before", "fail_after"])
+def test_what_an_outage_held_back_comes_later_in_order(tmp_path: Path, fault: str) -> None:
+    sink = ListSink()
+    setattr(sink, fault, 2)
+    (tmp_path / "a.log").write_text("one\ntwo\nthree\n")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["one", "two", "three"]
+
+
+def test_a_new_agent_goes_on_where_the_dead_one_stood(tmp_path: Path) -> None:
+    sink = ListSink()
+    log = tmp_path / "a.log"
+    log.write_text("one\ntwo\n")
+    assert finish(pump(sink, tmp_path))
+    with log.open("a") as file:
+        file.write("three\n")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["one", "two", "three"]
+
+
+def test_a_batch_whose_delivery_was_not_noted_is_delivered_again_alike(tmp_path: Path) -> None:
+    sink = ListSink()
+    log = tmp_path / "a.log"
+    log.write_text("one\ntwo\n")
+    sink.fail_after = 1
+    killed = pump(sink, tmp_path)
+    assert not killed._deliver(final=False)
+    with log.open("a") as file:
+        file.write("three\n")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["one", "two", "three"]
+
+
+def test_an_unreadable_byte_is_shown_and_kills_nothing(tmp_path: Path) -> None:
+    sink = ListSink()
+    (tmp_path / "a.log").write_bytes(b"caf\xe9\n")
+    assert finish(pump(sink, tmp_path))
+    assert sink.texts() == ["caf�"]
+
+
+def test_several_files_make_one_stream(tmp_path: Path) -> None:
+    sink = ListSink()
+    made = pump(sink, tmp_path)
+    made.follow(tmp_path / "b.log", "setup")
+    (tmp_path / "a.log").write_text("a\n")
+    (tmp_path / "b.log").write_text("b\n")
+    assert finish(made)
+    assert [(r.source, r.text) for r in sink.read("1-0")] == [("train", "a"), ("setup", "b")]
+
+
+def test_a_line_is_not_cut_because_another_file_filled_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudspot.agent.delivery.log_pump.BATCH_BYTES", 16)
+    sink = ListSink()
+    made = pump(sink, tmp_path)
+    made.follow(tmp_path / "b.log", "setup")
+    (tmp_path / "a.log").write_text("0123456789\n")
+    (tmp_path / "b.log").write_text("abcdefghi\n")
+    assert finish(made)
+    assert sink.texts() == ["0123456789", "abcdefghi"]
+
+
+def test_a_full_disk_stops_no_line(tmp_path: Path) -> None:
+    sink = ListSink()
+    made = pump(sink, tmp_path)
+    (tmp_path / "position.tmp").mkdir()  # so that no position can be written
+    (tmp_path / "a.log").write_text("No space left on device\n")
+    assert finish(made)
+    assert sink.texts() == ["No space left on device"]
+
+
+def test_it_tells_how_many_lines_there_are_and_what_waits_for_the_sink(tmp_path: Path) -> None:
+    sink, text = ListSink(), b"one\ntwo\n"
+    made = pump(sink, tmp_path)
+    made.follow(tmp_path / "not-there", "setup")
+    assert made.standing() == LogStanding(num_lines=0, waiting_bytes=0)
+    (tmp_path / "a.log").write_bytes(text)
+    assert made.standing() == LogStanding(num_lines=0, waiting_bytes=8)
+    sink.fail_before = 1
+    made._deliver(final=False)
+    assert made.standing() == LogStanding(num_lines=2, waiting_bytes=0, error="down")
+    assert finish(made)
+    assert made.standing() == LogStanding(num_lines=2, waiting_bytes=0)

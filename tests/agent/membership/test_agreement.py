@@ -1,0 +1,400 @@
+"""Membership: real agents of one launch, over one store and in a hurry, agree on generations (P3)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from cloudspot.agent.ending.exit_record import write_exit_record
+from cloudspot.agent.leaving import Leaving, LeavingError
+from cloudspot.agent.membership.agreement import Membership
+from cloudspot.errors import TransientError
+from cloudspot.jobstore import codec, generations, keys, launches
+from cloudspot.jobstore.records import Failed, Notice, new_nonce
+
+JOB = "digits-1"
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch):
+    """A second of these agents is many of real ones; long enough, though, for a machine that is busy."""
+    monkeypatch.setattr("cloudspot.agent.membership.peers.SUSPECT_SECONDS", 1.5)
+    monkeypatch.setattr("cloudspot.agent.membership.peers.START_SECONDS", 2.5)
+    monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.LISTEN_SECONDS", 0.04)
+    monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.REGROUP_SECONDS", 0.02)
+    monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.HEARTBEAT_SECONDS", 0.15)
+    monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.REGROUP_SECONDS", 0.03)
+    monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.LOOK_SECONDS", 0.05)
+
+
+class Agent:
+    """One node's membership with its heartbeat; what it decides is kept, what it runs is nothing."""
+
+    def __init__(self, bench, rank, *, store=None, **nodes):
+        self.bench, self.rank = bench, rank
+        self.life = bench.life(
+            machine=f"machine-{rank}", rank=rank, store=store, nodes=nodes, spot={"policy": "spot"}
+        )
+        self.membership = Membership(self.life.context, gathered_at=time.monotonic())
+        launches.claim_slot(bench.store, JOB, 1, rank, self.life.context.job.identity)
+        self.ended = None
+        self.thread = None
+
+    def wake(self, state="restoring"):
+        self.life.context.status.state = state
+        self.life.heartbeat.start()
+        self.membership.start()
+        return self
+
+    def seek(self, why="first"):
+        """Look for the next generation, as an agent does between two starts of torchrun."""
+
+        def run():
+            try:
+                self.ended = self.membership.next(why)[0]
+            except LeavingError as error:
+                self.ended = error.leaving
+            else:
+                self.life.context.status.state = "running"
+                self.life.context.status.is_regrouping = False
+
+        self.ended = None
+        self.life.context.status.state = "restoring"
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+        return self
+
+    def found(self):
+        """What ``seek`` came to."""
+        self.thread.join(20.0)
+        assert not self.thread.is_alive(), "this node hangs"
+        return self.ended
+
+    def die(self):
+        """Stop like a machine that lost its power."""
+        self.life.heartbeat.stop()
+        self.life.heartbeat._thread.join(10.0)
+        self.membership.stop()
+        object.__setattr__(self.life.context, "insist", lambda *_, **__: time.sleep(3600))
+
+    def say(self, outcome, **facts):
+        leaving = Leaving(outcome, facts.pop("detail", "as told"), **facts)
+        write_exit_record(
+            self.bench.store,
+            self.life.context.node,
+            self.life.context.job.identity,
+            leaving,
+            self.life.context.status,
+        )
+
+    def notice(self, seconds):
+        now = datetime.now(timezone.utc)
+        record = Notice(
+            launch=1, rank=self.rank, deadline=now + timedelta(seconds=seconds), action="terminate",
+            source="test", step=1, at=now, writer=new_nonce(),
+        )  # fmt: skip
+        self.bench.store.put(keys.notice(JOB, 1, self.rank), codec.encode(record))
+
+
+@pytest.fixture
+def make(bench):
+    """``make(3, min=2, max=3)``: agents that are awake and agreed on generation 1."""
+    made = []
+
+    def start(count, **nodes):
+        made.extend(Agent(bench, rank, **nodes).wake() for rank in range(count))
+        for agent in made:
+            agent.seek()
+        assert {ranks(agent.found()) for agent in made} == {tuple(range(count))}
+        return made
+
+    yield start
+    for agent in made:
+        agent.membership.stop()
+
+
+def ranks(generation):
+    assert not isinstance(generation, Leaving), generation
+    return tuple(member.rank for member in generation.members)
+
+
+def recorded(bench):
+    return [(ranks(one), one.why) for one in generations.read_generations(bench.store, JOB)]
+
+
+# --- the first generation ---------------------------------------------------------------------------
+
+
+def test_all_nodes_of_a_launch_agree_on_one_first_generation(bench, make):
+    first, second, third = make(3, min=2, max=3)
+    assert first.found() == second.found() == third.found()
+    assert recorded(bench) == [((0, 1, 2), "first")]
+
+
+def test_a_peer_that_sets_up_or_restores_is_waited_for(bench, wait_until):
+    """It was started without, and started anew every two minutes for as long as the other restored."""
+    first, second = (Agent(bench, rank, min=1, max=2).wake() for rank in range(2))
+    second.life.context.status.state = "setup"
+    first.seek()
+    wait_until(lambda: first.life.context.status.state == "ready")
+    second.life.context.status.state = "restoring"
+    time.sleep(0.3)
+    assert first.ended is None
+    second.seek()
+    assert first.found() == second.found()
+    assert recorded(bench) == [((0, 1), "first")]
+
+
+def test_a_restore_that_takes_for_ever_holds_up_nobody_for_ever(bench, monkeypatch):
+    monkeypatch.setattr("cloudspot.agent.membership.peers.BUSY_SECONDS", 0.5)
+    first, second = (Agent(bench, rank, min=1, max=2).wake() for rank in range(2))
+    second.life.context.status.state = "restoring"
+    assert ranks(first.seek().found()) == (0,)
+    assert second.seek().found().outcome == "superseded"
+
+
+def test_who_waits_long_for_another_says_so(bench, monkeypatch, wait_until):
+    """A setup that hangs on one node idles all the others, and nothing but max_runtime ends that."""
+    monkeypatch.setattr("cloudspot.agent.membership.agreement.WARN_SECONDS", 0.2)
+    first, second = (Agent(bench, rank, min=1, max=2).wake() for rank in range(2))
+    second.life.context.status.state = "setup"
+    first.seek()
+    wait_until(lambda: first.life.context.status.warnings)
+    assert first.life.context.status.warnings == ("ready, and idle until node 1 (setup) is ready too",)
+    second.seek()
+    assert ranks(first.found()) == (0, 1)
+    assert first.life.context.status.warnings == ()
+
+
+# --- a loss -----------------------------------------------------------------------------------------
+
+
+def test_the_survivors_go_on_and_the_late_one_finds_that_it_is_out(bench, make, wait_until):
+    first, second, third = make(3, min=2, max=3)
+    beat = third.life.heartbeat.beat
+    third.life.heartbeat.beat = lambda: None  # stopped, as by SIGSTOP
+    wait_until(first.membership.why_regroup)
+    first.seek("regrouped")
+    second.seek("regrouped")
+    assert ranks(first.found()) == ranks(second.found()) == (0, 1)
+    third.life.heartbeat.beat = beat
+    wait_until(third.membership.why_regroup)
+    with pytest.raises(LeavingError, match="generation 2 goes on without this node"):
+        third.membership.obey()
+    assert third.seek("regrouped").found().outcome == "superseded"
+    assert recorded(bench) == [((0, 1, 2), "first"), ((0, 1), "regrouped")]
+
+
+def test_losses_down_to_min_go_on_and_below_it_everybody_leaves(bench, make):
+    first, second, third = make(3, min=2, max=3)
+    first.die()
+    second.seek("regrouped")
+    third.seek("regrouped")
+    assert ranks(second.found()) == ranks(third.found()) == (1, 2)
+    second.die()
+    assert third.seek("regrouped").found().outcome == "left"
+    assert len(recorded(bench)) == 2
+
+
+def test_the_last_beat_of_a_node_that_died_is_no_sign_of_life(bench, make):
+    """A beat that was not read before the question counted as an answer: one loss in ten or so was booked
+    as a failure of the script, which has few of them."""
+    first, second = make(2, min=1, max=2)
+    first.membership._peers.stop()
+    first.membership._peers._thread.join(10.0)
+    second.life.heartbeat.beat()  # never read so far
+    second.die()
+    first.membership._peers = type(first.membership._peers)(first.life.context)
+    first.membership._peers._pass()
+    second.life.heartbeat.beat()  # its last one, of just before the question
+    first.membership.start()
+    assert first.membership.others_are_well() is False
+
+
+def test_an_outage_of_this_nodes_own_store_makes_no_member_absent(bench, make, monkeypatch, wait_until):
+    """The heartbeats it knew were two minutes old: it ended a training in which all was well."""
+    first, _ = make(2, min=1, max=2)
+    peers = first.membership._peers
+    wait_until(lambda: first.membership.why_regroup() is None and first.membership._all_ran)
+    first.membership._all_ran = False
+    peers._beats[1] = None  # it had not heard of the start yet
+    monkeypatch.setattr(peers, "_list", fail)
+    heard = peers.heard_seconds
+    time.sleep(1.5)
+    assert peers.heard_seconds - heard < 0.3
+    assert first.membership.why_regroup() is None
+
+
+def fail(*_):
+    raise TransientError("down")
+
+
+def test_a_member_that_lives_but_never_starts_is_left_behind(bench, make, wait_until):
+    """It lives, so it was in the next generation again, and so on for ever."""
+    first, second, third = make(3, min=2, max=3)
+    first.seek("trainer-failed")
+    second.seek("trainer-failed")
+    assert ranks(first.found()) == ranks(second.found()) == (0, 1, 2)  # the third hangs in the first
+    wait_until(lambda: (first.membership.why_regroup() or "").startswith("node 2 does not run"))
+    first.seek("regrouped")
+    assert ranks(first.found()) == (0, 1)
+    assert third.seek("regrouped").found().outcome == "superseded"
+
+
+def test_a_member_that_is_still_restoring_is_waited_for_and_not_left_behind(bench, make, wait_until):
+    first, second = make(2, min=1, max=2)
+    first.seek("trainer-failed")
+    assert ranks(first.found()) == (0, 1)
+    second.life.context.status.state = "restoring"
+    wait_until(lambda: (first.membership.why_regroup() or "").startswith("node 1 does not run"))
+    first.seek("regrouped")
+    wait_until(lambda: first.life.context.status.state == "ready")
+    second.seek("trainer-failed")  # adopts the second, which is newer than what it ran
+    assert second.found().number == 2
+    second.seek("regrouped")
+    assert first.found() == second.found()
+    assert ranks(first.ended) == (0, 1)
+
+
+def test_a_failure_elsewhere_is_heard_of_for_the_generation_that_runs_and_no_other(bench, make, wait_until):
+    first, second, third = make(3, min=2, max=3)
+    assert first.membership.votes.failed_elsewhere() is None
+    failed = Failed(generation=1, why="trainer-failed", exit_code=3)
+    second.life.context.status.failed = failed
+    wait_until(first.membership.votes.failed_elsewhere)
+    assert first.membership.votes.failed_elsewhere() == failed
+    stuck = Failed(generation=1, why="trainer-stuck", exit_code=137)
+    third.life.context.status.failed = stuck
+    wait_until(lambda: first.membership.votes.failed_elsewhere() == stuck)
+    for agent in (first, second, third):
+        agent.seek("trainer-stuck")
+    assert first.found().number == 2
+    assert first.membership.votes.failed_elsewhere() is None
+
+
+# --- how others leave -------------------------------------------------------------------------------
+
+
+def test_a_node_with_a_notice_is_in_no_further_generation(bench, make):
+    first, second = make(2, min=1, max=2)
+    second.notice(seconds=30.0)
+    assert ranks(first.seek("drained").found()) == (0,)
+
+
+def test_a_peer_that_has_finished_is_not_missed(bench, make, wait_until):
+    """Twenty seconds after it had gone, the other's evaluation was ended, for want of its sign of life."""
+    first, second = make(2, min=2, max=2)
+    wait_until(lambda: first.membership.why_regroup() is None and first.membership._all_ran)
+    second.life.context.status.state = "ending"
+    second.die()
+    second.say("succeeded")
+    peers = first.membership._peers
+    wait_until(lambda: peers.is_gone(1) and 1 in peers._lost)
+    assert first.membership.why_regroup() is None
+    assert first.membership.others_are_well()
+    assert first.membership.finished() == {1}
+
+
+def test_a_drain_goes_on_though_the_node_that_asked_for_it_has_gone(bench, make, wait_until):
+    """Ended twenty seconds after the other's last word, in the middle of the save."""
+    first, second = make(2, min=1, max=2)
+    second.notice(seconds=2.0)
+    second.die()
+    second.say("drained")
+    peers = first.membership._peers
+    wait_until(lambda: 1 in peers._lost)
+    assert first.membership.why_regroup() is None
+    wait_until(first.membership.why_regroup, seconds=5)  # the deadline has come
+
+
+def test_a_peers_permanent_failure_is_waited_for_and_ends_all(bench, make, wait_until):
+    first, second = make(2, min=1, max=2)
+    second.life.context.status.state = "ending"
+    wait_until(lambda: first.membership._peers.beats()[1].state == "ending")
+    outcome = []
+    thread = threading.Thread(target=lambda: outcome.append(first.membership.others_are_well()))
+    thread.start()
+    time.sleep(0.2)
+    assert outcome == []
+    second.say("failed", permanent=True, exit_code=3, detail="no such layer")
+    thread.join(10.0)
+    assert outcome == [False]
+    leaving = first.seek("regrouped").found()
+    assert (leaving.outcome, leaving.permanent, leaving.exit_code) == ("failed", True, 3)
+
+
+# --- an agent that was killed -----------------------------------------------------------------------
+
+
+def test_a_restarted_agent_rejoins_the_generation_it_has_not_started(bench, make):
+    first, second = make(2, min=1, max=2)
+    older = first.found()
+    first.seek("trainer-failed")
+    newer = first.found()
+    first.die()  # before it has started anything
+    again = Agent(bench, 0, min=1, max=2)
+    again.membership.resume(older)
+    again.wake()
+    assert again.seek().found() == newer
+    assert second.seek().found() == newer
+    again.membership.stop()
+
+
+def test_a_restarted_agent_does_not_start_a_generation_twice(bench, make):
+    first, second = make(2, min=1, max=2)
+    ran = first.found()
+    first.die()
+    again = Agent(bench, 0, min=1, max=2)
+    again.membership.resume(ran)
+    again.wake()
+    second.seek("trainer-failed")
+    assert again.seek("agent-restarted").found().number == second.found().number == 2
+    assert recorded(bench)[1][1] in {"trainer-failed", "agent-restarted"}
+    again.membership.stop()
+
+
+# --- the commit of a drain --------------------------------------------------------------------------
+
+
+def test_a_survivor_commits_where_the_last_part_came_from_a_node_that_died_before(bench, make):
+    first, second = make(2, min=1, max=2)
+    bench.put_part(first.life.context.node, 0, 40)
+    bench.put_part(second.life.context.node, 1, 40)
+    second.die()
+    first.membership.await_commit(40)
+    assert bench.commits() == (bench.id(1, 40),)
+    assert first.life.context.status.committed == bench.id(1, 40)
+
+
+def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make):
+    """It waited a minute for a commit that nobody could make, beside another that waited for the same."""
+    first, second, third = make(3, min=2, max=3)
+    bench.put_part(first.life.context.node, 0, 40, world_size=3)
+    bench.put_part(second.life.context.node, 1, 40, world_size=3)
+    third.die()
+    began = time.monotonic()
+    waiting = [threading.Thread(target=a.membership.await_commit, args=(40,)) for a in (first, second)]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join(20.0)
+        assert not thread.is_alive()
+    assert time.monotonic() - began < 20.0
+    assert bench.commits() == ()
+
+
+def test_a_node_with_a_notice_is_waited_for_as_long_as_it_lives(bench, make, monkeypatch, wait_until):
+    monkeypatch.setattr("cloudspot.agent.membership.drain_commit.COMMIT_SECONDS", 0.0)
+    first, second = make(2, min=1, max=2)
+    bench.put_part(first.life.context.node, 0, 40)
+    second.notice(seconds=60.0)
+    thread = threading.Thread(target=first.membership.await_commit, args=(40,))
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive()
+    bench.put_part(second.life.context.node, 1, 40)
+    thread.join(10.0)
+    assert bench.commits() == (bench.id(1, 40),)

@@ -1,0 +1,151 @@
+"""The heartbeat: what a node says of itself, and what it hears of others."""
+
+import json
+import threading
+import time
+from datetime import datetime, timezone
+
+import pytest
+
+from cloudspot.errors import TransientError
+from cloudspot.jobstore import codec, generations, keys
+from cloudspot.jobstore.records import Generation, Heartbeat, Transfer, new_nonce
+from cloudspot.jobstore.submission import request_stop
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
+from cloudspot.train import handoff as files
+
+JOB = "digits-1"
+
+
+def propose(bench, number, launch):
+    record = Generation(
+        number=number, launch=launch, members=(), endpoint="", restore_from=None, why="first",
+        at=datetime.now(timezone.utc), writer=new_nonce(),
+    )  # fmt: skip
+    generations.propose(bench.store, JOB, record)
+
+
+def test_nothing_to_hear(bench):
+    life = bench.life()
+    propose(bench, 1, launch=1)
+    life.heartbeat.look()
+    assert not life.context.orders.pending
+
+
+def test_a_request_to_stop_is_heard_once(bench):
+    life = bench.life()
+    request = request_stop(bench.store, JOB, "user")
+    life.heartbeat.look()
+    assert life.context.orders.stop == request
+    assert life.context.ordered_leaving().outcome == "stopped"
+
+
+@pytest.mark.parametrize(("launch", "superseded"), [(1, False), (2, True)])
+def test_a_generation_of_a_newer_launch_supersedes_this_node(bench, launch, superseded):
+    life = bench.life()
+    life.context.status.generation = 1
+    propose(bench, 1, launch=1)
+    propose(bench, 2, launch=launch)
+    life.heartbeat.look()
+    assert life.context.orders.superseded is superseded
+
+
+def test_an_outage_is_no_order(bench, tmp_path):
+    down = FaultyStore(bench.store, FaultPlan(outages=(Outage(start=0.0, end=1e12),)), tmp_path / "state")
+    life = bench.life(store=down)
+    with pytest.raises(TransientError):
+        life.heartbeat.look()
+    assert not life.context.orders.pending
+
+
+def test_a_beat_tells_step_and_metrics_and_survives_a_line_that_is_none(bench):
+    life = bench.life()
+    handoff = life.context.node.handoff(1)
+    handoff.mkdir(parents=True)
+    life.context.status.generation, life.context.status.handoff, life.context.status.ranks = 1, handoff, (0,)
+    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(41, 100))
+    files.metrics_path(handoff, 0).write_text(
+        '{"step": 40, "values": {"loss": NaN}}\nnonsense\n{"step": 41, "values": {"acc": 0.5}}\n{"st'
+    )
+    life.heartbeat.beat()
+    beat = codec.decode(bench.store.get(keys.heartbeat(JOB, 1, 0)), Heartbeat)
+    assert (beat.step, beat.steps_total) == (41, 100)
+    assert beat.metrics["acc"] == 0.5
+    assert beat.metrics["loss"] != beat.metrics["loss"]
+
+
+def test_a_later_agents_beats_differ_from_the_dead_ones(bench):
+    """Peers take any change of the counter for life: two agents that both count from 0 would look dead."""
+
+    def counter() -> int:
+        return codec.decode(bench.store.get(keys.heartbeat(JOB, 1, 0)), Heartbeat).counter
+
+    first = bench.life()
+    first.heartbeat.beat()
+    seen = counter()
+    time.sleep(0.002)
+    bench.life().heartbeat.beat()
+    assert counter() > seen
+
+
+def newest(bench):
+    return codec.decode(bench.store.get(keys.heartbeat(JOB, 1, 0)), Heartbeat)
+
+
+def test_a_beat_tells_how_far_a_transfer_is_and_how_long_a_notice(bench):
+    life = bench.life()
+    with life.context.status.transferring("uploading", 100) as progress:
+        progress(30)
+        progress(12)
+        life.heartbeat.beat()
+        assert newest(bench).transfer == Transfer(what="uploading", done=42, total=100)
+    life.heartbeat.beat()
+    assert newest(bench).transfer is None
+    assert newest(bench).notice_seconds == 120.0
+
+
+def test_of_two_transfers_the_newer_is_told_of_and_its_end_leaves_none(bench):
+    status = bench.life().context.status
+    with status.transferring("uploading", 100):
+        with status.transferring("restoring", 50) as progress:
+            progress(80)  # tried again in between: never more than there is
+            assert status.transfer == Transfer(what="restoring", done=50, total=50)
+        assert status.transfer is None
+
+
+def test_a_beat_of_an_agent_that_does_not_tell_these_is_read(bench):
+    life = bench.life()
+    life.heartbeat.beat()
+    key = keys.heartbeat(JOB, 1, 0)
+    value = json.loads(bench.store.get(key))
+    for name in ("transfer", "notice_seconds", "phases"):
+        value.pop(name, None)
+    bench.store.put(key, json.dumps(value).encode())
+    assert (newest(bench).transfer, newest(bench).notice_seconds) == (None, None)
+
+
+class _StoppedWhileCleared(threading.Event):
+    """The heartbeat is told to end between its look at a change and its note of it."""
+
+    def __init__(self, finish):
+        super().__init__()
+        self._finish = finish
+        self.waits = []
+
+    def clear(self):
+        self._finish()
+        super().clear()
+
+    def wait(self, timeout=None):
+        self.waits.append(timeout)
+        return super().wait(0)
+
+
+def test_an_end_that_meets_another_change_is_not_slept_over(bench):
+    """The last beat would come after a whole wait, perhaps later than it is waited for."""
+    life = bench.life()
+    changed = life.context.status.state_changed = _StoppedWhileCleared(life.heartbeat.finish)
+    life.context.status.state = "ending"
+    life.heartbeat._run()
+    assert changed.waits == []
+    assert codec.decode(bench.store.get(keys.heartbeat(JOB, 1, 0)), Heartbeat).state == "ending"

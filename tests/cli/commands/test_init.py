@@ -1,0 +1,138 @@
+"""``cloudspot init``: a job file that fits the script, passes the plan, and replaces nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from cloudspot.cli.commands.init import job_file_text
+from cloudspot.cli.main import program
+from cloudspot.jobfile.spec import load_job
+from cloudspot.jobfile.toml import read_toml
+
+SESSION = "import cloudspot.train as spot\n"
+
+
+def init(*arguments, status=0):
+    result = CliRunner().invoke(program, ["init", *map(str, arguments)])
+    assert result.exit_code == status, result.output
+    return result
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A directory of one's own, that is the current one."""
+    path = tmp_path / "My Project_2"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    return path
+
+
+def test_an_empty_directory_gets_a_job_file_and_a_script_that_pass_the_plan(jobs, tmp_path):
+    directory = tmp_path / "new" / "try"
+    lines = init(directory).stdout.splitlines()
+    assert lines == [
+        f"wrote {directory}/train.py, a small training that works as it is",
+        f"wrote {directory}/job.toml for train.py",
+        f"see what it would buy with: cloudspot plan {directory}/job.toml; then: cloudspot run {directory}/job.toml",
+    ]
+    plan = jobs.run_json("plan", str(directory / "job.toml"))
+    assert plan["id"].startswith("try-")
+    compile((directory / "train.py").read_text(), "train.py", "exec")
+
+
+def test_a_script_that_is_there_is_named_and_left_as_it_is(project):
+    (project / "train.py").write_text(SESSION)
+    (project / "other.py").write_text("import torch\n")
+    lines = init().stdout.splitlines()
+    assert lines[0] == "wrote job.toml for train.py"
+    assert lines[1] == "see what it would buy with: cloudspot plan; then: cloudspot run"
+    assert (project / "train.py").read_text() == SESSION
+    spec = load_job(project / "job.toml")
+    assert (spec.name, spec.run.entrypoint) == ("my-project-2", "train.py")
+
+
+def test_the_only_script_that_mentions_torch_is_found(project):
+    (project / "fit.py").write_text("import torch\n" + SESSION)
+    (project / "plot.py").write_text("import matplotlib\n")
+    assert "wrote job.toml for fit.py" in init().stdout
+
+
+def test_which_of_several_scripts_is_asked(project):
+    for name in ("a.py", "b.py"):
+        (project / name).write_text("import torch\n")
+    assert init(status=2).stderr == (
+        f"error: {project}: which of a.py, b.py is the training script? name it with --entrypoint\n"
+    )
+    assert not (project / "job.toml").exists()
+    init("--entrypoint", "b.py")
+    assert load_job(project / "job.toml").run.entrypoint == "b.py"
+
+
+def test_the_script_may_lie_deeper_and_have_an_odd_name(project):
+    name = 'src/my "best" tränìng.py'
+    (project / "src").mkdir()
+    (project / name).write_text(SESSION)
+    init("--entrypoint", name)
+    assert load_job(project / "job.toml").run.entrypoint == name
+
+
+@pytest.mark.parametrize("name", ["nowhere.py", "../outside.py", "src"])
+def test_a_script_that_is_not_inside_is_refused(project, name):
+    (project.parent / "outside.py").touch()
+    (project / "src").mkdir()
+    assert init("--entrypoint", name, status=2).stderr == (
+        f'error: --entrypoint: "{name}" is no file inside {project}\n'
+    )
+    assert not (project / "job.toml").exists()
+
+
+def test_a_script_without_a_session_is_told_what_it_lacks(project):
+    (project / "train.py").write_text("import torch\n")
+    result = init()
+    assert "train.py opens no session: after a reclaim it begins anew; see [checkpoint]" in result.stderr
+    assert "# directory = " in (project / "job.toml").read_text()
+
+
+def test_a_job_file_is_replaced_only_by_force(project):
+    (project / "job.toml").write_text("mine")
+    (project / "train.py").write_text(SESSION)
+    assert init(status=2).stderr == "error: job.toml exists; --force replaces it\n"
+    assert (project / "job.toml").read_text() == "mine"
+    init("--force")
+    assert load_job(project / "job.toml").run.entrypoint == "train.py"
+    assert (project / "train.py").read_text() == SESSION
+
+
+def test_the_first_line_names_the_shipped_schema_and_the_file_is_valid_by_it(project):
+    init()
+    text = (project / "job.toml").read_text()
+    url = re.fullmatch(r"#:schema (file:///\S+)", text.splitlines()[0])[1]
+    schema = json.loads(Path(unquote(urlsplit(url).path)).read_text())
+    jsonschema.validate(read_toml(project / "job.toml"), schema)
+
+
+@pytest.mark.parametrize("has_session", [True, False])
+def test_what_stands_in_comments_is_valid_too(tmp_path, has_session):
+    text = job_file_text("digits", "train.py", has_session=has_session)
+    shown = re.sub(r"(?m)^# (?=\w+ = |\[\[)", "", text)
+    (tmp_path / "job.toml").write_text(shown)
+    spec = load_job(tmp_path / "job.toml")
+    assert spec.resources.accelerator == "A100"
+    assert spec.run.secrets == ("WANDB_API_KEY",)
+    assert spec.limits.max_runtime == 36000
+    assert spec.providers["local"]["reclaims"] == [{"after_seconds": "20s", "notice": "10s"}]
+    assert spec.checkpoint.directory == (None if has_session else "output/checkpoint-*")
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    assert init(tmp_path / "file" / "x", status=1).stderr == (
+        f"error: {tmp_path}/file/x cannot be written: Not a directory\n"
+    )

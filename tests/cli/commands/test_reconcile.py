@@ -1,0 +1,104 @@
+"""``cloudspot reconcile``."""
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from cloudspot.cli.commands import reconcile as reconcile_module
+from cloudspot.cli.commands.reconcile import is_long_over
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.reader import HistoryReader, read_summary
+
+
+def unfinished(jobs, job_id):
+    """A job whose nodes have ended it, while no controller was there."""
+    jobs.reclaimed_and_finished(job_id)
+    jobs.store.delete(keys.journal(job_id, 5))
+    return job_id
+
+
+def test_a_pass_ends_what_the_nodes_have_ended_and_says_so(jobs):
+    unfinished(jobs, "done-1")
+    lines = jobs.run("reconcile").stdout.splitlines()
+    assert [line[21:] for line in lines] == ["done-1    job succeeded", "done-1    succeeded, step 100/100"]
+    assert HistoryReader(jobs.store, "done-1").read().finished.outcome == "succeeded"
+    assert read_summary(jobs.store, "done-1").state == "succeeded"
+
+
+def test_a_job_that_ended_before_is_not_told_of(jobs):
+    jobs.reclaimed_and_finished("done-1")
+    assert jobs.run("reconcile").output == ""
+
+
+def test_a_job_that_goes_on_is_told_of_in_a_line(jobs):
+    jobs.running("going-1")
+    line = jobs.run("reconcile").stdout
+    assert line[21:] == "going-1   running, step 17/100 (launch 1: local in local-a (spot))\n"
+
+
+def test_one_job_alone_by_a_beginning_of_its_id(jobs):
+    unfinished(jobs, "done-1")
+    unfinished(jobs, "done-2")
+    jobs.run("reconcile", "--job", "done-2")
+    assert HistoryReader(jobs.store, "done-1").read().finished is None
+    assert HistoryReader(jobs.store, "done-2").read().finished is not None
+
+
+def test_an_error_of_one_job_does_not_keep_the_others(jobs):
+    jobs.submit("bad-1")
+    jobs.store.put(keys.journal("bad-1", 1), b"{")
+    unfinished(jobs, "done-1")
+    result = jobs.run("reconcile", status=1)
+    assert result.stderr.startswith("error: bad-1: jobs/bad-1/journal/00000001 is malformed")
+    assert HistoryReader(jobs.store, "done-1").read().finished is not None
+
+
+def test_a_submission_that_was_cut_short_is_no_error(jobs):
+    jobs.store.put(keys.index("half-1"), b"")
+    assert jobs.run("reconcile").output == ""
+
+
+def test_asking_for_a_job_that_was_cut_short_is_one(jobs):
+    jobs.store.put(keys.index("half-1"), b"")
+    assert "half-1" in jobs.run("reconcile", "--job", "half-1", status=1).stderr
+
+
+def test_watching_one_job_ends_with_it(jobs, monkeypatch):
+    unfinished(jobs, "done-1")
+    slept = []
+    monkeypatch.setattr(reconcile_module.time, "sleep", slept.append)
+    jobs.run("reconcile", "--watch", "--job", "done-1")
+    assert HistoryReader(jobs.store, "done-1").read().finished is not None
+    assert slept in ([], [reconcile_module.WATCH_SECONDS])
+
+
+def test_watching_a_store_goes_on_until_it_is_interrupted(jobs, monkeypatch):
+    passes = []
+
+    def sleep(_seconds):
+        passes.append(jobs.store)
+        if len(passes) == 1:
+            unfinished(jobs, "done-1")
+        if len(passes) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(reconcile_module.time, "sleep", sleep)
+    result = jobs.run("reconcile", "--watch", status=130)
+    assert result.stdout.count("job succeeded") == 1
+    assert result.stdout.count("done-1    succeeded") == 1
+
+
+@pytest.mark.parametrize(("hours", "is_over"), [(0.1, False), (21.5, True)])
+def test_a_job_that_finished_long_ago_is_left_alone(jobs, hours, is_over):
+    # It ended some three hours ago.
+    jobs.reclaimed_and_finished("done-1")
+    now = datetime.now(timezone.utc) + timedelta(hours=hours)
+    assert is_long_over(jobs.store, "done-1", now) is is_over
+
+
+def test_a_job_that_goes_on_is_never_long_over(jobs):
+    jobs.submit("new-1")
+    jobs.running("going-1")
+    late = datetime.now(timezone.utc) + timedelta(days=9)
+    assert not is_long_over(jobs.store, "new-1", late)
+    assert not is_long_over(jobs.store, "going-1", late)

@@ -1,0 +1,245 @@
+"""``cloudspot show``."""
+
+from datetime import datetime
+
+import pytest
+from jobclock import at
+
+from cloudspot.cli.screen import jobdetails
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.records import Final, Slot
+
+
+def test_json_has_the_whole_story(jobs):
+    value = jobs.run_json("show", jobs.reclaimed_and_finished(), "--verify")
+    assert value["id"] == "digits-7k3f"
+    assert (value["state"], value["exit_code"]) == ("succeeded", 0)
+    assert [attempt["outcome"] for attempt in value["attempts"]] == ["reclaimed", "succeeded"]
+    assert [notice["step"] for notice in value["notices"]] == [39]
+    assert (value["step"], value["steps_total"], value["steps_lost"]) == (100, 100, 0)
+    assert value["last_commit"] == {"generation": 2, "step": 100, "verified": True, "bytes": 1000}
+    assert value["cost"]["spent"] == 0.06
+    assert value["cost"]["on_demand_equivalent"] == 0.2
+    assert value["cost"]["currency"] == "USD"
+    assert value["final"] == {"step": 100, "weights_sha256": "ab" * 32, "metrics": {"accuracy": 0.975}}
+
+
+def test_json_accounts_for_the_jobs_time_its_machines_and_its_notice(jobs):
+    value = jobs.run_json("show", jobs.reclaimed_and_finished())
+    total = value["time"].pop("total")
+    assert sum(value["time"].values()) == pytest.approx(total)
+    assert value["time"]["training"] == pytest.approx(value["goodput"] * total, rel=1e-3)
+    assert sum(value["time"].values()) == pytest.approx(
+        sum(_seconds(span["start"], span["end"]) for span in value["timeline"])
+    )
+    assert value["timeline"][-1]["end"] == value["finished"]
+    [notice] = value["notices"]
+    assert notice["commit"] == {"generation": 1, "step": 40}
+    assert notice["commit_seconds"] == 9.0
+    assert [(line["instance_id"], line["seconds"], line["spent"]) for line in value["ledger"]] == [
+        ("m-1", 360.0, 0.03),
+        ("m-2", 360.0, 0.03),
+    ]
+    assert [(one["last_step"], one["steps_lost"]) for one in value["generations"]] == [(40, 0), (100, 0)]
+
+
+def tables(lines):
+    """Return the lines of each table below its head, by the head's first word."""
+    parts = "\n".join(lines).split("\n\n")
+    return {part.split(None, 1)[0]: part.splitlines()[1:] for part in parts}
+
+
+def _seconds(start, end):
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+
+
+def test_text_tells_where_the_time_went_and_what_each_generation_and_machine_did(jobs):
+    text = jobs.run("show", jobs.reclaimed_and_finished()).stdout
+    times = [line.split() for line in text.splitlines() if "█" in line or "░" in line][1:]
+    assert [(state, seconds) for state, *seconds, _, _ in times] == [
+        ("launching", ["1m", "00s"]),
+        ("setup", ["30s"]),
+        ("restoring", ["30s"]),
+        ("starting", ["24s"]),
+        ("training", ["8m", "12s"]),
+        ("saving", ["36s"]),
+        ("waiting", ["48s"]),
+    ]
+    found = tables(text.splitlines())
+    assert [line.split() for line in found["GENERATION"]] == [
+        ["1", "1", "0", "start", "40", "0", "3m", "57s", "first"],
+        ["2", "2", "0", "40", "100", "0", "4m", "18s", "relaunched"],
+    ]
+    [notice] = found["NOTICE"]
+    assert notice.split()[1:] == ["1", "0", "39", "30s", "step", "40", "after", "9.0s", "metadata"]
+    assert [" ".join(line.split()) for line in found["MACHINE"]] == [
+        "m-1 1 0 6m 00s 0.3000 USD 0.0300 USD",
+        "m-2 2 0 6m 00s 0.3000 USD 0.0300 USD",
+        "total 12m 00s 0.0600 USD",
+        "on demand 12m 00s 0.2000 USD",
+        "saved 0.1400 USD (70%)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([], ""), ([0], "0"), ([0, 1, 2, 3], "0-3"), ([0, 2, 3, 5], "0,2-3,5")]
+)
+def test_many_nodes_are_told_as_ranges(ranks, text):
+    assert jobdetails._ranges(ranks) == text
+
+
+def test_goodput_is_said_to_be_unknown_or_a_lower_bound_where_nodes_have_not_told(jobs):
+    job_id = jobs.reclaimed_and_finished()
+    jobs.add_heartbeat(job_id, 1, step=40, minutes=5, state="ending")
+    assert "at least " in _field(jobs.run("show", job_id), "goodput")
+    jobs.add_heartbeat(job_id, 2, step=40, minutes=5, state="ending")
+    assert _field(jobs.run("show", job_id), "goodput") == "unknown"
+
+
+def _field(result, name):
+    [line] = [line for line in result.stdout.splitlines() if line.startswith(f"  {name} ")]
+    return line.split(None, 1)[1]
+
+
+def test_text_has_the_block_of_figures_and_the_launches(jobs):
+    lines = jobs.run("show", jobs.reclaimed_and_finished()).stdout.splitlines()
+    assert lines[0] == "job digits-7k3f succeeded"
+    fields = {line.split()[0]: line.split(None, 1)[1] for line in lines[1:] if line.startswith("  ")}
+    assert fields["attempts"] == "2"
+    assert fields["notices"] == "1"
+    assert fields["steps"] == "100/100, 0 lost"
+    assert fields["last"] == "commit  step 100, 1000 B"
+    assert fields["cost"] == "0.0600 USD (on demand 0.2000 USD: 70% saved)"
+    assert fields["weights"] == "sha256 " + "ab" * 32
+    assert fields["metrics"] == "accuracy 0.975"
+    assert fields["logs"] == f"cloudspot logs digits-7k3f --store {jobs.store.url}"
+    launches = [line.split() for line in tables(lines)["LAUNCH"]]
+    for launch in launches:
+        del launch[3]  # When it started.
+    assert launches == [
+        ["1", "1", "spot/local-a/local", "reclaimed"],
+        ["2", "2", "spot/local-a/local", "succeeded"],
+    ]
+
+
+def test_the_steps_that_a_script_without_a_session_lost_are_unknown(jobs):
+    job_id = jobs.reclaimed_and_finished()
+    own = {"has_session": False}
+    jobs.add_heartbeat(job_id, 1, step=0, minutes=5, steps_total=None, **own)
+    jobs.add_heartbeat(job_id, 2, step=40, minutes=11, steps_total=None, **own)
+    jobs.add_exit(job_id, 1, "drained", step=0, minutes=5.2, **own)
+    final = Final(step=None, weights_sha256=None, metrics={})
+    jobs.add_exit(job_id, 2, "succeeded", step=40, minutes=12, restored_step=40, final=final, **own)
+    value = jobs.run_json("show", job_id)
+    assert (value["step"], value["steps_total"], value["steps_lost"]) == (100, None, None)
+    assert value["final"]["step"] == 100
+    [line] = [line for line in jobs.run("show", job_id).stdout.splitlines() if line.startswith("  steps")]
+    assert line.split(None, 1)[1] == "100, lost unknown"
+
+
+def test_a_failed_job_shows_the_end_of_its_log(jobs):
+    lines = jobs.run("show", jobs.failed()).stdout.splitlines()
+    assert lines[0] == "job broken-abcd failed: train.py ended with 3"
+    assert lines[-3:] == [
+        "last lines of node 0 (exit code 3):",
+        "  Traceback (most recent call last):",
+        "  ValueError: no data",
+    ]
+
+
+def test_a_job_without_a_launch_can_be_shown(jobs):
+    jobs.submit("new-1")
+    lines = jobs.run("show", "new-1").stdout.splitlines()
+    assert lines[0] == "job new-1 queued"
+    assert "  last commit  none" in lines
+    assert jobs.run_json("show", "new-1")["last_commit"] is None
+
+
+def test_verify_ends_with_8_when_the_newest_checkpoint_is_corrupt(jobs):
+    jobs.reclaimed_and_finished()
+    key = keys.chunk("digits-7k3f", 2, 100, 0, 0)
+    jobs.store.put(key, jobs.store.get(key)[:-1])
+    assert jobs.run_json("show", "digits-7k3f")["last_commit"]["verified"] is None
+    assert jobs.run_json("show", "digits-7k3f", "--verify", status=8)["last_commit"]["verified"] is False
+    assert "step 100, 1000 B, CORRUPT" in jobs.run("show", "digits-7k3f", "--verify", status=8).stdout
+
+
+def test_a_checkpoint_that_the_job_deletes_while_it_is_read_is_not_corrupt(jobs, before_reading):
+    jobs.running()
+    checkpoint = jobs.add_checkpoint("going-abcd", 1, 40)
+    before_reading("*/chunks/*", lambda: jobs.delete_checkpoint("going-abcd", checkpoint))
+    found = jobs.run_json("show", "going-abcd", "--verify")["last_commit"]
+    assert (found["step"], found["verified"]) == (40, None)
+
+
+def test_artifacts_are_named_where_there_are_some(jobs):
+    jobs.submit("new-1")
+    assert "  artifacts" not in jobs.run("show", "new-1").stdout
+    jobs.store.put(keys.artifacts_prefix("new-1") + "plot.png", b"")
+    line = f"  artifacts    cloudspot artifacts download new-1 --store {jobs.store.url}\n"
+    assert line in jobs.run("show", "new-1").stdout
+
+
+@pytest.mark.parametrize("text", ["digits-7", "digits-7k3f"])
+def test_a_beginning_of_the_id_will_do(jobs, text):
+    jobs.submit("digits-7k3f")
+    jobs.submit("digits-8aaa")
+    assert jobs.run_json("show", text)["id"] == "digits-7k3f"
+
+
+def test_the_exact_id_wins_over_longer_ones(jobs):
+    jobs.submit("digits")
+    jobs.submit("digits-2")
+    assert jobs.run_json("show", "digits")["id"] == "digits"
+
+
+def test_an_ambiguous_id_lists_the_jobs(jobs):
+    jobs.submit("digits-1")
+    jobs.submit("digits-2")
+    result = jobs.run("show", "digits", status=5)
+    assert result.stderr == "error: 'digits' names 2 jobs: digits-1, digits-2\n"
+
+
+@pytest.mark.parametrize("text", ["other", "../secrets", "", "UPPER"])
+def test_an_unknown_id_is_an_error_of_its_own(jobs, text):
+    jobs.submit("digits-1")
+    assert jobs.run("show", text, status=5).stderr.startswith("error: ")
+
+
+def submit_nodes(jobs, job_id, num_nodes, **exit_fields):
+    """A job whose nodes have all come up, and trained."""
+    jobs.submit(job_id, minutes=0)
+    jobs.add_intent(job_id, 1, number=1, minutes=0, num_nodes=num_nodes)
+    for rank in range(num_nodes):
+        slot = Slot(instance_id=f"m-1-{rank}", address="127.0.0.1", at=at(1), writer="w")
+        jobs.put(keys.slot(job_id, 1, rank), slot)
+        state = "uploading" if rank in {3, 4} else "running"
+        warnings = (f"node {rank} is short of memory",)
+        fields = {"instance_id": f"m-1-{rank}", "state": state, "warnings": warnings}
+        jobs.add_heartbeat(job_id, 1, step=5, minutes=2, rank=rank, **fields)
+        if exit_fields:
+            jobs.add_exit(
+                job_id, 1, "failed", step=5, minutes=3, rank=rank, instance_id=f"m-1-{rank}", **exit_fields
+            )
+
+
+def test_many_nodes_are_counted_and_their_warnings_bounded(jobs):
+    submit_nodes(jobs, "wide-1", 64)
+    lines = jobs.run("show", "wide-1").stdout.splitlines()
+    assert tables(lines)["LAUNCH"][0].endswith("62 running, 2 uploading")
+    warned = [line.removeprefix("  warnings").strip() for line in lines if "short of memory" in line]
+    assert warned == [f"node {rank} is short of memory" for rank in range(7)]
+    assert "and 57 more; all with --json" in "\n".join(lines)
+    assert len(jobs.run_json("show", "wide-1")["warnings"]) == 65
+
+
+def test_of_many_nodes_that_failed_the_last_lines_of_some_will_do(jobs):
+    submit_nodes(jobs, "wide-1", 64, permanent=True, exit_code=1, log_tail=("ValueError: no data",))
+    lines = jobs.run("show", "wide-1").stdout.splitlines()
+    assert [line for line in lines if line.startswith("last lines of node")] == [
+        f"last lines of node {rank} (exit code 1):" for rank in range(4)
+    ]
+    assert lines[-1] == (
+        "60 more nodes failed; see their lines with: "
+        f"cloudspot logs wide-1 --store {jobs.store.url} --node RANK"
+    )

@@ -1,0 +1,118 @@
+"""The attached loop, on jobs that end at once; the rest is shown end to end."""
+
+import pytest
+
+from cloudspot.cli.following import follow as follow_module
+from cloudspot.cli.following.follow import follow
+from cloudspot.cli.jobs import Job
+from cloudspot.cli.screen import jobsummary as story_module
+from cloudspot.cli.screen.lines import in_order_of_time
+from cloudspot.controller.loop import Controller
+from cloudspot.errors import AuthError, TransientError
+from cloudspot.jobstore.reader import HistoryReader, read_summary
+from cloudspot.story.events import diff
+
+
+def test_attaching_to_an_ended_job_tells_its_story_and_ends_like_it(jobs):
+    lines = jobs.run("attach", jobs.reclaimed_and_finished()).stdout.splitlines()
+    assert lines[0] == f"attached to job digits-7k3f in {jobs.store.url}"
+    told = [line[21:] for line in lines if line[10:11] == "T"]
+    assert told[0].startswith("cloudspot launch 1 (first): 1 x local in local-a, spot at 0.3 USD an hour")
+    assert "cloudspot training starts from the checkpoint at step 40 (generation 2, relaunched)" in told
+    assert "cloudspot job succeeded" in told
+    assert told[-4:] == ["train     step 1", "train     step 40", "train     step 41", "train     step 100"]
+    block = lines[lines.index("job digits-7k3f succeeded") :]
+    assert block[1:4] == ["  attempts     2", "  notices      1", "  steps        100/100, 0 lost"]
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("succeeded", 0), ("failed", 1), ("stopped", 10)])
+def test_the_exit_status_is_the_jobs(jobs, outcome, status):
+    jobs.submit("new-1")
+    jobs.add_finished("new-1", outcome, number=1, minutes=0)
+    jobs.run("attach", "new-1", status=status)
+
+
+def test_a_failed_job_ends_with_its_traceback(jobs):
+    result = jobs.run("attach", jobs.failed(), status=1)
+    assert result.stdout.splitlines()[-1] == "  ValueError: no data"
+
+
+def test_what_the_nodes_have_ended_is_finished_by_whoever_comes(jobs):
+    jobs.reclaimed_and_finished("done-1")
+    key = "jobs/done-1/journal/00000005"
+    jobs.store.delete(key)
+    jobs.run("attach", "done-1")
+    history = HistoryReader(jobs.store, "done-1").read()
+    assert history.finished.outcome == "succeeded"
+    # ps reads no more than this of an ended job, so its last version must be there.
+    assert read_summary(jobs.store, "done-1").detail == ""
+
+
+def test_only_the_end_of_an_old_log_is_shown(jobs, monkeypatch):
+    monkeypatch.setattr(follow_module, "PAST_LINES", 2)
+    result = jobs.run("attach", jobs.reclaimed_and_finished())
+    shown = [line[31:] for line in result.stdout.splitlines() if line[21:26] == "train"]
+    assert shown == ["step 41", "step 100"]
+
+
+def test_an_error_of_the_loop_says_how_to_come_back(jobs, monkeypatch, capsys):
+    def refuse(self):
+        raise AuthError("the token has expired")
+
+    monkeypatch.setattr(Controller, "tick", refuse)
+    jobs.submit("new-1")
+    with pytest.raises(AuthError):
+        follow(Job(jobs.store, "new-1"))
+    assert (
+        "job new-1 is no longer followed; come back with: cloudspot attach new-1" in capsys.readouterr().err
+    )
+
+
+class Flaky:
+    """A store whose listings of artifacts fail a number of times."""
+
+    def __init__(self, store, num_failures):
+        self._store = store
+        self.num_failures = num_failures
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def list_page(self, prefix, **rest):
+        if "/artifacts/" in prefix and self.num_failures:
+            self.num_failures -= 1
+            raise TransientError("no answer")
+        return self._store.list_page(prefix, **rest)
+
+
+def test_an_ended_job_is_summed_up_where_the_store_answers_the_second_time(jobs, monkeypatch, capsys):
+    monkeypatch.setattr(story_module.time, "sleep", lambda seconds: None)
+    job_id = jobs.reclaimed_and_finished()
+    assert follow(Job(Flaky(jobs.store, 2), job_id)) == 0
+    assert "  attempts     2" in capsys.readouterr().out.splitlines()
+
+
+def test_a_job_ends_as_it_ended_also_where_it_cannot_be_summed_up(jobs, monkeypatch, capsys):
+    monkeypatch.setattr(story_module.time, "sleep", lambda seconds: None)
+    jobs.submit("new-1")
+    jobs.add_finished("new-1", "stopped", number=1, minutes=0)
+    assert follow(Job(Flaky(jobs.store, 1000), "new-1")) == 10
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == [
+        "warning: job new-1 stopped, but cannot be summed up now: no answer",
+        f"warning: see it with: cloudspot show new-1 --store {jobs.store.url}",
+    ]
+
+
+def test_events_are_told_by_their_own_times(jobs):
+    jobs.reclaimed_and_finished("done-1")
+    history = HistoryReader(jobs.store, "done-1").read()
+    texts = [event.text for event in in_order_of_time(diff(None, history), history)]
+    assert [text.split()[0] for text in texts if text.startswith(("launch", "job"))] == [
+        "launch",
+        "launch",
+        "launch",
+        "launch",
+        "job",
+    ]
+    assert texts.index("checkpoint at step 40 committed") < texts.index("node 0 drained at step 40")

@@ -1,0 +1,174 @@
+"""What the live view shows of a job's records."""
+
+from datetime import timedelta
+
+import pytest
+
+from cloudspot.cli.following.livefeed import Feed
+from cloudspot.cli.following.liveview import Heard, Sights, hear, look
+from cloudspot.cli.following.pace import Point
+from cloudspot.controller.loop import Tick
+from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.records import CheckpointId, Transfer
+from cloudspot.story.series import Curve
+
+
+@pytest.fixture
+def read(jobs):
+    return lambda job_id: HistoryReader(jobs.store, job_id).read()
+
+
+@pytest.fixture
+def at(read, jobs):
+    """``at(minutes)``: a moment of the jobs' life."""
+    jobs.running("clock-1")
+    start = read("clock-1").launches[0].intent.at - timedelta(minutes=100)
+    return lambda minutes: start + timedelta(minutes=minutes)
+
+
+def test_a_running_job(jobs, read, at):
+    history = read(jobs.running())
+    points = (Point(1, at(101), 0), Point(1, at(102), 17))
+    view = look(history, at(106), sights=Sights(points=points))
+    assert (view.job_id, view.state, view.provider, view.detail) == ("going-abcd", "running", "local", "")
+    assert (view.step, view.steps_total, view.counts_steps) == (17, 100, True)
+    assert view.steps_per_second == pytest.approx(17 / 60)
+    assert view.seconds_left == pytest.approx(83 * 60 / 17)
+    assert dict(view.metrics) == {"loss": 0.5}
+    assert (view.offer.instance_type, view.offer.zone, view.is_launched) == ("local", "local-a", True)
+    assert [(node.rank, node.state, node.address) for node in view.nodes] == [(0, "running", "127.0.0.1")]
+    assert (view.commit, view.commit_age_seconds) == (None, None)
+    assert view.on_demand == pytest.approx(view.spent / 0.3)
+
+
+def test_what_the_log_tells_is_newer_than_a_heartbeat(jobs, read, at):
+    history = read(jobs.running())
+    curve = Curve("loss", [17, 19], [0.0, 1.0], [0.5, 0.4])
+    view = look(history, at(106), sights=Sights(), logged={"loss": 0.4, "lr": 0.1}, curve=curve)
+    assert view.step == 19
+    assert dict(view.metrics) == {"loss": 0.4, "lr": 0.1}
+
+
+def test_of_an_ended_job_its_records_have_the_last_word(jobs, read, at):
+    history = read(jobs.reclaimed_and_finished())
+    curve = Curve("loss", [99, 101], [0.0, 1.0], [0.5, 0.4])
+    view = look(history, at(500), sights=Sights(), logged={"loss": 0.4}, curve=curve)
+    assert (view.state, view.step, dict(view.metrics)) == ("succeeded", 100, {"accuracy": 0.975})
+    assert view.num_attempts == 2
+    assert view.nodes == ()
+    assert not view.is_launched
+
+
+def test_a_machine_that_did_not_come_up_is_requested_and_one_that_did_not_speak_starts(jobs, read, at):
+    jobs.submit("a-1")
+    jobs.add_intent("a-1", 1, number=1, minutes=0)
+    assert [node.state for node in look(read("a-1"), at(1), sights=Sights()).nodes] == ["requested"]
+    jobs.claim("a-1", 1, minutes=1)
+    assert [node.state for node in look(read("a-1"), at(1), sights=Sights()).nodes] == ["starting"]
+
+
+def test_a_transfer_a_notice_and_what_uploads_take(jobs, read, at):
+    job = jobs.running()
+    transfer = Transfer(what="uploading", done=1, total=2)
+    jobs.add_heartbeat(
+        job, 1, step=17, minutes=102, transfer=transfer, upload_seconds=84.0, notice_seconds=120.0,
+        warnings=("an upload takes 84 s of the 120 s that a notice leaves",),
+    )  # fmt: skip
+    view = look(read(job), at(103), sights=Sights())
+    assert view.nodes[0].transfer == transfer
+    assert (view.upload_seconds, view.notice_seconds) == (84.0, 120.0)
+    assert view.warnings == ("an upload takes 84 s of the 120 s that a notice leaves",)
+
+
+def test_before_the_first_launch_there_is_little_to_show(jobs, read, at):
+    jobs.submit("a-1")
+    view = look(read("a-1"), at(400), sights=Sights())
+    assert (view.state, view.offer, view.nodes, view.spent, view.step) == ("queued", None, (), 0.0, 0)
+
+
+def test_a_node_that_says_nothing_new_is_silent_by_the_readers_clock(jobs, read, at):
+    history = read(jobs.running())
+    first = hear({}, history, at(200))
+    assert first == {(1, 0): Heard(counter=1, at=at(200))}
+    assert hear(first, history, at(201)) == first
+
+    def silent(minutes):
+        return look(history, at(minutes), sights=Sights(heard=first)).nodes[0].silent_seconds
+
+    assert silent(200.3) is None
+    assert silent(201) == 60.0
+    jobs.add_heartbeat("going-abcd", 1, step=18, minutes=102, counter=2)
+    assert hear(first, read("going-abcd"), at(201)) == {(1, 0): Heard(counter=2, at=at(201))}
+
+
+class Commits:
+    """Counts how often the time of a commit is read."""
+
+    def __init__(self, at):
+        self.at, self.asked = at, []
+
+    def __call__(self, checkpoint):
+        self.asked.append(checkpoint)
+        return self.at
+
+
+def test_the_age_of_the_first_commit_seen_is_read_and_of_later_ones_known(jobs, read, at):
+    job = jobs.running()
+    jobs.add_checkpoint(job, 1, 10)
+    commits = Commits(at(90))
+    feed = Feed(commits)
+    feed.take(Tick(history=read(job), instances=()), at(100))
+    assert feed.view(at(101)).commit_age_seconds == 11 * 60
+    jobs.add_checkpoint(job, 1, 20)
+    feed.take(Tick(history=read(job), instances=()), at(102))
+    feed.take(Tick(history=None, instances=None), at(103))
+    feed.take(Tick(history=read(job), instances=None), at(104))
+    view = feed.view(at(105))
+    assert (view.commit, view.commit_age_seconds) == (CheckpointId(1, 20), 3 * 60)
+    assert commits.asked == [CheckpointId(1, 10)]
+
+
+def test_a_commit_whose_time_is_not_to_be_had_has_no_age(jobs, read, at):
+    job = jobs.running()
+    jobs.add_checkpoint(job, 1, 10)
+    feed = Feed(Commits(None))
+    assert feed.view() is None
+    feed.take(Tick(history=read(job), instances=()), at(100))
+    assert feed.view(at(101)).commit == CheckpointId(1, 10)
+    assert feed.view(at(101)).commit_age_seconds is None
+
+
+def test_the_curve_is_that_of_the_loss(jobs, read, at):
+    job = jobs.running()
+    time = at(101.5).timestamp()
+    texts = [
+        f'{{"step": {n}, "time": {time + n}, "values": {{"accuracy": 0.1, "train/Loss": {n / 2}}}}}'
+        for n in (3, 4)
+    ]
+    jobs.add_log(job, "1-0", texts, minutes=101, source="metrics")
+    feed = Feed(Commits(None))
+    feed.take(Tick(history=read(job), instances=()), at(102))
+    feed.add(list(ObjectStoreLogSink(jobs.store, job).read("1-0")))
+    curve = feed.view(at(102)).curve
+    assert (curve.name, list(curve.steps), list(curve.values)) == ("train/Loss", [3, 4], [1.5, 2.0])
+    assert dict(feed.view(at(102)).metrics) == {"accuracy": 0.1, "loss": 0.5, "train/Loss": 2.0}
+
+
+def test_streams_are_told_without_asking_and_those_of_the_long_dead_are_quiet(jobs, read, at):
+    job = jobs.reclaimed_and_finished()
+    feed = Feed(Commits(None))
+    assert feed.streams(live=False) == ()
+    feed.take(Tick(history=read(job), instances=()), at(100))
+    assert feed.streams(live=False) == ("1-0", "2-0")
+    assert feed.streams(live=True) == ()
+
+
+def test_a_machine_that_was_just_given_up_may_still_deliver_lines(jobs, read, at):
+    job = jobs.running()
+    feed = Feed(Commits(None))
+    feed.take(Tick(history=read(job), instances=()), at(103))
+    jobs.add_closed(job, 1, "reclaimed", number=2, started=100, ended=103)
+    for minutes, streams in [(104, ("1-0",)), (104.9, ("1-0",)), (105.1, ())]:
+        feed.take(Tick(history=read(job), instances=()), at(minutes))
+        assert feed.streams(live=True) == streams

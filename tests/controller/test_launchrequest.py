@@ -1,0 +1,98 @@
+import random
+import uuid
+
+import msgspec
+import pytest
+from simcloud import SimCloud, SimProvider
+from simulation import World
+
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
+from cloudspot.controller.launchrequest import (
+    MAX_LIFE_SECONDS,
+    launch_token,
+    life_seconds,
+    plan,
+    render_launch,
+)
+from cloudspot.errors import SpecError
+from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
+
+
+class Provider(SimProvider):
+    """Keeps the groups that it is asked to render."""
+
+    def __init__(self):
+        world = World(random.Random(0), calm_at=0.0)
+        super().__init__(SimCloud(world, min_nodes=1, node=None, is_rightful=None))
+        self.groups = []
+        real = self._cloud.render
+        self._cloud.render = lambda group: self.groups.append(group) or real(group)
+
+
+def render(spec, provider, submission, store_url, **fields):
+    return render_launch(
+        spec, provider, submission, store_url, label="a store", decided_at=submission.at, **fields
+    )
+
+
+def test_the_dry_run_holds_the_very_request_of_each_offer_in_order(records):
+    submission = records.history().submission
+    planned = plan(records.spec(), Provider(), submission, "memory://x", label="a store")
+    assert [(one.offer.zone, one.offer.market.value) for one in planned.launches] == [
+        ("a", "spot"),
+        ("b", "spot"),
+        ("a", "on-demand"),
+    ]
+    for one in planned.launches:
+        assert one.request == render(
+            records.spec(), Provider(), submission, "memory://x", launch=1, offer=one.offer
+        )
+
+
+def test_a_job_for_which_nothing_can_be_bought_is_refused_before_it_is_submitted(records):
+    provider = Provider()
+    provider._cloud.offers = lambda resources: ()
+    with pytest.raises(SpecError, match=r"resources: provider 'sim' has no offer that fits"):
+        plan(records.spec(), provider, records.history().submission, "memory://x", label="a store")
+
+
+def test_a_launch_asks_for_all_of_its_nodes_or_none_and_boots_the_agent(records):
+    provider = Provider()
+    spec = records.spec(nodes={"min": 2, "max": 4}, resources={"disk": "50GiB"})
+    submission = records.history().submission
+    render(spec, provider, submission, "memory://x", launch=7, offer=records.offer())
+    (group,) = provider.groups
+    assert (group.num_nodes, group.min_nodes, group.launch, group.store_url) == (4, 4, 7, "a store")
+    assert group.resources.disk_bytes == 50 << 30
+    assert group.decided_at == submission.at
+    assert "export CLOUDSPOT_JOB=digits-1\n" in group.user_data
+    assert "export CLOUDSPOT_LAUNCH=7\n" in group.user_data
+    assert "export CLOUDSPOT_STORE=memory://x\n" in group.user_data
+
+
+def test_a_limit_in_another_currency_than_the_offers_is_refused(records):
+    spec = records.spec(limits={"max_cost": "5 CNY"})
+    with pytest.raises(SpecError, match=r"limits.max_cost is in CNY, but provider 'sim' charges USD"):
+        render(spec, Provider(), records.history().submission, "x", launch=1, offer=records.offer())
+
+
+def test_a_machine_lives_as_long_as_is_left_of_the_runtime_and_some_grace(records):
+    grace = BOOT_LIMIT_SECONDS + DELIVERY_GRACE_SECONDS
+    assert life_seconds(records.spec(), 0.0) == MAX_LIFE_SECONDS
+    limited = records.spec(limits={"max_runtime": "1h"})
+    assert life_seconds(limited, 600.0) == 3000.0 + grace
+    assert life_seconds(limited, 9000.0) == grace
+    assert life_seconds(records.spec(limits={"max_runtime": "60d"}), 0.0) == MAX_LIFE_SECONDS
+
+
+def test_the_token_of_a_launch_is_a_uuid_that_every_controller_finds_and_no_other_job_has(records):
+    submission = records.history().submission
+    token = launch_token(submission, 1)
+    assert uuid.UUID(token).version == 4
+    assert token == launch_token(submission, 1)
+    others = {
+        launch_token(submission, 2),
+        launch_token(msgspec.structs.replace(submission, job_id="digits-2"), 1),
+        launch_token(msgspec.structs.replace(submission, writer="another store's"), 1),
+    }
+    assert len(others | {token}) == 4
