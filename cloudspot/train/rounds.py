@@ -146,14 +146,6 @@ class Rounds:
             self._next = step + 1
             return None
 
-    def try_begin(self, step: int) -> SaveOrder | bool:
-        """Do as ``begin``, but return True when the boundary is passed and False instead of waiting."""
-        with self._changed:
-            if self._may_pass(step):
-                self._next = step + 1
-                return True
-            return self._order if self._order is not None else False
-
     def _may_pass(self, step: int) -> bool:
         if self._hold is None:
             return True
