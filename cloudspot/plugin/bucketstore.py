@@ -1,4 +1,4 @@
-"""An object store in a cloud's bucket: all that S3, Cloud Storage and OSS have in common."""
+"""An object store in a cloud's bucket: all that the stores of several clouds have in common."""
 
 from __future__ import annotations
 
