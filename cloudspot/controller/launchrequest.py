@@ -33,8 +33,7 @@ class PlannedLaunch:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What ``cloudspot run --dry-run`` shows: the offers in the order in which they are tried, each with its
-    request."""
+    """What ``cloudspot run --dry-run`` shows: the offers in order, each with its request."""
 
     job_id: str
     provider: str
