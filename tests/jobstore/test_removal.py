@@ -364,7 +364,7 @@ def test_a_removal_within_any_moment_of_a_submission_leaves_it_its_code(submit_f
             assert all_keys(store) == set()
 
 
-def test_a_removal_that_was_suspended_before_it_deletes_the_code_deletes_nobodys(submit_for_real):
+def test_a_removal_that_was_suspended_before_it_deletes_the_code_deletes_nobodys(submit_for_real, tmp_path):
     """Meanwhile another removal of the same code spares it for a submission under way, and ends."""
     store, found = InMemoryStore(), []
     for job_id in ("a", "b"):
@@ -376,7 +376,7 @@ def test_a_removal_that_was_suspended_before_it_deletes_the_code_deletes_nobodys
 
     plan = FaultPlan(hooks=(Hook(keys="jobs/b/spec", when="after", method="delete"),))
     with pytest.raises(Killed):
-        remove_job(FaultyStore(store, plan, None, on_hook=kill), "b")
+        remove_job(FaultyStore(store, plan, tmp_path, on_hook=kill), "b")
 
     class Suspended(FaultyStore):
         def delete(self, key):
