@@ -81,7 +81,7 @@ def make_bundle(
     """
     workdir = workdir.resolve()
     if not workdir.is_dir():
-        raise BundleError(f"run.workdir: {workdir} is no directory")
+        raise BundleError(f"run.workdir: {workdir} is not a directory")
     try:
         skipped: list[str] = []
         entries = sorted(_walk(workdir, workdir, Ignores(workdir), skipped), key=lambda entry: entry.name)
@@ -183,7 +183,7 @@ def _check_entrypoint(workdir: Path, entrypoint: str, entries: list[_Entry]) -> 
     if any(entry.name == name for entry in entries):
         return
     if os.path.lexists(workdir / name):
-        reason = "is left out by .gitignore or .cloudspotignore, or is no file inside of it"
+        reason = "is left out by .gitignore or .cloudspotignore, or is not a file inside it"
     else:
         reason = "does not exist"
     raise BundleError(f"run.entrypoint: {entrypoint!r} in {workdir} {reason}")

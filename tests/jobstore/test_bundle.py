@@ -127,7 +127,7 @@ def test_the_entrypoint_must_be_in_it(work):
     (work / ".cloudspotignore").write_text("train.py\n")
     with pytest.raises(BundleError, match=r"'train\.py' in .* is left out by"):
         make(work)
-    with pytest.raises(BundleError, match="no file inside"):
+    with pytest.raises(BundleError, match="not a file inside"):
         make_bundle(work, entrypoint="pkg")
     with pytest.raises(BundleError, match=r"run\.entrypoint"):
         make_bundle(work, entrypoint="../work/train.py/../../x")
@@ -160,9 +160,9 @@ def test_sockets_and_pipes_are_named_and_left_out(work, monkeypatch):
 
 
 def test_what_cannot_be_read_is_named(work, tmp_path):
-    with pytest.raises(BundleError, match="is no directory"):
+    with pytest.raises(BundleError, match="is not a directory"):
         make(tmp_path / "none")
-    with pytest.raises(BundleError, match="is no directory"):
+    with pytest.raises(BundleError, match="is not a directory"):
         make(work / "train.py")
     (work / b"\xff.txt".decode("utf-8", "surrogateescape")).write_text("")
     with pytest.raises(BundleError, match="must be UTF-8"):

@@ -109,7 +109,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("last commit", _commit_text(commit)),
         ("duration", output.duration_text(value["time"]["total"])),
         ("goodput", _goodput_text(value)),
-        ("cost", _cost_text(cost)),
+        ("cost", output.cost_text(cost["spent"], cost["on_demand_equivalent"], cost["currency"])),
         ("weights", "" if weights is None else f"sha256 {weights}"),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),
@@ -123,15 +123,6 @@ def _commit_text(commit: Mapping[str, Any] | None) -> str:
     size = "" if commit["bytes"] is None else f", {output.size_text(commit['bytes'])}"
     verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
     return f"step {commit['step']}{size}{verified}"
-
-
-def _cost_text(cost: Mapping[str, Any]) -> str:
-    spent = output.money_text(cost["spent"], cost["currency"])
-    on_demand = cost["on_demand_equivalent"]
-    if on_demand <= 0:
-        return spent
-    saved = 100 * (1 - cost["spent"] / on_demand)
-    return f"{spent} (on demand {output.money_text(on_demand, cost['currency'])}: {saved:.0f}% saved)"
 
 
 def _goodput_text(value: Mapping[str, Any]) -> str:
