@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 import threading
 import time
@@ -243,3 +244,6 @@ def bench(tmp_path, monkeypatch):
         for t in threading.enumerate()
     ):
         time.sleep(0.01)
+    for life in made.lives:
+        os.close(life.notices._pipe._reader)
+        os.close(life.notices._pipe._writer)
