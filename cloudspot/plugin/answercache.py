@@ -1,4 +1,4 @@
-"""Keeps for a while what a service has answered, for plugins that are asked more often than it changes."""
+"""Cache a service's answers, for plugins that are asked more often than the answers change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Answer = TypeVar("Answer")
 
 
 class Keeper:
-    """Answers by key, each for its time. Thread-safe; of several that ask at once, one does."""
+    """Answers by key, each for its time. Thread-safe: of several callers at once, one asks."""
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -19,7 +19,7 @@ class Keeper:
         self._kept: dict[Hashable, tuple[Any, float]] = {}
 
     def keep(self, key: Hashable, ask: Callable[[], Answer], *, seconds: float) -> Answer:
-        """Return what ``ask`` returned within the last ``seconds``, or ask; a failure is not kept."""
+        """Return what ``ask`` returned within the last ``seconds``, or ask now; errors are not cached."""
         with self._lock:
             kept = self._kept.get(key)
             if kept is None or self._monotonic() >= kept[1]:
@@ -29,7 +29,7 @@ class Keeper:
             return answer
 
     def shorten(self, key: Hashable, *, seconds: float) -> None:
-        """Keep an answer for so long from now at the most."""
+        """Keep an answer for at most this long from now."""
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:

@@ -1,4 +1,4 @@
-"""The lines of ``cloudspot providers check``, as a plugin finds them out one after the other."""
+"""The lines of ``cloudspot providers check``, as a plugin collects them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ MAX_SKEW_SECONDS = 240.0
 
 
 class Checklist:
-    """What was tried, each with a line; a thing that fails ends nothing."""
+    """A line for each thing that was tried; a failure does not stop the others."""
 
     def __init__(self, *, remedy: str, words: Sequence[str] = ("access denied",)) -> None:
-        """Advise ``remedy`` where a right is missing: the AuthError then has one of these ``words``."""
+        """Advise ``remedy`` for a missing right: an AuthError with one of these ``words``."""
         self._remedy = remedy
         self._words = words
         self._found: list[CheckResult] = []
 
     def attempt(self, name: str, ask: Callable[[], str], remedy: str = "") -> bool:
-        """Keep what ``ask`` returns, or why it failed and what to do about it; return whether it is well."""
+        """Note what ``ask`` returns, or why it failed and what to do; return whether it succeeded."""
         try:
             self._found.append(CheckResult(name=name, ok=True, detail=ask()))
         except CloudspotError as error:
@@ -34,15 +34,15 @@ class Checklist:
         return True
 
     def results(self) -> tuple[CheckResult, ...]:
-        """Return all lines, in order."""
+        """Return all lines in order."""
         return tuple(self._found)
 
 
 def compare_clock(said: str | None, *, whose: str) -> str:
-    """Return how this machine's clock stands beside an answer's ``Date`` header.
+    """Return how far this machine's clock is off, by an answer's ``Date`` header.
 
     Raises:
-        CloudspotError: it is so far off that requests are refused.
+        CloudspotError: so far that requests are refused.
     """
     if said is None:
         return f"unknown: {whose} did not say"

@@ -1,7 +1,6 @@
-"""A client of a metadata service that wants a session token, for the plugins of the clouds that have one.
+"""A client of metadata services that require a session token.
 
-It stands on the standard library: every agent carries it, and it must answer on a machine where nothing
-else works.
+It needs only the standard library, since it must work on a machine where nothing else does.
 """
 
 from __future__ import annotations
@@ -19,25 +18,22 @@ from cloudspot.errors import CloudspotError, TransientError
 
 
 class MetadataClient:
-    """A client of the metadata service that keeps its session token fresh. Thread-safe.
-
-    A plugin makes a subclass of it that says what its cloud calls the things.
-    """
+    """A client that keeps its session token fresh. Thread-safe; subclasses name their cloud's headers."""
 
     default_endpoint: ClassVar[str]
     """The service's real address, such as ``http://169.254.169.254``."""
     endpoint_variable: ClassVar[str]
-    """The environment variable by which the service is found elsewhere."""
+    """The environment variable that names another endpoint."""
     disabled_variable: ClassVar[str]
-    """The one by which programs are told that there is none (``true``)."""
+    """The environment variable that tells programs, with ``true``, that there is no such service."""
     token_header: ClassVar[str]
-    """What a request carries its token in; a token is asked for with the same and ``-ttl-seconds``."""
+    """The header that carries the token; with ``-ttl-seconds`` after it, the one that asks for a token."""
     token_seconds: ClassVar[int] = 21600
-    """The life that is asked for: commonly the longest that a service gives."""
+    """The token's lifetime to ask for: commonly the longest that a service gives."""
     refusals: ClassVar[frozenset[int]] = frozenset({401})
-    """The statuses by which the service says that a token holds no more."""
+    """The statuses that mean that a token is no longer valid."""
     needs_token: ClassVar[bool] = True
-    """False: a service that knows of no tokens is asked without."""
+    """False: a service without tokens is asked without one."""
 
     def __init__(
         self,
@@ -46,19 +42,19 @@ class MetadataClient:
         timeout_seconds: float = 2.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O; ``endpoint`` None: the environment's, else the real address."""
+        """Do no I/O. Without an ``endpoint``, use the environment's, else the real address."""
         self._endpoint = endpoint
         self._timeout_seconds = timeout_seconds
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._token: tuple[str, float] | None = None
-        """With the moment at which to ask for another; an empty one: the service has none."""
+        """The token, empty if the service has none, and when to ask for another."""
 
     def get(self, path: str) -> str | None:
-        """Return what the service says at ``/latest/<path>``, or None where it has nothing.
+        """Return what the service has at ``/latest/<path>``, or None for a 404.
 
         Raises:
-            TransientError: the service did not answer, or with another error.
+            TransientError: the service did not answer, or answered with another error.
             CloudspotError: the environment says that there is no such service.
         """
         for is_last in (False, True):
@@ -69,17 +65,17 @@ class MetadataClient:
                 with error:
                     if error.code == 404:
                         return None
-                    # The token has run out (a machine that slept, a clock that jumped): ask for a new one.
+                    # The token expired early (a machine that slept, a clock that jumped): get a new one.
                     if error.code in self.refusals and not is_last:
                         continue
                     raise TransientError(f"the metadata service answered {error.code} to {path}") from error
         raise AssertionError("the second round returns or raises")
 
     def require(self, path: str) -> str:
-        """Return what the service says at ``/latest/<path>``.
+        """Return what the service has at ``/latest/<path>``.
 
         Raises:
-            TransientError: as ``get``, and when it has nothing there yet.
+            TransientError: as in ``get``, or the service has nothing there yet.
         """
         value = self.get(path)
         if value is None:
@@ -118,11 +114,11 @@ class MetadataClient:
                 body: bytes = answer.read()
         except urllib.error.HTTPError:
             raise
-        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts; an answer cut short
+        except (OSError, http.client.HTTPException) as error:  # URLError, timeouts, truncated answers
             raise TransientError(f"the metadata service does not answer: {error}") from error
         return body.decode("utf-8", errors="replace")
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    # Never by way of a proxy that the environment names.
+    # Never through a proxy from the environment.
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
