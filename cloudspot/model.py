@@ -216,8 +216,8 @@ class BootProfile(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_command: str = "shutdown -h now"
     """Ends the machine from the inside."""
     end_code: str = ""
-    """For clouds that keep and bill a machine that is only shut down: Python on the standard library alone, run
-    before ``shutdown_command``, that asks the cloud with the machine's own rights to remove the machine."""
+    """For clouds that keep and bill a machine that is only shut down: Python on the standard library alone
+    that asks the cloud, with the machine's own rights, to remove it. Run before ``shutdown_command``."""
     has_cloudspot: bool = False
     """The image has this very version: nothing is installed."""
     fetch_code: str = ""
