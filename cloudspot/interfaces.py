@@ -44,6 +44,7 @@ from cloudspot.model import (
 Data = bytes | bytearray | memoryview
 
 _KEY_SEGMENT = re.compile(r"[\x20-\x7e]{1,255}")
+_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def is_key(text: str) -> bool:
@@ -58,6 +59,17 @@ def check_key(key: str) -> None:
     """Raise ValueError unless the key is valid."""
     if not is_key(key):
         raise ValueError(f"key {key!r} must be ASCII words of 1 to 255 bytes with / between, none . or ..")
+
+
+def is_stream(text: str) -> bool:
+    """Return whether the text can name a log stream."""
+    return _STREAM.fullmatch(text) is not None
+
+
+def check_stream(stream: str) -> None:
+    """Raise ValueError unless the text can name a log stream."""
+    if not is_stream(stream):
+        raise ValueError(f"a stream name must be letters, digits and .-_: got {stream!r}")
 
 
 class Provisioner(ABC):
@@ -335,6 +347,7 @@ class LogSink(ABC):
         A record that is delivered again (same stream and ``seq``) is shown once.
 
         Raises:
+            ValueError: the stream's name is not one that ``check_stream`` accepts.
             TransientError: some may not be delivered; the caller keeps them and tries again.
         """
 

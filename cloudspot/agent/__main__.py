@@ -10,6 +10,6 @@ from cloudspot.agent.main import main
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    # Not sys.exit, which waits for the threads of an upload: after the last word nobody needs it, and
+    # Not sys.exit, which waits for upload threads: after the exit record nobody needs them, and
     # the machine is paid for until this process has ended.
     os._exit(status)

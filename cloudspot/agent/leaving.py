@@ -1,4 +1,4 @@
-"""How a node leaves."""
+"""How a node leaves: its outcome, before the exit record says so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cloudspot.jobstore.records import Final
 
 @dataclass(frozen=True)
 class Leaving:
-    """The node's last word, before it is written: see ``records.Exit``."""
+    """What the exit record will say: see ``records.Exit``."""
 
     outcome: str
     detail: str
@@ -22,7 +22,7 @@ class Leaving:
 
 
 class LeavingError(Exception):
-    """Unwinds whatever the node was doing: it has to leave."""
+    """Raised to unwind whatever the node does: it has to leave."""
 
     def __init__(self, leaving: Leaving) -> None:
         super().__init__(leaving.detail)

@@ -1,4 +1,4 @@
-"""Where things lie on a node, and what the agent must remember if it is killed and started again."""
+"""Where things lie on a node, and what its agent remembers when it is killed and started again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Node:
         """Read what the boot script exported.
 
         Raises:
-            CloudspotError: a variable is missing: this is no node.
+            CloudspotError: a variable is missing: this is not a node.
         """
         try:
             directory = Path(environ["CLOUDSPOT_NODE_DIR"])
@@ -72,17 +72,17 @@ class Node:
 
     @property
     def staging(self) -> Path:
-        """Return where directory checkpoints are hard-linked before their upload."""
+        """Return where checkpoint directories are hard-linked before their upload."""
         return self.directory / "staging"
 
     @property
     def torn(self) -> Path:
-        """Return where directory checkpoints are moved that a script has left half-written."""
+        """Return where checkpoint directories go that a script has left half-written."""
         return self.directory / "torn"
 
     @property
     def python_path(self) -> Path:
-        """Return the directory that shows the trainer this very cloudspot, and nothing else of ours."""
+        """Return the directory from which the trainer imports this cloudspot, and nothing else."""
         return self.directory / "pythonpath"
 
     @property
@@ -132,23 +132,23 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     code_ready: bool = False
     setup_done: bool = False
     generation: int = 0
-    """The newest generation this node started; 0: none."""
+    """The newest generation that this node has started; 0 before the first."""
     restored_step: int = 0
     first_rank: int = 0
     """The lowest global rank that this node ran in it."""
     trainer_pid: int = 0
-    """The process group of that generation's torchrun; 0: none was started, or its end was dealt with."""
+    """The process group of that generation's torchrun; 0 when none was started, or its end was dealt with."""
     next_why: str = "agent-restarted"
-    """Why the next generation starts, where that one's end was dealt with: see ``records.Generation``."""
+    """Why the next generation starts once that one's end was dealt with: see ``records.Generation``."""
     trainer_started_at: float = 0.0
     """Monotonic."""
     failure_streak: int = 0
-    """Failures in a row that began no step beyond the one before."""
+    """Failures in a row, none of which began a later step than the one before."""
     failed_at_step: int = -1
 
     @classmethod
     def load(cls, node: Node) -> NodeMemory:
-        """Return what an earlier agent of this machine remembered, or a fresh memory."""
+        """Return what an earlier agent of this machine has saved, or a fresh memory."""
         try:
             memory: NodeMemory = decode(_path(node).read_bytes(), cls)
             return memory
@@ -156,7 +156,7 @@ class NodeMemory(msgspec.Struct, kw_only=True):
             return cls()
 
     def save(self, node: Node) -> None:
-        """Write the memory whole; any thread may."""
+        """Write the memory whole, from any thread."""
         path = _path(node)
         temporary = path.with_suffix(".tmp")
         with _saving:

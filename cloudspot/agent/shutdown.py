@@ -1,4 +1,4 @@
-"""What runs when the machine is shut down: tells its agent, waits for it, and speaks for one that is dead.
+"""Runs at the machine's shutdown: tells the agent, waits for it, and writes the exit record of a dead one.
 
     python -m cloudspot.agent.shutdown --seconds 25 --source NAME
 
@@ -33,15 +33,15 @@ from cloudspot.model import PreemptionNotice
 from cloudspot.registry import open_provider, open_store
 
 DEAD_SECONDS = 5.0
-"""So long the boot script gets to start an agent that has died; its first pauses are shorter."""
+"""How long the boot script has to restart an agent that died; its first pauses are shorter."""
 KEEP_BACK_SECONDS = 5.0
 KEEP_BACK_SHARE = 0.25
-"""Of the time there is, at most ``KEEP_BACK_SECONDS``: what is left to speak for an agent that is dead."""
+"""The share of the time, at most ``KEEP_BACK_SECONDS``, that is left to write a dead agent's exit record."""
 POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and the environment, and see the machine off; see ``Shutdown.run``."""
+    """Read the command line and the environment, and run ``Shutdown.run``."""
     parser = argparse.ArgumentParser(prog="python -m cloudspot.agent.shutdown")
     parser.add_argument("--seconds", type=float, required=True, help="until the machine's end")
     parser.add_argument("--source", required=True, help="who says so, for the job's notices")
@@ -61,7 +61,7 @@ class Shutdown:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take ``seconds`` until the machine's end, counted from now, on ``source``'s word."""
+        """``seconds`` is the time until the machine's end, counted from now; ``source`` is who says so."""
         self._node = node
         self._source = source
         self._monotonic = monotonic
@@ -71,10 +71,10 @@ class Shutdown:
         self._end = self._began + seconds
 
     def run(self) -> int:
-        """Give the notice and return when the agent has left, 0; or when the time is up, 1.
+        """Give the notice and wait; return 0 when the agent has left, 1 when the time is up.
 
-        An agent that is alive writes its own exit record. Where none is, this ends the training, and
-        writes one if the node's slot is this machine's: the job goes on from what was committed.
+        A live agent writes its own exit record. For a dead one this ends the training and, if the node's
+        slot is this machine's, writes the record: the job goes on from what was committed.
         """
         self._tell()
         spare = min(KEEP_BACK_SECONDS, KEEP_BACK_SHARE * self._seconds)
@@ -87,7 +87,7 @@ class Shutdown:
             with _agent_lock(self._node) as is_free:
                 dead_since = None if not is_free else now if dead_since is None else dead_since
                 if dead_since is not None and now >= min(dead_since + DEAD_SECONDS, self._end - spare):
-                    # With the lock: an agent that is started now waits, and finds that all has been said.
+                    # Under the lock: an agent that starts now waits for it, and then finds the record.
                     try:
                         self._speak_for_agent()
                     except TransientError as error:
@@ -111,22 +111,22 @@ class Shutdown:
 
     def _speak_for_agent(self) -> None:
         node = self._node
-        _say("the agent is dead: ending the training and speaking for it")
-        # The record is the proof that no user code runs here any more.
+        _say("the agent is dead: ending the training and writing its exit record")
+        # The record proves that no user code runs here any more.
         end_training(node)
         end_setup(node)
         store = open_store(node.store_url)
         identity = open_provider(node.provider, None).node_identity()
         slot = launches.read_slots(store, node.job_id, node.launch).get(identity.rank)
         if slot is None or slot.instance_id != identity.instance_id:
-            _say("the slot is not this machine's: there is nothing to say")
+            _say("the slot is not this machine's: there is nothing to record")
             return
         leaving = Leaving("drained", f"shut down ({self._source}) while its agent was dead")
         write_exit_record(store, node, identity, leaving, _status(node))
 
 
 def _status(node: Node) -> Status:
-    """Return how far the node was, by what lies on its disk."""
+    """Return how far the node had come, by what lies on its disk."""
     memory, status = NodeMemory.load(node), Status()
     status.generation, status.restored_step = memory.generation, memory.restored_step
     if memory.generation > 0:
@@ -143,7 +143,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _agent_lock(node: Node) -> Iterator[bool]:
-    """Yield whether no agent lives; if so, none can start until the end of the block."""
+    """Yield whether no agent is alive; if so, none can start before the end of the block."""
     with node.lock.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,11 +19,11 @@ from cloudspot.jobstore.records import (
 from cloudspot.train import handoff as files
 
 MAX_PHASES = 64
-"""A dozen generations: the heartbeat stays small."""
+"""Enough for a dozen generations; the heartbeat stays small."""
 
 
 class _Transfer:
-    """Bytes on their way; several threads bring them."""
+    """Bytes on their way, which several threads move."""
 
     def __init__(self, what: str, total: int) -> None:
         self.what = what
@@ -47,7 +47,7 @@ class Status:
         self.phases: tuple[Phase, ...] = ()
         """What the node has done, for the job's timeline; the newest ``MAX_PHASES``."""
         self.handoff: Path | None = None
-        """Of the newest generation; None before the first."""
+        """The hand-off directory of the newest generation; None before the first."""
         self.ranks: tuple[int, ...] = ()
         """The global ranks that this node runs."""
         self.restored_step = 0
@@ -55,9 +55,9 @@ class Status:
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None
         self.notice_seconds: float | None = None
-        """How long before it takes a machine the provider says so."""
+        """How long before it takes a machine the provider gives notice."""
         self.log_standing: Callable[[], LogStanding | None] = lambda: None
-        """Tells how far the log is delivered."""
+        """Returns how far the log is delivered."""
         self._warnings: dict[str, str] = {}
         self._warning = threading.Lock()
         self._transfer: _Transfer | None = None
@@ -92,14 +92,14 @@ class Status:
         return tuple(self._warnings.values())
 
     def warn(self, subject: str, text: str | None) -> None:
-        """Say something about a subject, instead of what was said before; None: there is nothing any more."""
+        """Replace the warning about a subject; None takes it back."""
         with self._warning:
             warnings = {name: said for name, said in self._warnings.items() if name != subject}
             self._warnings = warnings if text is None else {**warnings, subject: text}
 
     @property
     def is_regrouping(self) -> bool:
-        """Whether the next generation is being agreed on: heartbeats come faster, and the first at once."""
+        """Whether the nodes agree on the next generation: heartbeats come faster, the first one at once."""
         return self._is_regrouping
 
     @is_regrouping.setter
@@ -110,7 +110,7 @@ class Status:
 
     @property
     def failed(self) -> Failed | None:
-        """The newest failure of a training here; the others are told of it at once."""
+        """The newest failure of a training here; a heartbeat tells the others at once."""
         return self._failed
 
     @failed.setter
@@ -120,7 +120,7 @@ class Status:
 
     @contextmanager
     def transferring(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Report a transfer while the block runs; yields a function, for any thread, to tell new bytes to.
+        """Report a transfer while the block runs; yield a function to which any thread tells new bytes.
 
         Args:
             what: see ``records.Transfer.what``.
@@ -131,19 +131,19 @@ class Status:
         try:
             yield transfer.add
         finally:
-            if self._transfer is transfer:  # the newest is the one that is reported
+            if self._transfer is transfer:  # only the newest is reported
                 self._transfer = None
 
     @property
     def transfer(self) -> Transfer | None:
-        """How far the newest transfer is that is under way."""
+        """How far the newest transfer under way has come, or None."""
         transfer = self._transfer
         if transfer is None:
             return None
         return Transfer(what=transfer.what, done=min(transfer.done, transfer.total), total=transfer.total)
 
     def progress(self) -> tuple[int, int | None]:
-        """Return the newest step begun here (or restored), and the total when it is known."""
+        """Return the newest step begun here (or restored), and the total if it is known."""
         step, total = self.restored_step, None
         if self.handoff is not None:
             for rank in self.ranks:
@@ -154,7 +154,7 @@ class Status:
 
     @property
     def has_session(self) -> bool:
-        """Say whether the script of this generation uses a session."""
+        """Whether the script of this generation has opened a session."""
         handoff = self.handoff
         return handoff is not None and any(files.progress_path(handoff, r).exists() for r in self.ranks)
 
@@ -173,7 +173,7 @@ class Status:
             return self._metrics
         end = data.rfind(b"\n") + 1
         for line in data[:end].splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # a line is the trainer's: it ends no agent
+            with suppress(ValueError, KeyError, TypeError):  # the trainer wrote it: it ends no agent
                 self._metrics.update(json.loads(line)["values"])
         self._metrics_read = (path, offset + end)
         return dict(self._metrics)

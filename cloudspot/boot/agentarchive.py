@@ -1,8 +1,8 @@
-"""The archive from which a stock image gets its agent: wheels, made of what is installed here.
+"""The archive from which a stock image installs its agent: wheels, made of what is installed here.
 
-The node runs the very code that submitted, from an editable install too: the wheels are put together
-from the installed files, without building anything. Equal code gives equal bytes, so that the archive
-has a name by its content and lies in the store once.
+Nodes run the very code that submitted, also from an editable install: the wheels are assembled from the
+installed files, without building anything. Equal code gives equal bytes, so the archive is named by its
+content and stored once.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class AgentArchive:
     sha256: str
     """Of ``data``, in hex."""
     digest: str
-    """Of the code of cloudspot and the plugin alone: an image that has the same needs nothing of this."""
+    """Of the code of cloudspot and the plugins: an image with the same code needs no archive."""
     requirements: tuple[str, ...]
-    """What is to be installed from the wheels; the rest comes as their dependencies."""
+    """What to install from the wheels; the others are dependencies."""
 
 
 def make_agent_archive(plugins: Sequence[str], *, with_dependencies: bool = False) -> AgentArchive:
     """Return the archive with cloudspot, the plugins' distributions, and pip to install them with.
 
-    ``with_dependencies`` adds all that they depend on, as it is installed here, for nodes without a way to
-    a package index; their image must then have this Python's version and platform.
+    ``with_dependencies`` adds all their dependencies as installed here, for nodes that cannot reach a
+    package index; their image must then have this Python's version and platform.
 
     Raises:
-        CloudspotError: a distribution is not installed, or its files are not to be found.
+        CloudspotError: a distribution is not installed, or its files cannot be found.
     """
     wanted = (CORE, *(name for name in plugins if _canonical(name) != CORE))
     names = _closure(wanted) if with_dependencies else wanted
@@ -66,7 +66,7 @@ def make_agent_archive(plugins: Sequence[str], *, with_dependencies: bool = Fals
 
 
 def code_digest(names: Iterable[str]) -> str:
-    """Return the hash of the distributions' code as it is installed; what bytecode there is does not count.
+    """Return the hash of the distributions' code as installed, without bytecode.
 
     Raises:
         CloudspotError: a distribution is not installed.
@@ -124,7 +124,7 @@ def _package_files(distribution: metadata.Distribution) -> dict[str, bytes]:
     package = re.sub(r"[-_.]+", "_", name)
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise CloudspotError(f"the files of {name} are not to be found, so that no node can get them")
+        raise CloudspotError(f"the files of {name} cannot be found, so no node can install it")
     root = Path(next(iter(spec.submodule_search_locations)))
     found = {}
     for path in sorted(root.rglob("*")):
@@ -152,9 +152,9 @@ def _closure(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _needed(distribution: metadata.Distribution, extra: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield what it requires for the extra (empty: in any case): names, each with the extras of it.
+    """Yield what it requires with the extra (empty: always): each name with its own extras.
 
-    What does not apply here is not installed.
+    Requirements that do not apply here are not installed.
     """
     for line in distribution.requires or ():
         requirement, _, marker = line.partition(";")
@@ -201,17 +201,13 @@ def _distribution(name: str) -> metadata.Distribution:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         raise CloudspotError(
-            f"{name} is not installed as a distribution, so that no node can get it; "
+            f"{name} is not installed as a distribution, so no node can install it: "
             "install it with pip, or use an image that has it"
         ) from None
 
 
 def _is_installed(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return any(metadata.distributions(name=name))
 
 
 def _canonical(name: str) -> str:
@@ -219,5 +215,5 @@ def _canonical(name: str) -> str:
 
 
 if __name__ == "__main__":
-    # On a node: is what its image has the same?
+    # On a node: does its image have the same code?
     print(code_digest(sys.argv[1:]))  # noqa: T201 # its answer

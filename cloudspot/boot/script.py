@@ -17,9 +17,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DEFAULT_NODE_DIR = "/var/lib/cloudspot"
 """Where the agent keeps its files, unless the profile or the machine says otherwise."""
 
-
 _INSTALLATION = "# --- installation ---\n"
-"""The line of boot.sh at which it stands."""
+"""The line of boot.sh where the installation goes."""
 _END = "CLOUDSPOT_INSTALL"
 
 
@@ -27,16 +26,16 @@ class Install(msgspec.Struct, frozen=True, kw_only=True):
     """Where a machine finds the wheels of its agent, and when it needs them."""
 
     key: str
-    """Of the archive in the store."""
+    """The archive's key in the store."""
     sha256: str
-    """Of the archive."""
+    """The archive's."""
     digest: str
-    """Of the code: what ``python -m cloudspot.boot.agentarchive`` says where it is installed already."""
+    """The code's: what ``python -m cloudspot.boot.agentarchive`` prints where it is installed already."""
     requirements: tuple[str, ...]
 
 
 class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the boot script of a launch says; the same for each of its nodes. Holds no secret."""
+    """Everything in the boot script of a launch; equal for all of its nodes, and without secrets."""
 
     job_id: str
     launch: int
@@ -47,27 +46,27 @@ class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_seconds: float
     """After this long the machine ends itself, whatever it is doing."""
     version: str
-    """Of the cloudspot that renders, so that a machine cannot silently run another."""
+    """The version of cloudspot that renders, so that a machine cannot silently run another."""
     install: Install | None = None
-    """Where the image may have no cloudspot."""
+    """Needed if the image may have no cloudspot."""
 
 
 def render_boot_script(plan: BootPlan) -> str:
     """Return the bash script that a machine of this launch runs once at boot, as root or as itself.
 
-    First it starts the self-kill timer. A machine that boots a second time, and so has lost that, ends
-    itself: here where the cloud runs the script at each boot, else by what the first boot leaves with
-    cloud-init. Where the image may have no cloudspot, it installs the staged one into an environment of the
-    agent's own, unless the image has the same. Then it runs ``python -m cloudspot.agent``, again and again
-    while that fails, and ends the machine when the agent ended with 0 or cannot run at all.
+    First it starts the self-kill timer. A machine that boots a second time has lost its timer and ends
+    itself: through this script if the cloud runs it at each boot, else through a hook that the first boot
+    leaves with cloud-init. If the image may have no cloudspot, the script installs the staged one into a
+    separate environment, unless the image has the same. Then it runs ``python -m cloudspot.agent``, again
+    whenever that fails, and ends the machine when the agent exits with 0 or cannot run at all.
 
     The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_LAUNCH``, ``CLOUDSPOT_STORE``,
     ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``, ``CLOUDSPOT_TRAIN_PYTHON``, ``CLOUDSPOT_SHUTDOWN``,
     ``CLOUDSPOT_VERSION`` and what the profile sets. The same plan gives the same bytes.
 
     Raises:
-        CloudspotError: the profile needs an installation and nothing is staged, or the provider cannot fetch
-            it, or it names a variable that no shell can set.
+        CloudspotError: the profile needs an installation but nothing is staged or the provider cannot fetch
+            it, or the profile names a variable that no shell can set.
     """
     profile = plan.profile
     if not profile.has_cloudspot and (plan.install is None or not profile.fetch_code):
@@ -101,8 +100,8 @@ def render_boot_script(plan: BootPlan) -> str:
 def ending_command(profile: BootProfile) -> str:
     """Return the shell commands by which a machine ends itself.
 
-    Where its provider can say how it ends itself by the cloud's API, that comes first; where it may not, or
-    the cloud does not answer, the machine goes down at least.
+    If its provider knows how it ends itself through the cloud's API, that comes first. If it may not, or the
+    cloud does not answer, the machine at least goes down.
     """
     if not profile.end_code:
         return profile.shutdown_command
@@ -131,7 +130,7 @@ def _installation(plan: BootPlan) -> str:
 
 def _export(name: str, value: str) -> str:
     if not _NAME.fullmatch(name):
-        raise CloudspotError(f"the boot profile sets {name!r}, which is no name of a shell variable")
+        raise CloudspotError(f"the boot profile sets {name!r}, which is not the name of a shell variable")
     if "\0" in value:
         raise CloudspotError(f"the value of {name} in the boot script holds a NUL byte")
     return f"export {name}={shlex.quote(value)}"

@@ -1,4 +1,4 @@
-"""A checkpoint as a file of one's own: its weights for safetensors or torch, or the script's directory."""
+"""Exports a checkpoint: its weights for safetensors or torch, or the directory that the script wrote."""
 
 from __future__ import annotations
 
@@ -27,57 +27,57 @@ SAFETENSORS, TORCH = ".safetensors", ".pt"
 def export_checkpoint(
     job: Job, commit: Commit, target: Path, *, only: str | None, whole: bool
 ) -> dict[str, Any]:
-    """Write the checkpoint to ``target``, whole or not at all; return what ``--json`` prints of it.
+    """Write the checkpoint to ``target``, whole or not at all, and return what ``--json`` prints.
 
     Raises:
-        SpecError: ``target`` has a suffix that is not the checkpoint's.
-        CloudspotError: the checkpoint holds no such thing, the file cannot hold it, the disk refuses, or
-            torch is missing.
+        SpecError: the suffix of ``target`` does not fit the checkpoint.
+        CloudspotError: the checkpoint has no such object, the file format cannot hold it, the disk refuses,
+            or torch is missing.
         CorruptData: a chunk is missing or changed; nothing was written.
     """
-    found = {"checkpoint": str(commit.id), "step": commit.step, "tensors": None, "left_out": []}
     if not target.parent.is_dir():
         raise SpecError(f"--to: there is no directory {target.parent}")
+    size, tensors, left_out = commit.size, None, []
     if commit.kind == "directory":
         if only is not None or whole or target.suffix in (SAFETENSORS, TORCH):
             raise SpecError(
-                f"checkpoint {commit.id} is a directory that the script wrote itself: give --to DIR alone"
+                f"checkpoint {commit.id} is a directory that the script wrote itself: give only --to DIR"
             )
         _export_directory(job, commit, target)
-        return {"file": str(target), "bytes": commit.size, **found}
-    if target.suffix not in (SAFETENSORS, TORCH):
+    elif target.suffix not in (SAFETENSORS, TORCH):
         raise SpecError(f"--to must end with {SAFETENSORS} or {TORCH}: got {str(target)!r}")
-    selection = choose(commit, only=only, whole=whole)
-    if target.suffix == TORCH:
-        _export_torch(job, commit, selection, target, nested=whole or len(selection.objects) > 1)
-        return {
-            "file": str(target),
-            "bytes": target.stat().st_size,
-            **found,
-            "tensors": len(selection.tensors),
-        }
-    with transfer("exporting", num_bytes_read(job.id, commit, selection.tensors)) as advance:
-        size = write_safetensors(
-            job.store,
-            job.id,
-            commit,
-            selection.tensors,
-            target,
-            metadata=_metadata(job, commit, whole=whole),
-            progress=advance,
-        )
+    else:
+        selection = choose(commit, only=only, whole=whole)
+        tensors = len(selection.tensors)
+        if target.suffix == TORCH:
+            _export_torch(job, commit, selection, target, nested=whole or len(selection.objects) > 1)
+            size = target.stat().st_size
+        else:
+            size = _export_safetensors(job, commit, selection, target, _metadata(job, commit, whole=whole))
+            left_out = list(selection.left_out)
     return {
         "file": str(target),
         "bytes": size,
-        **found,
-        "tensors": len(selection.tensors),
-        "left_out": list(selection.left_out),
+        "checkpoint": str(commit.id),
+        "step": commit.step,
+        "tensors": tensors,
+        "left_out": left_out,
     }
+
+
+def _export_safetensors(
+    job: Job, commit: Commit, selection: Selection, target: Path, metadata: dict[str, str]
+) -> int:
+    tensors = selection.tensors
+    with transfer("exporting", num_bytes_read(job.id, commit, tensors)) as advance:
+        return write_safetensors(
+            job.store, job.id, commit, tensors, target, metadata=metadata, progress=advance
+        )
 
 
 def _metadata(job: Job, commit: Commit, *, whole: bool) -> dict[str, str]:
     metadata = {
-        "format": "pt",  # transformers reads no file that does not say so
+        "format": "pt",  # transformers refuses a file without it
         "job": job.id,
         "checkpoint": str(commit.id),
         "step": str(commit.step),
@@ -91,7 +91,7 @@ def _export_torch(job: Job, commit: Commit, selection: Selection, target: Path, 
     if importlib.util.find_spec("torch") is None:
         raise CloudspotError(
             f"a {TORCH} file needs torch here; run: pip install torch (or export to {SAFETENSORS}, which "
-            "needs nothing)"
+            "does not need it)"
         )
     from cloudspot.train.errors import CheckpointError
     from cloudspot.train.torchfile import write_torch_file
@@ -111,7 +111,7 @@ def _export_directory(job: Job, commit: Commit, target: Path) -> None:
     names = {part.directory or "" for part in commit.parts}
     with _beside(target) as scratch:
         _fetch(job, commit, scratch)
-        # Of nodes that name different directories each is put below the target; usually there is one.
+        # Usually there is one. If nodes named different directories, each goes below the target.
         source = scratch / names.pop() if len(names) == 1 else scratch
         source.replace(target)
 
@@ -123,7 +123,7 @@ def _fetch(job: Job, commit: Commit, directory: Path) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """Lend a directory on the target's file system, and remove it.
+    """Yield a directory on the target's file system, removed at the end.
 
     Raises:
         CloudspotError: the disk refuses.

@@ -1,6 +1,6 @@
-"""What the shell offers behind a word under way: job ids, stores, providers, attempts.
+"""Shell completion of job ids, stores, providers and attempts.
 
-Quick and silent: little is read, and where something is wrong there is nothing to offer.
+Quick and silent: it reads little, and offers nothing if anything goes wrong.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from itertools import islice
 import click
 
 MAX_JOBS = 200
-"""More ids than anyone reads; the next letter leaves fewer."""
+"""More ids than anyone reads; one more letter narrows them down."""
 
 
 def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the ids of the store's jobs that begin like this; reads a listing and nothing else."""
+    """Return the ids of the store's jobs that begin like this; reads only a listing."""
     return _quietly(lambda: _job_ids(ctx, incomplete))
 
 
@@ -31,7 +31,7 @@ def complete_stores(_ctx: click.Context, _param: click.Parameter, incomplete: st
 
 
 def complete_providers(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the installed providers, none of which is imported."""
+    """Return the names of the installed providers without importing them."""
 
     def names() -> Iterable[str]:
         from cloudspot.registry import provider_names
@@ -42,14 +42,14 @@ def complete_providers(_ctx: click.Context, _param: click.Parameter, incomplete:
 
 
 def complete_attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the numbers of the attempts that the job had by its summary."""
+    """Return the numbers of the job's attempts, from its summary."""
     return _quietly(lambda: [number for number in _attempts(ctx) if number.startswith(incomplete)])
 
 
 def _quietly(look: Callable[[], Iterable[str]]) -> list[str]:
     try:
         return list(look())
-    except Exception:  # noqa: BLE001 - a line under way is no place for a message
+    except Exception:  # noqa: BLE001 - a half-typed line is no place for a message
         return []
 
 
@@ -67,13 +67,13 @@ def _attempts(ctx: click.Context) -> list[str]:
     from cloudspot.jobstore.reader import read_summary
 
     store = open_named_store(_store_url(ctx))
-    # Of a line that ends with an option without its value, click leaves the arguments where they are.
+    # If the line ends with an option that lacks its value, click leaves the arguments unparsed.
     summary = read_summary(store, find_job(store, ctx.params.get("job_id") or ctx.args[0]))
     return [] if summary is None else [str(number) for number in range(1, summary.attempts + 1)]
 
 
 def _store_url(ctx: click.Context) -> str | None:
-    """Return the store of the line under way: its options are parsed, but nothing has run."""
+    """Return the store named on the half-typed line: its options are parsed, but no callback has run."""
     from cloudspot.cli.config import named_store
 
     text = ctx.params.get("store_url")

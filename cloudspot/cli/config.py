@@ -1,4 +1,4 @@
-"""The user's own file: stores by name, and the one that commands use by default."""
+"""The user's config file: stores by name, and the default one."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``config.toml``: where the user's stores are."""
 
     default_store: str | None = None
-    """The store that is used where nothing else names one: a name from ``[stores]``, or a URL."""
+    """The store to use when nothing else names one: a name from ``[stores]``, or a URL."""
     stores: dict[str, str] = msgspec.field(default_factory=dict)
-    """URLs by names of your choice; ``--store`` and ``CLOUDSPOT_STORE`` take the names too."""
+    """URLs by names of your choice, which ``--store`` and ``CLOUDSPOT_STORE`` accept too."""
 
 
 def config_path() -> Path | None:
-    """Return where the user's file is, or would be.
+    """Return where the user's file is or would be.
 
     ``$CLOUDSPOT_CONFIG``, else ``cloudspot/config.toml`` under ``$XDG_CONFIG_HOME``, else under
-    ``~/.config``; None where nothing names it and the user has no home.
+    ``~/.config``; None if nothing names it and the user has no home.
     """
     named = os.environ.get(CONFIG_VARIABLE)
     if named:
         return Path(named)
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    # The XDG base directory specification says to ignore a relative path.
+    # The XDG base directory specification: ignore a relative path.
     if Path(base).is_absolute():
         return Path(base) / "cloudspot" / "config.toml"
     try:
@@ -46,11 +46,11 @@ def config_path() -> Path | None:
 
 
 def load_config() -> UserConfig:
-    """Read and check the user's file; where there is none, every field has its default.
+    """Read and check the user's file; without one, every field has its default.
 
     Raises:
-        SpecError: it is malformed (the message names the line or the field), or CLOUDSPOT_CONFIG names a
-            file that is not there.
+        SpecError: the file is malformed (the message names the line or the field), or CLOUDSPOT_CONFIG
+            names a file that does not exist.
     """
     path = config_path()
     if path is None or not (os.environ.get(CONFIG_VARIABLE) or os.path.lexists(path)):
@@ -60,7 +60,7 @@ def load_config() -> UserConfig:
         config = convert(raw, UserConfig)
         for name, url in config.stores.items():
             if "://" in name or not name:
-                raise FieldError(("stores", name), "a store's name must be a word, not a URL")
+                raise FieldError(("stores", name), "the name of a store must be a word, not a URL")
             check_store_url(url, ("stores", name))
         if config.default_store is not None and config.default_store not in config.stores:
             check_store_url(config.default_store, ("default_store",))
@@ -73,7 +73,7 @@ def named_store(text: str, origin: str) -> ChosenStore:
     """Return the store that ``text`` names: a URL, or a name from the user's file.
 
     Raises:
-        SpecError: it is neither; or the user's file is malformed.
+        SpecError: it is neither, or the user's file is malformed.
     """
     if "://" in text:
         return ChosenStore(text, origin)
@@ -81,15 +81,16 @@ def named_store(text: str, origin: str) -> ChosenStore:
     if text in stores:
         return ChosenStore(stores[text], f"{origin}, as {config_path()} has it")
     near = difflib.get_close_matches(text, stores, n=1)
-    advice = f'did you mean "{near[0]}"?' if near else f"there it knows {', '.join(stores) or 'none'}"
+    known = f"the stores there: {', '.join(stores)}" if stores else "no stores are defined there"
+    advice = f'did you mean "{near[0]}"?' if near else known
     raise SpecError(
         f'{origin}: "{text}" is neither a URL such as file:///data/jobs '
-        f"nor a store of {config_path()}; {advice}"
+        f"nor a store in {config_path()}; {advice}"
     )
 
 
 def default_store() -> ChosenStore | None:
-    """Return the store that the user's file has by default, if it has one.
+    """Return the default store of the user's file, if it names one.
 
     Raises:
         SpecError: the file is malformed.

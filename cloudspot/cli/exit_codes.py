@@ -1,16 +1,16 @@
-"""The exit statuses of ``cloudspot`` beside those that an error's class names."""
+"""The exit statuses of ``cloudspot``, except those that an error's class defines."""
 
 from __future__ import annotations
 
 SUCCEEDED = 0
 FAILED = 1
-"""The job failed; also any error whose class names no status of its own."""
+"""The job failed, or an error whose class defines no status of its own."""
 STOPPED = 10
 """The job was stopped before its end, by a person or by one of its limits."""
 INTERRUPTED = 130
-"""Ctrl-C: 128 + SIGINT, as shells have it. A job that was submitted goes on."""
+"""Ctrl-C: 128 + SIGINT, as in shells. A submitted job goes on."""
 PIPE_CLOSED = 141
-"""Nobody reads the output any more: 128 + SIGPIPE, as shells have it."""
+"""Nothing reads the output any more: 128 + SIGPIPE, as in shells."""
 
 _OUTCOMES = {"succeeded": SUCCEEDED, "failed": FAILED, "stopped": STOPPED}
 

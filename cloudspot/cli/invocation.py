@@ -1,4 +1,4 @@
-"""What one run of ``cloudspot`` knows besides the arguments of its command."""
+"""What one run of ``cloudspot`` knows besides its command's arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``ps`` knows of each job by name: fields to filter by, to sort by and to show."""
+"""The fields of a job that ``ps`` can filter by, sort by and show."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cloudspot.jobstore.records import Summary
 from cloudspot.story.states import TERMINAL_STATES
 
 METRICS = "metrics."
-"""Before the name of a metric."""
+"""The prefix of a metric's name."""
 
 
 def duration(job: Summary) -> float | None:
-    """Return the seconds from a job's submission to its end, or to when it was looked at.
+    """Return the seconds from a job's submission to its end, or to when it was last seen.
 
-    None: it has ended, and its summary is too old to say when.
+    None if it has ended and its summary is too old to say when.
     """
     if job.finished_at is None and job.state in TERMINAL_STATES:
         return None
@@ -47,7 +47,7 @@ class _Kind:
 def _parse_number(text: str, _now: datetime) -> float:
     number = float(text)
     if math.isnan(number):
-        raise ValueError("NaN is like no number, so no job would pass")
+        raise ValueError("NaN compares to nothing, so no job would match")
     return number
 
 
@@ -58,10 +58,10 @@ def _parse_duration(text: str, now: datetime) -> float:
         return parse_duration(text)
 
 
-_TEXT = _Kind(lambda text, _now: text, "a text, in which * stands for anything", is_text=True)
+_TEXT = _Kind(lambda text, _now: text, "text, in which * matches anything", is_text=True)
 _NUMBER = _Kind(_parse_number, "a number")
 _DURATION = _Kind(_parse_duration, 'a duration such as "90s" or "1h30m"')
-_MOMENT = _Kind(lambda text, now: parse_moment(text, now=now), 'a moment such as "2d" (ago) or "2026-11-20"')
+_MOMENT = _Kind(lambda text, now: parse_moment(text, now=now), 'a time such as "2d" (ago) or "2026-11-20"')
 
 _FIELDS: Mapping[str, tuple[_Kind, Callable[[Summary], Any]]] = {
     "id": (_TEXT, lambda job: job.job_id),
@@ -80,7 +80,7 @@ _FIELDS: Mapping[str, tuple[_Kind, Callable[[Summary], Any]]] = {
     "finished": (_MOMENT, lambda job: job.finished_at),
 }
 FIELD_NAMES = (*_FIELDS, f"{METRICS}NAME")
-"""What ``--filter`` and ``--sort`` take."""
+"""What ``--filter`` and ``--sort`` accept."""
 
 _FILTER = re.compile(r"\s*([^=!<>]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -94,12 +94,12 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
-    """Return what says whether a job passes a filter such as ``state=failed`` or ``metrics.loss<0.3``.
+    """Return a predicate for a filter such as ``state=failed`` or ``metrics.loss<0.3``.
 
-    A job of which the field is not known passes ``!=`` only.
+    A job without a value for the field matches only ``!=``.
 
     Raises:
-        SpecError: it is none; the message names the fields, or what was expected.
+        SpecError: it is not a filter; the message names the fields, or what was expected.
     """
     match = _FILTER.fullmatch(text)
     if match is None:
@@ -109,7 +109,7 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
     name, sign, wanted = match.groups()
     kind, value_of = _field(name, "--filter")
     if kind.is_text and sign not in {"=", "!="}:
-        raise SpecError(f"--filter {name}: is a text, which knows = and != only: got {text!r}")
+        raise SpecError(f"--filter {name}: text can only be compared with = and !=: got {text!r}")
     try:
         value = kind.parse(wanted, now)
     except ValueError:
@@ -120,7 +120,7 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
         if found is None:
             return sign == "!="
         if kind.is_text:
-            # A hash may be cut short, as the table shows it.
+            # A hash may be shortened, as in the table.
             pattern = f"{value}*" if name == "code" else value
             return fnmatchcase(found, pattern) is (sign == "=")
         return _COMPARE[sign](found, value)
@@ -129,12 +129,12 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
 
 
 def sort_jobs(jobs: Iterable[Summary], field: str) -> list[Summary]:
-    """Return the jobs by a field, ascending, or descending where it begins with ``-``.
+    """Return the jobs sorted by a field: ascending, or descending if it begins with ``-``.
 
-    Of which it is not known (or no number) come last; equal ones stay in their order.
+    Jobs without a value for it (or with NaN) come last; equal jobs keep their order.
 
     Raises:
-        SpecError: there is no such field; the message names those that there are.
+        SpecError: there is no such field; the message names the fields.
     """
     name = field.removeprefix("-")
     _, value_of = _field(name, "--sort")
@@ -148,14 +148,14 @@ def sort_jobs(jobs: Iterable[Summary], field: str) -> list[Summary]:
 
 
 def metric_of(field: str) -> str | None:
-    """Return the metric that a filter or a field to sort by names, or None."""
+    """Return the metric that a filter or a sort field names, or None."""
     match = _FILTER.fullmatch(field)
     name = (match[1] if match else field).removeprefix("-").strip()
     return name.removeprefix(METRICS) if name.startswith(METRICS) else None
 
 
 def metric_names(jobs: Sequence[Summary], *, first: Sequence[str] = ()) -> list[str]:
-    """Return the names of the jobs' metrics: ``first`` those, then what most jobs have."""
+    """Return the names of the jobs' metrics: those in ``first``, then by how many jobs have them."""
     counts: dict[str, int] = {}
     for job in jobs:
         for name in job.metrics:

@@ -1,4 +1,4 @@
-"""How a command finds its store and its job, and how new jobs get their ids."""
+"""Opens the store and the job that a command names, and makes the ids of new jobs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from cloudspot.cli.config import default_store
 from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation
 from cloudspot.errors import JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
-from cloudspot.jobfile.spec import JobSpec, spec_from_json
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.records import Submission
 from cloudspot.registry import open_provider, open_store
 
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
-"""Base 32 without the letters and digits that are read for one another."""
+"""Base 32 without the characters that are mistaken for one another."""
 _SUFFIX_LENGTH = 4
 _MAX_ID_LENGTH = 63
 
 
 def default_store_url() -> str:
-    """Return the store that commands read when neither ``--store`` nor CLOUDSPOT_STORE names one.
+    """Return the store that commands read if neither ``--store`` nor CLOUDSPOT_STORE names one.
 
     Raises:
         SpecError: the user's file is malformed.
@@ -34,14 +35,14 @@ def default_store_url() -> str:
 
 
 def open_named_store(store_url: str | None) -> ObjectStore:
-    """Open the store of ``--store``, or the default one."""
+    """Open the store that ``--store`` named, or the default one."""
     if store_url is None:
         store_url = note_store(_default_store()).url
     return open_store(store_url)
 
 
 def note_store(chosen: ChosenStore) -> ChosenStore:
-    """Remember who named the store, for the message of an error that names it; return it."""
+    """Remember what named the store, for errors that name it, and return it."""
     current_invocation().chosen_store = chosen
     return chosen
 
@@ -56,17 +57,17 @@ def _default_store() -> ChosenStore:
 
 
 def new_job_id(name: str) -> str:
-    """Return ``<name>-<suffix>`` with four random letters; a long name is cut to fit a DNS label."""
+    """Return ``<name>-<suffix>`` with a random suffix; a long name is cut so that the id fits a DNS label."""
     suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(_SUFFIX_LENGTH))
     stem = name[: _MAX_ID_LENGTH - _SUFFIX_LENGTH - 1].rstrip("-")
     return f"{stem}-{suffix}"
 
 
 def check_job_id(text: str) -> str:
-    """Return an id given by ``--name`` as it is.
+    """Return an id given by ``--name`` unchanged.
 
     Raises:
-        SpecError: it is no DNS label.
+        SpecError: it is not a DNS label.
     """
     if keys.JOB_ID.fullmatch(text) is None:
         raise SpecError(
@@ -76,13 +77,13 @@ def check_job_id(text: str) -> str:
 
 
 def find_job(store: ObjectStore, text: str) -> str:
-    """Return the id of the one job whose id is, or starts with, ``text``.
+    """Return the id of the one job whose id is ``text`` or starts with it.
 
     Raises:
-        JobNotFound: no job, or several; the message lists them.
+        JobNotFound: there is no such job, or there are several; the message lists them.
     """
     if re.fullmatch(r"[a-z0-9-]{1,63}", text) is None:
-        raise JobNotFound(f"{text!r} is no job id; ids are lower-case letters, digits and hyphens")
+        raise JobNotFound(f"{text!r} is not a job id; ids are lower-case letters, digits and hyphens")
     found = [
         meta.key.removeprefix(keys.index_prefix()) for meta in store.list_objects(keys.index_prefix() + text)
     ]
@@ -92,40 +93,45 @@ def find_job(store: ObjectStore, text: str) -> str:
         raise JobNotFound(f"no job {text!r} in {store.url}; list them with: cloudspot ps --store {store.url}")
     if len(found) > 1:
         more = ", ..." if len(found) > 8 else ""
-        raise JobNotFound(f"{text!r} names {len(found)} jobs: {', '.join(found[:8])}{more}")
+        raise JobNotFound(f"{text!r} matches {len(found)} jobs: {', '.join(found[:8])}{more}")
     return found[0]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a store, with what its commands need; each is made when first used."""
+    """One job of a store, with what its commands need, each made when first used."""
 
     store: ObjectStore
     id: str
 
     @cached_property
     def reader(self) -> HistoryReader:
-        """Return the reader that keeps what it has read between calls."""
+        """Return the reader, which keeps what it has read between calls."""
         return HistoryReader(self.store, self.id)
 
     def history(self) -> History:
-        """Read the job's records anew."""
+        """Read the job's records again."""
         return self.reader.read()
 
     @cached_property
     def first_history(self) -> History:
-        """Return the records as they were when first asked for."""
+        """Return the records as they were when first read."""
         return self.history()
+
+    @cached_property
+    def submitted(self) -> tuple[Submission, JobSpec]:
+        """Read what was submitted."""
+        return self.reader.read_job()
 
     @cached_property
     def spec(self) -> JobSpec:
         """Return the job file as it was submitted."""
-        return spec_from_json(self.first_history.submission.spec)
+        return self.submitted[1]
 
     @cached_property
     def provider(self) -> Provider:
-        """Open the provider on which the job was submitted."""
-        return open_provider(self.first_history.submission.provider, self.spec)
+        """Open the provider that the job was submitted to."""
+        return open_provider(self.submitted[0].provider, self.spec)
 
     @cached_property
     def log_sink(self) -> LogSink:
@@ -133,7 +139,7 @@ class Job:
         return self.provider.log_sink(self.store, self.id) or ObjectStoreLogSink(self.store, self.id)
 
     def command(self, name: str) -> str:
-        """Return the command line that does ``name`` to this job, for a message."""
+        """Return the command line that runs ``name`` on this job, for a message."""
         at = "" if self.store.url == default_store_url() else f" --store {self.store.url}"
         return f"cloudspot {name} {self.id}{at}"
 

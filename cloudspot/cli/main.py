@@ -1,4 +1,4 @@
-"""The program ``cloudspot``: finds the command, and turns an expected error into one line."""
+"""The program ``cloudspot``: finds the command and turns an expected error into one line."""
 
 from __future__ import annotations
 
@@ -21,46 +21,47 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 SHORT_HELPS = {
-    "init": "Write a job file to begin with.",
-    "plan": "Print the offers and requests of a job; launch and store nothing.",
+    "init": "Write a job file to start from.",
+    "plan": "Show what a job would launch, without launching it.",
     "run": "Submit a job and follow it to its end.",
-    "attach": "Follow a job that is already submitted, and drive it.",
-    "reconcile": "Drive the unfinished jobs of a store, once or for ever.",
+    "attach": "Follow and drive a job that is already submitted.",
+    "reconcile": "Drive a store's unfinished jobs, once or continuously.",
     "ps": "List jobs.",
-    "show": "Tell the story of one job.",
-    "compare": "Show where two jobs differ.",
+    "show": "Show everything about one job.",
+    "compare": "Show how two jobs differ.",
     "logs": "Print a job's log.",
     "checkpoints": "List, verify and export a job's checkpoints.",
-    "artifacts": "List and download the files that a job keeps.",
-    "stop": "Save a checkpoint and end a job.",
-    "rm": "Delete the data of jobs that are over.",
-    "preempt": "Reclaim a job's machine on purpose, as a drill.",
-    "providers": "List the providers, and check one.",
-    "sandbox": "Run a command with an emulated cloud around it.",
+    "artifacts": "List and download a job's artifacts.",
+    "stop": "Save a checkpoint and stop a job.",
+    "rm": "Delete finished jobs and all their data.",
+    "preempt": "Reclaim one of a job's machines, as a drill.",
+    "providers": "List providers, and check that one is ready.",
+    "sandbox": "Run a command inside an emulated cloud.",
     "schema": "Print the JSON Schema of the job file.",
-    "completion": "Print the script that completes commands in a shell.",
+    "completion": "Print the completion script for a shell.",
 }
-"""Each command's module and function, in the order of ``--help``, with its line there.
+"""The commands in the order of ``--help``: each names its module and function, and its line of help.
 
-Kept here, so that ``cloudspot --help`` imports no command; a test holds it to the commands' own.
+The lines are repeated here so that ``cloudspot --help`` imports no command; a test compares them with the
+commands' own.
 """
 
 
 _NO_ARGUMENTS: tuple[type[click.ClickException], ...] = tuple(
-    # Before click 8.2 a group prints its help by itself.
+    # Before click 8.2, a group prints its help itself.
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
 )
 
 
 class Program(click.Group):
-    """The group of all commands; it imports a command's module only when that command is run."""
+    """The group of all commands; it imports a command's module only when that command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of ``--help``."""
         return list(SHORT_HELPS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command of that name; None when there is none."""
+        """Import the command of that name, or return None if there is no such command."""
         if cmd_name not in SHORT_HELPS:
             return None
         command = getattr(importlib.import_module(f"cloudspot.cli.commands.{cmd_name}"), cmd_name)
@@ -70,7 +71,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments begin with; name the nearest one where there is none."""
+        """Find the command; if there is no such command, the error suggests the nearest name."""
         import difflib
 
         if args and args[0] not in SHORT_HELPS and not args[0].startswith("-") and not ctx.resilient_parsing:
@@ -80,12 +81,12 @@ class Program(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands' lines without importing them."""
+        """Write each command's line without importing the commands."""
         with formatter.section("Commands"):
             formatter.write_dl(list(SHORT_HELPS.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the commands with their lines, without importing them."""
+        """Offer the commands with their lines, without importing the commands."""
         from click.shell_completion import CompletionItem
 
         if incomplete.startswith("-"):
@@ -97,7 +98,7 @@ class Program(click.Group):
         ]
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the program and end the process: the one place where errors become exit codes."""
+        """Run the program and end the process: the only place where errors become exit codes."""
         invocation = Invocation()
         stdstreams.prepare()
         extra |= {"standalone_mode": False, "obj": invocation}
@@ -105,7 +106,7 @@ class Program(click.Group):
             code = super().main(*args, **extra)
             sys.stdout.flush()
         except _NO_ARGUMENTS as error:
-            # What somebody asks who types a group alone: its help, as it is laid out.
+            # Someone who types a group alone wants its help.
             click.echo(error.format_message(), file=sys.stderr)
             code = error.exit_code
         except click.ClickException as error:
@@ -141,7 +142,7 @@ def _report(message: str, debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
-    # To the stream by name: click would make one of its own that knows UTF-8 where this one does not.
+    # Name the stream: click would otherwise open its own, in UTF-8 even where this one is not.
     color = False if os.environ.get("NO_COLOR") else None
     click.secho("error: ", fg="red", bold=True, file=sys.stderr, nl=False, color=color)
     click.echo(printable(" ".join(message.split())), file=sys.stderr)
@@ -156,10 +157,10 @@ def _note_store(_ctx: click.Context, _parameter: click.Parameter, value: str | N
 @click.option("--store", metavar="STORE", expose_value=False, callback=_note_store, help=STORE_HELP)
 @debug_option
 def program() -> None:
-    """Train on any cloud's spot machines, and lose no step that was paid for.
+    """Train on any cloud's spot machines without losing paid-for steps.
 
-    A job is a job file (job.toml) and a training script. All of a job's state lies in your object
-    store; any number of these commands may look at it, or drive it, at the same time.
+    A job is a job file (job.toml) and a training script. All of its state is in your object store, so
+    any number of these commands can read it, or drive it, at the same time.
     """
 
 

@@ -19,12 +19,12 @@ from cloudspot.jobfile.spec import JobSpec, check_files, load_job
 from cloudspot.registry import open_provider, open_store, plugin_distributions
 
 STAGE_DEPENDENCIES = "CLOUDSPOT_STAGE_DEPENDENCIES"
-"""Set to 1, what the agent depends on is staged too, for nodes without a way to a package index."""
+"""If set to 1, the agent's dependencies are staged too, for nodes that cannot reach a package index."""
 
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A job file that was read and checked, with what it would run on."""
+    """A checked job file, with what it would run on."""
 
     spec: JobSpec
     workdir: Path
@@ -35,10 +35,10 @@ class PreparedJob:
 def prepare_job(
     job_file: Path, provider_name: str, overrides: Sequence[str], store_url: str | None
 ) -> PreparedJob:
-    """Read the job file and open what it needs; asks the provider for no more than ``pinned_options``.
+    """Read the job file and open what it needs; asks the provider only for its ``pinned_options``.
 
-    The store is the command line's or the environment's (``store_url``), else the job file's, else the
-    user's default one, else the provider's.
+    The store is the one named on the command line or in the environment (``store_url``), else the job
+    file's, else the user's default, else the provider's.
 
     Raises:
         SpecError: the job file, an override or the user's file is wrong, or there is no store.
@@ -68,13 +68,13 @@ def _choose_store(spec: JobSpec, provider: Provider, job_file: Path) -> ChosenSt
     if url is None:
         raise SpecError(
             f"no store: provider {provider.name!r} has no default; set store in the job file, "
-            "--store or CLOUDSPOT_STORE"
+            "or give --store or CLOUDSPOT_STORE"
         )
     return ChosenStore(url, f"the default of the provider {provider.name}")
 
 
 def agent_archive(job: PreparedJob) -> AgentArchive | None:
-    """Return what the job's machines install their agent from; None where their image has it.
+    """Return the archive from which the job's machines install the agent; None if their image has it.
 
     Raises:
         CloudspotError: cloudspot or the plugin is not installed as a distribution here.

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from cloudspot.cli.completers import complete_jobs, complete_providers, complete_stores
 from cloudspot.cli.invocation import DEFAULT_PROVIDER, current_invocation
+from cloudspot.errors import SpecError
 
 STORE_VARIABLE = "CLOUDSPOT_STORE"
 STORE_HELP = (
-    "Object store that holds the jobs: a URL such as file:///data/jobs, or a name of your config file."
+    "Object store that holds the jobs: a URL such as file:///data/jobs, or a name from your config file."
 )
-DEBUG_HELP = "Show the traceback of an error."
+DEBUG_HELP = "Show the traceback if there is an error."
 JSON_HELP = "Print JSON (documented in docs/cli.md)."
 
 
 def _choose_store(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Return the URL of the store that the command line or the environment names; None: neither does.
+    """Return the URL of the store named after the command, before it, or by the variable, in that order.
 
-    It is a name or a URL, given after the command, before it, or by the variable, in this order.
+    None if nothing names a store.
     """
     assert param.name is not None
     invocation, origin = current_invocation(), "--store"
@@ -50,6 +53,18 @@ store_option = click.option(
 )
 
 
+def parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return a callback that parses an option; a ValueError becomes a SpecError that names the option."""
+
+    def convert(_ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise SpecError(f"--{param.name}: {error}") from None
+
+    return convert
+
+
 def _note_debug(_ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
         current_invocation().debug = True
@@ -70,20 +85,20 @@ plain_option = click.option(
     "--plain",
     "is_plain",
     is_flag=True,
-    help="Print lines on a terminal too, as in a pipe, instead of the live view.",
+    help="Print plain lines instead of the live view, as in a pipe.",
 )
 
 plot_option = click.option(
     "--plot",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Draw metrics and timeline into FILE, a .png, .svg or .pdf.",
+    help="Draw the metrics and the timeline into FILE (.png, .svg or .pdf).",
 )
 
 job_argument = click.argument("job_id", metavar="ID", shell_complete=complete_jobs)
-"""A job's id, or a prefix that only one job of the store has."""
+"""A job's id, or a prefix of exactly one id in the store."""
 
-# Whether it can be read is told by who reads it, for all reasons in the same words.
+# Whatever reads the file reports that it cannot be read, whatever the reason, in the same words.
 job_file_argument = click.argument(
     "job_file", default="job.toml", type=click.Path(readable=False, path_type=Path)
 )
@@ -95,7 +110,7 @@ provider_option = click.option(
     show_default=True,
     metavar="NAME",
     shell_complete=complete_providers,
-    help="Where to run.",
+    help="Where to run the job.",
 )
 
 overrides_option = click.option(
@@ -103,5 +118,5 @@ overrides_option = click.option(
     "overrides",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Replace a field of the job file, such as limits.max_cost=5; repeatable.",
+    help="Override a field of the job file, such as limits.max_cost=5. Repeatable.",
 )

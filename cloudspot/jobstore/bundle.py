@@ -14,7 +14,6 @@ from time import sleep as real_sleep
 
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.extraction import is_safe_link
 from cloudspot.jobstore.ignores import Ignores
@@ -101,18 +100,18 @@ def make_bundle(
 
 def put_bundle(
     store: ObjectStore,
+    key: str,
     bundle: Bundle,
     *,
     open_progress: OpenProgress = no_progress,
     sleep: Callable[[float], None] = real_sleep,
 ) -> None:
-    """Put the bundle under its hash, unless it is there already.
+    """Put the bundle under ``key``, unless it is there already.
 
     Raises:
         CorruptData: its key holds something else.
         TransientError: the store failed; call again.
     """
-    key = keys.code(bundle.sha256)
     store = patient(store, sleep=sleep)
     try:
         # The size reveals a foreign object cheaply; the bytes are checked where they are used.

@@ -57,7 +57,8 @@ def lineage(generations: Sequence[Generation], commits: Sequence[CheckpointId]) 
 
     These are the commits of the newest generation, newest first; then the checkpoint that it was
     restored from and the older ones of that generation; and so on back. What a generation committed
-    after its successor had chosen an older checkpoint is no candidate: a zombie outranks nobody.
+    after its successor had chosen an older checkpoint is no candidate: a zombie outranks nobody. Only
+    where that older checkpoint is gone, and nothing was committed since, is there nobody to outrank.
     """
     by_number = {generation.number: generation for generation in generations}
     candidates: list[CheckpointId] = []
@@ -76,5 +77,6 @@ def lineage(generations: Sequence[Generation], commits: Sequence[CheckpointId]) 
         restored = by_number[number].restore_from
         if restored is None or restored.generation >= number:
             break  # The first of its line; or a record that only a hostile writer makes.
-        number, newest_step = restored.generation, restored.step
+        is_gone = not candidates and restored not in commits
+        number, newest_step = restored.generation, None if is_gone else restored.step
     return tuple(candidates)

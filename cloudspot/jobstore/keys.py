@@ -61,6 +61,11 @@ def journal(job_id: str, number: int) -> str:
     return f"jobs/{job_id}/journal/{number:08d}"
 
 
+def launches_prefix(job_id: str) -> str:
+    """Return the prefix of the launches, of which only the slots are kept."""
+    return f"jobs/{job_id}/launches/"
+
+
 def slots_prefix(job_id: str, launch: int) -> str:
     """Return the prefix of the slots of a launch."""
     return f"jobs/{job_id}/launches/{launch:06d}/nodes/"
@@ -159,6 +164,26 @@ def artifacts_prefix(job_id: str) -> str:
 def agent(sha256: str) -> str:
     """Return the key of the wheels that stock images install as their agent; shared by jobs, create-only."""
     return f"agents/{sha256}"
+
+
+def own_agent(job_id: str) -> str:
+    """Return the key of the same where a job has them for itself."""
+    return f"jobs/{job_id}/agent"
+
+
+def own_code(job_id: str) -> str:
+    """Return the key of a code bundle that a job has for itself."""
+    return f"jobs/{job_id}/code"
+
+
+def removals_prefix(shared: str) -> str:
+    """Return the prefix of the marks of those who may be deleting what jobs share under ``shared``."""
+    return f"{shared}.removals/"
+
+
+def removal(shared: str, job_id: str) -> str:
+    """Return the key of one such mark: the removal of the job has it from its first look to its end."""
+    return removals_prefix(shared) + job_id
 
 
 def code(sha256: str) -> str:

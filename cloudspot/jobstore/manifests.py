@@ -32,6 +32,7 @@ __all__ = [
     "put_part",
     "read_commit",
     "read_commits",
+    "stands",
     "try_commit",
     "upload_directory",
     "upload_part",
@@ -66,9 +67,19 @@ def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -
     """
     try:
         yield
-    except CorruptData:
-        patient(store).head(keys.commit(job_id, checkpoint.generation, checkpoint.step))
+    except CorruptData as error:
+        if not stands(store, job_id, checkpoint):
+            raise ObjectMissing(f"checkpoint {checkpoint} was deleted meanwhile") from error
         raise
+
+
+def stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
+    """Return whether the checkpoint has not been deleted."""
+    try:
+        patient(store).head(keys.commit(job_id, checkpoint.generation, checkpoint.step))
+    except ObjectMissing:
+        return False
+    return True
 
 
 def try_commit(

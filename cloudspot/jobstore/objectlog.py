@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import ClassVar, NamedTuple
 
 from cloudspot.errors import ObjectMissing
-from cloudspot.interfaces import LogSink, ObjectStore
+from cloudspot.interfaces import LogSink, ObjectStore, check_stream, is_stream
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.parallel import each
@@ -20,7 +20,6 @@ from cloudspot.model import LogPiece, LogRecord
 
 NUM_THREADS = 8
 """How many segments are deleted at once."""
-_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEGMENT = re.compile(r"(\d{4}-\d{2}-\d{2})/(\d{12,})")
 _WHOLE_LISTING = 1000
 """Up to this many segments are listed anew each time, in one request."""
@@ -71,17 +70,7 @@ class ObjectStoreLogSink(LogSink):
 
     def streams(self) -> Sequence[str]:
         """Return the names of the job's streams, sorted; see LogSink. Costs a request for each."""
-        prefix = keys.logs_prefix(self._job_id)
-        found: list[str] = []
-        after: str | None = None
-        while True:
-            page = self._store.list_page(prefix, after=after, limit=1)
-            if not page.objects:
-                return tuple(sorted(found))
-            name, slash, _ = page.objects[0].key.removeprefix(prefix).partition("/")
-            after = f"{prefix}{name}/~"  # Sorts after all of the stream's segments.
-            if slash and _STREAM.fullmatch(name):
-                found.append(name)
+        return list_streams(self._store, self._job_id)
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
@@ -153,8 +142,7 @@ class ObjectStoreLogSink(LogSink):
     def _write_segment(self, date: str, records: list[LogRecord]) -> None:
         while records:
             first = records[0]
-            if _STREAM.fullmatch(first.stream) is None:
-                raise ValueError(f"a stream is named by letters, digits and .-_: got {first.stream!r}")
+            check_stream(first.stream)
             key = keys.log_segment(self._job_id, first.stream, date, first.seq)
             data = b"".join(codec.encode(record) + b"\n" for record in records)
             winner = create(self._store, key, data, sleep=self._sleep)
@@ -202,3 +190,21 @@ class ObjectStoreLogSink(LogSink):
 
 def _parse(data: bytes, key: str) -> list[LogRecord]:
     return [codec.decode(line, LogRecord, key=key) for line in data.splitlines()]
+
+
+def list_streams(store: ObjectStore, job_id: str) -> Sequence[str]:
+    """Return the names of the streams that have objects below the job's prefix for logs, sorted.
+
+    Costs a request for each.
+    """
+    prefix = keys.logs_prefix(job_id)
+    found: list[str] = []
+    after: str | None = None
+    while True:
+        page = store.list_page(prefix, after=after, limit=1)
+        if not page.objects:
+            return tuple(sorted(found))
+        name, slash, _ = page.objects[0].key.removeprefix(prefix).partition("/")
+        after = f"{prefix}{name}/~"  # Sorts after all of the stream's objects.
+        if slash and is_stream(name):
+            found.append(name)

@@ -1,22 +1,25 @@
-"""Which checkpoints stay: the newest of the lineage; the rest is deleted, manifest first."""
+"""Which checkpoints stay: the newest of the lineage. The rest are deleted, manifest first."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import keys
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.delivering import may_resume
 from cloudspot.jobstore.generations import lineage, read_generations
+from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.records import CheckpointId, Heartbeat
 from cloudspot.model import ObjectMeta
 
 ORPHAN_GRACE_SECONDS = 600.0
-"""Chunks without a commit stay this much longer than the commit that made them useless, by the store's
-clock: a commit of theirs that is on its way shall not name what is gone."""
+"""Chunks without a commit outlive the commit that made them useless by this much, by the store's clock: a
+commit of theirs that is on its way must not name what is gone."""
 _CHECKPOINT = re.compile(r"(\d{6,})-(\d{12,})")
 
 
@@ -36,9 +39,10 @@ def collect(
 ) -> tuple[CheckpointId, ...]:
     """Delete the checkpoints that no resume will want; return their ids, ascending.
 
-    Of the lineage the ``keep`` newest stay (at least one), and the one from which the newest
+    The ``keep`` newest of the lineage stay (at least one), and so does the one from which the newest
     generation was restored. Others go when they are older than the lineage's newest: commits, and
-    what was uploaded and never committed. Without a commit in the lineage nothing is deleted.
+    what was uploaded and never committed. Nothing is deleted while the lineage has no commit, or while
+    a node may be about to resume: what it has chosen may be among the others.
 
     A checkpoint loses its commit first, then its part records, then its chunks, so that whatever
     interrupts this, no commit lacks a chunk; the next call finishes the work. Safe to run anywhere,
@@ -63,6 +67,8 @@ def collect(
     if restored is not None:
         kept.add(restored)
     doomed = [checkpoint for checkpoint in commits if checkpoint not in kept and checkpoint < newest]
+    if doomed and _somebody_may_resume(store, job_id, generations[-1].launch, commits[newest].modified_at):
+        return ()
     for checkpoint in doomed:
         store.delete(keys.commit(job_id, checkpoint.generation, checkpoint.step))
     for checkpoint in doomed:
@@ -77,6 +83,29 @@ def collect(
             orphans.append(checkpoint)
             _delete_contents(store, job_id, checkpoint)
     return tuple(sorted((*doomed, *orphans)))
+
+
+def _somebody_may_resume(store: ObjectStore, job_id: str, launch: int, moment: datetime) -> bool:
+    """Return whether a node may have chosen its checkpoint before ``moment``, of the store's clock.
+
+    ``launch`` is the newest generation's. The nodes of a newer one have a generation yet to form. They claim
+    their slots before they look for a checkpoint: whoever claims after this listing finds the newest commit.
+    """
+    newer = store.list_page(
+        keys.launches_prefix(job_id), after=f"{keys.slots_prefix(job_id, launch)}~", limit=1
+    )
+    if newer.objects:
+        return True
+
+    def may(meta: ObjectMeta) -> bool:
+        try:
+            beat = codec.decode(store.get(meta.key), Heartbeat, key=meta.key)
+        except ObjectMissing:
+            return False
+        return may_resume(beat, silent_seconds=(moment - meta.modified_at).total_seconds())
+
+    nodes = store.list_objects(f"{keys.nodes_prefix(job_id)}{launch:06d}/")
+    return any(each(may, [meta for meta in nodes if meta.key.endswith("/heartbeat")]))
 
 
 def _list_commits(store: ObjectStore, job_id: str) -> Iterator[tuple[CheckpointId, ObjectMeta]]:

@@ -1,7 +1,7 @@
 """Ends a machine whose supervisor was killed: ``python -m cloudspot.local.abandoned <directory>``.
 
-Run from inside the machine by its ``shutdown`` when that was not obeyed, so that the machine's own
-timer ends it even where nobody looks after it any more.
+The machine's ``shutdown`` runs it when no supervisor reacts, so that the machine's own timer ends it even
+if nobody looks after it any more.
 """
 
 from __future__ import annotations

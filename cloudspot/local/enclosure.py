@@ -1,8 +1,8 @@
 """Run a function in namespaces of its own, so that everything that it starts ends with it.
 
-Inside there are a network with nothing but its own loopback, processes that nobody outside is among,
-and mounts of its own. When the function returns, or any of the processes between it and the caller is
-killed, the kernel kills every process inside, and with the last of them go networks and mounts.
+Inside are a network with only its own loopback, a process tree of its own and mounts of its own. When
+the function returns, or any process between it and the caller is killed, the kernel kills every process
+inside; networks and mounts go with the last of them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 from cloudspot.local import namespaces
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are passed on to the function's process."""
+"""Signals that are passed on to the function."""
 _WAITED = {*FORWARDED, signal.SIGCHLD}
 _CANNOT_ENCLOSE = 119
 """The exit status of a process that could not make the namespaces."""
 
 
 def why_not() -> str | None:
-    """Return why this host cannot enclose a function, or None where it can; tries it."""
+    """Try to enclose a function; return why this host cannot, or None if it can."""
     if sys.platform != "linux":
-        return "namespaces are Linux's"
+        return "namespaces need Linux"
     if shutil.which("ip", path=_programs()) is None:
         return "the program ip (package iproute2) is missing"
     reader, writer = os.pipe()
@@ -48,9 +48,9 @@ def why_not() -> str | None:
 def run_enclosed(main: Callable[[], int]) -> int:
     """Run ``main`` in a process inside, and return its exit status when nothing of it is left.
 
-    It may fork and start threads. Signals sent to this process are passed on to it; those of the
-    terminal reach it by themselves. An exception of ``main`` is printed there, and is status 1. A
-    status of 128 + N tells that it was killed by signal N.
+    ``main`` may fork and start threads. Signals sent to this process are passed on to it; the terminal's
+    reach it directly. If ``main`` raises, the traceback is printed and the status is 1. A status of
+    128 + N means that signal N killed it.
 
     Raises:
         OSError: the namespaces cannot be made; see ``why_not``.
@@ -67,7 +67,7 @@ def run_enclosed(main: Callable[[], int]) -> int:
 
 
 def _outer(main: Callable[[], int], writer: int) -> int:
-    """Make the namespaces; the first process that we make then is the init of ours."""
+    """Make the namespaces; the next process that we fork is their init."""
     namespaces.die_with_parent()
     try:
         _unshare()
@@ -79,7 +79,7 @@ def _outer(main: Callable[[], int], writer: int) -> int:
 
 
 def _init(main: Callable[[], int]) -> int:
-    """Be process 1: set the scene, collect the orphans; all others end with us."""
+    """Be process 1: set the scene and reap orphans; all other processes end with us."""
     namespaces.die_with_parent()
     _set_scene()
     return stand_in_for(fork(main))
@@ -101,7 +101,7 @@ def _unshare() -> None:
 def _set_scene() -> None:
     namespaces.keep_mounts_to_ourselves()
     namespaces.mount_proc()
-    # Machines keep their memory there: it must go with us, however we end.
+    # Machines keep their memory there; it must vanish with us, however we end.
     namespaces.mount_memory(Path("/dev/shm"))  # noqa: S108 # the kernel's memory file system
     subprocess.run(
         ["ip", "link", "set", "lo", "up"], check=True, capture_output=True, env={"PATH": _programs()}
@@ -112,7 +112,7 @@ def _probe(writer: int) -> int:
     try:
         _unshare()
     except OSError as error:
-        os.write(writer, f"the kernel makes no namespaces for this user ({error})".encode())
+        os.write(writer, f"the kernel lets this user make no namespaces ({error})".encode())
         return 1
     child = os.fork()
     if child == 0:
@@ -125,7 +125,7 @@ def _probe_scene(writer: int) -> int:
     try:
         _set_scene()
     except (OSError, subprocess.CalledProcessError) as error:
-        os.write(writer, f"its namespaces are not ours to furnish ({error})".encode())
+        os.write(writer, f"its namespaces cannot be set up ({error})".encode())
         return 1
     return 0
 
@@ -133,7 +133,7 @@ def _probe_scene(writer: int) -> int:
 def fork(main: Callable[[], int]) -> int:
     """Return the id of a new process that runs ``main`` and ends with its status.
 
-    From now on the signals of this process wait for ``stand_in_for``.
+    From now on signals to this process are held until ``stand_in_for``.
     """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
     child = os.fork()
@@ -144,13 +144,13 @@ def fork(main: Callable[[], int]) -> int:
 
 
 def _exit_with(main: Callable[[], int]) -> None:
-    """Run ``main`` and end this process with its status; nothing of the caller's runs in it."""
+    """Run ``main`` and end this process with its status; no code of the caller runs in it."""
     status = 1
     try:
         status = main()
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001 # shown here, for nobody above us will
+    except BaseException:  # noqa: BLE001 # printed here, because no caller does
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):
@@ -160,7 +160,7 @@ def _exit_with(main: Callable[[], int]) -> None:
 
 
 def stand_in_for(child: int) -> int:
-    """Pass signals on to the child until it ends, collect all other children, and return its status."""
+    """Pass signals on to the child until it ends, reap all other children, and return its status."""
     try:
         while True:
             status = _reap(child)
@@ -176,9 +176,9 @@ def stand_in_for(child: int) -> int:
 
 
 def _reap(child: int) -> int | None:
-    """Collect what has ended; return the child's exit status if it has."""
+    """Reap what has ended; return the child's exit status if it has."""
     while True:
-        # As process 1 we get the orphans too; elsewhere others may wait for their own children.
+        # Process 1 reaps orphans too; elsewhere other code may wait for its own children.
         pid, status = os.waitpid(-1 if os.getpid() == 1 else child, os.WNOHANG)
         if pid == 0:
             return None
@@ -188,5 +188,5 @@ def _reap(child: int) -> int | None:
 
 
 def _programs() -> str:
-    """Return PATH with the directories of system programs, which a user's need not have."""
+    """Return PATH with the directories of system programs, which a user's PATH may lack."""
     return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))

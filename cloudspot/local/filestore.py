@@ -47,17 +47,17 @@ class FileStore(ObjectStore):
     both of which are atomic on every POSIX filesystem; it returns when file and directory entry are
     durable. Any number of processes may share the directory.
 
-    What differs from a cloud's store: ``a`` and ``a/b`` cannot both be keys. Keys that differ only in case
-    need a filesystem that tells them apart. A root that the store itself creates is readable by its owner
-    alone, since a job's secrets lie in it.
+    Differences from a cloud's store: ``a`` and ``a/b`` cannot both be keys, and keys that differ only in
+    case need a filesystem that tells them apart. A root that the store creates is readable by its owner
+    only, because a job's secrets lie in it.
     """
 
     def __init__(self, url: str) -> None:
-        """Read the URL; no I/O.
+        """Parse the URL; no I/O.
 
         Raises:
-            SpecError: ``url`` is not ``file:///absolute/path``. The first put raises it where a file is
-                in the way.
+            SpecError: ``url`` is not ``file:///absolute/path``. The first put raises it if a file is in
+                the way.
         """
         self.url = url
         self.root = _parse_url(url)
@@ -67,7 +67,7 @@ class FileStore(ObjectStore):
 
     @property
     def canonical_url(self) -> str:
-        """Return the URL of the directory that it leads to, by whatever links."""
+        """Return the directory's URL with all symbolic links resolved."""
         return self.root.resolve().as_uri()
 
     def __repr__(self) -> str:
@@ -146,7 +146,7 @@ class FileStore(ObjectStore):
         path = self._path(key)
         with self._translated("delete", key):
             if path.is_dir():
-                return  # A prefix of keys is no object.
+                return  # a prefix of keys
             try:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
@@ -157,7 +157,7 @@ class FileStore(ObjectStore):
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start a streamed put; see ObjectStore. The bytes are synced once, by ``commit``."""
-        # Not the decision, only thrift: what is there already need not be written first.
+        # Only an optimization: ``commit`` decides.
         path = self._path(key)
         with self._translated("write", key):
             is_taken = if_absent and path.is_file()
@@ -166,7 +166,7 @@ class FileStore(ObjectStore):
         return _FileUpload(self, key, *self._stage(key), if_absent=if_absent)
 
     def presign_get(self, key: str, *, seconds: float) -> str:
-        """Return the file's own URL: who may read the directory needs no other credentials."""
+        """Return the file's own URL: readers of the directory need no other credentials."""
         return self._path(key).as_uri()
 
     # --- writing --------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class FileStore(ObjectStore):
                     staged.replace(target)
             except FileNotFoundError:
                 if not staged.exists():
-                    raise  # It was swept as stale: the whole put has to be made again.
+                    raise  # It was swept as stale: the whole put must be repeated.
                 continue
             except FileExistsError as error:
                 if target.is_dir():
@@ -207,7 +207,7 @@ class FileStore(ObjectStore):
                 raise ObjectExists(f"{self.url}: {key} exists") from error
             except (IsADirectoryError, NotADirectoryError):
                 self._refuse_nesting(key)
-            with suppress(FileNotFoundError):  # Deleted again already, its directory too.
+            with suppress(FileNotFoundError):  # Already deleted again, with its directory.
                 _sync_directory(target.parent)
             return
         raise FileNotFoundError(errno.ENOENT, "its directory keeps vanishing")
@@ -220,8 +220,8 @@ class FileStore(ObjectStore):
         except OSError as error:
             if error.errno in _NO_HARD_LINKS and os.access(target.parent, os.W_OK):
                 raise StoreRefused(
-                    f"{self.url}: its filesystem has no hard links ({error.strerror}), so that two writers "
-                    "could both create one object; use a directory on another filesystem"
+                    f"{self.url}: its filesystem has no hard links ({error.strerror}), so two writers "
+                    "could both create the same object: use a directory on another filesystem"
                 ) from error
             raise
 
@@ -249,7 +249,7 @@ class FileStore(ObjectStore):
         except FileExistsError:
             if path.is_file():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-        # Also one that was there: it may be another writer's, who has not synced its entry yet.
+        # Also if it existed: another writer may have made it and not synced its entry yet.
         with suppress(PermissionError):  # The root's parent need not be ours to read.
             _sync_directory(path.parent)
         self._durable[path] = path.stat().st_ino
@@ -264,7 +264,7 @@ class FileStore(ObjectStore):
             path = path.parent
 
     def _sweep_once(self) -> None:
-        """Remove what processes that died have left in the staging directory."""
+        """Remove what dead processes have left in the staging directory."""
         if self._is_swept:
             return
         self._is_swept = True

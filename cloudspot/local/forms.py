@@ -1,4 +1,4 @@
-"""The forms of a machine: a process tree of this host, or isolated from it; as its supervisor makes them."""
+"""The forms of a machine: a process tree on this host, or one that is isolated from it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SHUTDOWN_SHIM = """\
 #!/bin/sh
 # The machine's power switch: asks its supervisor, which ends this process too.
 : > {request}
-# Where the supervisor was killed, the machine must end all the same.
+# If the supervisor was killed, the machine must end all the same.
 (
     trap '' HUP
     sleep 10
     exec env PYTHONPATH={python_path} {python} -m cloudspot.local.abandoned {directory}
 ) </dev/null >/dev/null 2>&1 &
 """
-# Whatever the host runs: no unit of a machine's may come to be on it.
+# Also if the host runs systemd: a machine must not start units on it.
 _NO_SYSTEMD = """\
 #!/bin/sh
 echo "systemctl: System has not been booted with systemd as init system." >&2
@@ -57,10 +57,10 @@ def make_form(machine: MachineDirectory) -> Form:
 
 
 class Form(ABC):
-    """How a machine is there: its surroundings, its boot, its end. Used by one thread."""
+    """A machine's surroundings, its boot and its end. Used by one thread."""
 
     view: MachineView
-    """What its metadata service shows; the notice is given here."""
+    """What its metadata service shows; set its notice to announce a reclaim."""
     metadata_url: str
     """Known after ``prepare``."""
 
@@ -79,11 +79,11 @@ class Form(ABC):
             self._boot = self._start_boot(console.fileno())
 
     def press_power_button(self) -> None:
-        """Ask the machine to shut down; one that has no such button hears nothing."""
+        """Ask the machine to shut down, if it has a power button."""
         return
 
     def has_powered_off(self) -> bool:
-        """Say whether the machine ended by itself, where its form shows that."""
+        """Return whether the machine is seen to have ended by itself."""
         return False
 
     def end_processes(self) -> None:
@@ -97,7 +97,7 @@ class Form(ABC):
 
 
 class PlainForm(Form):
-    """A machine of the provider ``local``: a process tree, with no variable that it was not given."""
+    """A machine of the provider ``local``: a process tree."""
 
     def prepare(self) -> None:
         """Make the disk and the power switch, and serve the metadata on the machine's address."""
@@ -144,7 +144,7 @@ class PlainForm(Form):
         )
 
     def _environment(self) -> dict[str, str]:
-        """Return what a machine starts with: nothing of ours but what it was given."""
+        """Return the variables that a machine starts with: of ours only those that it was given."""
         environment = {
             **self.machine.environment(),
             "PATH": f"{self.machine.programs}:{_SYSTEM_PATH}",
@@ -173,7 +173,7 @@ class PlainForm(Form):
 
 
 class LoopbackForm(PlainForm):
-    """A machine of an emulated cloud where there are no namespaces: its metadata stand on another port."""
+    """A machine of an emulated cloud on a host without namespaces; its metadata have another port."""
 
     def __init__(self, machine: MachineDirectory, guest: Guest) -> None:
         super().__init__(machine)
@@ -191,7 +191,7 @@ class LoopbackForm(PlainForm):
     def _start_boot(self, console: int) -> subprocess.Popen[bytes]:
         programs = self.machine.programs
         write_programs(programs, self._guest)
-        # Such a machine has no /opt of its own: what stands there on its image is called where it really is.
+        # It has no /opt of its own: programs that its image has there are called by their real paths.
         edits = programs / "edits.sed"
         edits.write_text("".join(map(_edit, self._guest.programs.items())), encoding="utf-8")
         path = os.pathsep.join((str(programs), *self._guest.image_path, _SYSTEM_PATH))
@@ -202,7 +202,7 @@ class LoopbackForm(PlainForm):
         return self._run(["bash", *arguments], console, {**self._guest.environment, "PATH": path})
 
     def press_power_button(self) -> None:
-        """Let its init run the shutdown script; what ends such a machine is its supervisor."""
+        """Let its init run the shutdown script; the supervisor ends the machine."""
         if self._boot is not None and self._boot.poll() is None:
             self._boot.send_signal(signal.SIGUSR1)
 
@@ -236,11 +236,11 @@ class IsolatedForm(Form):
             self._boot.send_signal(signal.SIGPWR)
 
     def has_powered_off(self) -> bool:
-        """Say whether its process 1 has ended."""
+        """Return whether its process 1 has ended."""
         return self._boot is not None and self._boot.poll() is not None
 
     def end_processes(self) -> None:
-        """Pull the cable first: a machine that is gone says no farewell."""
+        """Pull the cable first: a machine that vanishes closes no connections."""
         if self._network is not None:
             with suppress(CloudspotError):
                 self._network.cut()
@@ -266,7 +266,7 @@ class IsolatedForm(Form):
 
 
 def num_cores(num_nodes: int) -> str:
-    """Return a machine's share of this host: with all cores each, the nodes of a job would fight for them."""
+    """Return a machine's share of this host's cores, so that the nodes of a job do not compete for them."""
     return str(max(1, (os.cpu_count() or 1) // num_nodes))
 
 

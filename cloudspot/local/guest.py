@@ -1,8 +1,8 @@
 """The first process of an isolated machine: ``python -m cloudspot.local.guest <directory> <network>``.
 
 Makes the machine's own view of the host - its name, its processes, its files where they must differ -
-and becomes the machine's init. Started by the supervisor, whose end is the machine's too; ``network``
-is the descriptor of the machine's network namespace.
+and becomes the machine's init. The supervisor starts it, and the machine ends with the supervisor;
+``network`` is the descriptor of the machine's network namespace.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ exec kill -s PWR 1
 
 
 def write_programs(directory: Path, guest: Guest) -> None:
-    """Write what a machine's init consists of into the directory."""
+    """Write the programs of a machine's init into the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(__file__).with_name("init.sh"), directory / "init.sh")
     (directory / _FETCH).write_text(guest.fetch_user_data, encoding="utf-8")
@@ -61,7 +61,7 @@ def write_programs(directory: Path, guest: Guest) -> None:
 
 
 def init_arguments(programs: Path, guest: Guest, *, url: str, scripts: Path, edits: str = "") -> list[str]:
-    """Return what a machine's init is called with, that was written into ``programs``."""
+    """Return the arguments of bash for the machine's init in ``programs``."""
     at_end = [str(programs / _FETCH_AT_END), f"{guest.shutdown_seconds:g}"]
     start = [str(programs / "init.sh"), url, str(programs / _FETCH), str(scripts), edits]
     return start + (at_end if guest.fetch_shutdown_script else [])
@@ -78,11 +78,11 @@ def main(directory: Path, network: int) -> int:
         try:
             namespaces.die_with_parent()
             _become_init(MachineDirectory(directory))
-        except Exception:  # noqa: BLE001 # on the console, which is all that is left of the machine
+        except Exception:  # noqa: BLE001 # printed to the console, which is all that is left
             traceback.print_exc()
         finally:
             os._exit(1)
-    # The machine's power button, as whoever started us sees it.
+    # The machine's power button, for whoever started us.
     signal.signal(signal.SIGPWR, lambda *_: os.kill(child, signal.SIGPWR))
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) & 0xFF
@@ -102,7 +102,7 @@ def _become_init(machine: MachineDirectory) -> None:
     environment = {"PATH": os.pathsep.join(path), "LANG": "C.UTF-8", **guest.environment}
     url = f"http://{guest.service_addresses[0]}"
     arguments = init_arguments(PROGRAMS, guest, url=url, scripts=SCRIPTS)
-    os.execve("/bin/bash", ["init", *arguments], environment)  # noqa: S606 # no shell wanted beside the one
+    os.execve("/bin/bash", ["init", *arguments], environment)  # noqa: S606 # it is the shell
 
 
 def _furnish(machine: MachineDirectory, guest: Guest) -> None:
@@ -112,7 +112,7 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     memory = machine.arena
     assert memory is not None
     libraries = system / "var-lib"
-    # What is shown -> where. Homes too: the submitter's credentials lie there.
+    # (source, target); homes too, because the submitter's credentials lie there.
     shown = [
         (system / "tmp", Path("/tmp")),  # noqa: S108 # a place to mount on
         (system / "run", Path("/run")),
@@ -138,11 +138,11 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     if guest.programs and _OPTIONAL.is_dir():
         _add_programs(system / "opt", guest.programs)
         shown.append((system / "opt", _OPTIONAL))
-    # An empty directory would be a package to Python, without a module in it.
+    # To Python, an empty directory would be a package without modules.
     (system / "hidden").mkdir()
     (system / "hidden" / "__init__.py").write_text(_NO_PACKAGE, encoding="utf-8")
     no_package = os.open(system / "hidden", os.O_PATH | os.O_CLOEXEC)
-    # All at once, by descriptors: what is shown may itself lie under what it hides.
+    # Open all first: a source may lie under a directory that another one hides.
     covers: list[tuple[Path, Path]] = [(Path(guest.network.hosts), Path("/etc/hosts"))]
     covers.append((resolver, Path("/etc/resolv.conf")))
     covers += [(switch, path) for path in _distinct_files(_POWER_SWITCHES)]
@@ -157,12 +157,12 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
 
 
 def _add_programs(shown: Path, programs: Mapping[str, str]) -> None:
-    """Fill ``shown`` with what ``/opt`` holds, and the programs; those replace what stands in their way."""
+    """Fill ``shown`` with the programs and with what else ``/opt`` holds."""
     shown.mkdir()
     for name, target in programs.items():
         program = shown / Path(name).relative_to(_OPTIONAL)
         program.parent.mkdir(parents=True, exist_ok=True)
-        # No link: a Python that is called by a link does not find its environment.
+        # Not a link, because a Python that is called by one does not find its environment.
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(target)} "$@"\n', encoding="utf-8")
         program.chmod(0o755)
     for entry in _OPTIONAL.iterdir():
@@ -190,7 +190,7 @@ def _homes() -> Iterable[Path]:
 
 
 def _distinct_files(names: Iterable[str]) -> tuple[Path, ...]:
-    """Return the files behind the names, each once; what is not there is left out."""
+    """Return the existing files behind the names, each once."""
     return tuple(dict.fromkeys(Path(name).resolve() for name in names if Path(name).exists()))
 
 

@@ -1,4 +1,4 @@
-"""Where the local provider keeps its machines, and the locks that hold its processes apart."""
+"""Where the local provider keeps its machines, and the locks between its processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from cloudspot.errors import SpecError
 
 HOME = "CLOUDSPOT_LOCAL_HOME"
-"""The environment variable that moves everything of the local provider elsewhere."""
+"""The environment variable that names another directory for the local provider."""
 
 
 def state_home() -> Path:
@@ -40,10 +40,10 @@ def state_home() -> Path:
 
 
 def account() -> str:
-    """Return the random name of this state home, chosen when it is first used; hold its lock.
+    """Return the random name of this state home, chosen at its first use; the caller holds its lock.
 
-    It goes into the ids of machines: their processes and memory are found by id over the whole host,
-    where another home may serve a job of the same name with the same token.
+    Machine ids contain it: processes and memory are found by id across the host, where another home may
+    serve a job of the same name with the same token.
     """
     path = state_home() / "account"
     try:

@@ -12,9 +12,9 @@ import cloudspot
 def node_python_path() -> str | None:
     """Return the PYTHONPATH with which this interpreter finds this very cloudspot in a clean environment.
 
-    None where it is installed for the interpreter, as usual.
+    None if it is installed for the interpreter, as usual.
     """
-    from importlib import metadata  # Dear, and only a machine's boot needs it.
+    from importlib import metadata  # slow to import, and only needed to boot a machine
 
     home = str(Path(cloudspot.__file__).resolve().parent.parent)
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -25,6 +25,6 @@ def node_python_path() -> str | None:
     except metadata.PackageNotFoundError:
         return home
     if site.ENABLE_USER_SITE and Path(where).resolve() == Path(site.getusersitepackages()).resolve():
-        # A machine has a HOME of its own, and so no user site: torch lies there too.
+        # A machine has a HOME of its own, and so another user site than the one where torch lies too.
         return where
     return None

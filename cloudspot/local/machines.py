@@ -1,20 +1,20 @@
-"""A machine's directory: what it is, how far it is, and what was asked of it; files alone.
+"""A machine's directory: files that say what it is, in what state, and what was asked of it.
 
 ::
 
     machine.json     what was created; never changes
-    state.json       how far it is, by the supervisor (or by whoever finds the supervisor dead)
+    state.json       its state, by the supervisor (or by whoever finds the supervisor dead)
     supervisor.json  the supervisor's process id and the metadata server's URL
     lock             held by the supervisor for its lifetime: free means dead
     requests/        what was asked of the supervisor, a file each: terminate, shutdown, reclaim-*
     tags.json        facts announced by the controller
     user-data        the boot script
-    environment.json variables that it was given, credentials perhaps; deleted when it ends
+    environment.json variables that it was given, perhaps credentials; deleted when it ends
     console.log      its output        supervisor.log  the supervisor's
     home/ node/ bin/ system/  the machine's disk, deleted when it ends
 
-Two things lie elsewhere and end with the machine too: its directory in memory and, since the path of a
-Unix socket in it (multiprocessing makes some) may have a hundred bytes only, its TMPDIR.
+Two more directories end with the machine: the one in memory, and its TMPDIR, which lies elsewhere because
+the path of a Unix socket in it (multiprocessing makes some) is limited to about a hundred bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from cloudspot.model import EndReason, Instance, InstanceState
 T = TypeVar("T")
 
 UNBORN_SECONDS = 30.0
-"""A machine without a supervisor for this long after its creation will never get one, in seconds."""
+"""A machine that has no supervisor this long after its creation never gets one."""
 
 
 class MachineDirectory:
@@ -57,6 +57,28 @@ class MachineDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = path.name
+        self.user_data = path / "user-data"
+        """What the machine runs at its boot."""
+        self.console = path / "console.log"
+        """The boot script's output."""
+        self.lock = path / "lock"
+        """The supervisor holds its lock."""
+        self.home = path / "home"
+        """HOME on this machine."""
+        self.programs = path / "bin"
+        """The first directory of PATH on this machine."""
+        self.node_directory = path / "node"
+        """``CLOUDSPOT_NODE_DIR`` on this machine."""
+        self.system = path / "system"
+        """The directory of an isolated machine's own ``/tmp``, ``/run`` and the like."""
+        self.temporary = Path(f"/tmp/cloudspot-{self.id}")  # noqa: S108 # made for the machine, closed to others
+        """TMPDIR on this machine, whatever the caller's own TMPDIR is."""
+        memory = Path(f"/dev/shm/cloudspot-{self.id}")  # noqa: S108 # as above
+        self.arena = memory if sys.platform == "linux" else None
+        """The machine's directory in memory; None if the host has none."""
+        disk = (self.home, self.programs, self.node_directory, self.system, self.temporary)
+        self.disk: tuple[Path, ...] = (*disk, memory) if self.arena else disk
+        """The directories that end with the machine, in memory too."""
 
     @classmethod
     def create(
@@ -67,7 +89,7 @@ class MachineDirectory:
         user_data: bytes,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> MachineDirectory:
-        """Make the directory, whole or not at all; one that is there is left as it is."""
+        """Make the directory atomically; an existing one is left as it is."""
         machine = cls(path)
         if path.exists():
             return machine
@@ -76,62 +98,11 @@ class MachineDirectory:
         (temporary / "requests").mkdir()
         (temporary / "user-data").write_bytes(user_data)
         if environment:
-            # mkdtemp's directory is closed to others, and so is what it becomes.
+            # mkdtemp closes the directory to others; renaming does not change that.
             (temporary / "environment.json").write_bytes(msgspec.json.encode(environment))
         (temporary / "machine.json").write_bytes(msgspec.json.encode(record))
         temporary.rename(path)
         return machine
-
-    @property
-    def home(self) -> Path:
-        """Return HOME on this machine."""
-        return self.path / "home"
-
-    @property
-    def user_data(self) -> Path:
-        """Return the file with what the machine runs at its boot."""
-        return self.path / "user-data"
-
-    @property
-    def system(self) -> Path:
-        """Return the directory of an isolated machine's own ``/tmp``, ``/run`` and the like."""
-        return self.path / "system"
-
-    @property
-    def programs(self) -> Path:
-        """Return the directory that comes first in PATH on this machine."""
-        return self.path / "bin"
-
-    @property
-    def node_directory(self) -> Path:
-        """Return ``CLOUDSPOT_NODE_DIR`` of this machine."""
-        return self.path / "node"
-
-    @property
-    def temporary(self) -> Path:
-        """Return TMPDIR on this machine; the same for whoever asks, whatever their own TMPDIR is."""
-        return Path(f"/tmp/cloudspot-{self.id}")  # noqa: S108 # made anew for the machine, unreadable to others
-
-    @property
-    def arena(self) -> Path | None:
-        """Return the machine's directory in memory; None where the host has none."""
-        return Path(f"/dev/shm/cloudspot-{self.id}") if sys.platform == "linux" else None  # noqa: S108 # as above
-
-    @property
-    def disk(self) -> tuple[Path, ...]:
-        """Return the directories that end with the machine, in memory too."""
-        kept_on_disk = (self.home, self.programs, self.node_directory, self.system, self.temporary)
-        return kept_on_disk if self.arena is None else (*kept_on_disk, self.arena)
-
-    @property
-    def console(self) -> Path:
-        """Return the file with the boot script's output."""
-        return self.path / "console.log"
-
-    @property
-    def lock(self) -> Path:
-        """Return the file whose lock the supervisor holds."""
-        return self.path / "lock"
 
     def record(self) -> MachineRecord:
         """Return what was created.
@@ -143,11 +114,11 @@ class MachineDirectory:
         return record
 
     def state(self) -> MachineState:
-        """Return how far the machine is, by the last writer's word."""
+        """Return the state that was written last."""
         return self._read("state.json", MachineState) or MachineState(state=InstanceState.PENDING)
 
     def write_state(self, state: MachineState) -> None:
-        """Say how far the machine is; only for who holds the lock."""
+        """Write the state; the caller holds the lock."""
         self._write("state.json", state)
 
     def environment(self) -> dict[str, str]:
@@ -155,7 +126,7 @@ class MachineDirectory:
         return self._read("environment.json", dict[str, str]) or {}
 
     def supervisor(self) -> SupervisorRecord | None:
-        """Return what the supervisor said of itself; None before it was ready."""
+        """Return the supervisor's record; None until it is ready."""
         return self._read("supervisor.json", SupervisorRecord)
 
     def write_supervisor(self, record: SupervisorRecord) -> None:
@@ -216,9 +187,9 @@ class MachineDirectory:
     def settle(self, *, reason: EndReason = EndReason.LOST, unborn_seconds: float = UNBORN_SECONDS) -> None:
         """End a machine that has no supervisor any more, as a cloud does when a host fails.
 
-        Where the supervisor lives, or a young machine may still get one, nothing happens. Otherwise
-        no process of the machine is left when this returns, and its state is ENDED: for the reason
-        that the supervisor had begun to act on, else for ``reason``.
+        Does nothing while the supervisor lives, or while a young machine may still get one. Otherwise no
+        process of the machine is left when this returns, and its state is ENDED, with the reason that the
+        supervisor had begun to act on, else ``reason``.
         """
         if self.state().state is InstanceState.ENDED:
             return
@@ -234,7 +205,7 @@ class MachineDirectory:
             self.finish(state.end_reason or reason, end_processes=lambda: end_machine_processes(self.id))
 
     def finish(self, reason: EndReason, *, end_processes: Callable[[], None]) -> None:
-        """End the processes, delete the disk, and say so; only for who holds the lock.
+        """End the processes, delete the disk and write the last state; the caller holds the lock.
 
         The reason is written first, so that whoever has to take over reports the same.
         """
@@ -256,7 +227,7 @@ class MachineDirectory:
         """Make the directories that end with the machine, empty."""
         self.erase_disk()
         for path in self.disk:
-            if not (is_isolated and path == self.temporary):  # its /tmp is of its own
+            if not (is_isolated and path == self.temporary):  # it has a /tmp of its own
                 path.mkdir(mode=0o700)
 
     def erase_disk(self) -> None:
@@ -273,7 +244,7 @@ class MachineDirectory:
         return value
 
     def _write(self, name: str, value: Any) -> None:
-        """Write the file whole: no reader ever sees a part of it."""
+        """Write the file atomically: readers see all of it or nothing."""
         path = self.path / name
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.write_bytes(msgspec.json.encode(value))
@@ -286,7 +257,7 @@ def now_utc() -> datetime:
 
 
 def erase(path: Path) -> None:
-    """Delete a directory with all that is in it, write-protected directories too; none is no error."""
+    """Delete a directory tree, write-protected directories too; a missing one is no error."""
     if path.is_symlink():
         path.unlink()
         return

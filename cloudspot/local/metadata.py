@@ -1,4 +1,4 @@
-"""A machine's metadata service over HTTP: what its supervisor serves, the client on the node.
+"""A local machine's metadata service over HTTP, and its client on the machine.
 
 ::
 
@@ -6,8 +6,8 @@
     GET /tags/<name>   the announced value as text; 404 before it is announced
     GET /notice        {"deadline", "action"}; 404 while there is none
 
-As at the clouds' services, a request without the header is refused, so that a URL that an outsider
-slips into a training's data cannot reach it through the training.
+As in the clouds, requests without the header are refused, so that an outsider's URL in a training's data
+cannot reach the service through the training.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ def read_identity() -> NodeIdentity:
     """
     identity = _fetch_json("/identity", NodeIdentity)
     if identity is None:
-        raise TransientError("the metadata service knows no identity yet")
+        raise TransientError("the metadata service has no identity yet")
     return identity
 
 
 def read_announced() -> dict[str, str]:
-    """Return what was announced to this machine, as far as it has come.
+    """Return what has been announced to this machine so far.
 
     Raises:
         TransientError: the service does not answer.
@@ -113,7 +113,7 @@ def _fetch_json(path: str, kind: type[_T]) -> _T | None:
         value: _T | None = None if body is None else decode(body, kind)
         return value
     except msgspec.DecodeError as error:  # a malformed text, or another value
-        raise TransientError(f"the metadata service answered nonsense to {path}: {error}") from error
+        raise TransientError(f"the metadata service sent a malformed answer to {path}: {error}") from error
 
 
 def fetch(path: str, *, timeout_seconds: float = 5.0) -> bytes | None:
@@ -125,7 +125,7 @@ def fetch(path: str, *, timeout_seconds: float = 5.0) -> bytes | None:
     """
     url = os.environ.get(METADATA)
     if not url:
-        raise CloudspotError(f"{METADATA} is not set: this process runs on no machine of provider 'local'")
+        raise CloudspotError(f"{METADATA} is not set: this process is not on a machine of provider 'local'")
     request = urllib.request.Request(url + path, headers={HEADER: HEADER_VALUE})  # noqa: S310 # http, on loopback
     try:
         with _opener().open(request, timeout=timeout_seconds) as answer:
@@ -141,5 +141,5 @@ def fetch(path: str, *, timeout_seconds: float = 5.0) -> bytes | None:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    # Never by way of a proxy that the environment names.
+    # Never through a proxy that the environment names.
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -1,4 +1,4 @@
-"""What a machine's metadata service is made of: a pure answer to a request, and what it may know.
+"""What a machine's metadata service consists of: a pure answer to a request, and what it may know.
 
 A cloud's own service (of a plugin's sandbox) subclasses :class:`MetadataService`; a machine's
 supervisor serves it at the cloud's real address. The class stands alone, so that it is tested
@@ -29,7 +29,7 @@ _MAX_BODY_BYTES = 1 << 20
 
 
 class StandingNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider's word that it takes the machine."""
+    """The provider's notice that it takes the machine."""
 
     deadline: datetime
     """When the machine ends (UTC)."""
@@ -50,9 +50,9 @@ class MachineView:
     ) -> None:
         """Keep the facts that never change; ``tags`` is asked anew each time."""
         self.address = address
-        """The machine's own, at which the other machines reach it."""
+        """Where the other machines reach it."""
         self.facts = dict(facts)
-        """What the cloud said of the machine when it started it (``EmulatedMachine.metadata``)."""
+        """What the cloud knows of the machine since it started it (``EmulatedMachine.metadata``)."""
         self.user_data = user_data
         self._tags = tags
         self._notice: StandingNotice | None = None
@@ -84,7 +84,7 @@ class MachineView:
         while time.monotonic() < end:
             if (self.notice, self.tags) != before:
                 return True
-            with self._noticed:  # a notice is told at once; tags are files, which nobody tells of
+            with self._noticed:  # a notice wakes us; tags are files, which do not
                 self._noticed.wait_for(lambda: self._notice is not before[0], _POLL_SECONDS)
         return False
 
@@ -96,7 +96,7 @@ class Request:
     method: str
     """In capitals."""
     path: str
-    """With the query, as it was sent."""
+    """As it was sent, with the query."""
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes = b""
@@ -104,7 +104,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the service says."""
+    """The answer to one request."""
 
     status: int
     body: bytes = b""
@@ -133,7 +133,7 @@ class MetadataServer:
     """Serves a metadata service at an address, in threads of its own."""
 
     def __init__(self, service: MetadataService, address: str, port: int = 0) -> None:
-        """Start to serve; port 0 is any free one. The socket is of the calling thread's network."""
+        """Start serving; port 0 is any free one. The socket is in the calling thread's network namespace."""
         self._server = _Server((address, port), _Handler)
         self._server.service = service
         serve = partial(self._server.serve_forever, poll_interval=_POLL_SECONDS)
@@ -142,12 +142,12 @@ class MetadataServer:
 
     @property
     def url(self) -> str:
-        """Return where it listens."""
+        """Return its URL."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
     def close(self) -> None:
-        """Stop to serve."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -158,14 +158,14 @@ class _Server(ThreadingHTTPServer):
     service: MetadataService
 
     def server_bind(self) -> None:
-        # Without what HTTPServer adds: it asks for the address's name, which may not resolve.
+        # Not HTTPServer's: it looks up the address's name, which may not resolve.
         socketserver.TCPServer.server_bind(self)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
-    # One packet an answer: unbuffered headers meet Nagle and a delayed acknowledgement, 40 ms each time.
+    # One packet per answer: with unbuffered headers, Nagle and delayed acknowledgements cost 40 ms each time.
     wbufsize = -1
     disable_nagle_algorithm = True
 

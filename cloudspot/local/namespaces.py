@@ -1,6 +1,6 @@
-"""Linux namespaces: what a process sees of the host, made its own; system calls alone.
+"""Linux namespaces, by system calls.
 
-Works for root, and without root where the kernel lets users make user namespaces.
+They work for root, and for other users where the kernel lets them make user namespaces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def unshare(flags: int) -> None:
-    """Give the calling thread new namespaces; new pids are for the children it makes from now on.
+    """Give the calling thread new namespaces; a new pid namespace is for the children it makes from now on.
 
     Raises:
         OSError: the kernel refuses.
@@ -41,7 +41,7 @@ def become_root() -> None:
     """Enter a user namespace of our own in which we are root; the process must have one thread.
 
     Raises:
-        OSError: the kernel lets no user do that.
+        OSError: the kernel does not let this user do that.
     """
     user, group = os.geteuid(), os.getegid()
     unshare(NEW_USER)
@@ -64,7 +64,7 @@ def die_with_parent() -> None:
 
 
 def keep_mounts_to_ourselves() -> None:
-    """Let no mount of ours be seen by others, nor theirs by us; after ``unshare(NEW_MOUNTS)``."""
+    """Share no mounts with other namespaces, in either direction; after ``unshare(NEW_MOUNTS)``."""
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE, "/")
 
 
@@ -84,7 +84,7 @@ def mount_memory(target: Path) -> None:
 
 
 def new_network() -> int:
-    """Make a network namespace and return a descriptor of it; the caller stays where it is."""
+    """Make a network namespace and return a descriptor of it; the caller stays in its own."""
 
     def make() -> int:
         unshare(NEW_NETWORK)
@@ -94,9 +94,9 @@ def new_network() -> int:
 
 
 def in_network(descriptor: int, call: Callable[[], T]) -> T:
-    """Return what ``call`` returns, run in the network namespace by a thread that then ends.
+    """Return what ``call`` returns, run in the network namespace by a temporary thread.
 
-    Sockets that it makes stay in that namespace, whoever uses them, and so do processes.
+    Sockets and processes that it makes stay in that namespace.
     """
 
     def run() -> T:
@@ -113,7 +113,7 @@ def _in_thread(call: Callable[[], T]) -> T:
     def run() -> None:
         try:
             results.append(call())
-        except BaseException as error:  # noqa: BLE001 # raised again where it is awaited
+        except BaseException as error:  # noqa: BLE001 # raised again in the calling thread
             errors.append(error)
 
     thread = threading.Thread(target=run, name="namespace")
@@ -125,7 +125,7 @@ def _in_thread(call: Callable[[], T]) -> T:
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, what: str) -> None:
-    # By bytes: the file system's encoding holds for paths, whatever the locale is.
+    # Bytes, because paths have the file system's encoding, not the locale's.
     name = None if kind is None else kind.encode()
     status = _libc().mount(os.fsencode(source), os.fsencode(target), name, ctypes.c_ulong(flags), None)
     _check(status, f"mount {what}")
@@ -133,7 +133,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, what: str) ->
 
 def _libc() -> ctypes.CDLL:
     if sys.platform != "linux":
-        raise OSError("namespaces are Linux's")
+        raise OSError("namespaces need Linux")
     return ctypes.CDLL(None, use_errno=True)
 
 

@@ -15,8 +15,8 @@ BRIDGE = "cloudspot0"
 
 def make_bridge(address: str, prefix_length: int) -> None:
     """Make the bridge in this process's network namespace, with the host's own address on it."""
-    # Its hardware address is pinned: it would else take its lowest port's, and the connections that stand
-    # would stall for a minute whenever a machine comes or goes.
+    # Its hardware address is pinned: otherwise it follows its lowest port's, and open connections stall for a
+    # minute whenever a machine comes or goes.
     _ip("link", "add", BRIDGE, "address", "02:77:00:00:00:01", "type", "bridge")
     _ip("address", "add", f"{address}/{prefix_length}", "dev", BRIDGE)
     _ip("link", "set", BRIDGE, "up")
@@ -30,7 +30,7 @@ class MachineNetwork:
         self.descriptor = namespaces.new_network()
         number = int(ipaddress.IPv4Address(address))
         self._cable = f"cs{number:08x}"
-        # By the address, so that a machine that gets the address of an ended one is found at once.
+        # Derived from the address, so that a machine that reuses an address is found at once.
         hardware = ":".join(f"{byte:02x}" for byte in (2, 0x78, *number.to_bytes(4, "big")))
         # Up before the machine has its end of it, so that its first packets are not lost.
         inside = f"/proc/{os.getpid()}/fd/{self.descriptor}"
@@ -48,11 +48,11 @@ class MachineNetwork:
         namespaces.in_network(self.descriptor, set_up_inside)
 
     def cut(self) -> None:
-        """Pull the cable: nothing that the machine says is heard any more, not even its connections' end."""
+        """Pull the cable: nothing leaves the machine any more, not even the end of its connections."""
         _ip("link", "set", self._cable, "down")
 
     def close(self) -> None:
-        """Take the cable away; the namespace goes with its last process and socket."""
+        """Remove the cable; the namespace goes with its last process and socket."""
         _ip("link", "delete", self._cable)
         os.close(self.descriptor)
 

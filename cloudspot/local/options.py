@@ -17,13 +17,13 @@ class Reclaim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One planned reclaim of one spot machine."""
 
     launch: int = 1
-    """Of which launch of the job, counted from 1."""
+    """The launch of the job, from 1."""
     rank: int = 0
-    """Which machine of that launch, from 0."""
+    """The machine of that launch, from 0."""
     after_steps: int | None = None
     """When a training process on that machine begins this step of the job."""
     after_seconds: Duration | None = None
-    """So long after its boot."""
+    """This long after its boot."""
     after_share: Share | None = None
     """When a training process on that machine has begun this share of the steps, such as 0.5."""
     notice: Duration = 10.0
@@ -45,7 +45,7 @@ class RandomReclaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     notice: Duration = 10.0
     """Between the notice and the end; 0 takes the machines without one."""
     max: int | None = None
-    """Only so many launches of the job are reclaimed, the first ones; left out: all."""
+    """Reclaim only this many launches of the job, the first ones; default: all."""
 
 
 class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,25 +57,25 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reclaims: tuple[Reclaim, ...] = ()
     """Which machines are reclaimed, and when."""
     random_reclaims: RandomReclaims | None = None
-    """Reclaims by chance instead."""
+    """Random reclaims."""
     notice: Duration = 10.0
-    """The notice that ``cloudspot preempt`` gives where it names none."""
+    """The notice that ``cloudspot preempt`` gives by default."""
     spot_price: float = 0.30
     """USD per machine and hour; made up, nobody pays it."""
     on_demand_price: float = 1.00
     """As ``spot_price``."""
     zones: tuple[str, ...] = ("local-a", "local-b")
-    """The zones that this cloud has; an offer names one."""
+    """The zones of this cloud; each offer is in one."""
     no_capacity: tuple[str, ...] = ()
-    """Zones whose spot offers have none left, to see what happens then."""
+    """Zones without spot capacity, to see what happens then."""
     boot_delay: Duration = 0.0
     """From the creation of a machine to the start of its boot script."""
     pass_environment: tuple[str, ...] = ()
-    """Names of environment variables that machines are given, such as credentials: they have no role."""
+    """Environment variables to give to machines, such as credentials: they have no role of their own."""
 
     @property
     def longest_notice_seconds(self) -> float:
-        """The longest notice that this job's machines may get, but for drills that name their own."""
+        """The longest notice that this job's machines get, except in drills that name their own."""
         notices = [self.notice, *(reclaim.notice for reclaim in self.reclaims)]
         if self.random_reclaims is not None:
             notices.append(self.random_reclaims.notice)

@@ -1,11 +1,11 @@
-"""A machine's processes: every descendant of its supervisor, and every one that carries its mark.
+"""A machine's processes: every descendant of its supervisor, and every process that carries its mark.
 
-On Linux nothing escapes: whoever calls setsid or forks twice stays a descendant, since the supervisor
-is the subreaper of its tree, and keeps the mark in its environment, which counts when the supervisor
+On Linux a process that calls setsid or forks twice stays a descendant, because the supervisor is the
+subreaper of its tree, and it keeps the mark in its environment, by which it is found if the supervisor
 itself was killed. Only a process that dropped its environment *and* lost its supervisor is not found.
 
-On macOS there is no subreaper: a process that left its session, its parent and its environment behind
-is not found. Nodes are Linux; there the local provider is for trying things out.
+macOS has no subreaper: a process that left its session, its parent and its environment is not found.
+Nodes run Linux; on macOS the local provider is for trying things out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def become_subreaper() -> None:
 
 
 def reap_children() -> None:
-    """Collect every ended child of this process, adopted ones too."""
+    """Reap every ended child of this process, adopted ones too."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -59,7 +59,7 @@ def reap_children() -> None:
 def machine_processes(machine_id: str, *, root: int | None = None) -> set[int]:
     """Return the ids of the machine's living processes.
 
-    ``root`` is the supervisor, not itself one of them; None when it is gone. The calling process is
+    ``root`` is the supervisor, which is not one of them; None when it is gone. The calling process is
     left out.
     """
     found = set(marked_processes(MARK, machine_id))
@@ -79,7 +79,7 @@ def end_machine_processes(machine_id: str, *, root: int | None = None) -> None:
         stopped |= new
     delay = 0.001
     num_empty = 0
-    # Twice nothing: a scan can miss a child that was forked behind its back.
+    # Two empty scans, because one can miss a child that is forked meanwhile.
     while num_empty < 2:
         pids = machine_processes(machine_id, root=root)
         _signal(pids, signal.SIGKILL)

@@ -43,11 +43,11 @@ class LocalProvider(Provider):
         return LocalPreemptionSource(notice_seconds=self._options.longest_notice_seconds)
 
     def node_identity(self) -> NodeIdentity:
-        """Say who this machine is, by its metadata service."""
+        """Return who this machine is, from its metadata service."""
         return read_identity()
 
     def announced(self) -> Mapping[str, str]:
-        """Return this machine's tags that were announced."""
+        """Return what was announced to this machine."""
         return read_announced()
 
     def boot_profile(self) -> BootProfile:
@@ -61,43 +61,37 @@ class LocalProvider(Provider):
         )
 
     def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
-        """Look for bash, for torch, for a place to keep machines, and for memory to save in."""
-        bash, home = shutil.which("bash"), state_home()
-        has_torch = importlib.util.find_spec("torch") is not None
-        results = [
-            CheckResult(
-                name="bash", ok=bash is not None, detail=bash or "not found on PATH", remedy="install bash"
-            ),
-            CheckResult(
-                name="torch",
-                ok=has_torch,
-                detail=f"{sys.executable} {'has it' if has_torch else 'has none'}",
-                remedy='pip install "cloudspot[torch]", or name an interpreter that has it in run.python',
-            ),
-        ]
+        """Check for bash, torch, a place to keep machines, and memory for checkpoints."""
+        bash, has_torch = shutil.which("bash"), importlib.util.find_spec("torch") is not None
+        home, is_home_usable = str(state_home()), True
         try:
-            home.mkdir(parents=True, exist_ok=True)
+            state_home().mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=home):
                 pass
-            results.append(CheckResult(name="state home", ok=True, detail=str(home)))
         except OSError as error:
-            detail = f"{home} cannot be written: {error.strerror}"
-            remedy = f"set {HOME} to a directory of your own"
-            results.append(CheckResult(name="state home", ok=False, detail=detail, remedy=remedy))
+            home, is_home_usable = f"{home} cannot be written: {error.strerror}", False
+        torch = f"{sys.executable} {'has it' if has_torch else 'does not have it'}"
+        torch_remedy = 'pip install "cloudspot[torch]", or name an interpreter that has it in run.python'
+        found = [
+            ("bash", bash is not None, bash or "not found on PATH", "install bash"),
+            ("torch", has_torch, torch, torch_remedy),
+            ("state home", is_home_usable, home, f"set {HOME} to a directory of your own"),
+        ]
         if sys.platform == "linux":
             memory = "/dev/shm"  # noqa: S108 # the kernel's memory file system
             is_usable = os.access(memory, os.W_OK)
-            detail = (
-                f"{memory}, where checkpoints are handed over" if is_usable else f"{memory} cannot be written"
-            )
+            detail = f"{memory}{', where checkpoints are handed over' if is_usable else ' cannot be written'}"
             remedy = f"mount a tmpfs at {memory}, or make it writable; in a container: --shm-size=2g"
-            results.append(CheckResult(name="memory", ok=is_usable, detail=detail, remedy=remedy))
-        return tuple(results)
+            found.append(("memory", is_usable, detail, remedy))
+        return tuple(
+            CheckResult(name=name, ok=ok, detail=detail, remedy="" if ok else remedy)
+            for name, ok, detail, remedy in found
+        )
 
     def default_store(self) -> str | None:
         """Return a directory beside the machines."""
         return f"file://{state_home()}/store"
 
     def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
-        """Reclaim a machine; None: with the notice that its job's options name."""
+        """Reclaim a machine; by default with the notice of its job's options."""
         LocalProvisioner(self._options).reclaim(instance_id, notice_seconds=notice_seconds)

@@ -95,14 +95,14 @@ class LocalProvisioner(Provisioner):
             store_url=group.store_url,
             pass_environment=options.pass_environment,
         )
-        # By way of JSON, so that the request equals itself after it was stored: lists, no tuples.
+        # Through JSON, so that the request equals itself after it was stored: lists, not tuples.
         return LaunchRequest(provider=self._provider, body=decode(msgspec.json.encode(body), dict[str, Any]))
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create the machines and return when each has its supervisor.
 
         Raises:
-            CapacityError: the job's options say that the zone has none.
+            CapacityError: the job's options say that the zone has no capacity.
             ProvisionError: the request is not ours, or the token was used for another one.
             AuthError: a variable that machines are to be given is not set here.
             TransientError: a supervisor did not start.
@@ -110,7 +110,7 @@ class LocalProvisioner(Provisioner):
         try:
             body: LocalRequest = convert(request.body, LocalRequest)
         except msgspec.ValidationError as error:
-            raise ProvisionError(f"the request is none of provider 'local': {error}") from error
+            raise ProvisionError(f"the request is not one of provider 'local': {error}") from error
         encoded = msgspec.json.encode(body)
         digest = hashlib.sha256(encoded).hexdigest()
         environment = _passed_on(body.pass_environment)
@@ -123,7 +123,7 @@ class LocalProvisioner(Provisioner):
             first = paths[0]
             if first.exists():
                 if MachineDirectory(first).record().request_sha256 != digest:
-                    raise ProvisionError("the token was used before, with another request")
+                    raise ProvisionError("the token was used before with another request")
             elif body.market is Market.SPOT and body.zone in self._options.no_capacity:
                 raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")
             created = [
@@ -160,20 +160,20 @@ class LocalProvisioner(Provisioner):
         return tuple(found)
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Ask for the end of the machines: their processes are killed without a word."""
+        """Ask for the end of the machines: their processes are killed without warning."""
         for instance_id in instance_ids:
             machine = self._find(instance_id)
             if machine is not None:
                 with suppress(FileNotFoundError):  # pruned meanwhile
                     machine.request_termination()
-                    # Where there is no supervisor to obey, now or ever:
+                    # If it has no supervisor to obey:
                     machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
 
     def offers(self, resources: Resources) -> Sequence[Offer]:
         """Return the made-up offers of each zone.
 
-        A local machine is this host, whatever the job asks for: a job made for eight accelerators is
-        rehearsed here with what there is.
+        A local machine is this host, whatever the job asks for: a job for eight accelerators is rehearsed
+        with what there is.
         """
         prices = {Market.SPOT: self._options.spot_price, Market.ON_DEMAND: self._options.on_demand_price}
         return tuple(
@@ -189,7 +189,7 @@ class LocalProvisioner(Provisioner):
         )
 
     def reclaim(self, instance_id: str, *, notice_seconds: float | None) -> None:
-        """Take a machine back, with a notice (None: as long as the job's options say).
+        """Take a machine back with a notice (None: the one of the job's options).
 
         Raises:
             CloudspotError: there is no such machine, or it has ended.
@@ -220,7 +220,7 @@ class LocalProvisioner(Provisioner):
         return next((machine for machine in self._machines() if machine.id == instance_id), None)
 
     def _prune(self) -> None:
-        """Forget the machines that ended long ago; under the lock."""
+        """Forget the machines that ended long ago; the caller holds the lock."""
         for machine in self._machines():
             ended_at = machine.state().ended_at
             if ended_at is not None and now_utc() - ended_at > KEPT:
@@ -261,7 +261,7 @@ def _address(machine_id: str) -> str:
     """Return the machine's address: all of 127/8 is loopback on Linux, one address on macOS."""
     if sys.platform != "linux":
         return "127.0.0.1"
-    # Two machines may draw the same one of 16 million: their ports differ all the same.
+    # Two machines may draw the same of 16 million addresses; their ports still differ.
     first, second, third = hashlib.sha256(machine_id.encode()).digest()[:3]
     return f"127.{first % 254 + 1}.{second}.{third % 254 + 1}"
 
@@ -280,8 +280,9 @@ def _start_supervisors(machines: Sequence[MachineDirectory]) -> None:
             try:
                 starting[machine.id].wait(_START_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
-                _log.warning("machine %s: its supervisor takes long to start", machine.id)
+                _log.warning("machine %s: its supervisor is slow to start", machine.id)
         if machine.supervisor() is None and machine.state().state is not InstanceState.ENDED:
             failed.append(machine)
     if failed:
-        raise TransientError(f"no supervisor came up for {failed[0].id}; see {failed[0].path}/supervisor.log")
+        log = failed[0].path / "supervisor.log"
+        raise TransientError(f"the supervisor of machine {failed[0].id} did not start; see {log}")

@@ -1,4 +1,4 @@
-"""What stands in the files of a machine's directory, typed."""
+"""The typed contents of the files in a machine's directory."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of a reclaim that names none."""
     launched_at: datetime
     store_url: str = ""
-    """Of its job; empty: of a machine that was created before machines said so."""
+    """Its job's."""
     guest: Guest | None = None
     """None: a machine of the provider ``local`` itself."""
 

@@ -29,9 +29,9 @@ from cloudspot.train.handoff import read_progress
 _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
-"""How often requests and the training's progress are looked at."""
+"""How often to look at requests and at the training's progress."""
 _OWNER_SECONDS = 0.5
-"""How often it is looked whether the owner of an emulated machine still lives."""
+"""How often to look whether the owner of an emulated machine still lives."""
 
 
 class Supervisor:
@@ -63,14 +63,14 @@ class Supervisor:
         _log.info("machine %s: supervisor %d, metadata at %s", self.record.id, os.getpid(), url)
 
     def run(self) -> None:
-        """Live through the machine's life; returns when it has ended."""
+        """Run the machine until it has ended."""
         while True:
             now = time.monotonic()
             reap_children()
             try:
                 reason = self._end_reason(now)
             except FileNotFoundError:
-                # Someone deleted the machine's directory: nothing may go on without it.
+                # Someone deleted the machine's directory: nothing may run without it.
                 _log.warning("machine %s: its directory is gone", self.record.id)
                 self._form.end_processes()
                 self.machine.erase_disk()
@@ -119,7 +119,7 @@ class Supervisor:
         return None
 
     def _is_orphaned(self, now: float) -> bool:
-        """Say whether whoever this machine belongs to is gone."""
+        """Return whether the owner of this machine is gone."""
         guest = self.record.guest
         if guest is None or now < self._owner_seen_at + _OWNER_SECONDS:
             return False
@@ -140,7 +140,7 @@ class Supervisor:
                 self._reclaim(now, reclaim.notice_seconds)
 
     def _has_come(self, reclaim: PlannedReclaim) -> bool:
-        """Say whether the training on this machine has come as far as the reclaim waits for."""
+        """Return whether the training on this machine has come as far as the reclaim is planned for."""
         if reclaim.after_steps is None and reclaim.after_share is None:
             return False
         step, total = self._progress()
@@ -150,7 +150,7 @@ class Supervisor:
         )
 
     def _progress(self) -> tuple[int, int | None]:
-        """Return the newest step that a rank on this machine has begun, of how many; -1: none has begun."""
+        """Return the newest step begun by a rank on this machine, and the total; -1: none has begun."""
         newest: tuple[int, int | None] = (-1, None)
         for path in self.machine.node_directory.glob("generations/*/progress-*"):
             rank = path.name.rpartition("-")[2]
@@ -177,7 +177,7 @@ class Supervisor:
 
     def _start_boot(self, now: float) -> None:
         self._booted_at = now
-        # First, so that whoever hears from the machine finds it running.
+        # Before the boot, so that whoever hears from the machine finds it running.
         state = msgspec.structs.replace(self.machine.state(), state=InstanceState.RUNNING)
         self.machine.write_state(state)
         self._form.boot()
@@ -191,7 +191,7 @@ def main(directory: Path) -> int:
     """Start the supervisor of the machine in ``directory`` and return when it is ready."""
     reader, writer = os.pipe()
     if os.fork():
-        # The caller waits for us, so that no zombie of the supervisor stays with it.
+        # The caller waits for this process, and so is not left with a zombie.
         os.close(writer)
         with os.fdopen(reader, "rb") as ready:
             return 0 if ready.read() else 1

@@ -1,25 +1,28 @@
-"""Cache a service's answers, for plugins that are asked more often than the answers change."""
+"""Keeps a service's answers for a while, for plugins that are asked more often than the answers change."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 Answer = TypeVar("Answer")
 
+FACTS_SECONDS: Final = 3600.0
+"""How long images, networks, machine types and list prices are kept."""
 
-class Keeper:
-    """Answers by key, each for its time. Thread-safe: of several callers at once, one asks."""
+
+class AnswerCache:
+    """Answers by key, each with its own lifetime. Thread-safe: of several concurrent callers, one asks."""
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lock = threading.RLock()
         self._kept: dict[Hashable, tuple[Any, float]] = {}
 
-    def keep(self, key: Hashable, ask: Callable[[], Answer], *, seconds: float) -> Answer:
-        """Return what ``ask`` returned within the last ``seconds``, or ask now; errors are not cached."""
+    def get(self, key: Hashable, ask: Callable[[], Answer], *, seconds: float = FACTS_SECONDS) -> Answer:
+        """Return the answer if it is younger than ``seconds``, else ask; a failure is not kept."""
         with self._lock:
             kept = self._kept.get(key)
             if kept is None or self._monotonic() >= kept[1]:

@@ -1,4 +1,4 @@
-"""A buffer as the body of an HTTP request, sent without a copy."""
+"""A buffer as the body of an HTTP request, sent from where it lies."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import io
 from typing import Final
 
 BLOCK_BYTES: Final = 1 << 20
-"""Handed to the socket at once: enough to make Python's own cost disappear beside the copying."""
+"""How much the socket gets at once: enough that Python costs nothing beside the copying."""
 
 
 class LentBody:
-    """A file-like object over a buffer, which an HTTP client sends without copying.
+    """A buffer as a file-like object, which HTTP clients send without copying it.
 
-    ``read`` returns views of more bytes than it was asked for: botocore, requests and urllib3 ask for 16 KiB
-    at a time, and pass on what they get to ``socket.sendall``.
+    ``read`` returns views, and more than was asked for: botocore, requests and urllib3 ask for 16 KiB at a
+    time, and pass each view to ``socket.sendall`` as it is.
     """
 
     def __init__(self, view: memoryview) -> None:
@@ -45,7 +45,7 @@ class LentBody:
         return self._position
 
     def release(self) -> None:
-        """Take back the lent view, which in an error's traceback would keep the buffer exported."""
+        """Take back the view that was lent: a traceback that holds it would keep the buffer exported."""
         if self._lent is not None:
             self._lent.release()
             self._lent = None

@@ -1,29 +1,30 @@
-"""The lines of ``cloudspot providers check``, as a plugin collects them."""
+"""The lines of ``cloudspot providers check``, as a plugin tries one thing after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 
 from cloudspot.errors import AuthError, CloudspotError
-from cloudspot.model import CheckResult
+from cloudspot.interfaces import Provisioner
+from cloudspot.model import CheckResult, InstanceGroup, Market, Offer, Resources
 
 MAX_SKEW_SECONDS = 240.0
 """Clouds refuse a request as expired when its time is five minutes off or more."""
 
 
 class Checklist:
-    """A line for each thing that was tried; a failure does not stop the others."""
+    """What was tried, a line each; a failure ends nothing."""
 
-    def __init__(self, *, remedy: str, words: Sequence[str] = ("access denied",)) -> None:
-        """Advise ``remedy`` for a missing right: an AuthError with one of these ``words``."""
+    def __init__(self, *, remedy: str, words: Sequence[str] = ("access denied", "lack")) -> None:
+        """Advise ``remedy`` if a right is missing: the AuthError then contains one of these ``words``."""
         self._remedy = remedy
         self._words = words
         self._found: list[CheckResult] = []
 
     def attempt(self, name: str, ask: Callable[[], str], remedy: str = "") -> bool:
-        """Note what ``ask`` returns, or why it failed and what to do; return whether it succeeded."""
+        """Note what ``ask`` returns, or why it failed and what to do about it; return if it succeeded."""
         try:
             self._found.append(CheckResult(name=name, ok=True, detail=ask()))
         except CloudspotError as error:
@@ -33,16 +34,70 @@ class Checklist:
             return False
         return True
 
+    def attempt_listing(self, provisioner: Provisioner) -> None:
+        """List the machines of all jobs."""
+        self.attempt("listing", lambda: f"{len(provisioner.instances())} machines of cloudspot's")
+
+    def attempt_offers(
+        self,
+        provisioner: Provisioner,
+        resources: Resources,
+        *,
+        remark: Callable[[Offer], str] = lambda _: "",
+    ) -> list[Offer]:
+        """Look for offers, and return them, the cheapest first; none after a failure.
+
+        The line names the cheapest, with what ``remark`` says of it.
+        """
+        found: list[Offer] = []
+
+        def look() -> str:
+            found.extend(sorted(provisioner.offers(resources), key=lambda one: one.price_per_hour))
+            if not found:
+                raise CloudspotError("no machine type fits; ask for less in resources, or try another region")
+            first = found[0]
+            return (
+                f"{len(found)}, from {first.price_per_hour:g} {first.currency} an hour "
+                f"({first.market.value} {first.instance_type} in {first.zone}{remark(first)})"
+            )
+
+        self.attempt("offers", look)
+        return found
+
     def results(self) -> tuple[CheckResult, ...]:
-        """Return all lines in order."""
+        """Return all lines, in order."""
         return tuple(self._found)
 
 
+def cheapest_by_market(offers: Sequence[Offer]) -> Iterator[tuple[Market, Offer]]:
+    """Yield each market that has an offer, with its cheapest one."""
+    for market in Market:
+        ours = [one for one in offers if one.market is market]
+        if ours:
+            yield market, min(ours, key=lambda one: one.price_per_hour)
+
+
+def trial_launch(offer: Offer) -> InstanceGroup:
+    """Return the launch of one machine, for a dry run."""
+    return InstanceGroup(
+        job_id="check",
+        launch=1,
+        num_nodes=1,
+        min_nodes=1,
+        offer=offer,
+        resources=Resources(),
+        user_data="#!/bin/sh\nshutdown -h now\n",
+        max_seconds=60.0,
+        decided_at=datetime.now(timezone.utc),
+        store_url="check",
+    )
+
+
 def compare_clock(said: str | None, *, whose: str) -> str:
-    """Return how far this machine's clock is off, by an answer's ``Date`` header.
+    """Return how this machine's clock compares with an answer's ``Date`` header.
 
     Raises:
-        CloudspotError: so far that requests are refused.
+        CloudspotError: it is so far off that requests are refused.
     """
     if said is None:
         return f"unknown: {whose} did not say"

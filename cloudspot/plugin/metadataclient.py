@@ -1,6 +1,7 @@
-"""A client of metadata services that require a session token.
+"""Reads a cloud's metadata service, by session tokens where the cloud has them.
 
-It needs only the standard library, since it must work on a machine where nothing else does.
+It uses only the standard library: every agent carries it, and it must work on a machine where nothing else
+does.
 """
 
 from __future__ import annotations
@@ -11,27 +12,32 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from email.message import Message
 from typing import ClassVar
 
 from cloudspot.errors import CloudspotError, TransientError
 
 
 class MetadataClient:
-    """A client that keeps its session token fresh. Thread-safe; subclasses name their cloud's headers."""
+    """A client that keeps its session token fresh. Thread-safe.
+
+    A plugin's subclass says what its cloud calls things.
+    """
 
     default_endpoint: ClassVar[str]
     """The service's real address, such as ``http://169.254.169.254``."""
     endpoint_variable: ClassVar[str]
-    """The environment variable that names another endpoint."""
+    """The environment variable that moves the service elsewhere."""
     disabled_variable: ClassVar[str]
-    """The environment variable that tells programs, with ``true``, that there is no such service."""
+    """The environment variable that tells programs that there is no such service (``true``)."""
     token_header: ClassVar[str]
-    """The header that carries the token; with ``-ttl-seconds`` after it, the one that asks for a token."""
+    """Carries a request's token; with ``-ttl-seconds`` appended it asks for one."""
     token_seconds: ClassVar[int] = 21600
-    """The token's lifetime to ask for: commonly the longest that a service gives."""
+    """The token's lifetime: commonly the longest that a service gives."""
     refusals: ClassVar[frozenset[int]] = frozenset({401})
-    """The statuses that mean that a token is no longer valid."""
+    """The statuses that say that a token is no longer valid."""
     needs_token: ClassVar[bool] = True
     """False: a service without tokens is asked without one."""
 
@@ -42,16 +48,16 @@ class MetadataClient:
         timeout_seconds: float = 2.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O. Without an ``endpoint``, use the environment's, else the real address."""
+        """Do no I/O; ``endpoint`` None: the environment's, else the real address."""
         self._endpoint = endpoint
         self._timeout_seconds = timeout_seconds
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._token: tuple[str, float] | None = None
-        """The token, empty if the service has none, and when to ask for another."""
+        """With the time at which to ask for another; "": the service has none."""
 
     def get(self, path: str) -> str | None:
-        """Return what the service has at ``/latest/<path>``, or None for a 404.
+        """Return what the service has at ``/latest/<path>``; None: nothing.
 
         Raises:
             TransientError: the service did not answer, or answered with another error.
@@ -65,7 +71,7 @@ class MetadataClient:
                 with error:
                     if error.code == 404:
                         return None
-                    # The token expired early (a machine that slept, a clock that jumped): get a new one.
+                    # The token has expired (the machine slept, the clock jumped): ask for a new one.
                     if error.code in self.refusals and not is_last:
                         continue
                     raise TransientError(f"the metadata service answered {error.code} to {path}") from error
@@ -75,7 +81,7 @@ class MetadataClient:
         """Return what the service has at ``/latest/<path>``.
 
         Raises:
-            TransientError: as in ``get``, or the service has nothing there yet.
+            TransientError: as ``get``, and while there is nothing yet.
         """
         value = self.get(path)
         if value is None:
@@ -106,19 +112,37 @@ class MetadataClient:
                 f"{self.disabled_variable}=true: this process may not ask the metadata service"
             )
         endpoint = self._endpoint or os.environ.get(self.endpoint_variable) or self.default_endpoint
-        request = urllib.request.Request(  # noqa: S310 # http, link-local
-            f"{endpoint.rstrip('/')}/latest/{path}", headers=headers, method=method
-        )
-        try:
-            with _opener().open(request, timeout=self._timeout_seconds) as answer:
-                body: bytes = answer.read()
-        except urllib.error.HTTPError:
-            raise
-        except (OSError, http.client.HTTPException) as error:  # URLError, timeouts, truncated answers
-            raise TransientError(f"the metadata service does not answer: {error}") from error
-        return body.decode("utf-8", errors="replace")
+        url = f"{endpoint.rstrip('/')}/latest/{path}"
+        body, _ = ask_metadata(url, headers, method=method, timeout=self._timeout_seconds)
+        return body
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    # Never through a proxy from the environment.
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def ask_metadata(
+    url: str, headers: Mapping[str, str], *, timeout: float, method: str = "GET"
+) -> tuple[str, Message]:
+    """Return the body and the headers of an answer; never through a proxy that the environment names.
+
+    Raises:
+        HTTPError: the service answered with an error.
+        TransientError: it did not answer within ``timeout`` seconds, or the answer was cut short.
+    """
+    request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 # link-local
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout) as answer:
+            body: bytes = answer.read()
+            return body.decode("utf-8", errors="replace"), answer.headers
+    except urllib.error.HTTPError:
+        raise
+    except (OSError, http.client.HTTPException) as error:  # URLError and timeouts
+        raise TransientError(f"the metadata service does not answer: {error}") from error
+
+
+def parse_time(text: str) -> datetime:
+    """Return the moment that is written as ``2017-09-18T08:22:00Z``.
+
+    Raises:
+        ValueError: it is not a time.
+    """
+    at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)

@@ -10,8 +10,8 @@ Importing this package does not import torch; ``session()`` and ``init_process_g
     for step in run.steps(10_000):
         ...
 
-The same script runs under ``cloudspot run``, under plain torchrun and as ``python train.py``; only the
-first saves and resumes.
+The same script runs under ``cloudspot run``, under plain torchrun and as ``python train.py``; only
+``cloudspot run`` saves and resumes it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["CheckpointError", "SessionError", "TrainError", "init_process_group"
 def init_process_group() -> Any:
     """Join the process group that torchrun prepared, if there is one, and return this rank's device.
 
-    It is a ``torch.device``. On CPUs the backend is gloo. Where there are GPUs it is gloo for CPU
-    tensors and NCCL for CUDA tensors, and the rank's own GPU becomes the current device.
+    Returns a ``torch.device``. On CPUs the backend is gloo. With GPUs, gloo serves CPU tensors and NCCL
+    serves CUDA tensors, and the rank's own GPU becomes the current device.
 
     Raises:
         SessionError: there are more ranks than GPUs on this machine.
@@ -52,29 +52,29 @@ def session(
 ) -> Session:
     """Open the process's session: track the given objects, and resume them from the restored checkpoint.
 
-    Call it once, when everything is built (models wrapped in DistributedDataParallel, optimizers and
-    schedulers made). A resumed session has put the saved state into the objects when this returns.
+    Call it once, after everything is built (models wrapped in DistributedDataParallel, optimizers and
+    schedulers created). When it returns, the objects hold the state of the restored checkpoint, if any.
 
-    The random generators of Python, NumPy, torch and the CUDA devices in use belong to the state.
-    Resuming is bit-equal for the same number of ranks on the same type of machine. In a world of
-    another size the state loads as well, the random generators are seeded from the seed, the step
-    and the rank, and nothing is bit-equal.
+    The random generators of Python, NumPy, torch and the CUDA devices in use are part of the state.
+    Resuming is bit-equal for the same number of ranks on the same type of machine. With another number
+    of ranks the state loads too, but the generators are seeded anew from the seed, the step and the
+    rank, so the result is not bit-equal.
 
     Args:
         model: An ``nn.Module``; wrappers (DistributedDataParallel, torch.compile) are seen through.
         optimizer: A ``torch.optim.Optimizer``.
         scheduler: A learning-rate scheduler.
         dataloader: A loader that knows its own position (torchdata's StatefulDataLoader); iterate
-            ``run.dataloader``. Loops over ``run.batches(loader)`` need it not, and take any loader.
+            ``run.dataloader``. ``run.batches(loader)`` does not need it and accepts any loader.
         scaler: A ``torch.amp.GradScaler``.
-        exact: With three and more ranks, insist on a DistributedDataParallel whose buckets do not
-            change after the first step, so that a resumed training is bit-equal there too.
-        others: Further objects with ``state_dict`` and ``load_state_dict``, equal on all ranks, by
-            names of your choice.
+        exact: With three or more ranks, require a DistributedDataParallel whose buckets do not change
+            after the first step, so that resuming is bit-equal there too.
+        others: Further objects with ``state_dict`` and ``load_state_dict`` that are equal on all ranks,
+            under names of your choice.
 
     Raises:
-        SessionError: an object cannot be saved (FSDP and other sharded state cannot yet), or the
-            process has a session already.
+        SessionError: an object cannot be saved (FSDP and other sharded state is not supported yet), or
+            the process has a session already.
         CheckpointError: the restored checkpoint is malformed or does not fit the objects.
     """
     from cloudspot.train.training import open_session

@@ -1,7 +1,7 @@
-"""The arena: two files a rank, in memory if it has room, into which a save copies its part (P5).
+"""The arena: two files per rank, in memory if there is room, into which a save copies its part (P5).
 
-Plain files in /dev/shm and no ``multiprocessing.shared_memory``, whose tracker unlinks the segment
-when the trainer is killed: what was sealed must outlive the trainer.
+They are plain files in /dev/shm, because what was sealed must outlive the trainer: the tracker of
+``multiprocessing.shared_memory`` unlinks a segment when the trainer is killed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cloudspot.train.handoff import SealName, seals_directory
 from cloudspot.train.partition import Placement
 
 _CHUNK_BYTES = 64 << 20
-"""Claiming looks after so many bytes whether it has to stop."""
+"""After this many bytes a claim checks whether it has to stop."""
 _STAGING_BYTES = 64 << 20
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Slot:
-    """A file of the arena, mapped. It is free when its last seal has been uploaded or withdrawn."""
+    """A mapped file of the arena. It is free when its last seal has been uploaded or withdrawn."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -39,17 +39,17 @@ class Slot:
         self.capacity = 0
         """Bytes."""
         self.seal: Path | None = None
-        """Where the seal of its content was put; None before the first."""
+        """The seal of its content; None before the first."""
 
     def is_free(self) -> bool:
-        """Say whether nobody needs the content any more."""
+        """Return whether nobody needs the content any more."""
         if self.seal is None:
             return True
-        # In this order: the agent renames the seal to its taken name, and may do so in between.
+        # In this order, because the agent may rename the seal to its taken name in between.
         return not self.seal.exists() and not _taken(self.seal).exists()
 
     def withdraw(self) -> bool:
-        """Take back a seal whose upload has not started; say whether that succeeded."""
+        """Take back a seal whose upload has not started; return whether that succeeded."""
         assert self.seal is not None
         try:
             # The agent takes a seal by renaming it, so exactly one of us gets it.
@@ -59,7 +59,7 @@ class Slot:
         return True
 
     def claim(self, directory: Path, nbytes: int, *, stopped: Callable[[], bool]) -> None:
-        """Have room for ``nbytes`` in ``directory``, allocated and warm; the slot must be free.
+        """Get room for ``nbytes`` in ``directory``, allocated and warm; the slot must be free.
 
         A claim that fails leaves the slot and its file as they were.
 
@@ -90,14 +90,14 @@ class Slot:
         self._mapped = mapped
         self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
         self.path, self.capacity = path, nbytes
-        # Touch every page once: a cold page costs four times a warm one. The content is nobody's yet.
+        # Touch every page once: copying into a cold page takes four times as long.
         for start in range(0, nbytes, _CHUNK_BYTES):
             if stopped():
                 return
             self._bytes[start : start + _CHUNK_BYTES].zero_()
 
     def write(self, placements: Sequence[Placement], tensors: Sequence[Any]) -> None:
-        """Copy each tensor to its place, and return when all bytes are there."""
+        """Copy each tensor to its place; return when all bytes are there."""
         if self._views is None or self._views[0] is not placements:
             self._views = (placements, [self._view(placement) for placement in placements])
         on_device = []
@@ -140,7 +140,7 @@ class Slot:
             stream.synchronize()
 
     def _register(self, nbytes: int) -> bool:
-        """Page-lock the first bytes for a GPU to write at the speed of the bus; say whether that succeeded.
+        """Page-lock the first bytes, so that GPUs write at the speed of the bus; return success.
 
         Locking takes time, so bytes that no save has needed yet stay unlocked.
         """
@@ -177,12 +177,12 @@ class Arena:
         """Name the slots; nothing is written before ``claim``.
 
         Args:
-            directory: In memory, first choice.
-            spill: On disk, when memory is short.
+            directory: Where the slots go first: in memory.
+            spill: Where they go when memory is short: on disk.
             handoff: Where the seals go.
-            generation: Of this start of torchrun.
+            generation: The number of this start of torchrun.
             rank: Global rank.
-            local_world_size: How many ranks of this machine claim their slots at the same time.
+            local_world_size: How many ranks on this machine claim their slots at the same time.
         """
         self._directory = directory
         self._spill = spill
@@ -195,9 +195,9 @@ class Arena:
         self._is_hurried = False
 
     def claim(self, nbytes: int, wanted_nbytes: int = 0) -> None:
-        """Have two warm slots of ``nbytes``, and of ``wanted_nbytes`` where memory is plentiful.
+        """Get two warm slots of ``nbytes``, or of ``wanted_nbytes`` where memory is plentiful.
 
-        A slot in use is left as it is, and grown when it is free.
+        A slot in use is left as it is; it grows when it is free and needed.
 
         Raises:
             SessionError: neither the memory nor the disk has room for slots of ``nbytes``.
@@ -209,7 +209,7 @@ class Arena:
             self._widen(slot, wanted_nbytes)
 
     def hurry(self) -> None:
-        """Let a claim that another thread makes do without what it merely wants."""
+        """Let a claim in another thread do without ``wanted_nbytes``."""
         self._is_hurried = True
 
     def room(self) -> int:
@@ -217,8 +217,8 @@ class Arena:
         return min(slot.capacity for slot in self._slots)
 
     def _widen(self, slot: Slot, nbytes: int) -> None:
-        """Grow a free slot in memory, if that leaves as much memory free as all slots here then take."""
-        if self._is_hurried or nbytes <= slot.capacity or not slot.is_free():
+        """Grow a free slot in memory, if doing so for all slots of this machine leaves half of it free."""
+        if nbytes <= slot.capacity or not slot.is_free():
             return
         free = min(free_memory_bytes() or 0, shutil.disk_usage(self._directory).free)
         if free < 2 * len(self._slots) * nbytes * self._local_world_size:
@@ -230,7 +230,7 @@ class Arena:
                 raise
 
     def grow(self, slot: Slot, nbytes: int, *, num_more: int = 0) -> None:
-        """Have room for ``nbytes`` in a free slot, in memory if ``num_more`` such slots fit there too.
+        """Get room for ``nbytes`` in a free slot, in memory if ``num_more`` such slots fit there too.
 
         Raises:
             SessionError: neither the memory nor the disk has the room.
@@ -242,7 +242,7 @@ class Arena:
         refusals = []
         for directory in (self._directory, self._spill):
             if directory == self._directory and (free := free_memory_bytes()) is not None and free < needed:
-                refusals.append(f"{directory}: {free} bytes of memory free, {needed} needed")
+                refusals.append(f"{directory}: {free} bytes of memory are free, {needed} are needed")
                 continue
             try:
                 slot.claim(directory, nbytes, stopped=lambda: self._stopped)
@@ -254,7 +254,7 @@ class Arena:
             return
         raise SessionError(
             f"no room for a checkpoint slot of {nbytes} bytes ({'; '.join(refusals)}):"
-            " choose a machine with more memory or disk, or fewer processes on it"
+            " choose a machine with more memory or disk, or run fewer processes on it"
         )
 
     def free_slot(self) -> Slot | None:
@@ -262,11 +262,11 @@ class Arena:
         return next((slot for slot in self._slots if slot.is_free()), None)
 
     def withdraw_slot(self) -> Slot | None:
-        """Return a free slot, if need be one whose upload has not started; None when both are uploading."""
+        """Return a free slot, or else one whose upload has not started; None when both are being uploaded."""
         free = self.free_slot()
         if free is not None:
             return free
-        # The older of two is the one that its upload starts with: try the newer one first.
+        # Uploads start with the older one, so try the newer one first.
         newest_first = sorted(self._slots, key=_sealed_at, reverse=True)
         return next((slot for slot in newest_first if slot.withdraw()), None)
 
@@ -275,14 +275,14 @@ class Arena:
         return self._seals / SealName(self._generation, step, self._rank, taken=False).file_name
 
     def close(self) -> None:
-        """Let go of the mappings and stop warming; the files stay for the agent."""
+        """Release the mappings and stop claims; the files stay for the agent."""
         self._stopped = True
         for slot in self._slots:
             slot.close()
 
 
 def free_memory_bytes() -> int | None:
-    """Return the memory that can still be claimed on this machine, or None where that cannot be told."""
+    """Return the memory that can still be claimed on this machine, or None if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -302,7 +302,7 @@ def _allocate(descriptor: int, start: int, nbytes: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, start, nbytes)
         return
-    # macOS has none: writing zeros claims the blocks as well.
+    # macOS does not have it: writing zeros claims the blocks too.
     zeros = bytes(1 << 20)
     os.lseek(descriptor, start, os.SEEK_SET)
     left = nbytes

@@ -1,4 +1,4 @@
-"""The state of the tracked objects: taken for a save, and put back from a restored checkpoint."""
+"""The state of the tracked objects: taken for a save, and loaded from a restored checkpoint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def unwrap(module: Any) -> Any:
 
 
 def check_tracked(objects: Mapping[str, Any]) -> None:
-    """Refuse what cannot be saved, by name.
+    """Check that every object can be saved.
 
     Raises:
         SessionError: an object has no state, or is sharded.
@@ -58,13 +58,13 @@ def check_tracked(objects: Mapping[str, Any]) -> None:
     for name, tracked in objects.items():
         if not (hasattr(tracked, "state_dict") and hasattr(tracked, "load_state_dict")):
             raise SessionError(
-                f"session({name}=...) is a {type(tracked).__name__}, which has no state_dict and"
-                " load_state_dict"
+                f"session({name}=...) is a {type(tracked).__name__}, which cannot be saved: it has no"
+                " state_dict and load_state_dict"
             )
         kinds = {kind.__name__ for kind in type(tracked).__mro__}
         if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
             raise SessionError(
-                f"session({name}=...) is sharded by FSDP, which cannot be saved yet; use"
+                f"session({name}=...) is sharded by FSDP, which cannot be saved yet: use"
                 " DistributedDataParallel"
             )
 
@@ -102,13 +102,13 @@ def take(objects: Mapping[str, Any]) -> State:
 
 
 def is_materialised(objects: Mapping[str, Any]) -> bool:
-    """Say whether every optimizer has state: Adam has none before its first step."""
+    """Return whether every optimizer has state: Adam has none before its first step."""
     optimizers = [each for each in objects.values() if isinstance(each, torch.optim.Optimizer)]
     return all(len(optimizer.state) > 0 for optimizer in optimizers)
 
 
 def cuda_devices(tensors: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the CUDA devices that hold the state, and the current one; none where CUDA is not used."""
+    """Return the CUDA devices that hold the state, and the current one; empty without CUDA."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return ()
     devices = {tensor.device.index for tensor in tensors.values() if tensor.device.type == "cuda"}
@@ -122,7 +122,7 @@ def weights_sha256(model: Any) -> str:
     for name in sorted(state):
         tensor = state[name]
         if not isinstance(tensor, torch.Tensor):
-            continue  # extra state of a module: no weights
+            continue  # extra state of a module
         cpu = tensor.detach().cpu().contiguous()
         digest.update(f"{name}\n{dtype_name(cpu.dtype)}\n{list(cpu.shape)}\n".encode())
         digest.update(tensor_bytes(cpu))
@@ -133,13 +133,13 @@ def weights_sha256(model: Any) -> str:
 
 
 class Checkpoint:
-    """A restored checkpoint on disk: verified bytes, whose meaning is checked here."""
+    """A restored checkpoint on disk. Its bytes are verified already; here their meaning is."""
 
     def __init__(self, directory: Path) -> None:
         """Open the directory and check every table in it.
 
         Raises:
-            CheckpointError: something is missing, malformed, or points outside of its file.
+            CheckpointError: something is missing, malformed, or points outside its file.
         """
         self._directory = directory
         manifest = _read_manifest(directory)
@@ -147,13 +147,13 @@ class Checkpoint:
         self.world_size = _number(manifest, "world_size")
         parts = manifest.get("parts")
         if not isinstance(parts, list) or len(parts) != self.world_size:
-            raise CheckpointError(f"{RESTORE_MANIFEST} must list {self.world_size} parts")
+            raise CheckpointError(f"{RESTORE_MANIFEST} does not list {self.world_size} parts")
         self._items: dict[str, Any] = {}
         self._seals: dict[int, dict[str, Any]] = {}
         for part in parts:
             self._open_part(part)
         if set(self._seals) != set(range(self.world_size)):
-            raise CheckpointError(f"{RESTORE_MANIFEST} lacks the part of a rank, or names one twice")
+            raise CheckpointError(f"{RESTORE_MANIFEST} does not list each rank's part once")
         if len({seal.get("plan") for seal in self._seals.values()}) != 1:
             raise CheckpointError("the parts come from different plans")
 
@@ -164,7 +164,7 @@ class Checkpoint:
 
     @property
     def seed(self) -> int:
-        """The seed from which a world of another size seeds its random generators."""
+        """The seed for the random generators of a world of another size."""
         return _number(self.shared, "seed", limit=2**64)
 
     @property
@@ -188,9 +188,9 @@ class Checkpoint:
         return _object(self._seals[rank], "rank_state")
 
     def load(self, objects: Mapping[str, Any]) -> None:
-        """Put the saved state into the objects: models in place, the others by their ``load_state_dict``.
+        """Load the saved state into the objects.
 
-        Call it once: it lets go of the files.
+        Call it once: it releases the files.
 
         Raises:
             CheckpointError: names, shapes or types differ, or an object refuses its state.
@@ -207,22 +207,22 @@ class Checkpoint:
                 _check_model(name, fresh, state)
                 loads.append((name, inner, _with_metadata(state, fresh)))
             else:
-                # The object may keep what it is given: it gets tensors of its own.
+                # The object may keep what it is given, so it gets copies.
                 loads.append((name, inner, rebuild(name, trees[name], lambda item: self.item(item).clone())))
         for name, inner, state in loads:
             try:
                 with torch.no_grad():
                     inner.load_state_dict(state)
-            except Exception as error:  # whatever an object raises, what it refuses is this state
+            except Exception as error:  # an object may raise anything
                 raise CheckpointError(
                     f"session({name}=...) refuses the checkpoint's state: {error}"
                 ) from error
 
     def item(self, name: Any) -> Any:
-        """Return a tensor by its name in the checkpoint: a view of the file, not to be written to.
+        """Return a tensor by its name in the checkpoint: a view of the file, which must not be written to.
 
         Raises:
-            CheckpointError: there is none of that name.
+            CheckpointError: there is no tensor of that name.
         """
         try:
             return self._items[name]
@@ -234,10 +234,10 @@ class Checkpoint:
             raise CheckpointError(f"{RESTORE_MANIFEST} names a part without a file")
         name, seal = part["file"], _object(part, "seal")
         if Path(name).name != name or name in {"", ".", ".."}:
-            raise CheckpointError(f"{RESTORE_MANIFEST} names {name!r}, which is no plain file name")
+            raise CheckpointError(f"{RESTORE_MANIFEST} names {name!r}, which is not a plain file name")
         if seal.get("format") != FORMAT:
             raise CheckpointError(
-                f"{name} has format {seal.get('format')!r}, and this cloudspot reads {FORMAT}"
+                f"{name} has format {seal.get('format')!r}; this cloudspot reads format {FORMAT}"
             )
         rank, nbytes = _number(part, "rank"), _number(seal, "nbytes")
         if _number(seal, "step") != self.step or _number(seal, "rank") != rank:
@@ -255,10 +255,10 @@ class Checkpoint:
             with (self._directory / name).open("rb") as file:
                 size = file.seek(0, 2)
                 if size < nbytes:
-                    raise CheckpointError(f"{name} has {size} bytes, and its seal speaks of {nbytes}")
+                    raise CheckpointError(f"{name} has {size} bytes; its seal says {nbytes}")
                 if nbytes == 0:
                     return torch.empty(0, dtype=torch.uint8)
-                # Copy-on-write, since torch warns of memory that cannot be written; nobody writes it.
+                # Copy-on-write, because torch warns of read-only memory; nobody writes to it.
                 return torch.frombuffer(
                     mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY), dtype=torch.uint8
                 )
@@ -292,14 +292,14 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{directory / RESTORE_MANIFEST} cannot be read: {error}") from error
     if not isinstance(manifest, dict):
-        raise CheckpointError(f"{directory / RESTORE_MANIFEST} holds no JSON object")
+        raise CheckpointError(f"{directory / RESTORE_MANIFEST} is not a JSON object")
     return manifest
 
 
 def _object(parent: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = parent.get(key)
     if not isinstance(value, dict):
-        raise CheckpointError(f"the checkpoint's {key!r} is no JSON object")
+        raise CheckpointError(f"the checkpoint's {key!r} is not a JSON object")
     return value
 
 
@@ -309,13 +309,13 @@ def _number(parent: Mapping[str, Any], key: str, *, limit: int = 2**62) -> int:
 
 def _checked(what: str, value: Any, *, limit: int = 2**62) -> int:
     if type(value) is not int or not 0 <= value < limit:
-        raise CheckpointError(f"{what} must be a whole number from 0, not {value!r}")
+        raise CheckpointError(f"{what} must be an integer >= 0: got {value!r}")
     return value
 
 
 def _check_model(name: str, fresh: Mapping[str, Any], saved: Any) -> None:
     if not isinstance(saved, dict):
-        raise CheckpointError(f"the checkpoint's {name} is no state of a model")
+        raise CheckpointError(f"the checkpoint's {name} is not the state of a model")
     _compare(f"the checkpoint's {name}", set(saved), f"session({name}=...)", set(fresh))
     for key, tensor in fresh.items():
         if not isinstance(tensor, torch.Tensor):
@@ -345,7 +345,7 @@ def _compare(saved_in: str, saved: set[str], here: str, known: set[str]) -> None
 
 
 def _with_metadata(state: dict[str, Any], fresh: Any) -> Any:
-    # Modules read their format's version from this attribute; the script's own is the right one.
+    # Modules read the version of their format from this attribute; the script's own version is the right one.
     import collections
 
     ordered = collections.OrderedDict(state)

@@ -27,7 +27,7 @@ class World:
 
 
 def start_process_group() -> Any:
-    """Join the process group under torchrun, none otherwise; return this rank's device.
+    """Join the process group under torchrun (elsewhere there is none) and return this rank's device.
 
     Raises:
         SessionError: there are more ranks than GPUs on this machine.
@@ -42,8 +42,8 @@ def start_process_group() -> Any:
         return torch.device("cpu")
     if local_world_size > torch.cuda.device_count():
         raise SessionError(
-            f"{local_world_size} processes on this machine and {torch.cuda.device_count()} GPUs: lower"
-            " procs_per_node, or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
+            f"this machine has {torch.cuda.device_count()} GPUs for {local_world_size} processes: lower"
+            " procs_per_node, or set CUDA_VISIBLE_DEVICES to an empty string to train on the CPU"
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
@@ -66,14 +66,14 @@ def current_world() -> World:
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SessionError(
-            f"torchrun started {os.environ['WORLD_SIZE']} ranks, and there is no process group:"
+            f"torchrun started {os.environ['WORLD_SIZE']} ranks without a process group:"
             " call cloudspot.train.init_process_group() before session()"
         )
     return World(0, 1, 0, 1)
 
 
 def open_store(world: World) -> tuple[Store, Any]:
-    """Return a connection of its own to the process group's store, and the store, to be kept alive."""
+    """Return a separate connection to the process group's store, and the store, which must be kept alive."""
     if world.world_size == 1:
         store = LocalStore()
         return store, store
@@ -87,11 +87,12 @@ def open_store(world: World) -> tuple[Store, Any]:
 def _connect_again(store: Any) -> Any:
     if hasattr(store, "clone"):
         return store.clone()
-    # Older torch has no clone: a client beside the one that the process group uses.
+    # Older torch has no clone: connect a second client.
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     if not hasattr(store, "port"):
         raise SessionError(
-            f"the process group's {type(store).__name__} cannot be shared: start with torchrun"
+            f"the process group uses a {type(store).__name__}, which ranks cannot share with the session:"
+            " start the script with torchrun"
         )
     return dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)

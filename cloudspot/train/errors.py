@@ -1,4 +1,4 @@
-"""The errors that a training script can meet; this package stands alone, so they are its own."""
+"""The errors that a training script can meet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class TrainError(Exception):
 
 
 class SessionError(TrainError):
-    """The session was used in a way that cannot work, or tracks a state it cannot save: mend the script."""
+    """The session is used in a way that cannot work, or tracks state that it cannot save: fix the script."""
 
 
 class CheckpointError(TrainError):

@@ -1,7 +1,7 @@
-"""The files through which the agent and the training process talk; the standard library alone.
+"""The files through which the agent and the training process talk; needs only the standard library.
 
-Both sides run on one machine, so a moment is a value of ``time.monotonic()``, which all processes
-of a machine share. Every file is written whole under a temporary name and renamed into place.
+Both sides run on one machine, so moments are values of ``time.monotonic()``, which all its processes
+share. Every file is written whole under a temporary name and renamed into place.
 
 A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
 
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 HANDOFF = "CLOUDSPOT_HANDOFF"
-"""The generation's hand-off directory. Unset: there is no agent, and nothing is handed over."""
+"""The generation's hand-off directory. Unset: there is no agent."""
 RESTORE = "CLOUDSPOT_RESTORE"
 """The directory of the checkpoint to resume from; unset on a fresh start."""
 ARENA = "CLOUDSPOT_ARENA"
@@ -48,9 +48,9 @@ ARTIFACTS = "CLOUDSPOT_ARTIFACTS"
 """The directory that the agent syncs to the bucket."""
 
 DUMP_SIGNAL = signal.SIGUSR1
-"""A trainer with a session answers it with the stacks of all its threads on stderr (faulthandler).
+"""A trainer with a session answers with the stacks of all its threads on stderr (faulthandler).
 
-Without a session it would end the process: send it only to the process in ``worker-R.pid``.
+Without a session the signal would end the process: send it only to the process in ``worker-R.pid``.
 """
 
 RESTORE_MANIFEST = "restore.json"
@@ -77,7 +77,7 @@ class Tuning:
     upload_seconds: float
     """Seal to commit of the newest checkpoint; 0 before the first."""
     losses_per_second: float
-    """Of machines without a usable notice, over all nodes."""
+    """How many machines are lost without a usable notice, over all nodes."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,17 @@ class SealName:
 
     @property
     def file_name(self) -> str:
-        """Return the name under which the trainer puts it."""
+        """Return the name that the trainer gives it."""
         return f"seal-{self.generation}-{self.step}-{self.rank}.json"
 
     @property
     def taken_name(self) -> str:
-        """Return the name to which the agent renames it when its upload starts."""
+        """Return the name that the agent gives it when its upload starts."""
         return f"taken-{self.generation}-{self.step}-{self.rank}.json"
 
 
 def parse_seal_name(name: str) -> SealName | None:
-    """Return what a file name says, or None when it is no seal."""
+    """Return what the file name says, or None if it is not a seal's."""
     match = _SEAL.fullmatch(name)
     if match is None:
         return None
@@ -113,11 +113,11 @@ def parse_seal_name(name: str) -> SealName | None:
 #   generation, step, rank, world_size
 #   kind        "interval", "drain" or "final"
 #   slot        absolute path of the arena slot
-#   nbytes      how many of its bytes count, from the first
+#   nbytes      how many of its first bytes are the part
 #   plan        hex digest of the table of all ranks' items: parts of one checkpoint must agree
 #   items       [{"name", "dtype", "shape", "offset", "nbytes"}, ...] of this rank's part, by offset
-#               and without holes; "dtype" is torch's name for it, bytes are little-endian
-#   objects     the JSON state that all ranks share: small, so in every seal; a reader takes rank 0's:
+#               and without holes; "dtype" is torch's name, bytes are little-endian
+#   objects     the JSON state that all ranks share, in every seal as it is small; readers take rank 0's:
 #               {"state": {object: tree}, "models": [names of objects that are modules], "seed", "position"}
 #   rank_state  the JSON state of this rank alone (RNG, data position)
 #   stall_seconds  how long the copy held up the training
@@ -128,19 +128,19 @@ def parse_seal_name(name: str) -> SealName | None:
 
 
 def seals_directory(handoff: Path) -> Path:
-    """Return where the seals of a generation lie."""
+    """Return the directory of a generation's seals."""
     return handoff / "seals"
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file whole: no reader ever sees a part of it."""
+    """Write a JSON file atomically: readers see all of it or nothing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(value), encoding="utf-8")
     temporary.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in the file, or None when there is no such file."""
+    """Return the JSON object in the file, or None if there is no such file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -161,7 +161,7 @@ def read_drain(handoff: Path) -> Drain | None:
 
 
 def write_tuning(handoff: Path, tuning: Tuning) -> None:
-    """Tell the trainer what the choice of its save interval needs."""
+    """Tell the trainer what it needs to choose its save interval."""
     write_json(handoff / "tuning.json", asdict(tuning))
 
 
@@ -174,7 +174,7 @@ def read_tuning(handoff: Path) -> Tuning | None:
 def drained_path(handoff: Path, rank: int) -> Path:
     """Return the file by which a rank says that it leaves: {"step": S, or null without a save}.
 
-    At the end of the loop only a rank writes it whose last state could not be saved.
+    At the end of the loop a rank writes it only if its last state could not be saved.
     """
     return handoff / f"drained-{rank}.json"
 
@@ -207,18 +207,18 @@ def worker_pid_path(handoff: Path, rank: int) -> Path:
 def failed_path(handoff: Path, rank: int) -> Path:
     """Return the file by which a rank says that an error ends it: {"type", "message"}.
 
-    It is written after the traceback; the process may still have to run what ``atexit`` holds.
+    It is written after the traceback; ``atexit`` functions may still be running.
     """
     return handoff / f"failed-{rank}.json"
 
 
 def started_path(handoff: Path, rank: int) -> Path:
-    """Return the file that is there as soon as torchrun has started the rank."""
+    """Return the file that exists once torchrun has started the rank."""
     return handoff / f"started-{rank}"
 
 
 def exited_path(handoff: Path, rank: int) -> Path:
-    """Return the file that holds the exit status of the rank; 128 and the number where a signal ended it."""
+    """Return the file that holds the exit status of the rank; 128 + N if signal N ended it."""
     return handoff / f"exited-{rank}"
 
 

@@ -11,7 +11,7 @@ from cloudspot.train.handoff import Tuning, read_tuning
 SHORTEST_AUTO_SECONDS = 30.0
 LONGEST_AUTO_SECONDS = 30.0 * 60
 RETRY_SECONDS = 1.0
-"""After a save that could not be: some rank had no free slot, or nothing to save yet."""
+"""After a save that did not happen: some rank had no free slot, or nothing to save yet."""
 _REREAD_SECONDS = 1.0
 
 
@@ -25,7 +25,7 @@ def auto_interval(*, stall_seconds: float, upload_seconds: float, losses_per_sec
     Args:
         stall_seconds: How long a save holds up the training.
         upload_seconds: From a seal to its commit.
-        losses_per_second: Of machines without a usable notice, over all nodes.
+        losses_per_second: How many machines are lost without a usable notice, over all nodes.
     """
     shortest = max(SHORTEST_AUTO_SECONDS, 1.5 * upload_seconds)
     best = math.sqrt(2 * stall_seconds / losses_per_second) if losses_per_second > 0 else math.inf
@@ -36,16 +36,16 @@ class Pace:
     """Says when the next interval save is due, from ``tuning.json`` and the last stall."""
 
     def __init__(self, handoff: Path, *, now: float) -> None:
-        """Start the clock at ``now``, a monotonic moment, as all of the following."""
+        """Start the clock at ``now``; all moments are monotonic."""
         self._handoff = handoff
         self._tuning: Tuning | None = None
         self._read_at = -math.inf
         self._last_at = now
         self._not_before = now
-        self._stall_seconds = 0.1  # a guess, until the first save has told
+        self._stall_seconds = 0.1  # a guess until the first save
 
     def is_due(self, now: float) -> bool:
-        """Say whether to ask for a save; never without a tuning."""
+        """Return whether to ask for a save; never without a tuning."""
         if now - self._read_at >= _REREAD_SECONDS:
             self._read_at = now
             self._reread()
@@ -76,4 +76,4 @@ class Pace:
         try:
             self._tuning = read_tuning(self._handoff) or self._tuning
         except (OSError, json.JSONDecodeError, TypeError):
-            return  # a file that we cannot read changes nothing: the last tuning stands
+            return  # keep the last tuning

@@ -1,4 +1,4 @@
-"""The background thread of a session: it hears the agent's orders and takes part in the rounds."""
+"""The background thread of a session: it reads the agent's orders and takes part in the rounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Link:
         can_save: Callable[[], bool],
         room: Callable[[], int],
     ) -> None:
-        """Take part from boundary ``start`` on; ``server`` is kept alive as long as this is."""
+        """Take part from boundary ``start`` on, and keep ``server`` alive."""
         self.handoff = handoff
         self.rounds = Rounds(
             store,
@@ -65,7 +65,7 @@ class Link:
         self._thread.start()
 
     def saved(self, stall_seconds: float | None) -> None:
-        """Tell rank 0's pace of an interval save; None when there was no slot."""
+        """Note an interval save in rank 0's pace; None: there was no slot."""
         if self._pace is not None and stall_seconds is not None:
             self._pace.saved(time.monotonic(), stall_seconds=stall_seconds)
 
@@ -94,7 +94,7 @@ class Link:
         return not self._thread.is_alive()
 
     def _await_others(self, what: str, *, until: float) -> None:
-        # The process of rank 0 hosts the store: the others should not meet with its absence.
+        # Rank 0's process hosts the store: it must not end while the others still need it.
         store, rank = self.rounds.store, self._world.rank
         keys = [f"{what}/{other}" for other in range(self._world.world_size)]
         try:
@@ -120,7 +120,7 @@ class Link:
                 return
             drain = read_drain(self.handoff)
         except (OSError, json.JSONDecodeError, TypeError):
-            return  # not there, or unreadable: the next look tells
+            return  # missing or unreadable: look again next time
         if drain is None:
             return
         self._drain_seen = seen

@@ -1,8 +1,8 @@
 """Which rank writes which tensor of a checkpoint, and where: a pure function of what every rank knows.
 
-Each rank computes the same plan alone, so a save needs no collective. ``torch.distributed.checkpoint``
-plans through collectives (which hang when a rank dies) and is made for sharded state; under DDP all
-ranks hold the same tensors, and the table below is all there is to plan.
+Each rank computes the same plan by itself, so a save needs no collective. ``torch.distributed.checkpoint``
+plans with collectives, which hang when a rank dies, and is made for sharded state. Under DDP all ranks
+hold the same tensors, so a table of items is all that it takes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Item:
-    """A tensor of the state, by what all ranks agree on."""
+    """A tensor of the state, described by what all ranks agree on."""
 
     name: str
     dtype: str
@@ -26,7 +26,7 @@ class Item:
     itemsize: int
     """Bytes of one element."""
     pinned: bool = False
-    """Always rank 0's: a buffer of the model, in which ranks may differ."""
+    """Rank 0 always writes it: it is a buffer of the model, in which ranks may differ."""
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +39,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an item lies in its part."""
+    """The position of an item in its part."""
 
     item: Item
     offset: int

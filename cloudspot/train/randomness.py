@@ -1,4 +1,4 @@
-"""The state of the random generators that a training draws from: Python's, NumPy's, torch's, CUDA's."""
+"""The state of the random generators that a training uses: Python's, NumPy's, torch's and CUDA's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CUDA = "cuda"
 
 
 def capture(devices: Collection[int] = ()) -> dict[str, Any]:
-    """Return the state of every generator, as values that a checkpoint can hold.
+    """Return the state of every generator as values that can be stored in a checkpoint.
 
     Args:
         devices: The CUDA devices that this rank uses.
@@ -29,7 +29,7 @@ def capture(devices: Collection[int] = ()) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], devices: Collection[int] = ()) -> None:
-    """Put every generator back into a captured state."""
+    """Restore every generator to a captured state."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
@@ -41,7 +41,7 @@ def restore(state: dict[str, Any], devices: Collection[int] = ()) -> None:
 
 
 def reseed(seed: int, step: int, rank: int) -> None:
-    """Seed every generator afresh from where the training stands: for a world of another size."""
+    """Seed every generator anew from the step reached, for a world of another size."""
     digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()
     random.seed(digest)
     torch.manual_seed(int.from_bytes(digest[:7], "big"))

@@ -1,4 +1,4 @@
-"""A loader's batches, epoch after epoch, from a place that a checkpoint remembers (P6)."""
+"""A loader's batches, epoch after epoch, from a position that a checkpoint holds (P6)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("cloudspot")
 
 
 class Feed:
-    """Iterates a loader for a number of epochs, and can go on where another one stood."""
+    """Iterates a loader for a number of epochs, and can resume at another feed's position."""
 
     def __init__(
         self, loader: Any, *, epochs: int, world_size: int, rank: int = 0, devices: tuple[int, ...] = ()
@@ -24,10 +24,10 @@ class Feed:
         """Begin at the first batch of the first epoch.
 
         Args:
-            loader: A DataLoader, a StatefulDataLoader or any iterable that can be iterated again.
+            loader: A DataLoader, a StatefulDataLoader or any iterable that can be iterated repeatedly.
             epochs: How often to iterate it.
             world_size: How many ranks take batches of the same size from their shares of the data.
-            rank: Which of them this is.
+            rank: This rank.
             devices: The CUDA devices that this rank uses.
         """
         self._loader = loader
@@ -50,7 +50,7 @@ class Feed:
 
     @property
     def batches_left(self) -> int | None:
-        """How many batches are still to come, or None when the loader does not know its length."""
+        """How many batches are left, or None when the loader does not know its length."""
         if self._length is None:
             return None
         length = self._length if self._share is None else len(self._share)
@@ -69,16 +69,16 @@ class Feed:
         return None
 
     def close(self) -> None:
-        """Let go of the iterator, and so of its worker processes, at the end of the loop."""
+        """Release the iterator, and with it its worker processes, at the end of the loop."""
         self._iterator = None
 
     def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the position of all ranks, and what this rank alone needs to stand there again.
+        """Return the position that all ranks share, and what this rank alone needs to get back there.
 
-        Both hold what a checkpoint can hold. Capture the random generators before, as this may fetch
-        the next batch. ``samples`` are those of this epoch that all ranks together took, ``base`` of
-        them in worlds of other sizes, before ``batch`` was counted; ``order`` is the epoch's, where it
-        is known.
+        Both can be stored in a checkpoint. Capture the random generators first, because this may fetch
+        the next batch. ``samples`` counts the samples of this epoch that all ranks together took; ``base``
+        of them were taken in worlds of other sizes, before ``batch`` was counted. ``order`` is the epoch's
+        order, where it is known.
         """
         rank_position: dict[str, Any] = {"generators": self._generators()}
         epoch, batch, base = self.epoch, self._batch, self._base
@@ -102,7 +102,7 @@ class Feed:
         return position, rank_position
 
     def _peek(self) -> bool:
-        """Have the next batch of the epoch at hand; otherwise step to the next epoch and return False."""
+        """Fetch the next batch of the epoch; if there is none, step to the next epoch and return False."""
         if self._peeked is None and self._iterator is not None:
             for batch in self._iterator:
                 self._peeked = (batch,)
@@ -117,23 +117,23 @@ class Feed:
     def resume(
         self, position: dict[str, Any], rank_position: dict[str, Any] | None, *, world_size: int
     ) -> None:
-        """Go on from a position; it draws random numbers, so the caller restores the generators after it.
+        """Resume at a position. This draws random numbers: restore the generators afterwards.
 
         Args:
-            position: Of the world that saved.
-            rank_position: This rank's; None in a world of another size.
-            world_size: Of the world that saved.
+            position: What the ranks that saved shared.
+            rank_position: This rank's own; None in a world of another size.
+            world_size: How many ranks saved.
 
         Raises:
             CheckpointError: the position is malformed.
-            SessionError: it is not that of this loader.
+            SessionError: it is not a position of this loader.
         """
         self.epoch, self._batch = position["epoch"], position["batch"]
         base = position.get("base", 0)
         if base > 0 or (self._batch > 0 and world_size != self._world_size):
             self._resume_in_share(position, world_size, base)
         if rank_position is not None and rank_position.get("keeps_workers"):
-            iter(self._loader)  # The epoch goes on with workers that are there, and draws no seed for them.
+            iter(self._loader)  # start the workers, so that the epoch draws no seed for them
         if self._batch > 0 and self.epoch < self._epochs:
             if rank_position is not None and "loader" in rank_position:
                 self._restart_stateful(rank_position)
@@ -143,11 +143,11 @@ class Feed:
             self._set_generators(rank_position["generators"])
 
     def _resume_in_share(self, position: dict[str, Any], world_size: int, base: int) -> None:
-        """Go on in an epoch whose rest has to be shared anew, or had been by the world that saved."""
+        """Resume in an epoch whose rest is divided anew now, or was by the world that saved."""
         samples, order = position["samples"], None
         reason = sample_order.obstacle(self._loader, world_size=self._world_size)
         if reason is None and (position.get("order") is None or samples is None):
-            reason = "the loader that saved it did not tell the order of its samples"
+            reason = "the order of its samples was not known when it was saved"
         elif reason is None:
             order, length = SampleOrder.from_json(position["order"]), sample_order.length_of(self._loader)
             if order.length != length:
@@ -179,14 +179,14 @@ class Feed:
         batch, samples = int(position["batch"]), position["samples"]
         batch_size = getattr(self._loader, "batch_size", None)
         if isinstance(samples, int) and isinstance(batch_size, int):
-            # Rounded down: some samples may come twice in this epoch, none is left out.
+            # Rounded down: samples of this epoch may come twice, but none is skipped.
             return samples // (batch_size * self._world_size)
         return batch * world_size // self._world_size
 
     def _restart_stateful(self, rank_position: dict[str, Any]) -> None:
         if not self._stateful:
             raise SessionError(
-                "the checkpoint was saved with a loader that has a state_dict, and"
+                "the checkpoint was saved with a loader that has a state_dict;"
                 f" {type(self._loader).__name__} has none: use the same loader"
             )
         self._loader.load_state_dict(rank_position["loader"])
@@ -202,12 +202,11 @@ class Feed:
             self._mark_start()
         self._iterator = self._open()
         for index in range(self._batch):
-            # Loads what was consumed, so that a dataset with a state of its own comes along. A
-            # StatefulDataLoader gets there without.
+            # Load what was consumed, for datasets that have state of their own.
             if next(self._iterator, self) is self:
                 raise SessionError(
-                    f"the loader ended after {index} batches of epoch {self.epoch}, of which {self._batch}"
-                    " were consumed before the checkpoint: is it the same dataset?"
+                    f"the loader ended after {index} batches of epoch {self.epoch}, but {self._batch} were"
+                    " consumed before the checkpoint: is it the same dataset?"
                 )
 
     def _mark_start(self) -> None:
@@ -245,7 +244,7 @@ class Feed:
 
 
 class ResumedLoader:
-    """A tracked loader for loops over steps: the first ``iter`` of a resumed one draws no random numbers."""
+    """A tracked loader for loops over steps; when resumed, its first ``iter`` draws no random numbers."""
 
     def __init__(self, loader: Any, *, resumed: bool, devices: tuple[int, ...]) -> None:
         self._loader = loader
@@ -255,7 +254,7 @@ class ResumedLoader:
     def __iter__(self) -> Iterator[Any]:
         if not self._resumed:
             return iter(self._loader)
-        # The run that saved was past this call, so its draw is not part of the training any more.
+        # The run that saved was past this call: its draw is in the restored generators already.
         self._resumed = False
         state = randomness.capture(self._devices)
         try:
@@ -268,7 +267,7 @@ class ResumedLoader:
 
 
 def is_stateful(loader: Any) -> bool:
-    """Say whether a loader can save and load its own position."""
+    """Return whether a loader can save and load its own position."""
     return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
 
 

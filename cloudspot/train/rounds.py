@@ -1,18 +1,18 @@
-"""Rounds: how all ranks come to save at the same step, with no collective in the step path (P4).
+"""Rounds: how all ranks save at the same step without a collective in the step path (P4).
 
-A step boundary is named by the steps done before it. Each rank has two actors: its main thread
+A step boundary is numbered by the steps done before it. Each rank has two actors: its main thread
 arrives at boundaries, its background thread talks to the store. For round r:
 
-1. Rank 0's background thread writes ``round/r``. It alone opens rounds; another rank that has a
-   reason sets ``want/drain``.
+1. Rank 0's background thread writes ``round/r``. It alone opens rounds; another rank that needs one
+   sets ``want/drain``.
 2. Each rank's background thread makes a promise under the step lock, "I pass no boundary from b on
-   without a decision", and publishes it as ``promise/r/<rank>``. b lies ``lookahead`` boundaries ahead of the
-   next one, so that short steps go on while the ranks find together.
+   without a decision", and publishes it as ``promise/r/<rank>``. b lies ``lookahead`` boundaries after the
+   next one, so that short steps go on while the ranks agree.
 3. Rank 0 writes ``decision/r`` once, by compare_set: the highest promise, or that the round is off.
 4. Each main thread goes on to the decided boundary and no further, and serves the round there.
 
 At the end of the loop finishing wins: a rank that has finished serves nothing and says so in
-``finished/<rank>``; a decision that lies at or beyond the end is then served by nobody.
+``finished/<rank>``; a decision at or beyond the end is then served by nobody.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ INTERVAL = "interval"
 DRAIN = "drain"
 
 POLL_SECONDS = 0.025
-"""Between two looks while nothing is going on."""
+"""Between two looks while no round is open."""
 FAST_POLL_SECONDS = 0.004
 """Between two looks while a round is open."""
 LOOKAHEAD_SECONDS = 0.1
-"""About how long the ranks need to find together."""
+"""About how long the ranks need to agree."""
 MAX_LOOKAHEAD_STEPS = 64
 INTERVAL_GUARD_SECONDS = 20.0
-"""An interval round in which a rank has not answered by then is off."""
+"""An interval round is called off when a rank has not answered by then."""
 SILENCE_SECONDS = 60.0
 """A main thread that has waited this long for a decision takes the store for lost, but never before the
 round's guard has passed."""
 _WAIT_SECONDS = 0.5
 """Between two looks of a waiting main thread."""
 _GRACE_SECONDS = 1.0
-"""How long the others leave it to rank 0 to call a round off whose guard has passed."""
+"""How long after a round's guard the other ranks wait for rank 0 to call it off."""
 
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """What a main thread has to do at a boundary: save there and go on, or save and leave."""
+    """What a main thread must do at a boundary: save there and go on, or save and leave."""
 
     kind: str
     step: int | None
@@ -63,8 +63,8 @@ class SaveOrder:
 class Rounds:
     """One rank's part in the rounds.
 
-    The main thread calls ``begin``, ``served`` and ``finish``; the background thread calls ``poll``
-    again and again; ``request_drain`` and ``request_interval`` belong to the background thread too.
+    The main thread calls ``begin``, ``served`` and ``finish``. The background thread calls ``poll``
+    repeatedly, and ``request_drain`` and ``request_interval``.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Rounds:
             store: This rank's own connection; no other thread uses it while ``poll`` runs.
             rank: Global rank.
             world_size: How many ranks there are.
-            start: The boundary that the main thread arrives at first.
-            clock: Monotonic seconds.
-            can_save: Says whether an interval save would find a free slot here.
-            room: Says how many bytes each of this rank's slots holds.
+            start: The first boundary of the main thread.
+            clock: Returns monotonic seconds.
+            can_save: Returns whether an interval save would find a free slot here.
+            room: Returns how many bytes each of this rank's slots holds.
         """
         self._store = store
         self._rank = rank
@@ -121,9 +121,9 @@ class Rounds:
     # --- the main thread ------------------------------------------------------------------------
 
     def begin(self, step: int) -> SaveOrder | None:
-        """Pass the boundary before ``step``, or return what has to be done first; may wait for a decision.
+        """Pass the boundary before ``step``, or return what must be done first; may wait for a decision.
 
-        After an order that is served, call again for the same step.
+        When an order is served, call this again for the same step.
         """
         with self._lock:
             if self._hold is None:
@@ -132,7 +132,7 @@ class Rounds:
         return self._begin_held(step)
 
     def _begin_held(self, step: int) -> SaveOrder | None:
-        # Counted in looks: a process that stood still for a minute has not listened in vain that long.
+        # Count looks, not seconds: a process that was suspended for a minute has not listened for a minute.
         looks_left = math.ceil(SILENCE_SECONDS / _WAIT_SECONDS)
         with self._changed:
             while not self._may_pass(step):
@@ -146,14 +146,6 @@ class Rounds:
             self._next = step + 1
             return None
 
-    def try_begin(self, step: int) -> SaveOrder | bool:
-        """Do as ``begin``, but return True when the boundary is passed and False instead of waiting."""
-        with self._changed:
-            if self._may_pass(step):
-                self._next = step + 1
-                return True
-            return self._order if self._order is not None else False
-
     def _may_pass(self, step: int) -> bool:
         if self._hold is None:
             return True
@@ -165,13 +157,13 @@ class Rounds:
         return step < self._order.step
 
     def served(self) -> None:
-        """Say that the order is carried out and the training goes on."""
+        """Note that the order is carried out and the training goes on."""
         with self._changed:
             self._order = None
             self._hold = None
 
     def finish(self) -> None:
-        """Say that the loop has ended here: this rank serves no round any more."""
+        """Note that the loop has ended here: this rank serves no more rounds."""
         with self._changed:
             self._finished = True
             self._order = None
@@ -180,17 +172,17 @@ class Rounds:
 
     @property
     def guard(self) -> float:
-        """The monotonic moment after which the current round's save no longer helps."""
+        """The monotonic moment after which the current round's save is of no use."""
         return min(self._round_guard, math.inf if self._drain_guard is None else self._drain_guard)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the store is gone: nothing can be agreed on any more."""
+        """Whether the store is gone, so that the ranks can no longer agree on anything."""
         return self._lost
 
     @property
     def store(self) -> Store:
-        """The connection, for use when the background thread has ended."""
+        """The connection, for use after the background thread has ended."""
         return self._store
 
     def wait(self, seconds: float) -> None:
@@ -209,8 +201,8 @@ class Rounds:
         """Ask that all ranks save and leave.
 
         Args:
-            guard: The monotonic moment of this machine after which a save no longer helps.
-            notice: This rank's machine itself is about to go.
+            guard: The monotonic moment on this machine after which a save is of no use.
+            notice: Whether this rank's own machine is about to go.
         """
         self._drain_guard = guard
         self._drain_notice = notice
@@ -221,11 +213,11 @@ class Rounds:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no round is under way here."""
+        """Whether no round is open here."""
         return self._state == "idle"
 
     def poll(self) -> float:
-        """Do what can be done now without waiting; return after how many seconds to poll again."""
+        """Do what can be done without waiting; return after how many seconds to poll again."""
         if self._lost:
             self._leave_if_drained()
             return POLL_SECONDS
@@ -233,14 +225,13 @@ class Rounds:
             while self._advance():
                 pass
         except (RuntimeError, OSError):
-            # Rank 0, which hosts the store, is gone. Nobody can agree on anything any more: the main
-            # thread goes on until its next collective fails.
+            # Rank 0, which hosts the store, is gone: the main thread goes on until its next collective fails.
             with self._changed:
                 self._lose()
         return POLL_SECONDS if self._state == "idle" else FAST_POLL_SECONDS
 
     def _advance(self) -> bool:
-        """Take the next steps of the protocol that can be taken; say whether there may be more."""
+        """Take the next steps of the protocol that are possible; return whether there may be more."""
         before = (self._round, self._state)
         self._step_seconds.observe(self._next)
         if self._finished and not self._told_finished:
@@ -288,7 +279,7 @@ class Rounds:
         if self._drain_guard is not None:
             return self._drain_guard
         if self._world_size > 1 and self._store.check(["want/drain"]):
-            # Another machine's monotonic clock says nothing here: it sent what was left.
+            # Monotonic clocks of two machines cannot be compared, so it sent the seconds left.
             return self._clock() + float(json.loads(self._store.get("want/drain")))
         return None
 
@@ -361,7 +352,7 @@ class Rounds:
             order = SaveOrder(kind, None)
         self._over = decision["outcome"] == "finish"
         with self._changed:
-            if self._finished or order is None:
+            if order is None:
                 self._hold = None
             else:
                 self._order = order
@@ -377,7 +368,7 @@ class Rounds:
         self._changed.notify_all()
 
     def _leave_if_drained(self) -> None:
-        """Leave without a save: there is nobody left to agree on one with."""
+        """Leave without a save: there is nobody left to agree with."""
         with self._changed:
             if self._drain_guard is not None and self._order is None and not self._finished:
                 self._hold = self._next
@@ -402,10 +393,10 @@ class _StepSeconds:
             self._seen = (now, step)
 
     def lookahead(self, kind: str) -> int:
-        """Return how many boundaries the ranks may pass while they find together."""
+        """Return how many boundaries the ranks may pass while they agree."""
         if self._seconds is None:
             return 0
         steps = LOOKAHEAD_SECONDS / max(self._seconds, 1e-6)
-        # A drain has no time to give away; for an interval save a whole step is no loss.
+        # A drain has no time to waste; for an interval save another step does not matter.
         wanted = math.floor(steps) if kind == DRAIN else math.ceil(steps)
         return min(wanted, MAX_LOOKAHEAD_STEPS)

@@ -1,4 +1,4 @@
-"""The order of an epoch's samples, and what a world of another size shares of it in the epoch's middle."""
+"""The order of an epoch's samples, and how ranks divide the rest of an epoch that another world began."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cloudspot.train.tree import Json, flatten, rebuild
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The order in which all ranks together take an epoch's samples, as any world can compute it.
+    """The order in which all ranks together take an epoch's samples; any world can compute it.
 
-    Where there is neither a seed nor a state, it is that of the dataset.
+    Without a seed and a state it is the dataset's own order.
     """
 
     length: int
-    """How many samples an epoch has, before any are repeated or dropped for the ranks' sake."""
+    """How many samples an epoch has, before any are repeated or dropped to divide them evenly."""
     seed: int | None = None
-    """Of the generator that shuffles."""
+    """Seed of the generator that shuffles."""
     state: Any = None
-    """Of the generator that shuffles, where that is the script's own: uint8 [any], CPU."""
+    """State of the generator that shuffles, if it is the script's own: uint8 [any], CPU."""
 
     def indices(self) -> Any:
         """Return the samples' indices: int64 [length], CPU.
@@ -56,7 +56,7 @@ class SampleOrder:
         """Return the order that ``to_json`` wrote.
 
         Raises:
-            CheckpointError: it did not write this.
+            CheckpointError: the value is malformed.
         """
         order = rebuild("order of samples", value, _no_item)
         if not isinstance(order, dict) or set(order) != {"length", "seed", "state"}:
@@ -71,7 +71,7 @@ class SampleOrder:
 
 
 def obstacle(loader: Any, *, world_size: int) -> str | None:
-    """Say why the order of a loader's epochs cannot be known, as half a sentence; None when it can."""
+    """Return why the order of a loader's epochs cannot be known, as a clause; None when it can."""
     kind = type(loader)
     if getattr(kind, "__iter__", None) is not DataLoader.__iter__ or hasattr(loader, "state_dict"):
         return f"the loader is a {kind.__name__}"
@@ -81,7 +81,7 @@ def obstacle(loader: Any, *, world_size: int) -> str | None:
     if loader.batch_size is None or type(batch_sampler) is not BatchSampler:
         return "the loader does not make the batches itself"
     name = type(sampler).__name__
-    # What subclasses add is their own business, as long as they leave the order alone.
+    # Subclasses may add anything that leaves the order alone.
     iterate = getattr(type(sampler), "__iter__", None)
     if iterate is DistributedSampler.__iter__:
         if sampler.num_replicas != world_size:
@@ -99,21 +99,21 @@ def obstacle(loader: Any, *, world_size: int) -> str | None:
 
 
 def length_of(loader: Any) -> int:
-    """Return how many samples an epoch has, of a loader to which there is no ``obstacle``."""
+    """Return how many samples an epoch has, for a loader without an ``obstacle``."""
     sampler = loader.sampler
     return len(sampler.dataset if isinstance(sampler, DistributedSampler) else sampler.data_source)
 
 
 def keeps_workers(loader: Any) -> bool:
-    """Say whether ``iter`` goes on with the workers of the last epoch: it draws no seed for them then."""
+    """Return whether ``iter`` reuses the workers of the last epoch, and so draws no seed for them."""
     persistent = bool(getattr(loader, "persistent_workers", False))
     return persistent and getattr(loader, "_iterator", None) is not None
 
 
 def find_order(loader: Any, *, world_size: int) -> SampleOrder | None:
-    """Return the order of the epoch that ``iter(loader)`` would begin now; None where it cannot be known.
+    """Return the order of the epoch that ``iter(loader)`` would begin now; None if it cannot be known.
 
-    Draws nothing: it looks at the generators from which ``iter`` is about to draw.
+    Draws nothing from the generators that ``iter`` is about to use.
     """
     if obstacle(loader, world_size=world_size) is not None:
         return None
@@ -133,10 +133,10 @@ def find_order(loader: Any, *, world_size: int) -> SampleOrder | None:
 
 
 def share(order: SampleOrder, taken: int, *, num_ranks: int, rank: int, drop_last: bool) -> list[int]:
-    """Return one rank's indices of what is left of an epoch, of which ``taken`` samples are consumed.
+    """Return one rank's indices of the rest of an epoch, of which ``taken`` samples are consumed.
 
-    All ranks' are equally many. As in DistributedSampler, what cannot be divided is dropped with
-    ``drop_last``; otherwise the epoch's first samples come again.
+    All ranks get equally many. As in DistributedSampler, samples that cannot be divided evenly are dropped
+    with ``drop_last``; otherwise the epoch's first samples fill them up.
     """
     indices = order.indices()
     rest = indices[taken:]
@@ -150,10 +150,10 @@ def share(order: SampleOrder, taken: int, *, num_ranks: int, rank: int, drop_las
 
 
 def loader_over(loader: Any, indices: Sequence[int]) -> Any:
-    """Return a loader like the given one over these samples, for one epoch."""
+    """Return a loader like the given one for one epoch of these samples."""
     other = copy.copy(loader)
-    # Beside DataLoader's own __setattr__, which lets nobody change these: a copy keeps all the rest, whatever
-    # arguments this torch's DataLoader and the script's subclass have.
+    # A copy keeps every argument that this torch's DataLoader and the script's subclass have. vars(), because
+    # DataLoader's __setattr__ refuses to change these.
     vars(other).update(
         sampler=indices,
         batch_sampler=BatchSampler(indices, loader.batch_size, loader.drop_last),

@@ -39,9 +39,9 @@ class Saver:
         seals_directory(handoff).mkdir(parents=True, exist_ok=True)
 
     def prepare(self, items: tuple[Item, ...]) -> None:
-        """Plan, and claim the slots beside the training, so that the first save finds them warm.
+        """Plan, and claim the slots in the background, so that the first save finds them warm.
 
-        Where memory is plentiful, a slot gets room for this rank's part if all other nodes are about to go.
+        Where memory is plentiful, the slots have room for this rank's part when all other nodes are to go.
         """
         rank, num_local = self._world.rank, self._world.local_world_size
         first = rank - self._world.local_rank
@@ -54,7 +54,7 @@ class Saver:
         self._claiming.start()
 
     def can_save(self) -> bool:
-        """Say whether a save would find a claimed and free slot now."""
+        """Return whether a save would find a claimed and free slot now."""
         return self._has_claimed() and self._arena.free_slot() is not None
 
     def room(self) -> int:
@@ -77,12 +77,12 @@ class Saver:
         Args:
             objects: The tracked objects by name.
             kind: ``interval``, ``drain`` or ``final``.
-            step: The boundary: so many steps are in the state.
+            step: The boundary: how many steps are in the state.
             avoid: Ranks whose machines are about to go; see ``partition.plan``.
             rooms: Bytes that each rank's slots hold; the same on all ranks.
             describe: Called once, when a slot is found.
-            deadline: Tells until when (monotonic) to wait for a slot, taking back an upload that has
-                not started; asked again and again. None: not at all.
+            deadline: Called repeatedly; returns until when (monotonic) to wait for a slot, taking back an
+                upload that has not started. None: do not wait.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.
@@ -127,7 +127,7 @@ class Saver:
         write_json(path, seal)
         self.sealed_step = step
         if must_grow and kind == INTERVAL:
-            # The state has grown since the slots were claimed: no drain should have to grow the other one.
+            # The state has grown since the slots were claimed: grow the other slot before a drain needs it.
             self.prepare(state.items)
         return seconds
 
@@ -141,7 +141,7 @@ class Saver:
     def _claim(self, nbytes: int, wanted_nbytes: int) -> None:
         try:
             self._arena.claim(nbytes, wanted_nbytes)
-        except Exception as error:  # the next save raises it, in the thread that can be stopped by it
+        except Exception as error:  # raised by the next save, in the main thread
             self._claim_error = error
 
     def _find_slot(self, deadline: Callable[[], float] | None) -> Slot | None:

@@ -23,9 +23,9 @@ _log = logging.getLogger("cloudspot")
 
 FINAL = "final"
 FINAL_SLOT_SECONDS = 3600.0
-"""How long the end of the loop waits for a slot, with an upload in each and no drain."""
+"""How long the end of the loop waits for a slot while both are being uploaded and nothing drains."""
 LAST_PREPARE_STEPS = 64
-"""After so many steps the arena is claimed even if an optimizer has still no state."""
+"""After this many steps the arena is claimed even if an optimizer still has no state."""
 
 
 class Service:
@@ -93,13 +93,13 @@ class Service:
         return self._link.is_draining
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Note figures of a step."""
+        """Record metrics of a step."""
         if self._figures is not None:
             line = {"step": step, "time": time.time(), "values": dict(values)}
             self._figures.write(json.dumps(line) + "\n")
 
     def prepare(self, step: int) -> None:
-        """Claim the arena beside the training, if the state is complete; else ask to be called later."""
+        """Claim the arena in the background if the state is complete; else ask to be called later."""
         done = step - self._start
         if not checkpoint.is_materialised(self._objects) and done < LAST_PREPARE_STEPS:
             self.prepare_at = self._start + 2 * max(done, 1)  # gradients are still being accumulated
@@ -135,15 +135,15 @@ class Service:
         self.rounds.finish()
 
     def end_loop(self, total: int) -> None:
-        """Save the state of the last step, without a round as every rank is here, and say how it ended.
+        """Save the state of the last step and say how the loop ended; as every rank is here, without a round.
 
-        A rank that finds no slot in time says that it has drained without a save: the weights of the
-        last step are in no checkpoint, so the training goes on from the newest one.
+        A rank that finds no slot in time says that it drained without a save: the last step is in no
+        checkpoint, so the training goes on from the newest one.
         """
         self.progress[0] = self.progress[1] = total
         self._link.complete()
         if total > self._start and not self._save_final(total):
-            _log.warning("uploads were too slow: the last step's state, %d, was not saved", total)
+            _log.warning("uploads were too slow: the state of the last step (%d) was not saved", total)
             handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": None})
             return
         if self._world.rank == 0:
@@ -153,7 +153,7 @@ class Service:
             handoff.write_json(handoff.final_path(self._directory), final)
 
     def close(self) -> None:
-        """Stop the background threads and let go of the arena; for the end of the process."""
+        """Stop the background threads and release the arena; for the end of the process."""
         self._link.close()
         self._saver.close()
         if self._figures is not None:

@@ -1,4 +1,4 @@
-"""The key-value store in which ranks find together: torch's for several ranks, our own for one."""
+"""The key-value store through which ranks agree: torch's for several ranks, a dict for one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Store(Protocol):
         """Return the value of a key that is there."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Say at once whether all keys are there."""
+        """Return at once whether all keys are there."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write the key if its value is ``expected`` (empty: absent); return what stands then."""
+        """Write the key if its value is ``expected`` (empty: absent); return the value it then has."""
 
 
 class LocalStore:
@@ -40,12 +40,12 @@ class LocalStore:
             return self._values[key].encode()
 
     def check(self, keys: list[str], /) -> bool:
-        """Say whether all keys are there."""
+        """Return whether all keys are there."""
         with self._lock:
             return all(key in self._values for key in keys)
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write the key if its value is ``expected`` (empty: absent); return what stands then."""
+        """Write the key if its value is ``expected`` (empty: absent); return the value it then has."""
         with self._lock:
             if self._values.get(key, "") == expected:
                 self._values[key] = desired

@@ -1,4 +1,4 @@
-"""Writes the state in a restored checkpoint as a file that ``torch.load`` reads."""
+"""Writes the state of a restored checkpoint as a file that ``torch.load`` reads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _WRAPPER = "module."
 def write_torch_file(directory: Path, path: Path, *, objects: Sequence[str], nested: bool) -> None:
     """Write the objects' state dicts to ``path``.
 
-    Tensors stay where they are, in the files' pages, until ``torch.save`` writes them: the state need not
-    fit into memory. Tied weights stay tied.
+    Tensors stay in the pages of the checkpoint's files until ``torch.save`` writes them, so the state need
+    not fit into memory. Tied weights stay tied.
 
     Args:
-        directory: A checkpoint that was restored to the disk, verified.
-        path: The file to write; one that is there is replaced.
+        directory: A checkpoint that was restored to the disk and verified.
+        path: The file to write or replace.
         objects: The names of the tracked objects.
-        nested: Write a dict of their state dicts by name. Else there is one object, and its is written.
+        nested: Write a dict of their state dicts by name. Otherwise write the state dict of the only object.
 
     Raises:
         CheckpointError: the checkpoint's tables or state are malformed.
@@ -41,13 +41,13 @@ def write_torch_file(directory: Path, path: Path, *, objects: Sequence[str], nes
 
     trees = checkpoint.shared.get("state")
     if not isinstance(trees, dict) or not set(objects) <= set(trees):
-        raise CheckpointError(f"the checkpoint holds no {', '.join(objects)}")
+        raise CheckpointError(f"the checkpoint does not hold all of {', '.join(objects)}")
     state = {name: _unwrapped(rebuild(name, trees[name], item)) for name in objects}
     torch.save(state if nested else state[objects[0]], path)
 
 
 def _alone(view: Any) -> Any:
-    """Return the tensor with a storage of its own size: torch.save writes storages whole."""
+    """Return the tensor with storage of its own size, because torch.save writes whole storages."""
     if view.numel() == 0:
         return view.clone()
     return torch.frombuffer(tensor_bytes(view), dtype=view.dtype).view(view.shape)

@@ -67,17 +67,17 @@ class Session:
 
     @property
     def step(self) -> int:
-        """The step under way, from 0; before the loop the one to resume at, after it the total."""
+        """The current step, from 0; before the loop the step to resume at, after it the total."""
         return self._step
 
     @property
     def epoch(self) -> int:
-        """The epoch under way in ``batches``, from 0."""
+        """The current epoch in ``batches``, from 0."""
         return 0 if self._feed is None else self._feed.epoch
 
     @property
     def resumed(self) -> bool:
-        """Whether this session goes on from a checkpoint."""
+        """Whether this session resumes from a checkpoint."""
         return self._restored is not None
 
     @property
@@ -89,44 +89,45 @@ class Session:
 
     @property
     def dataloader(self) -> ResumedLoader:
-        """The tracked loader, for loops over ``steps``: iterate this one.
+        """The tracked loader; iterate this one in loops over ``steps``.
 
         Raises:
-            SessionError: ``session()`` was given no loader that knows its position.
+            SessionError: ``session()`` was not given a loader that knows its position.
         """
         if self._loader is None:
             raise SessionError(
-                "session(dataloader=...) needs a loader with a state_dict for loops over steps, such as"
+                "a loop over steps needs session(dataloader=...) with a loader that has a state_dict, such as"
                 " torchdata's StatefulDataLoader; or loop over run.batches(loader)"
             )
         return self._loader
 
     def draining(self) -> bool:
-        """Say whether this rank has been asked to save and leave.
+        """Return whether this rank has been asked to save and leave.
 
-        Ranks hear of it at different moments: for loops in which ranks do not wait for each other.
+        Ranks learn it at different moments: use it only in loops in which they do not wait for each other.
         """
         return self._service is not None and self._service.is_draining
 
     def log(self, **values: float) -> None:
-        """Note figures of the step under way; rank 0's are shown and kept."""
-        figures = {name: float(value) for name, value in values.items()}
+        """Record metrics of the current step; rank 0's are shown and kept."""
+        metrics = {name: float(value) for name, value in values.items()}
         if self._service is not None:
-            self._service.log(self._step, figures)
+            self._service.log(self._step, metrics)
 
     # --- the loop -------------------------------------------------------------------------------
 
     def steps(self, total: int) -> Iterator[int]:
-        """Yield the steps from the restored one, else 0, up to ``total``, which is not among them.
+        """Yield the steps from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
 
-        Between two steps the training may be saved. When the machine has to go, SystemExit is raised
-        there: code after the loop does not run. All ranks pass the same total.
+        The training may be saved between two steps. When the machine has to go, SystemExit is raised
+        there, and code after the loop does not run. The state after the last step is always saved, unless
+        the script leaves the loop early.
         """
         if self._tracked_loader is not None and self._loader is None:
-            _ = self.dataloader  # says what is wrong
+            _ = self.dataloader  # raises the error
         self._begin_loop()
         if self._restored is not None and self._restored.position is not None:
-            raise SessionError("the checkpoint was saved in a loop over batches: loop over batches again")
+            raise SessionError("the checkpoint was saved in a loop over run.batches(): use that again")
         self._restore_randomness()
         progress = self._progress()
         progress[1] = total
@@ -137,22 +138,24 @@ class Session:
         self._end_loop(max(total, self._start))
 
     def batches(self, loader: Any, *, epochs: int = 1) -> Iterator[Any]:
-        """Yield the batches of a loader, for a number of epochs; each is a step.
+        """Yield the batches of a loader for a number of epochs; each batch is a step.
 
-        ``loader.sampler.set_epoch`` is called where there is one. A resumed session goes on with the
-        next batch of the epoch in which it was saved. Saves and leaving are as for ``steps``.
+        Calls ``loader.sampler.set_epoch`` where there is one. A resumed session continues with the next
+        batch of the epoch in which it was saved. Saves and leaving are as for ``steps``.
 
-        With another number of ranks, the samples that are left of that epoch are shared anew, in the
-        epoch's order: none is skipped and none comes twice. As at the end of any epoch, the share that
-        cannot be divided is filled up with the epoch's first samples, or dropped where ``drop_last``
-        says so. From the next epoch on the loader is iterated as it is. This takes a plain DataLoader
-        of a map-style dataset with a ``batch_size``, whose sampler is a DistributedSampler over all
-        ranks, or in a world of one rank the one that ``shuffle`` makes. Elsewhere (other samplers, a
-        ``batch_sampler``, iterable datasets, StatefulDataLoader) the epoch goes on at a whole batch:
-        some of its samples may come twice, and a warning says so.
+        With another number of ranks, the rest of that epoch's samples is divided anew in the epoch's
+        order: none is skipped and none comes twice. As at the end of any epoch, samples that cannot be
+        divided evenly are filled up with the epoch's first ones, or dropped with ``drop_last``. From the
+        next epoch on the loader is iterated as it is. This needs a plain DataLoader of a map-style
+        dataset with a ``batch_size``, whose sampler is a DistributedSampler over all ranks or, with one
+        rank, the one that ``shuffle`` makes. With any other loader (other samplers, a ``batch_sampler``,
+        iterable datasets, StatefulDataLoader) the epoch continues at a whole batch: some of its samples
+        may come twice, and a warning says so.
         """
         if self._tracked_loader is not None and self._tracked_loader is not loader:
-            raise SessionError("run.batches() iterates another loader than session(dataloader=...) tracks")
+            raise SessionError(
+                "run.batches() got another loader than session(dataloader=...): pass the same one to both"
+            )
         self._begin_loop()
         world = self._world
         feed = Feed(
@@ -178,12 +181,12 @@ class Session:
 
     def _begin_loop(self) -> None:
         if self._has_begun_loop:
-            raise SessionError("the session's loop has begun already: one session drives one loop")
+            raise SessionError("the session's loop has begun already: one session drives one loop, once")
         self._has_begun_loop = True
 
     @contextmanager
     def _loop(self) -> Iterator[None]:
-        """Surround the loop: leaving it early is told to the agent."""
+        """Surround the loop, and tell the agent if the script leaves it early."""
         if self._service is not None:
             sigterm.watch()
         self._is_in_loop = True
@@ -197,7 +200,7 @@ class Session:
             self._is_in_loop = False
 
     def _begin_step(self, step: int, progress: MutableSequence[int]) -> None:
-        """Do what stands at the boundary before the step, and begin it."""
+        """Serve the boundary before the step, and begin it."""
         service = self._service
         if service is not None:
             order = service.rounds.begin(step)
@@ -236,7 +239,7 @@ class Session:
             self._rank_state = rebuild("state of this rank", saved, _no_item)
         elif self._world.rank == 0:
             _log.warning(
-                "a checkpoint of %d ranks is resumed by %d: the random generators are seeded anew",
+                "a checkpoint of %d ranks is resumed by %d: random generators are seeded anew",
                 restored.world_size,
                 self._world.world_size,
             )
@@ -252,7 +255,7 @@ class Session:
     def _resume_feed(self, feed: Feed, restored: Checkpoint) -> None:
         position = restored.position
         if position is None:
-            raise SessionError("the checkpoint was saved in a loop over steps: loop over steps again")
+            raise SessionError("the checkpoint was saved in a loop over run.steps(): use that again")
         if not self._rank_state:
             self._reseed()
         feed.resume(position, self._rank_state.get("feed"), world_size=restored.world_size)
@@ -274,7 +277,7 @@ class Session:
     # --- with an agent --------------------------------------------------------------------------
 
     def connect(self, directory: Path) -> None:
-        """Start to serve the agent whose hand-off directory this is; opening the session does it."""
+        """Start serving the agent with this hand-off directory; opening the session calls it."""
         sigterm.watch()
         self._service = Service(
             directory,
@@ -289,7 +292,7 @@ class Session:
         service, self._service = self._service, None
         if service is None:
             return
-        # The script still holds the iterator of a loop that it left, by an error or by its own decision.
+        # The script still holds the iterator of a loop that it left, by an error or on purpose.
         if self._is_in_loop and getattr(sys, "last_value", None) is None:
             service.leave_loop()
         service.close()
@@ -310,7 +313,7 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
     if directory is not None:
         with _open_lock:
             if directory in _open_handoffs:
-                raise SessionError("this process has a session already: open one and pass it on")
+                raise SessionError("this process has a session already: open it once and pass it on")
             _open_handoffs.add(directory)
     restore = os.environ.get(handoff.RESTORE)
     restored = Checkpoint(Path(restore)) if restore else None
@@ -322,8 +325,8 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
 
 
 def _check_exact(model: Any, world: World, *, exact: bool) -> None:
-    # With three summands the order matters, and DDP arranges its buckets anew after the first backward:
-    # a resumed run does that at another step. Unless it looks for unused parameters, then it never does.
+    # The order of three summands matters, and DDP rearranges its buckets after the first backward pass, which
+    # a resumed run does at another step. With find_unused_parameters it never rearranges them.
     if not exact or world.world_size < 3 or not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return
     if not model.find_unused_parameters:

@@ -1,8 +1,8 @@
-"""State dicts as JSON and named tensors: what is written, and the only things that reading can build.
+"""State dicts as JSON and named tensors.
 
 JSON's own values stand for themselves; anything else is an object with one key that begins with
-``$``. Reading builds numbers, strings, containers and tensors, and nothing that a file could name
-and run: no pickle anywhere.
+``$``. Reading builds only numbers, strings, containers and tensors: no pickle, and nothing that a
+file could name and run.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def flatten(path: str, value: Any, tensors: dict[str, Any] | None) -> Json:
     """Return ``value`` as JSON.
 
     Args:
-        path: Its name in the checkpoint, such as ``optimizer``; names of what lies in it are below it.
+        path: Its name in the checkpoint, such as ``optimizer``; the names of its contents begin with it.
         value: Nested dicts, lists and tuples of numbers, strings, bytes, tensors and NumPy arrays.
-        tensors: Takes the tensors, by name; JSON then names them. None: JSON holds them.
+        tensors: Receives the tensors by name; the JSON refers to them. None: the JSON contains them.
 
     Raises:
-        SessionError: there is something in it that cannot be saved; the message names its path.
+        SessionError: it contains something that cannot be saved; the message names the path.
     """
     return _Flattening(tensors).convert(path, value)
 
@@ -111,7 +111,7 @@ class _Flattening:
             )
         name = dtype_name(value.dtype)
         if name not in DTYPES or not (kind is torch.Tensor or issubclass(kind, torch.nn.Parameter)):
-            raise SessionError(f"{path} is a {kind.__name__} of {value.dtype}: this cannot be saved")
+            raise SessionError(f"{path} is a {kind.__name__} of {value.dtype}, which cannot be saved")
         value = value.detach()
         if self._tensors is None:
             cpu = value.cpu().contiguous()
@@ -121,7 +121,7 @@ class _Flattening:
         known = self._seen.get(identity)
         if known is None or value.numel() == 0:
             if path in self._tensors:
-                raise SessionError(f"two tensors of the state have the name {path}: rename one")
+                raise SessionError(f"two tensors of the state are called {path}: rename one")
             self._seen[identity] = known = path
             self._tensors[path] = value
         return {"$item": known}
@@ -149,7 +149,7 @@ def rebuild(path: str, value: Json, item: Callable[[str], Any]) -> Any:
     Args:
         path: As for ``flatten``.
         value: The JSON.
-        item: Returns the tensor of a name.
+        item: Returns a tensor by name.
 
     Raises:
         CheckpointError: the JSON is not what ``flatten`` makes.

@@ -1,4 +1,4 @@
-"""Tells the agent of the error that ends this process, while the process is still on its way out."""
+"""Tells the agent about the error that ends this process, before the process has ended."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from types import TracebackType
 from cloudspot.train import handoff
 
 _told: set[int] = set()
-"""The processes that tell already; a fork is another one, and no rank."""
+"""The processes that do so already; a fork is another process, and not a rank."""
 
 
 def tell_of_errors() -> None:
-    """From now on, tell of an error of the main thread that nobody catches; without an agent do nothing.
+    """From now on, tell the agent about uncaught errors of the main thread; without an agent do nothing.
 
-    Between the error and the end of the process often lies the better part of a second, in which the other
-    nodes can prepare to go on. The traceback is printed first, by whatever printed it before.
+    The end of the process often takes the better part of a second, in which the other nodes can prepare to
+    go on. The traceback is printed first, by the previous excepthook.
     """
     directory = os.environ.get(handoff.HANDOFF)
     if directory is None or os.getpid() in _told:

@@ -127,7 +127,7 @@ def test_a_name_that_is_not_there_is_named_with_the_right_one(
     write(f'[stores]\nmine = "{jobs.store.url}"')
     jobs.store.url = variable
     assert jobs.run(*arguments, status=2).stderr == (
-        f'error: {origin}: "mien" is neither a URL such as file:///data/jobs nor a store of '
+        f'error: {origin}: "mien" is neither a URL such as file:///data/jobs nor a store in '
         f'{tmp_path}/config.toml; did you mean "mine"?\n'
     )
 

@@ -250,13 +250,13 @@ CASES = [
     Case(
         "a missing store",
         "run --provider bare",
-        "no store: provider 'bare' has no default; set store in the job file, --store or CLOUDSPOT_STORE",
+        "no store: provider 'bare' has no default; set store in the job file, or give --store or CLOUDSPOT_STORE",
         environ={"CLOUDSPOT_STORE": None},
     ),
     Case(
         "a store that is none",
         "run --store nowhere",
-        '--store: "nowhere" is neither a URL such as file:///data/jobs nor a store of {here}/.config/cloudspot/config.toml; there it knows none',
+        '--store: "nowhere" is neither a URL such as file:///data/jobs nor a store in {here}/.config/cloudspot/config.toml; no stores are defined there',
     ),
     Case(
         "a store in nobody's hands",
@@ -315,21 +315,21 @@ CASES = [
     Case(
         "an id with slashes",
         "show a/../b",
-        "'a/../b' is no job id; ids are lower-case letters, digits and hyphens",
+        "'a/../b' is not a job id; ids are lower-case letters, digits and hyphens",
         5,
     ),
-    Case("an empty id", "show ''", "'' is no job id; ids are lower-case letters, digits and hyphens", 5),
+    Case("an empty id", "show ''", "'' is not a job id; ids are lower-case letters, digits and hyphens", 5),
     Case(
         "an ambiguous prefix",
         "stop digits",
-        "'digits' names 2 jobs: digits-1111, digits-2222",
+        "'digits' matches 2 jobs: digits-1111, digits-2222",
         5,
         jobs=("digits-1111", "digits-2222"),
     ),
     Case(
         "nothing to reclaim",
         "preempt digits",
-        "job digits-1111 has no running machine of rank 0; see: cloudspot show digits-1111 --store {store} (this store: CLOUDSPOT_STORE)",
+        "job digits-1111 has no running machine for node 0; see: cloudspot show digits-1111 --store {store} (this store: CLOUDSPOT_STORE)",
         1,
         jobs=("digits-1111",),
     ),
@@ -604,7 +604,7 @@ def test_a_home_that_may_not_be_written_is_named(desk, nobody):
     )
     assert (done.stderr.count("\n"), done.returncode) == (1, 4)
     done = nobody("init")
-    assert (done.stderr, done.returncode) == ("error: job.toml exists; --force replaces it\n", 2)
+    assert (done.stderr, done.returncode) == ("error: job.toml exists already; --force replaces it\n", 2)
     (desk.here / "job.toml").unlink()
     done = nobody("init")
     assert (done.stderr, done.returncode) == ("error: job.toml cannot be written: Permission denied\n", 1)

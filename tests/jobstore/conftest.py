@@ -76,13 +76,13 @@ def put_directory(store, checkpoint, root, name, *, chunk_bytes=1500, job_id="x"
     return manifests.try_commit(store, job_id, checkpoint)
 
 
-def start_generation(store, number, restore_from=None, *, job_id="x"):
+def start_generation(store, number, restore_from=None, *, job_id="x", launch=1):
     """Write a generation's record."""
     return propose(
         store,
         job_id,
         Generation(
-            number=number, launch=1, members=(Member(rank=0, instance_id="i", address="a"),), endpoint="a:1",
+            number=number, launch=launch, members=(Member(rank=0, instance_id="i", address="a"),), endpoint="a:1",
             restore_from=restore_from, why="first", at=AT, writer=new_nonce(),
         ),
     )  # fmt: skip

@@ -89,6 +89,14 @@ def test_a_restored_checkpoint_that_was_collected_still_leads_back():
     assert lineage(generations, [C(1, 10), C(1, 20), C(3, 40)]) == (C(3, 40), C(1, 20), C(1, 10))
 
 
+def test_where_the_only_checkpoint_of_the_lineage_is_gone_the_late_commits_after_it_count():
+    """Else the job would start from the beginning, with good checkpoints in the bucket."""
+    generations = [generation(1), generation(2, C(1, 50))]
+    assert lineage(generations, [C(1, 60)]) == (C(1, 60),)
+    assert lineage(generations, [C(1, 50), C(1, 60)]) == (C(1, 50),)
+    assert lineage(generations, [C(1, 60), C(2, 55)]) == (C(2, 55),)
+
+
 def test_a_record_that_restores_from_its_own_future_ends_the_lineage():
     assert lineage([generation(1, C(2, 1)), generation(2, C(2, 1))], [C(1, 1), C(2, 1)]) == (C(2, 1),)
 

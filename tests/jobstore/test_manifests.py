@@ -42,6 +42,26 @@ def test_there_is_no_commit_while_a_part_is_missing(store, checkpoints):
     assert manifests.try_commit(store, "x", C) is not None
 
 
+def test_parts_are_read_only_when_all_are_there_and_none_twice(store, checkpoints, tmp_path):
+    """After each part all others were read: W parts took W x W / 2 reads."""
+    num_parts = 64
+    datas = [bytes([rank]) for rank in range(num_parts)]
+    seals = checkpoints.seals(C, datas)
+    counting, known = FaultyStore(store, FaultPlan(), tmp_path), {}
+    for rank in range(num_parts):
+        part = manifests.upload_part(
+            store, "x", C, rank=rank, num_parts=num_parts, data=memoryview(datas[rank]), seal=seals[rank],
+            sealed_at=AT,
+        )  # fmt: skip
+        if rank % 8 == 0:  # this process's own
+            known[keys.part("x", 1, 10, rank)] = part
+        commit = manifests.try_commit(counting, "x", C, known=known)
+        assert (commit is None) is (rank < num_parts - 1)
+    assert (counting.calls["get"], counting.calls["list_page"]) == (num_parts - 8, num_parts)
+    assert manifests.try_commit(counting, "x", C, known=known) == commit
+    assert counting.calls["get"] == num_parts - 8 + 1  # the commit that stands
+
+
 def test_all_who_commit_get_the_same_manifest(store, checkpoints, tmp_path):
     checkpoints.session(store, C, DATAS, commit=False)
     found = []

@@ -3,16 +3,20 @@
 import os
 import random
 import time
+from datetime import datetime, timezone
 
 import pytest
 from memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore import keys, manifests
+from cloudspot.jobstore import codec, keys, launches, manifests
+from cloudspot.jobstore.delivering import BEATING_SECONDS
 from cloudspot.jobstore.generations import lineage, read_generations
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.records import CheckpointId, Heartbeat
+from cloudspot.model import NodeIdentity
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook
 
+AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 C = CheckpointId
 
 
@@ -192,3 +196,97 @@ def test_a_store_that_fails_in_passing_does_not_stop_it(store, checkpoints, tmp_
     except CloudspotError as error:
         pytest.fail(str(error))
     assert stored(store) == {C(1, 30)}
+
+
+# --- while somebody may resume --------------------------------------------------------------------
+
+
+def beat(store, state, *, launch=1, rank=0, seconds_ago=0.0):
+    """Let a node say what it does."""
+    record = Heartbeat(
+        counter=1, instance_id="i", address="a", port=1, state=state, generation=1, restored_step=0, step=0,
+        steps_total=None, metrics={}, committed=None, stall_seconds=None, upload_seconds=None, at=AT,
+    )  # fmt: skip
+    key = keys.heartbeat("x", launch, rank)
+    store.put(key, codec.encode(record))
+    moment = time.time() - seconds_ago
+    os.utime(store.root / key, (moment, moment))
+
+
+def claim(store, launch):
+    """Let a machine claim the first rank of a launch."""
+    identity = NodeIdentity(instance_id=f"i-{launch}", rank=0, address="a")
+    launches.claim_slot(store, "x", launch, 0, identity)
+
+
+@pytest.fixture
+def two_commits(store, checkpoints):
+    checkpoints.generation(store, 1)
+    for step in (50, 60):
+        checkpoints.session(store, C(1, step), [b"a" * 4000])
+    return store
+
+
+@pytest.mark.parametrize("state", ["setup", "restoring", "ready"])
+def test_while_a_node_may_resume_from_it_an_older_checkpoint_stays(two_commits, state):
+    """It began to restore 1-50 while another node still uploaded 1-60."""
+    beat(two_commits, "uploading", rank=0)
+    beat(two_commits, state, rank=1)
+    assert manifests.collect(two_commits, "x", 1) == ()
+    beat(two_commits, "running", rank=1)
+    assert manifests.collect(two_commits, "x", 1) == (C(1, 50),)
+
+
+@pytest.mark.parametrize("state", ["running", "draining", "uploading", "ending"])
+def test_a_node_that_has_resumed_keeps_no_checkpoint(two_commits, state):
+    beat(two_commits, state)
+    assert manifests.collect(two_commits, "x", 1) == (C(1, 50),)
+
+
+def test_a_node_that_fell_silent_while_it_restored_keeps_no_checkpoint_for_ever(two_commits):
+    beat(two_commits, "restoring", seconds_ago=BEATING_SECONDS - 10)
+    assert manifests.collect(two_commits, "x", 1) == ()
+    beat(two_commits, "restoring", seconds_ago=BEATING_SECONDS + 10)
+    assert manifests.collect(two_commits, "x", 1) == (C(1, 50),)
+
+
+def test_nothing_goes_while_a_newer_launch_has_yet_to_form_its_generation(two_commits, checkpoints):
+    claim(two_commits, 1)
+    claim(two_commits, 2)
+    assert manifests.collect(two_commits, "x", 1) == ()
+    checkpoints.generation(two_commits, 2, C(1, 60), launch=2)
+    assert manifests.collect(two_commits, "x", 1) == (C(1, 50),)
+
+
+def test_who_claims_after_the_look_at_the_slots_finds_the_newest_commit(two_commits, tmp_path):
+    found = []
+
+    class Racing(FaultyStore):
+        def list_page(self, prefix, **options):
+            page = super().list_page(prefix, **options)
+            if prefix == keys.launches_prefix("x"):
+                claim(two_commits, 2)
+                generations = read_generations(two_commits, "x")
+                found.extend(lineage(generations, manifests.read_commits(two_commits, "x"))[:1])
+            return page
+
+    assert manifests.collect(Racing(two_commits, FaultPlan(), tmp_path), "x", 1) == (C(1, 50),)
+    assert found == [C(1, 60)]
+
+
+def test_what_comes_between_the_looks_at_commits_and_generations_is_newer_than_all_that_goes(
+    two_commits, checkpoints, tmp_path
+):
+    class Racing(FaultyStore):
+        is_first = True
+
+        def list_page(self, prefix, **options):
+            page = super().list_page(prefix, **options)
+            if self.is_first:
+                self.is_first = False
+                checkpoints.generation(two_commits, 2, C(1, 60))
+                checkpoints.session(two_commits, C(2, 70), [b"a"])
+            return page
+
+    manifests.collect(Racing(two_commits, FaultPlan(), tmp_path), "x", 1)
+    assert manifests.read_commits(two_commits, "x") == (C(1, 60), C(2, 70))

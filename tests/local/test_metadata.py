@@ -151,7 +151,7 @@ def test_a_malformed_answer_leaves_everything_open(answering, body):
         (LocalProvider().node_identity, "/identity"),
     ):
         answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-        with pytest.raises(TransientError, match=f"answered nonsense to {path}"):
+        with pytest.raises(TransientError, match=f"sent a malformed answer to {path}"):
             ask()
 
 
@@ -162,5 +162,5 @@ def test_no_proxy_stands_between(machine, monkeypatch):
 
 def test_outside_a_machine_it_says_so(monkeypatch):
     monkeypatch.delenv(METADATA, raising=False)
-    with pytest.raises(CloudspotError, match="runs on no machine of provider 'local'"):
+    with pytest.raises(CloudspotError, match="is not on a machine of provider 'local'"):
         LocalProvider().node_identity()

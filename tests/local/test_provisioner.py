@@ -204,7 +204,7 @@ def test_a_token_outlives_the_capacity(host):
 
 def test_a_foreign_request_is_refused(host):
     request = LaunchRequest(provider="local", body={"ImageId": "ami-1"})
-    with pytest.raises(ProvisionError, match="none of provider 'local'"):
+    with pytest.raises(ProvisionError, match="not one of provider 'local'"):
         LocalProvider().provisioner().create(request, token="token")
 
 

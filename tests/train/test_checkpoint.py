@@ -192,7 +192,7 @@ Sharded.__name__ = "FullyShardedDataParallel"
     ("name", "tracked", "message"),
     [
         ("model", Sharded(1, 1), "session(model=...) is sharded by FSDP, which cannot be saved yet"),
-        ("ema", object(), "session(ema=...) is a object, which has no state_dict"),
+        ("ema", object(), "session(ema=...) is a object, which cannot be saved: it has no state_dict"),
     ],
 )
 def test_what_cannot_be_tracked_is_refused_by_name(name, tracked, message):

@@ -109,7 +109,7 @@ def test_tied_weights_are_one_item():
         ({"s": torch.eye(3).to_sparse()}, "state/s is a torch.sparse_coo tensor"),
         ({"m": torch.empty(3, device="meta")}, "state/m is a torch.strided tensor of torch.float32 on meta"),
         ({"o": np.array([object()])}, "state/o is a numpy.ndarray"),
-        ({0: torch.zeros(1), "0": torch.zeros(2)}, "two tensors of the state have the name state/0"),
+        ({0: torch.zeros(1), "0": torch.zeros(2)}, "two tensors of the state are called state/0"),
     ],
 )
 def test_what_cannot_be_saved_is_named_by_its_path(value, message):

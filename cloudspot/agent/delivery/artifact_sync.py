@@ -1,4 +1,4 @@
-"""Keeps the job's artifacts directory and its copy in the bucket alike."""
+"""Keeps the artifacts directory and its copy in the bucket in sync."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 30.0
 MAX_FAILURES = 3
-"""In one pass: one bad object holds up no other, but a store that is down is not asked for each."""
+"""In one pass. One bad object must not hold up the others, but a store that is down is not asked for each."""
 MAX_SEGMENT_LENGTH = 255
 _BLOCK = 8 << 20
 _OTHER_NODE = re.compile(r"node-\d+/")
@@ -44,7 +44,7 @@ class ArtifactSync:
         rank: int,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        """``prepare`` is called before each pass, to bring files up to date that are made from others."""
+        """``prepare`` is called before each pass, to update files that are made from others."""
         self._store = store
         # One node's names must not overwrite another's: rank 0 owns the root.
         self._prefix = keys.artifacts_prefix(job_id) + ("" if rank == 0 else f"node-{rank}/")
@@ -56,7 +56,7 @@ class ArtifactSync:
         self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
 
     def restore(self) -> None:
-        """Fetch what an earlier machine left; a file that is here already is kept.
+        """Fetch what an earlier machine has left; keep files that are here already.
 
         Raises:
             TransientError: the store failed; call again.
@@ -77,7 +77,7 @@ class ArtifactSync:
             self._uploaded[name] = _stamp(path)
 
     def _fetch(self, meta: ObjectMeta, path: Path) -> None:
-        # Outside the directory until it is whole: an agent killed here must not sync the half of a file.
+        # Outside the directory until it is whole: an agent killed here must not sync half a file.
         partial = self._directory.with_name(f".{self._directory.name}.partial")
         with partial.open("wb") as file:
             for start in range(0, meta.size, _BLOCK):
@@ -90,16 +90,16 @@ class ArtifactSync:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the background sync; a last ``sync`` is the caller's."""
+        """End the background sync; the caller makes the last ``sync``."""
         self._stopped.set()
 
     def sync(self, *, until: Callable[[], float] = lambda: math.inf) -> None:
-        """Upload what changed; ``until`` tells the monotonic moment to end at, which may come nearer.
+        """Upload what changed; ``until`` returns when to end (monotonic), which may become earlier.
 
-        A file that cannot be read, or has no name for a key, is left out.
+        A file that cannot be read, or whose name makes no key, is left out.
 
         Raises:
-            TransientError: the store failed, or time was up; the next pass takes up what is left.
+            TransientError: the store failed, or the time was up; the next pass uploads the rest.
         """
         if not self._lock.acquire(timeout=min(max(0.0, until() - time.monotonic()), threading.TIMEOUT_MAX)):
             raise TransientError("not all artifacts were uploaded in time")

@@ -1,4 +1,4 @@
-"""Finds the checkpoint directories that a script writes by itself, and tells when one is complete."""
+"""Finds the checkpoint directories that a script writes by itself, and tells which are complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudspot.decoding import decode
 from cloudspot.jobstore.records import File
 
 SETTLED_SECONDS = 10.0
-"""A directory that nothing has touched for so long is complete, where no file says so."""
+"""A directory that nothing has touched for this long is complete, if no file is to say so."""
 _STEP = re.compile(r"(\d+)$")
 
 Fingerprint = tuple[tuple[str, int, int], ...]
@@ -30,15 +30,15 @@ class CheckpointDirectory:
     name: str
     """Relative to the working directory."""
     step: int | None
-    """The number that its name ends with; None where there is none."""
+    """The number that its name ends with, or None."""
     fingerprint: Fingerprint
 
 
 class CheckpointDirectories:
     """Watches the directories that match the job's pattern.
 
-    Only what happens while the script lives can prove a directory complete: after its end a
-    half-written one is quiet, too.
+    Only what happens while the script lives proves a directory complete: after its end a half-written
+    one is quiet, too.
     """
 
     def __init__(self, work: Path, pattern: str, complete_file: str | None, *, memory: Path) -> None:
@@ -84,14 +84,14 @@ class CheckpointDirectories:
         return tuple(sorted(found, key=lambda directory: directory.step or 0))
 
     def begin_script(self) -> None:
-        """Note that a script is about to start: what stands now is none of its work."""
+        """Note that a script is about to start: what exists now is not its work."""
         self._before = {directory.name: directory.fingerprint for directory in self._matching()}
         temporary = self._memory.with_suffix(".tmp")
         temporary.write_bytes(msgspec.json.encode(self._before))
         temporary.replace(self._memory)
 
     def torn(self) -> tuple[CheckpointDirectory, ...]:
-        """Return what the script has written to and not completed; for when it has ended."""
+        """Return what the script, which has ended, has written to and not completed."""
         if self._before is None:
             return ()
         complete = {directory.name for directory in self.ready(self._alive_at, alive=False)}
@@ -104,7 +104,7 @@ class CheckpointDirectories:
     def end_of_script(self, *, finished: bool = False) -> None:
         """Note that the script has ended: what has not settled by now counts as torn.
 
-        One that has ``finished`` by itself was not cut short while it wrote: all that it wrote is complete.
+        A script that has ``finished`` by itself was not cut short: everything that it wrote is complete.
         """
         if finished:
             self._finished = True
@@ -120,7 +120,7 @@ class CheckpointDirectories:
     def _matching(self) -> list[CheckpointDirectory]:
         try:
             found = sorted(self._work.glob(self._pattern))
-        except OSError:  # a directory went away under the scan: the next one sees what is left
+        except OSError:  # a directory disappeared during the scan: the next scan sees the rest
             return []
         return [
             CheckpointDirectory(
@@ -136,13 +136,13 @@ class CheckpointDirectories:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a directory's name ends with; None when it ends with no number."""
+    """Return the number that a directory's name ends with, or None."""
     match = _STEP.search(name)
     return None if match is None else int(match[1])
 
 
 def fingerprint_of(path: Path) -> Fingerprint:
-    """Return what changes when any file of the directory does; a file that vanishes is left out."""
+    """Return a value that changes when any file of the directory does; a file that vanishes is left out."""
     found = []
     for file in files_below(path):
         try:
@@ -154,9 +154,9 @@ def fingerprint_of(path: Path) -> Fingerprint:
 
 
 def files_below(root: Path) -> list[Path]:
-    """Return the regular files below the directory, sorted; links are none.
+    """Return the regular files below the directory, sorted, without links.
 
-    Someone may be writing and deleting there: rglob would raise when a directory goes away under it.
+    The script may be writing and deleting there; rglob would raise when a directory disappears.
     """
     found = [Path(parent) / name for parent, _, names in os.walk(root) for name in names]
     return sorted(path for path in found if not path.is_symlink() and path.is_file())
@@ -176,7 +176,7 @@ def stage(directory: CheckpointDirectory, staging: Path) -> tuple[Path, tuple[Fi
             target.parent.mkdir(parents=True, exist_ok=True)
             _link(source, target)
             files.append(File(path=name, size=size, mode=source.stat().st_mode & 0o777))
-    except OSError:  # gone, or not to be read, or no room to copy
+    except OSError:  # gone, not readable, or no room to copy
         return None
     if fingerprint_of(root) != directory.fingerprint:
         return None

@@ -1,4 +1,4 @@
-"""Brings the newest checkpoint of the lineage that verifies onto this node's disk."""
+"""Restores the newest checkpoint of the lineage that verifies to this node's disk."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Restored:
-    """What was brought back."""
+    """What was restored."""
 
     checkpoint: CheckpointId | None
-    """None: there is no checkpoint, the job starts from the beginning."""
+    """None: there is no checkpoint, and the job starts at step 0."""
     directory: Path | None = None
-    """Of a session's checkpoint: what CLOUDSPOT_RESTORE names."""
+    """For a session's checkpoint: what CLOUDSPOT_RESTORE names."""
     directory_name: str | None = None
-    """Of a script's own checkpoint: its directory, relative to the working directory."""
+    """For a script's own checkpoint: its directory, relative to the working directory."""
     skipped: tuple[Skipped, ...] = ()
     sealed_at: datetime | None = None
     """When the training handed that state over."""
@@ -35,11 +35,13 @@ class Restored:
 
 
 def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restored:
-    """Fetch the best candidate of the lineage; pass over those that do not verify, and say so.
+    """Fetch the best candidate of the lineage; skip those that do not verify, and log them.
+
+    A candidate that is deleted meanwhile was superseded by a newer one, which is tried instead.
 
     Raises:
         LeavingError: there are checkpoints, and none verifies: nothing is deleted, and starting from
-            the beginning would throw the work away without asking.
+            step 0 would throw the work away without asking.
     """
     node = context.node
     if known:
@@ -54,6 +56,9 @@ def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restore
             commit = context.insist(lambda c=candidate: manifests.read_commit(context.store, node.job_id, c))  # type: ignore[misc]
             return _fetch(context, commit, tuple(skipped))
         except (CorruptData, ObjectMissing) as error:
+            if not context.insist(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
+                _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
+                return restore_newest(context, known)
             _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
             skipped.append(Skipped(checkpoint=candidate, reason=str(error)))
     if skipped:
@@ -62,13 +67,18 @@ def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restore
             f"the newest: {skipped[0].reason}"
         )
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
+    if known and known[-1].restore_from is not None:
+        detail = (
+            f"checkpoint {known[-1].restore_from}, from which the job resumed last, is gone, and so are all"
+        )
+        raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
     return Restored(checkpoint=None)
 
 
 def newest_candidate(
     context: NodeContext, known: Sequence[Generation], skipped: Sequence[Skipped]
 ) -> CheckpointId | None:
-    """Return what ``restore_newest`` would try first, but for those that are known not to verify."""
+    """Return what ``restore_newest`` would try first, apart from those that are known not to verify."""
     commits = context.insist(lambda: manifests.read_commits(context.store, context.node.job_id))
     bad = {one.checkpoint for one in skipped}
     return next((one for one in generations.lineage(known, commits) if one not in bad), None)
@@ -76,8 +86,10 @@ def newest_candidate(
 
 def restore_this(
     context: NodeContext, checkpoint: CheckpointId | None, restored: Restored | None
-) -> Restored:
-    """Fetch the checkpoint that another node has chosen, unless it is what was restored here already.
+) -> Restored | None:
+    """Fetch the checkpoint that another node has chosen, unless it was restored here already.
+
+    None: it has been deleted, so the generation that was to resume from it cannot start here.
 
     Raises:
         LeavingError: it does not verify here.
@@ -90,6 +102,8 @@ def restore_this(
         commit = context.insist(lambda: manifests.read_commit(context.store, context.node.job_id, checkpoint))
         return _fetch(context, commit, ())
     except (CorruptData, ObjectMissing) as error:
+        if not context.insist(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
+            return None
         detail = f"checkpoint {checkpoint}, which another node has verified, does not verify here: {error}"
         raise LeavingError(Leaving("failed", detail, exit_code=1)) from error
 
@@ -106,10 +120,10 @@ def _fetch(context: NodeContext, commit: Commit, skipped: tuple[Skipped, ...]) -
         name = commit.parts[0].directory or ""
         target = node.work / name
         if target.is_dir() and context.memory.generation > 0:
-            # A script ran on this machine: what it wrote is still there, and may be newer.
+            # A script ran on this machine: what it completed is still there, and may be newer.
             return replace(restored, directory_name=name)
         if target.is_dir() and not target.is_symlink():
-            shutil.rmtree(target)  # it came with the code: an older state of the same name
+            shutil.rmtree(target)  # it came with the code: an older state under the same name
         context.insist(lambda: _bring(context, commit, node.work))
         return replace(restored, directory_name=name)
     target = node.restore

@@ -1,7 +1,7 @@
-"""Takes sealed arena slots and finished checkpoint directories to the bucket, and commits them.
+"""Uploads sealed arena slots and complete checkpoint directories, and commits them.
 
 The trainer never waits for it: a slot is read while the training goes on with the other one. A seal
-that was taken by an agent that was killed is still there under its other name, and is taken again.
+that a killed agent had taken is still there under its other name, and is taken again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 POLL_SECONDS = 0.02
 MAX_BACKOFF_SECONDS = 5.0
 HURRIED_BACKOFF_SECONDS = 0.5
-"""With a notice: the end of an outage must not be slept through."""
+"""The same with a notice: the agent must not sleep through the end of an outage."""
 SETTLE_DIRECTORIES_SECONDS = 600.0
-"""A directory that cannot be read would keep the next generation from its start for ever."""
+"""A directory that cannot be read must not hold up the next generation for ever."""
 WARN_SHARE = 0.7
-"""Of the notice that an upload may take before the user is warned."""
+"""The share of the notice that an upload may take before the user is warned."""
 LOSSES_PER_NODE_SECOND = 1.0 / 86400.0
-"""The prior rate of machines lost without a usable notice: one a node-day."""
+"""The assumed rate of machines lost without a usable notice: one a node and day."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Courier:
         self._status = context.status
         self._orders = context.orders
         self._kinds: dict[files.SealName, str] = {}
-        """Of the seals that were read; by their names before they were taken."""
+        """The kinds of the seals that were read, by their names before they were taken."""
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._busy = threading.Lock()
@@ -69,7 +69,7 @@ class Courier:
         if spec.checkpoint.directory is not None:
             self._directories = DirectoryUploads(self._store, self._node, spec.checkpoint, self._status)
         self._has_committed = False
-        """There may be something to collect."""
+        """Whether there may be something to collect."""
         self._collecting: threading.Thread | None = None
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class Courier:
         self._thread.start()
 
     def begin(self, generation: Generation, restored: Restored) -> None:
-        """Serve a new generation: its tuning, and what need not be uploaded again."""
+        """Serve a new generation: write its tuning, and note what need not be uploaded again."""
         with self._busy:
             self._kinds.clear()
             self._status.committed = restored.checkpoint or self._status.committed
@@ -86,7 +86,7 @@ class Courier:
         self._write_tuning(self._node.handoff(generation.number))
 
     def adopt(self) -> None:
-        """Serve a generation that an earlier agent has begun and whose trainer lives."""
+        """Serve a generation that an earlier agent has begun and whose trainer still runs."""
         if self._directories is not None:
             self._directories.adopt()
 
@@ -96,7 +96,7 @@ class Courier:
             self._directories.end_of_script(finished=finished)
 
     def settle(self) -> None:
-        """Return when all that an ended generation has made is in the bucket, or an order came.
+        """Return when everything that an ended generation has made is in the bucket, or an order came.
 
         Its trainer is dead, so no further seal will come; its slots are then freed.
         """
@@ -111,15 +111,15 @@ class Courier:
                 slot.unlink(missing_ok=True)
 
     def set_aside_torn(self) -> None:
-        """Move checkpoint directories out of the script's way that it had not completed when it ended."""
+        """Move away the checkpoint directories that the script had not completed when it ended."""
         if self._directories is not None:
             with self._busy:
                 self._directories.set_aside_torn()
 
     def finish(self, *, until: Callable[[], float]) -> bool:
-        """Upload and commit what is left; say whether all got out.
+        """Upload and commit what is left; return whether everything got out.
 
-        ``until`` tells the monotonic moment to end at, and may tell an earlier one after a while.
+        ``until`` returns when to end (monotonic), which may become earlier.
         """
         left = self._thread.is_alive() and self._work_left()
         while left and time.monotonic() < until():
@@ -166,7 +166,7 @@ class Courier:
         """Return the seals on this node in the order of their uploads.
 
         The last save of a generation goes first: its machine may be about to go, and what was sealed before
-        is worth less. Then comes what was taken already, and then the older steps.
+        is worth less. Then come those that were taken already, then the others by step.
         """
         found = []
         for path in self._node.directory.glob("generations/*/seals/*.json"):
@@ -179,7 +179,7 @@ class Courier:
         )
 
     def _is_last(self, path: Path, name: files.SealName) -> bool:
-        """Return whether a seal is a rank's last of its generation: of a drain, or of the end of the loop."""
+        """Return whether a seal is its rank's last of the generation: at a drain or the end of the loop."""
         untaken = dataclasses.replace(name, taken=False)
         if untaken not in self._kinds:
             try:
@@ -188,12 +188,12 @@ class Courier:
                 return False
         if self._kinds[untaken] != "interval":
             return True
-        # A drain at a step that is sealed already seals nothing more.
+        # A drain at a step that is sealed already makes no other seal.
         drained = files.read_json(files.drained_path(self._node.handoff(name.generation), name.rank))
         return drained is not None and drained["step"] == name.step
 
     def _carry_seals(self) -> None:
-        # Looks again after each: a drain that is sealed during an upload comes next.
+        # List them again after each upload: a drain that was sealed meanwhile comes next.
         while not self._stopped.is_set() and (pending := self._pending()):
             seal = pending[0]
             taken = seal.path.with_name(seal.name.taken_name)
@@ -205,7 +205,7 @@ class Courier:
             try:
                 self._carry(taken, seal.name)
             except CorruptData:
-                # Trying again would not mend it, and would keep the slot from the trainer.
+                # Another try would not help, and would keep the slot from the trainer.
                 _log.exception("checkpoint %d-%d is given up", seal.name.generation, seal.name.step)
                 taken.unlink(missing_ok=True)
 
@@ -239,7 +239,7 @@ class Courier:
     def _commit(self, checkpoint: CheckpointId, sealed_at_unix: float) -> None:
         known = self._context.known_parts
         commit = manifests.try_commit(self._store, self._node.job_id, checkpoint, known=known)
-        # Also where another node brings the last part: a drain of this one must know what its upload takes.
+        # Even if another node uploads the last part: a drain of this one must know how long its upload takes.
         self._uploaded(max(0.0, time.time() - sealed_at_unix))
         if commit is not None:
             self._committed(commit)
@@ -258,7 +258,7 @@ class Courier:
         newest = status.committed
         if newest is None or commit.id > newest:
             status.committed = commit.id
-        # Nobody asks for the parts of this one and older ones any more.
+        # Nobody needs the parts of this checkpoint or of older ones any more.
         known = self._context.known_parts
         for key, part in list(known.items()):
             if CheckpointId(part.generation, part.step) <= commit.id:
@@ -268,11 +268,11 @@ class Courier:
         self._has_committed = True
 
     def _start_collecting(self) -> None:
-        """Delete old checkpoints beside the next uploads: a drain must not wait for deletions."""
+        """Delete old checkpoints in a thread beside the uploads: a drain must not wait for deletions."""
         if self._collecting is None or not self._collecting.is_alive():
-            self._has_committed = False
             self._collecting = threading.Thread(target=self._collect, name="retention", daemon=True)
             self._collecting.start()
+            self._has_committed = False  # after the start: ``finish`` waits while either holds
 
     def _is_collecting(self) -> bool:
         collecting = self._collecting
@@ -295,10 +295,10 @@ class Courier:
 
 
 def _open_seal(taken: Path) -> tuple[bytes, Seal, mmap.mmap | bytes]:
-    """Return a seal's bytes, what they say, and the mapped slot.
+    """Return a seal's bytes, its parsed fields, and the mapped slot.
 
     Raises:
-        CorruptData: the seal is malformed, or its slot is not there.
+        CorruptData: the seal is malformed, or its slot is missing.
     """
     try:
         raw = taken.read_bytes()

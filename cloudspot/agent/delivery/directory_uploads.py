@@ -1,4 +1,4 @@
-"""Takes the checkpoint directories that a script writes by itself to the bucket."""
+"""Uploads the checkpoint directories that a script writes by itself."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _Version = tuple[str, Fingerprint]
 
 
 class DirectoryUploads:
-    """Uploads the newest complete directory, and the same one again when the script has rewritten it.
+    """Uploads the newest complete directory, and uploads it again when the script has rewritten it.
 
     A checkpoint's step is the number that the directory's name ends with. A version for which that one
-    is taken, or a directory without a number, gets the next free one: such a step tells the order only.
+    is taken, or a directory without a number, gets the next free one: such a step only tells the order.
     """
 
     def __init__(self, store: ObjectStore, node: Node, spec: CheckpointSpec, status: Status) -> None:
@@ -50,14 +50,14 @@ class DirectoryUploads:
             node.work, spec.directory, spec.complete_file, memory=node.directory / "directories-before.json"
         )
         self._known: set[_Version] = set()
-        """What is in the bucket, or was given up."""
+        """The versions that are in the bucket or were given up."""
         self._steps: dict[int, _Version | None] = {}
-        """Taken in this generation; None: by bytes that an earlier agent has put."""
+        """The steps taken in this generation, and by which version; None: by one of an earlier agent."""
         self._scanned_at = 0.0
         self._alive = False
 
     def begin(self, restored: Restored) -> None:
-        """Supervisor the script of a new generation; what it was restored from need not be uploaded again."""
+        """Watch the script of a new generation; what it was restored from is not uploaded again."""
         self.end_of_script()
         self._steps.clear()
         if restored.directory_name is not None:
@@ -67,29 +67,27 @@ class DirectoryUploads:
         self.adopt()
 
     def adopt(self) -> None:
-        """Supervisor a script that runs already."""
+        """Watch a script that runs already."""
         self._alive = True
 
     def end_of_script(self, *, finished: bool = False) -> None:
         """Note that no script writes any more: what is not complete by now never will be.
 
-        All is complete that a script has left which ``finished`` by itself.
+        If the script ``finished`` by itself, everything that it has left is complete.
         """
         self._alive = False
         self._directories.end_of_script(finished=finished)
         self._scanned_at = 0.0
 
     def set_aside_torn(self) -> None:
-        """Move directories out of the script's way that it had not completed when it ended.
+        """Move away the directories that the script had not completed when it ended.
 
-        A script that resumes from its newest directory would resume from a torn one. They are kept on the
-        node: a directory that could not be proven complete may still be.
+        A script that resumes from its newest directory would otherwise resume from a torn one. They are kept
+        on the node: a directory that cannot be proven complete may be complete all the same.
         """
         if self._status.has_session:
             return
         for torn in self._directories.torn():
-            if (torn.name, torn.fingerprint) in self._known:
-                continue
             target = _free_path(self._node.torn / torn.name)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(torn.path, target)
@@ -98,7 +96,7 @@ class DirectoryUploads:
             )
 
     def carry(self, commit: Callable[[CheckpointId, float], None]) -> None:
-        """Upload what is complete and new, and have it committed: its id, and when it was taken (Unix).
+        """Upload what is complete and new; call ``commit`` with its id and when it was taken (Unix seconds).
 
         Raises:
             TransientError: the store failed, or a directory changed meanwhile; the next call goes on.
@@ -107,7 +105,7 @@ class DirectoryUploads:
             return
         for directory in self.unsent():
             while not self._carry(directory, self._choose_id(directory), commit):
-                pass  # another version has that id
+                pass  # another version has taken that id
             self._known.add((directory.name, directory.fingerprint))
         self._scanned_at = time.monotonic()
 
@@ -116,7 +114,7 @@ class DirectoryUploads:
         if self._status.has_session or self._status.generation == 0:
             return []
         if self._status.ranks and 0 not in self._status.ranks:
-            return []  # of several nodes the first uploads: scripts write on global rank 0
+            return []  # scripts write on global rank 0, so only its node uploads
         ready = self._directories.ready(time.monotonic(), alive=self._alive)
         newest = max((d.step or 0 for d in ready), default=0)
         return [d for d in ready if (d.step or 0) == newest and (d.name, d.fingerprint) not in self._known]
@@ -134,7 +132,7 @@ class DirectoryUploads:
         checkpoint: CheckpointId,
         commit: Callable[[CheckpointId, float], None],
     ) -> bool:
-        """Upload a directory and have it committed, or give it up; False: the id is taken."""
+        """Upload and commit a directory, or give it up; return False if the id is taken."""
         self._steps[checkpoint.step] = directory.name, directory.fingerprint
         staged = stage(directory, self._node.staging)
         if staged is None:
@@ -179,7 +177,7 @@ class DirectoryUploads:
 
 
 def _free_path(path: Path) -> Path:
-    """Return the path, or one with a number behind it where it is taken."""
+    """Return the path or, if it is taken, the path with a number behind it."""
     if not path.exists():
         return path
     numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))

@@ -1,4 +1,4 @@
-"""Moves the lines of the node's log files to the sink: each once, in order, through any outage.
+"""Delivers the lines of the node's log files to the sink: each once, in order, through any outage.
 
 A batch is numbered and written to disk before it is delivered. An agent that is killed between the
 delivery and the note of it delivers the same batch again, and readers drop the repeats by number.
@@ -33,7 +33,7 @@ class _Position(msgspec.Struct, kw_only=True):
 
     next_seq: int = 0
     offsets: dict[str, int] = msgspec.field(default_factory=dict)
-    """By file name: where the first byte lies that no batch holds yet."""
+    """By file name: the offset of the first byte that is in no batch yet."""
     pending: list[LogRecord] = msgspec.field(default_factory=list)
     """Numbered, and perhaps delivered already."""
 
@@ -67,7 +67,7 @@ class LogPump:
             self._position = _Position()
 
     def follow(self, path: Path, source: str) -> None:
-        """Deliver the file's lines from now on, from its start; it need not exist yet."""
+        """Deliver all of the file's lines from now on; it need not exist yet."""
         with self._lock:
             if (path, source) not in self._files:
                 self._files.append((path, source))
@@ -77,7 +77,7 @@ class LogPump:
         self._thread.start()
 
     def finish(self, *, deadline: float) -> bool:
-        """Deliver what is left, the last unfinished lines too; say whether all got out.
+        """Deliver what is left, unfinished last lines too; return whether everything got out.
 
         ``deadline`` is monotonic.
         """
@@ -92,7 +92,7 @@ class LogPump:
         return False
 
     def standing(self) -> LogStanding:
-        """Say how far the delivery has come; asked from any thread."""
+        """Return how far the delivery has come; any thread may ask."""
         with self._lock:
             files = tuple(self._files)
         position = self._position
@@ -163,14 +163,14 @@ class LogPump:
 
     def _save(self) -> None:
         temporary = self._path.with_suffix(".tmp")
-        # With a full disk the lines say so: they matter more than what an agent after this one may repeat.
+        # When the disk is full, delivering the lines that say so matters more than a repeat after a restart.
         with suppress(OSError):
             temporary.write_bytes(msgspec.json.encode(self._position))
             temporary.replace(self._path)
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Return the lines; a carriage return ends none.
+    """Return the lines; a carriage return does not end one.
 
     A progress bar draws itself over and over with it: as a line for each state it would flood the log. In one
     line all of them are kept, and whoever shows that line shows the last.

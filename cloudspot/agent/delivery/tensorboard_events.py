@@ -27,17 +27,17 @@ DIRECTORY = "tensorboard"
 """Below the artifacts."""
 _VERSION = b"brain.Event:2"
 MAX_FILE_BYTES = 4 << 20
-"""A file that has reached it gets no more records."""
+"""A file that has reached this size gets no more records."""
 
 
 @dataclass
 class _Position:
-    """How far a generation's metrics are in its event files."""
+    """How far a generation's metrics have been written to its event files."""
 
     offset: int = 0
-    """Of the first byte in the metrics that is not in it."""
+    """The offset of the first byte of the metrics that is not written yet."""
     skip: int = 0
-    """Lines from there on that an earlier agent of this machine has put into it."""
+    """How many lines from there on an earlier agent of this machine has written."""
     part: int = 0
     """The file that is written to, counted from 0."""
     size: int = 0
@@ -45,7 +45,7 @@ class _Position:
 
 
 class EventFiles:
-    """Turns the metrics of this node's generations into event files; for one thread at a time."""
+    """Turns the metrics of this node's generations into event files; not thread-safe."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -54,11 +54,11 @@ class EventFiles:
         self._complaint = ""
 
     def begin(self, generation: int, step: int) -> None:
-        """Note the step from which a generation goes on."""
+        """Note the step from which a generation resumes."""
         self._starts[generation] = step
 
     def update(self) -> None:
-        """Append what has been logged since the last call; nothing that goes wrong here leaves it."""
+        """Append what has been logged since the last call; never raises for a file that cannot be written."""
         for handoff in sorted(self._node.directory.glob("generations/*")):
             if not handoff.name.isdecimal():
                 continue
@@ -66,7 +66,7 @@ class EventFiles:
             try:
                 self._update(generation, metrics_path(handoff, 0))
             except OSError as error:
-                # The file may end in the middle of a record now: the next call looks.
+                # The file may now end in the middle of a record: the next call looks.
                 self._positions.pop(generation, None)
                 if str(error) != self._complaint:
                     self._complaint = str(error)
@@ -109,18 +109,18 @@ class EventFiles:
 
 
 def _path(directory: Path, generation: int, part: int) -> Path:
-    """Return a file's path; in the order of names the parts follow each other."""
+    """Return a file's path; sorted by name, the parts of a generation are in order."""
     suffix = f"-{part:06d}" if part else ""
     return directory / f"events.out.tfevents.generation-{generation:06d}{suffix}"
 
 
 def _num_head_records(part: int) -> int:
-    """Return how many records come before those of the metrics' lines: the version, the session's start."""
+    """Return how many records precede the metrics: the version, and in the first file the session's start."""
     return 1 if part else 2
 
 
 def _resume(directory: Path, generation: int) -> _Position:
-    """Return where an earlier agent of this machine stopped, and cut off what it wrote by halves."""
+    """Return where an earlier agent of this machine stopped, and cut off an unfinished record."""
     position = _Position()
     part = 0
     while True:
@@ -138,7 +138,7 @@ def _resume(directory: Path, generation: int) -> _Position:
 
 
 def _measure(data: bytes) -> tuple[int, int]:
-    """Return how many whole records there are, and their bytes."""
+    """Return the number of whole records and their size in bytes."""
     num_records, end = 0, 0
     while len(data) >= end + 12:
         (size,) = struct.unpack_from("<Q", data, end)
@@ -150,7 +150,7 @@ def _measure(data: bytes) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the metrics; one that is malformed has no values, and still counts."""
+    """A line of the metrics; a malformed one has no values, but is counted."""
 
     step: int
     time: float

@@ -1,4 +1,4 @@
-"""What follows a training that failed on this node: another start, or the end of the job."""
+"""Decides what follows a training that failed on this node: another start, or the end of the job."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FAILED = "trainer-failed"
 STUCK = "trainer-stuck"
 NOT_CONNECTED = "not-connected"
 """Why the next generation starts (``records.Generation.why``): this one failed, made no step in time, or
-its ranks did not come together (a port was taken, a connection failed), which is nobody's error."""
+could not connect its ranks (a port was taken, a connection failed), which is not the script's error."""
 WEIGHT = {NOT_CONNECTED: 0, FAILED: 1, STUCK: 2}
-"""Of what several nodes say of one generation's end the heaviest is true: a rank that fails leaves others
-without a connection, and the end of one that is stuck looks like a failure to the others."""
+"""When nodes disagree about how a generation ended, the heaviest reason is true: a rank that fails leaves
+others without a connection, and when a stuck one is ended that looks like a failure to the others."""
 CONNECTION_ERRORS = frozenset({"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"})
-"""Types of errors that a rank may meet while it joins the others."""
+"""The types of errors that a rank may meet while it joins the others."""
 AT_ONCE_SECONDS = 60.0
-"""A script without a session that fails sooner than this, twice, fails for good."""
+"""A script without a session that fails sooner than this twice fails for good."""
 MAX_RESTART_WAIT_SECONDS = 60.0
 
 
@@ -29,7 +29,7 @@ class Failure:
 
     exit_code: int
     step: int
-    """The newest one begun; of a script without a session the restored one."""
+    """The newest one begun; for a script without a session, the restored one."""
     seconds: float
     """How long it ran."""
     has_session: bool
@@ -61,23 +61,23 @@ class GiveUp:
 
     detail: str
     permanent: bool = True
-    """No other machine will mend it: the job ends."""
+    """No other machine will help: the job ends."""
 
 
 def has_connected(error: Mapping[str, Any]) -> bool:
-    """Say whether an error before the first step is not merely one of connecting the ranks."""
-    # Of gloo's errors torch makes plain RuntimeErrors.
+    """Return whether an error before the first step is more than a failed connection of the ranks."""
+    # torch turns gloo's errors into plain RuntimeErrors.
     gloo = error["type"] == "builtins.RuntimeError" and "connectFullMesh" in error["message"]
     return error["type"] not in CONNECTION_ERRORS and not gloo
 
 
 def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int) -> Again | GiveUp:
-    """Say what follows the failure, and note it in ``memory``, which the caller saves.
+    """Return what follows the failure, and note it in ``memory``, which the caller saves.
 
-    Twice in a row at the same step is an error of the script; otherwise ``max_restarts`` counts. Ranks that
-    did not come together are no error of the script, and may do so on other machines.
+    Two failures in a row at the same step are an error of the script; otherwise ``max_restarts`` decides.
+    Ranks that could not connect are no error of the script, and may connect on other machines.
 
-    ``num_restarts`` counts those for the same reason: for the script's, or for want of a connection.
+    ``num_restarts`` counts the restarts of the same kind: after failures of the script, or of the connection.
     """
     wait = min(2.0**num_restarts - 1.0, MAX_RESTART_WAIT_SECONDS)
     if failure.why == NOT_CONNECTED:
@@ -85,7 +85,7 @@ def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restar
             return GiveUp(f"the training {failure}, after {num_restarts} restarts", permanent=False)
         return Again(wait)
     if not failure.has_session and failure.seconds >= AT_ONCE_SECONDS:
-        # Nobody knows how far it came: it is the first of its kind, whatever follows.
+        # Nobody knows how far it came, so it counts as the first of its kind.
         memory.failure_streak, memory.failed_at_step = 0, -1
     elif failure.step == memory.failed_at_step:
         memory.failure_streak += 1
@@ -95,5 +95,5 @@ def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restar
         return GiveUp(f"the training {failure} twice at step {failure.step}")
     if num_restarts >= max_restarts:
         return GiveUp(f"the training {failure} at step {failure.step}, after {num_restarts} restarts")
-    # At once the first time: most often it is a passing fault, and the machines are paid for.
+    # At once the first time: most faults pass, and the machines are paid for.
     return Again(wait)

@@ -56,30 +56,30 @@ class Membership:
         self.current: Generation | None = None
         """The generation that this node runs, or ran last."""
         self._begun_at = 0.0
-        """When it began, in the seconds that this node could hear."""
+        """When it began, by ``heard_seconds``."""
         self._all_ran = False
-        """All its members were seen to run it."""
+        """Whether all its members were seen to run it."""
         self._known: Sequence[Generation] = ()
         """The job's generations, as far as they were read."""
         self._votes: FailureVotes | None = None
         self._well_at = -math.inf
-        """When all the others were last found to go on; monotonic."""
+        """When all the others were last found well (monotonic)."""
 
     def start(self) -> None:
         """Begin to listen."""
         self._peers.start()
 
     def stop(self) -> None:
-        """Listen no more: this node leaves."""
+        """Stop listening: this node leaves."""
         self._peers.stop()
 
     def resume(self, generation: Generation) -> None:
-        """Stand where an earlier agent of this machine stood: it has started this generation."""
+        """Take over from an earlier agent of this machine, which has started this generation."""
         self._enter(generation)
 
     @property
     def votes(self) -> FailureVotes:
-        """What is known of the end of the generation that this node runs, or ran last."""
+        """What the members say about the end of the generation that this node runs, or ran last."""
         assert self._votes is not None, "there are none before the first generation"
         return self._votes
 
@@ -111,10 +111,10 @@ class Membership:
     # --- between two generations ----------------------------------------------------------------
 
     def obey(self) -> None:
-        """Leave where the others have agreed to go on without this node; asks no store.
+        """Leave if the others have agreed to go on without this node; asks no store.
 
         Raises:
-            LeavingError: they have.
+            LeavingError: they have agreed so.
         """
         newer = None if self.current is None else self._context.orders.newer_than(self.current)
         if newer is not None and all(member.rank != self._rank for member in newer.members):
@@ -125,7 +125,7 @@ class Membership:
         """Wait until it is clear how the other members stand; return whether all go on or have finished.
 
         Raises:
-            LeavingError: this node has to go meanwhile.
+            LeavingError: this node has to go.
         """
         current = self.current
         if current is None:
@@ -157,7 +157,7 @@ class Membership:
         return frozenset() if self.current is None else self._peers.finished(self.current.number)
 
     def await_commit(self, step: int) -> None:
-        """Wait until the drain's checkpoint is committed, or a part of it will never come."""
+        """Wait until the drain's checkpoint is committed, or a part of it clearly will never come."""
         if self.current is not None:
             await_commit(self._context, self._peers, self.current, step)
 
@@ -167,7 +167,7 @@ class Membership:
         The proposer restores before it writes: ``restore_from`` names what was found whole.
 
         Raises:
-            LeavingError: this node is not in it, or too few are left, or an order came.
+            LeavingError: this node is not a member, or too few are left, or an order came.
         """
         context = self._context
         if self.current is not None and time.monotonic() - self._well_at > STILL_WELL_SECONDS:
@@ -190,11 +190,14 @@ class Membership:
                     raise LeavingError(Leaving("failed", not_reached(self._rank, among), exit_code=1))
                 self._enter(found.generation)
                 context.status.state = "restoring"
-                return found.generation, restore_this(context, found.generation.restore_from, restored)
+                restored = restore_this(context, found.generation.restore_from, restored)
+                if restored is not None:
+                    return found.generation, restored
+                continue  # what it was to resume from is deleted: another has to follow it
             if restored is None or restored.checkpoint != newest_candidate(context, known, restored.skipped):
                 context.status.state = "restoring"
                 restored = restore_newest(context, known)
-                continue  # that took its time: look again
+                continue  # that took a while: look again
             if isinstance(found, Wait):
                 if context.status.state != "ready":
                     context.status.state = "ready"
@@ -234,7 +237,7 @@ class Membership:
     def _propose(
         self, found: Propose, known: Sequence[Generation], restored: Restored, why: str
     ) -> Generation | None:
-        """Try to create the generation; None: somebody else was faster, and the next look shows it."""
+        """Try to create the generation; return None if another node was faster, which the next look shows."""
         context, node = self._context, self._context.node
         slots = context.insist(lambda: launches.read_slots(context.store, node.job_id, node.launch))
         members = tuple(
@@ -275,7 +278,7 @@ class Membership:
         return status.progress()[0] if self.current is not None and status.has_session else None
 
     def _port(self, first: Member) -> int:
-        """Return a port that was free on the first member: only its own heartbeat can know one."""
+        """Return a port that was free on the first member; only that node itself can know one."""
         if first.rank == self._rank:
             return free_port()
         beat = self._context.insist(lambda: self._peers.read_beat(first.rank))
@@ -305,7 +308,7 @@ class Membership:
 
     def _standing(self, rank: int, *, patient: bool) -> Standing:
         current = self.current
-        # Before the first generation there is nothing yet that another node could have died in.
+        # Before the first generation any heartbeat will do: no node can have died in one yet.
         standing = self._peers.standing(rank, has_come=current is None)
         if rank in self._cut_off:
             return Standing.LEAVING

@@ -1,7 +1,7 @@
-"""The other nodes of the launch, as this one sees them; and what follows for the next generation (P3).
+"""The failure detector, and what each node concludes from it for the next generation (P3); pure.
 
 Nobody is the leader. Each agent looks at the same records and heartbeats, comes to its own verdict,
-and the generation record, which only one of them can create, makes it everybody's.
+and the generation record, which only one of them can create, makes that verdict everybody's.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from cloudspot.jobstore.records import Exit, Generation, Heartbeat
 
 SUSPECT_SECONDS = 20.0
-"""A peer whose counter has not moved for so long of this reader's clock is taken for lost."""
+"""A peer whose counter has not moved for this long, by this reader's clock, is taken for lost."""
 START_SECONDS = 120.0
-"""A generation in which not all run after so long is followed by one without the absent, unless they are
+"""If not all members run a generation after this long, the next one is without the absent, unless they are
 still busy with what comes before."""
 BUSY_SECONDS = 1800.0
-"""Those who are ready wait so long for one that restores or delivers; then it is taken for stuck."""
+"""Ready nodes wait this long for one that restores or delivers; then it is taken for stuck."""
 MAX_PASS_SECONDS = 5.0
-"""The most that one pass adds to a peer's silence: a reader that was stopped itself has heard nothing."""
+"""The most that one pass adds to a peer's silence: a reader that was stopped itself could hear nothing."""
 
 
 BUSY_STATES = frozenset({"uploading", "restoring"})
-"""Of a node that lives and is not ready for the next generation."""
+"""The states of a node that lives but is not ready for the next generation."""
 LEAVING_STATES = frozenset({"draining", "ending"})
 
 
@@ -35,36 +35,36 @@ class Standing(enum.Enum):
     FRESH = "fresh"
     """Its counter has moved since the question arose: it lives."""
     UNKNOWN = "unknown"
-    """Nothing new so far: wait."""
+    """Nothing is known since then: wait."""
     SUSPECT = "suspect"
     """Silent for too long: taken for lost."""
     BUSY = "busy"
-    """It lives, and has yet to deliver what it holds or to restore: a generation would wait for it."""
+    """It lives, but has yet to deliver what it holds or to restore: a generation would wait for it."""
     LEAVING = "leaving"
-    """It has said its last word, or has to go."""
+    """It has written its exit record, or has to go."""
 
 
 @dataclass
 class _Heard:
-    """What was heard of one peer."""
+    """What was heard from one peer."""
 
     counter: object = None
     silent_seconds: float = 0.0
     first: object = None
-    """The counter at the first look since the question arose; what was written before it proves nothing."""
+    """The counter at the first look since the question arose; an earlier beat proves nothing."""
     has_moved: bool = False
-    """Since that first look."""
+    """Whether it has, since that first look."""
 
 
 @dataclass
 class PeerClock:
-    """Measures each peer's silence on this node's own clock, while this node itself can hear.
+    """Measures each peer's silence on this node's own clock, as long as this node itself can hear.
 
     A pass in which the store failed adds nothing, so that an outage of the store is nobody's death.
     """
 
     heard_seconds: float = 0.0
-    """How long this node could hear in all."""
+    """How long this node could hear, in total."""
     _heard: dict[int, _Heard] = field(default_factory=dict)
     _last: float | None = None
     _marked_at: float = -math.inf
@@ -74,7 +74,7 @@ class PeerClock:
     ) -> None:
         """Note one pass: each peer's counter (None: it has none yet); None: the store failed.
 
-        A counter is any value that is another with each beat.
+        A counter is any value that differs from beat to beat.
 
         ``now`` is monotonic; ``asked_at`` is when the pass began.
         """
@@ -105,7 +105,7 @@ class PeerClock:
             heard.first, heard.has_moved = None, False
 
     def standing(self, rank: int) -> Standing:
-        """Return what the silence says of a peer."""
+        """Return what its silence says about a peer."""
         heard = self._heard.get(rank)
         if heard is None:
             return Standing.UNKNOWN
@@ -120,7 +120,7 @@ class PeerClock:
 
 @dataclass(frozen=True)
 class View:
-    """All that one node's verdict rests on."""
+    """Everything that one node's verdict rests on."""
 
     rank: int
     """This node's, within the launch."""
@@ -135,7 +135,7 @@ class View:
     standings: Mapping[int, Standing]
     """Of the other candidates."""
     exits: Mapping[int, Exit]
-    """Last words of the other candidates."""
+    """Exit records of the other candidates."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ Verdict = Wait | Adopt | Propose | Leave
 
 
 def appraise(heard: Standing, beat: Heartbeat | None, *, has_to_go: bool, has_come: bool = False) -> Standing:
-    """Return how a peer stands, from its silence, its newest heartbeat, and its notice or last word; pure.
+    """Return how a peer stands, by its silence, its newest heartbeat, and whether it has to go; pure.
 
-    ``has_come``: that it has spoken at all is proof enough that it lives.
+    ``has_to_go``: it has a notice or an exit record. ``has_come``: any heartbeat at all proves that it lives.
     """
     if has_to_go:
         return Standing.LEAVING
@@ -183,12 +183,12 @@ def appraise(heard: Standing, beat: Heartbeat | None, *, has_to_go: bool, has_co
     if beat.state in LEAVING_STATES:
         return Standing.LEAVING
     if beat.state == "setup" or (heard is Standing.UNKNOWN and not has_come):
-        return Standing.UNKNOWN  # a generation would wait for a setup, however long it takes
+        return Standing.UNKNOWN  # a generation would have to wait for its setup, however long that takes
     return Standing.BUSY if beat.state in BUSY_STATES else Standing.FRESH
 
 
 def verdict(view: View) -> Verdict:
-    """Return what this node does when it runs no generation (any more); pure."""
+    """Return what this node does when it runs no generation; pure."""
     newest, current = view.newest, view.current
     known = 0 if current is None else current.number
     if newest is not None and newest.number > known:

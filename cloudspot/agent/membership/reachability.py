@@ -1,4 +1,4 @@
-"""Ports of this machine, and whether packets travel to the others, all of which can reach the store."""
+"""Whether the other machines answer this one, and which ports are free here."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 REACH_SECONDS = 3.0
-"""How long a machine is tried that does not answer: a packet or two may be lost."""
+"""How long to try a machine that does not answer: a packet or two may be lost."""
 PAUSE_SECONDS = 0.25
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on at the moment, at any address: torch's store takes all."""
+    """Return a TCP port that is free now on all addresses, since torch's store binds all."""
     with socket.create_server(("", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
 def is_taken(port: int) -> bool:
-    """Say whether a server that listens on all addresses of this machine, as torch's store, could not now."""
+    """Return whether the port is taken for a server that binds all addresses, as torch's store does."""
     try:
         socket.create_server(("", port)).close()
     except OSError:
@@ -31,7 +31,7 @@ def is_taken(port: int) -> bool:
 def unreachable(endpoints: Mapping[int, tuple[str, int]]) -> frozenset[int]:
     """Return the ranks whose machine does not answer from here; takes up to ``REACH_SECONDS``.
 
-    ``endpoints`` holds an address and a port of each. Nobody need listen there: a refusal is an answer.
+    ``endpoints`` holds an address and a port for each. Nobody need listen there: a refusal is an answer.
     """
     if not endpoints:
         return frozenset()
@@ -41,9 +41,9 @@ def unreachable(endpoints: Mapping[int, tuple[str, int]]) -> frozenset[int]:
 
 
 def goes_on(rank: int, members: Collection[int], cut_off: Collection[int]) -> bool:
-    """Say whether this node is on the side that goes on: the larger, or of two halves the first member's.
+    """Return whether this node's side goes on: the larger one or, of two halves, the first member's.
 
-    The other side has to leave: who is there has to be clear without a word from it.
+    The other side has to leave. Each side must know which it is without a word from the other.
     """
     side = set(members) - set(cut_off)
     assert rank in side

@@ -97,9 +97,11 @@ class GenerationRun:
             self._context.status,
             self._context.memory,
         )
-        status.state = "restoring"
+        if status.state != "uploading":  # the drivers leave a node that says so alone until all is delivered
+            status.state = "restoring"
         self._membership.obey()
         self._courier.settle()
+        status.state = "restoring"
         context.obey()
         self._courier.set_aside_torn()
         record, restored = self._membership.next(why)

@@ -1,4 +1,4 @@
-"""Which network interface the other nodes reach this machine by: gloo otherwise goes by the host name."""
+"""The network interface by which the other nodes reach this machine; gloo would go by the host name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REQUEST_BYTES = 40
 
 
 def gloo_environment(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a trainer on the machine with this address needs set; a value that is set already stays."""
+    """Return what a trainer on the machine with this address needs set; a value already set stays."""
     if GLOO_INTERFACE in environment:
         return {}
     name = interface_of(address)
@@ -29,9 +29,9 @@ def gloo_environment(address: str, environment: Mapping[str, str]) -> dict[str, 
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface with this IPv4 address; None where none has it, or it is a loopback's.
+    """Return the name of the interface with this IPv4 address; None if there is none, or for a loopback.
 
-    Linux only: elsewhere None. Of an interface with several addresses only the first is known.
+    Always None on systems other than Linux. Only an interface's first address is known.
     """
     if sys.platform != "linux" or address.startswith("127."):
         return None

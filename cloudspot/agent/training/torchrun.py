@@ -30,8 +30,9 @@ _STATUS = "torchrun.status"
 # $0 is the status file: written whole, by rename, when torchrun has ended.
 _KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
 # The same for each rank. torchrun itself takes one or two seconds to end after a rank has failed, and then
-# tells 1 whatever it was. The trap lets a rank that handles SIGTERM do so: torchrun waits for this shell.
-# No two dollar signs may meet here: torchrun makes one of them.
+# exits with 1, whatever the status was. The trap lets a rank that handles SIGTERM do so: torchrun waits for
+# this shell.
+# No two dollar signs may stand side by side: torchrun turns them into one.
 _KEEP_RANK_STATUS = (
     f': > "${files.HANDOFF}/started-$RANK"; trap : TERM; "$@"; status=$?; '
     f'to="${files.HANDOFF}/exited-$RANK"; '
@@ -54,10 +55,10 @@ class TrainerPlan:
     work: Path
     log: Path
     environment: Mapping[str, str]
-    """The whole environment but for what the launcher adds."""
+    """The whole environment, apart from what the start itself adds."""
 
     def command(self) -> tuple[str, ...]:
-        """Return torchrun's command line: it never restarts a worker, the agent starts generations."""
+        """Return torchrun's command line; it never restarts a worker, as the agent starts generations."""
         return (
             self.python,
             "-m",
@@ -98,11 +99,11 @@ class Trainer:
         self.handoff = handoff
         self.pid = pid
         self._process = process
-        """Our child; None when an earlier agent started it."""
+        """The child process; None when an earlier agent started it."""
 
     @classmethod
     def start(cls, plan: TrainerPlan, handoff: Path) -> Trainer:
-        """Start torchrun; it reads nothing from us and lives without us."""
+        """Start torchrun; it reads nothing from the agent and lives without it."""
         environment = {
             **plan.environment,
             files.HANDOFF: str(handoff),
@@ -133,7 +134,7 @@ class Trainer:
             return _KILLED if ended else None
 
     def failed_status(self, ranks: Sequence[int]) -> int | None:
-        """Return the exit status of the first of the ranks here that failed; None: none has."""
+        """Return the exit status of the rank that failed first here, or None."""
         failed = []
         for rank in ranks:
             status = files.read_exited(self.handoff, rank)
@@ -142,27 +143,27 @@ class Trainer:
         return min(failed)[1] if failed else None
 
     def has_started(self, ranks: Sequence[int]) -> bool:
-        """Say whether torchrun has found its peers, and started a rank here."""
+        """Return whether torchrun has found its peers and started a rank here."""
         return any(files.started_path(self.handoff, rank).exists() for rank in ranks)
 
     def errors(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the errors that the ranks here have told of: {"type", "message"}."""
+        """Return the errors that the ranks here have reported: {"type", "message"}."""
         told = (files.read_json(files.failed_path(self.handoff, rank)) for rank in ranks)
         return [error for error in told if error is not None]
 
     def is_failing(self, ranks: Sequence[int]) -> bool:
-        """Say whether one of the ranks here has met an error, and is on its way out."""
+        """Return whether a rank here has met an error and is about to end."""
         return any(files.failed_path(self.handoff, rank).exists() for rank in ranks)
 
     def has_left_loop(self, ranks: Sequence[int]) -> bool:
-        """Return whether the loop has been left here without an error."""
+        """Return whether a rank here has left its loop, without an error."""
         if self.is_failing(ranks):
             return False
         left = any(files.left_loop_path(self.handoff, rank).exists() for rank in ranks)
         return left or files.final_path(self.handoff).exists()
 
     def has_drained(self, ranks: Sequence[int]) -> bool:
-        """Say whether one of the ranks here has left as it was asked to."""
+        """Return whether a rank here has left as it was asked to."""
         return any(files.drained_path(self.handoff, rank).exists() for rank in ranks)
 
     def _ended(self) -> bool:
@@ -171,11 +172,11 @@ class Trainer:
         return not is_marked(self.pid, files.HANDOFF, str(self.handoff))
 
     def dump_stacks(self, ranks: Sequence[int]) -> None:
-        """Have each worker that has a session write all its threads' stacks into the log."""
+        """Make each worker with a session write the stacks of all its threads to the log."""
         for rank in ranks:
             try:
                 pid = int(files.worker_pid_path(self.handoff, rank).read_text())
-            except (FileNotFoundError, ValueError):  # no session, or it is just being opened
+            except (FileNotFoundError, ValueError):  # no session, or one that is just being opened
                 continue
             if is_marked(pid, files.HANDOFF, str(self.handoff)):
                 signal_process(pid, files.DUMP_SIGNAL)
@@ -188,15 +189,15 @@ class Trainer:
 
 
 def end_training(node: Node) -> None:
-    """End every process of every generation on this node, also of one that no agent remembers."""
+    """End every process of every generation on this node, even of one that no agent remembers."""
     for handoff in node.directory.glob("generations/*"):
         kill_marked(files.HANDOFF, str(handoff))
 
 
 def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
-    """Return the threads of one process: fixed, since the number changes the order of sums.
+    """Return the number of threads of one process: fixed, since it changes the order of sums.
 
-    ``CLOUDSPOT_CORES`` says how many cores the machine has where the system itself would say more.
+    ``CLOUDSPOT_CORES`` is the machine's number of cores, where the system itself would report more.
     """
     said = environ.get("CLOUDSPOT_CORES")
     if said is not None:
@@ -209,7 +210,7 @@ def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
 
 
 def check_torch(python: str, environment: Mapping[str, str], work: Path) -> None:
-    """Say plainly that there is no torch, before torchrun's own words for it.
+    """Check for torch before torchrun does, whose own words are harder to read.
 
     Raises:
         CloudspotError: the interpreter cannot be run, or finds no torch.

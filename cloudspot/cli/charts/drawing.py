@@ -1,4 +1,4 @@
-"""Curves, bars and legends in the style of our pictures; the only module that talks to matplotlib."""
+"""Draws the curves, bars and legends of the pictures; the only module that uses matplotlib."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 MAX_METRICS = 12
 MIN_SHARE = 0.001
-"""Of all bars: what of a state can be seen."""
+"""The smallest share of all bars at which a state is visible, and so named in the legend."""
 NUM_MARKED = 60
-"""Up to so many points of a curve are marked each."""
+"""Curves of up to this many points have each point marked."""
 
 _COLORS = {
     "queued": "#dddddd",
@@ -37,14 +37,14 @@ _COLORS = {
     "waiting": "#ffffff",
     "unknown": "#ffffff",
 }
-"""Okabe and Ito's, which the colour-blind can tell apart."""
+"""The palette of Okabe and Ito, which colour-blind people can tell apart."""
 _HATCHES = {"lost": "////", "unknown": "xxxx", "waiting": "...."}
 CURVE_COLORS = ("#0072b2", "#d55e00")
 GREY = "#767676"
 
 
 def new_figure(names: Sequence[str], *, num_rows: int) -> tuple[Figure, list[tuple[str, Axes]], Axes]:
-    """Return a figure with a panel for each metric, and below them the axes of the timeline."""
+    """Return a figure with a panel for each metric and, below them, the axes of the timeline."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -58,7 +58,7 @@ def new_figure(names: Sequence[str], *, num_rows: int) -> tuple[Figure, list[tup
     panels = []
     for number, name in enumerate(shown):
         line, column = divmod(number, num_columns)
-        # The last one of an odd number has the line for itself.
+        # The last of an odd number has a row to itself.
         is_alone = number == len(shown) - 1 and column == 0
         axes = figure.add_subplot(grid[line, :] if is_alone else grid[line, column])
         axes.set_title(name, fontsize=10, loc="left", parse_math=False)
@@ -89,7 +89,7 @@ def draw_curve(
     marker: str | None = None,
     label: str | None = None,
 ) -> Any:
-    """Draw a curve and return its line; what is not finite is a gap, marked at the panel's lower edge."""
+    """Draw a curve and return its line; values that are not finite are gaps, marked at the lower edge."""
     if not len(curve):
         return None
     values = [value if math.isfinite(value) else math.nan for value in curve.values]
@@ -117,7 +117,7 @@ def draw_curve(
 def draw_bars(
     axes: Axes, rows: Sequence[tuple[str, Sequence[Span]]], starts: Sequence[datetime], total_seconds: float
 ) -> float:
-    """Draw a line of bars for each row, the first on top; return the seconds of the axis' unit."""
+    """Draw a line of bars for each row, the first on top; return the seconds per unit of the axis."""
     unit, scale = _unit(total_seconds)
     for number, ((_, spans), start) in enumerate(zip(rows, starts, strict=True)):
         for state, found in _by_state(_merged(spans)):
@@ -138,7 +138,7 @@ def draw_bars(
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """Join neighbours in the same state: generations are told apart by what is between them."""
+    """Join neighbours in the same state; what lies between generations still separates them."""
     found: list[Span] = []
     for span in spans:
         if found and found[-1].state == span.state and found[-1].end == span.start:
@@ -163,7 +163,7 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> None:
-    """Say below the timeline what its colours mean, and what the ``handles`` stand for."""
+    """Add a legend below the timeline for its colours and the ``handles``."""
     from matplotlib.patches import Patch
 
     states = [
@@ -188,7 +188,7 @@ def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> No
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the picture in the format that the path's ending names.
+    """Write the picture in the format of the path's suffix.
 
     Raises:
         CloudspotError: the file cannot be written.
@@ -196,10 +196,10 @@ def save(figure: Figure, path: Path) -> None:
     import matplotlib as mpl
 
     data = io.BytesIO()
-    # A million points overflow the renderer in one piece; text in an SVG stays text.
+    # A million points in one piece overflow the renderer; text in an SVG stays text.
     settings = {"agg.path.chunksize": 20_000, "svg.fonttype": "none"}
     with mpl.rc_context(settings), warnings.catch_warnings():
-        # The metrics' names are the user's; a letter that the font lacks is drawn as a box.
+        # Metrics are named by the user; a letter that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(data, format=path.suffix.lower()[1:])
     try:

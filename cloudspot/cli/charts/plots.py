@@ -1,4 +1,4 @@
-"""The pictures of ``--plot``: metrics against steps, and a job's timeline, by matplotlib."""
+"""The pictures of ``--plot``: metrics against steps, above the job's timeline."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 MAX_ROWS = 48
-"""Nodes of the timeline; those of higher rank are left out, and it says so."""
+"""Nodes in the timeline; those of higher rank are left out, and the picture says so."""
 LABEL_SHARE = 0.07
-"""Of the axis: what a launch's name needs."""
+"""The share of the axis that a launch's label needs."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn of one job."""
+    """What is drawn for one job."""
 
     history: History
     times: Timeline
     series: MetricSeries
     commits: tuple[datetime, ...]
-    """When checkpoints were committed, as far as that is still known."""
+    """When checkpoints were committed, as far as is still known."""
 
 
 def check_plot(path: Path) -> None:
-    """Find out before anything is read whether a picture can be drawn there.
+    """Check, before anything is read, that a picture can be drawn there.
 
     Raises:
         SpecError: matplotlib is missing, the file's type is unknown, or its directory does not exist.
@@ -61,7 +61,7 @@ def check_plot(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise SpecError(f"--plot must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}: got {str(path)!r}")
     if not path.parent.is_dir():
-        raise SpecError(f"--plot: there is no directory {path.parent}; make it first")
+        raise SpecError(f"--plot: there is no directory {path.parent}; create it first")
     if path.is_dir():
         raise SpecError(f"--plot: {path} is a directory; name a file")
     if importlib.util.find_spec("matplotlib") is None:
@@ -69,7 +69,7 @@ def check_plot(path: Path) -> None:
 
 
 def take_picture(job: Job) -> Picture:
-    """Read what is drawn of the job: its log too, whole.
+    """Read what is drawn for the job, including its whole log.
 
     Raises:
         TransientError: the log did not answer.
@@ -86,7 +86,7 @@ def take_picture(job: Job) -> Picture:
 
 
 def plot_job(path: Path, picture: Picture) -> None:
-    """Draw a job's metrics, a panel each, above its timeline.
+    """Draw a job's metrics, one panel each, above its timeline.
 
     Raises:
         CloudspotError: the file cannot be written.
@@ -125,7 +125,7 @@ def plot_job(path: Path, picture: Picture) -> None:
 
 
 def plot_two(path: Path, first: Picture, second: Picture) -> None:
-    """Draw the metrics of two jobs over each other, above both timelines.
+    """Draw the metrics of two jobs over one another, above both timelines.
 
     Raises:
         CloudspotError: the file cannot be written.
@@ -148,7 +148,7 @@ def plot_two(path: Path, first: Picture, second: Picture) -> None:
 
 
 def _marks(axes: Axes, picture: Picture, ranks: Sequence[int], scale: float) -> list[Any]:
-    """Mark notices on their nodes and commits on the job; return what the legend says of them."""
+    """Mark notices on their nodes and commits on the job; return the handles for the legend."""
     start, found = picture.times.start, []
 
     def at(moment: datetime) -> float:

@@ -22,7 +22,7 @@ pattern_argument = click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @click.group()
 @debug_option
 def artifacts() -> None:
-    """List and download the files that a job keeps."""
+    """List and download a job's artifacts."""
 
 
 @artifacts.command("ls")
@@ -57,7 +57,7 @@ def ls(job_id: str, patterns: Sequence[str], store_url: str | None, as_json: boo
     "target",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Where to; default: ID-artifacts in the current directory.",
+    help="Where to put them. Default: ID-artifacts in the current directory.",
 )
 @store_option
 @json_option
@@ -71,9 +71,9 @@ def download_(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Download a job's artifacts, but for those that are there already.
+    """Download a job's artifacts, except those already there.
 
-    It ends with 1 when a file could not be put where its name says.
+    Exits with 1 if a file could not be put where its name says.
     """
     job = open_job(store_url, job_id)
     directory = target or Path(f"{job.id}-artifacts")
@@ -87,7 +87,7 @@ def download_(
     else:
         num_new, num_there = len(wanted) - len(failed), len(found) - len(wanted)
         size = sum(each.size for each in wanted if each.key not in failed)
-        there = f", {num_there} were there already" if num_there else ""
+        there = f"; {num_there} were already there" if num_there else ""
         echo(f"{num_new} files ({size_text(size)}) downloaded to {directory}{there}")
     for each in wanted:
         if each.key in failed:
@@ -114,16 +114,16 @@ def _described(
 
 
 def _matching(job: Job, patterns: Sequence[str]) -> list[Artifact]:
-    """Return the artifacts that a pattern means; all without one.
+    """Return the artifacts that match a pattern; without patterns, all of them.
 
     Raises:
-        CloudspotError: a pattern means none.
+        CloudspotError: a pattern matches nothing.
     """
     found = list_artifacts(job.store, job.id)
     for pattern in patterns:
         if not any(each.matches(pattern) for each in found):
             listing = job.command("artifacts ls")
             raise CloudspotError(
-                f"no artifact of job {job.id} is called {pattern!r}; list them with: {listing}"
+                f"no artifact of job {job.id} matches {pattern!r}; list them with: {listing}"
             )
     return [each for each in found if not patterns or any(each.matches(pattern) for pattern in patterns)]

@@ -1,4 +1,4 @@
-"""``cloudspot attach``: back to a job that was submitted before, from any machine."""
+"""``cloudspot attach``: follows a job that was submitted before, from any machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cloudspot.cli.sharedoptions import debug_option, job_argument, plain_option
 @debug_option
 @click.pass_context
 def attach(ctx: click.Context, job_id: str, is_plain: bool, store_url: str | None) -> None:
-    """Follow a job that is already submitted, and drive it.
+    """Follow and drive a job that is already submitted.
 
-    The same as the second half of `run`: it relaunches after a reclaim, prints what happens and the
-    log, and ends with the job. Several may be attached at once. Ctrl-C detaches.
+    The second half of `run`: relaunches after a reclaim, prints events and the log, and exits when the
+    job ends. Several may be attached at once. Ctrl-C detaches.
     """
     ctx.exit(follow(open_job(store_url, job_id), is_plain=is_plain))

@@ -1,4 +1,4 @@
-"""``cloudspot checkpoints``: what a job could resume from, whether it is whole, and its weights as a file."""
+"""``cloudspot checkpoints``: lists what a job can resume from, verifies it, and exports its weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
 from cloudspot.jobstore.records import CheckpointId, Commit
 
 STEPS_NAMED = 20
-"""How many steps the error of a step that is not there names."""
+"""How many steps are named in the error for a missing step."""
 
-step_option = click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only of this step.")
+step_option = click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="Only the checkpoints of this step."
+)
 
 
 @click.group()
@@ -52,7 +54,7 @@ def ls(ctx: click.Context, job_id: str, store_url: str | None, as_json: bool) ->
 def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | None, as_json: bool) -> None:
     """Compare every chunk with its checksum.
 
-    The checkpoints are read whole. It ends with 8 when one of them is corrupt.
+    Reads the checkpoints whole. Exits with 8 if one of them is corrupt.
     """
     job = open_job(store_url, job_id)
     found = [_Described(job, each) for each in _at_step(job, step)]
@@ -70,16 +72,16 @@ def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | 
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where to: FILE.safetensors or FILE.pt; a directory for a checkpoint that the script wrote itself.",
+    help="FILE.safetensors or FILE.pt; a directory for a checkpoint that the script wrote itself.",
 )
 @click.option(
     "--step",
     type=click.IntRange(min=0),
     metavar="N",
-    help="The checkpoint of this step; default: the one from which the job would resume.",
+    help="The checkpoint of this step. Default: the one the job would resume from.",
 )
-@click.option("--only", metavar="NAME", help="The state of this object of the session alone.")
-@click.option("--all", "whole", is_flag=True, help="The whole state: optimizer, scheduler and all.")
+@click.option("--only", metavar="NAME", help="Only the state of this object of the session.")
+@click.option("--all", "whole", is_flag=True, help="The whole state, including optimizer and scheduler.")
 @store_option
 @json_option
 @debug_option
@@ -92,10 +94,10 @@ def export(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Take the weights home as a file.
+    """Export the weights as a file.
 
-    Plain safetensors, or torch.load, reads it. Every chunk that is read is compared with its checksum; it
-    ends with 8 when one is corrupt.
+    Plain safetensors or torch.load reads it. Every chunk read is compared with its checksum; exits with 8
+    if one is corrupt.
     """
     from cloudspot.cli.checkpointexport import export_checkpoint
 
@@ -112,8 +114,8 @@ def export(
             written = export_checkpoint(job, commit, target, only=only, whole=whole)
     except ObjectMissing as error:
         raise TransientError(
-            f"checkpoint {checkpoint} was deleted while it was read: job {job.id} goes on, and keeps its "
-            "newest ones; try again"
+            f"checkpoint {checkpoint} was deleted while it was read: job {job.id} has not ended and keeps "
+            "only its newest ones; try again"
         ) from error
     if as_json:
         echo_json(written)
@@ -121,14 +123,14 @@ def export(
     what = f", {written['tensors']} tensors" if written["tensors"] is not None else ""
     echo(f"step {commit.step} of {job.id}: {written['file']} ({size_text(written['bytes'])}{what})")
     if written["left_out"]:
-        echo(f"left out, as no tensors: {', '.join(written['left_out'])}", error=True)
+        echo(f"left out, not tensors: {', '.join(written['left_out'])}", error=True)
 
 
 def _at_step(job: Job, step: int | None) -> Sequence[CheckpointId]:
-    """Return the checkpoints (of a step), best to resume from first.
+    """Return the checkpoints (of that step), the best to resume from first.
 
     Raises:
-        SpecError: there is none of that step; the message lists the steps.
+        SpecError: there is no checkpoint of that step; the message lists the steps.
     """
     history = job.first_history
     best = lineage(history.generations, history.commits)

@@ -1,4 +1,4 @@
-"""``cloudspot compare``: where two jobs differ."""
+"""``cloudspot compare``: how two jobs differ."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cloudspot.cli.charts.plots import check_plot, plot_two, take_picture
 from cloudspot.cli.completers import complete_jobs
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.jobsummary import read_commits_of
+from cloudspot.cli.screen.jobsummary import read_commits_of, steps_lost_text
 from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import debug_option, json_option, plot_option, store_option
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
-from cloudspot.jobstore import keys
 from cloudspot.jobstore.extraction import read_bundle
 from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.submission import code_key
 from cloudspot.story.comparison import (
     CodeFile,
     code_differences,
@@ -37,7 +37,7 @@ _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
 @click.command("compare")
 @click.argument("first_id", metavar="A", shell_complete=complete_jobs)
 @click.argument("second_id", metavar="B", shell_complete=complete_jobs)
-@click.option("--no-diff", is_flag=True, help="Only name the files that differ.")
+@click.option("--no-diff", is_flag=True, help="Name the files that differ, without their diffs.")
 @plot_option
 @store_option
 @json_option
@@ -45,9 +45,9 @@ _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
 def compare(
     first_id: str, second_id: str, no_diff: bool, plot: Path | None, store_url: str | None, as_json: bool
 ) -> None:
-    """Show where two jobs differ.
+    """Show how two jobs differ.
 
-    Their job files, their code, and what came of them, the metrics too.
+    Compares their job files, their code, and their results, including the metrics.
     """
     if plot is not None:
         check_plot(plot)
@@ -81,13 +81,13 @@ def _results(job: Job, now: datetime) -> dict[str, Any]:
 
 
 def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
-    """Return what is said of the code; ``files`` is None where it is not there any more."""
+    """Return the comparison of the code; ``files`` is None if the code is no longer in the store."""
     hashes = [job.first_history.submission.code_sha256 for job in (a, b)]
     value: dict[str, Any] = {"same": hashes[0] == hashes[1], "files": [], "error": None}
     if value["same"]:
         return value
     try:
-        files = [_read_code(job, sha256) for job, sha256 in zip((a, b), hashes, strict=True)]
+        files = [_read_code(job) for job in (a, b)]
     except (ObjectMissing, CorruptData, BundleError) as error:
         return {**value, "files": None, "error": str(error)}
     value["files"] = code_differences(*files)
@@ -97,9 +97,10 @@ def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
     return value
 
 
-def _read_code(job: Job, sha256: str) -> dict[str, CodeFile]:
-    data = patient(job.store).get(keys.code(sha256))
-    return code_files(read_bundle(data, sha256=sha256))
+def _read_code(job: Job) -> dict[str, CodeFile]:
+    submission = job.first_history.submission
+    data = patient(job.store).get(code_key(submission))
+    return code_files(read_bundle(data, sha256=submission.code_sha256))
 
 
 def _echo_results(value: Mapping[str, Any]) -> None:
@@ -118,11 +119,11 @@ def _goodput(one: Mapping[str, Any]) -> str:
 
 _ROWS: Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]] = (
     ("state", lambda one: str(one["state"])),
-    ("submitted", lambda one: output.moment_text(datetime.fromisoformat(one["submitted"]))),
+    ("submitted", lambda one: output.moment_text(one["submitted"])),
     ("provider", lambda one: str(one["provider"])),
     ("offers", lambda one: ", ".join(one["offers"]) or "-"),
     ("step", lambda one: str(one["step"])),
-    ("steps lost", lambda one: "unknown" if one["steps_lost"] is None else str(one["steps_lost"])),
+    ("steps lost", steps_lost_text),
     ("attempts", lambda one: str(one["attempts"])),
     ("generations", lambda one: str(one["generations"])),
     ("notices", lambda one: str(one["notices"])),

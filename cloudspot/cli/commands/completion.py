@@ -1,4 +1,4 @@
-"""``cloudspot completion``: the script by which a shell completes commands, options and job ids."""
+"""``cloudspot completion``: the script with which a shell completes commands, options and job ids."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SHELLS = ("bash", "zsh", "fish")
 @debug_option
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands in a shell.
+    """Print the completion script for a shell.
 
-    SHELL is bash, zsh or fish. Where the script belongs is in docs/cli.md.
+    SHELL is bash, zsh or fish. docs/cli.md says where to put the script.
     """
     class_ = get_completion_class(shell)
     program = ctx.find_root().command

@@ -1,4 +1,4 @@
-"""``cloudspot init``: a job file to begin with, and a script where there is none."""
+"""``cloudspot init``: a job file to start from, and a script if there is none."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cloudspot.errors import CloudspotError, SpecError
 JOB_FILE = "job.toml"
 SCRIPT = "train.py"
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
-_WITH_SESSION = 'interval = "auto"  # of a session: weighs what a save costs against what a loss would'
+_WITH_SESSION = 'interval = "auto"  # balances what a save costs against what a loss would cost'
 _WITHOUT_SESSION = """\
 # The script opens no session (cloudspot.train.session), so name the directories of its own checkpoints
-# here; it then goes on from the newest. With neither it begins anew after each reclaim.
+# here, and it resumes from the newest one. Without either, it starts over after each reclaim.
 # directory = "output/checkpoint-*"\
 """
 
@@ -31,19 +31,19 @@ _WITHOUT_SESSION = """\
 @click.option(
     "--entrypoint",
     metavar="FILE",
-    help="The training script, inside DIR; default: the one that is there, else a small one is written.",
+    help="The training script, inside DIR. Default: the one found there, else a small one is written.",
 )
-@click.option("--force", is_flag=True, help="Replace a job.toml that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing job.toml.")
 @debug_option
 def init(directory: Path, entrypoint: str | None, force: bool) -> None:
-    """Write a job file to begin with.
+    """Write a job file to start from.
 
-    In DIR, the current directory by default. It fits the training script that is found there, and where
-    there is none, a small one that works is written too. A script is never replaced.
+    It goes into DIR, by default the current directory, and fits the training script found there. If there
+    is none, a small working script is written too. A script is never replaced.
     """
     job_file = directory / JOB_FILE
     if job_file.exists() and not force:
-        raise SpecError(f"{job_file} exists; --force replaces it")
+        raise SpecError(f"{job_file} exists already; --force replaces it")
     script = find_script(directory, entrypoint)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def init(directory: Path, entrypoint: str | None, force: bool) -> None:
             script = SCRIPT
             with (directory / SCRIPT).open("x", encoding="utf-8") as file:
                 file.write(_template("train.py.txt"))
-            output.echo(f"wrote {directory / SCRIPT}, a small training that works as it is")
+            output.echo(f"wrote {directory / SCRIPT}, a small training script that works as it is")
         text = job_file_text(_job_name(directory), script, has_session=_opens_session(directory / script))
         with job_file.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -60,39 +60,39 @@ def init(directory: Path, entrypoint: str | None, force: bool) -> None:
     output.echo(f"wrote {job_file} for {script}")
     if not _opens_session(directory / script):
         output.warn(
-            f"{script} opens no session: after a reclaim it begins anew; see [checkpoint] in {job_file}"
+            f"{script} opens no session: it starts over after a reclaim; see [checkpoint] in {job_file}"
         )
     named = "" if directory == Path() else f" {job_file}"
-    output.echo(f"see what it would buy with: cloudspot plan{named}; then: cloudspot run{named}")
+    output.echo(f"see what it would launch: cloudspot plan{named}; start it: cloudspot run{named}")
 
 
 def find_script(directory: Path, entrypoint: str | None) -> str | None:
-    """Return the training script in the directory, relative to it; None where there is none.
+    """Return the training script, relative to the directory; None if there is none.
 
     Without ``entrypoint`` it is train.py, else the only Python file that mentions torch.
 
     Raises:
-        SpecError: ``entrypoint`` is no file inside the directory, or it is not clear which one it is.
+        SpecError: ``entrypoint`` is not a file inside the directory, or several files could be the script.
     """
     if entrypoint is not None:
         root = directory.resolve()
         path = (root / entrypoint).resolve()
         if not path.is_file() or root not in path.parents:
-            raise SpecError(f'--entrypoint: "{entrypoint}" is no file inside {root}')
+            raise SpecError(f'--entrypoint: "{entrypoint}" is not a file inside {root}')
         return path.relative_to(root).as_posix()
     if (directory / SCRIPT).is_file():
         return SCRIPT
     found = sorted(path.name for path in directory.glob("*.py") if "torch" in _read(path))
     if len(found) > 1:
         raise SpecError(
-            f"{directory.resolve()}: which of {', '.join(found)} is the training script? "
+            f"{directory.resolve()}: {', '.join(found)} could each be the training script; "
             "name it with --entrypoint"
         )
     return found[0] if found else None
 
 
 def job_file_text(name: str, entrypoint: str, *, has_session: bool) -> str:
-    """Return a job file for the script, with comments."""
+    """Return a commented job file for the script."""
     values = {
         "SCHEMA": shipped_schema_url(),
         "ENTRYPOINT": " ".join(entrypoint.split()),
@@ -109,7 +109,7 @@ def _template(name: str) -> str:
 
 
 def _job_name(directory: Path) -> str:
-    """Return a job's name made of the directory's."""
+    """Return a job's name made from the directory's."""
     near = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower())[:40].strip("-")
     return near or "job"
 

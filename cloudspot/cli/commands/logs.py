@@ -1,11 +1,11 @@
-"""``cloudspot logs``: a job's log, also long after its machines are gone."""
+"""``cloudspot logs``: a job's log, even long after its machines are gone."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,18 +14,21 @@ from typing import Any
 import click
 
 from cloudspot.cli.completers import complete_attempts
+from cloudspot.cli.joblog.logfiles import download_logs
+from cloudspot.cli.joblog.logpieces import list_streams, prune_log
 from cloudspot.cli.joblog.logtail import LogTail
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, record_line
 from cloudspot.cli.screen.printable import printable
-from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, store_option
+from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, parsed, store_option
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.jobfile.quantities import parse_moment
 from cloudspot.jobstore.log_streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
 
 FOLLOW_SECONDS = 1.0
+_to_moment = parsed(lambda text: parse_moment(text, now=datetime.now(timezone.utc).astimezone()))
 MATCH_STYLE = "red"
 """How a match of ``--grep`` looks."""
 SOURCES = ("train", "setup", "agent", METRICS)
@@ -33,28 +36,31 @@ SOURCES = ("train", "setup", "agent", METRICS)
 
 @click.command("logs")
 @job_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the job has ended.")
 @click.option(
     "-n",
     "--tail",
     "count",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Begin with the last N lines; without --follow, only these.",
+    help="Start with the last N lines; without --follow, print only these.",
 )
 @click.option(
     "--since",
+    callback=_to_moment,
     metavar="WHEN",
-    help="Begin at a moment: `10m` (ago), `06:25`, `2026-11-20T06:25` (local time), `2026-11-20T06:25Z`.",
+    help="Start at a time: `10m` (ago), `06:25`, `2026-11-20T06:25` (local time), `2026-11-20T06:25Z`.",
 )
-@click.option("--until", metavar="WHEN", help="End before a moment, as for --since.")
+@click.option(
+    "--until", callback=_to_moment, metavar="WHEN", help="Stop before a time, written as for --since."
+)
 @click.option("--node", "rank", type=click.IntRange(min=0), metavar="RANK", help="Only this node's lines.")
 @click.option(
     "--attempt",
     shell_complete=complete_attempts,
     type=click.IntRange(min=1),
     metavar="N",
-    help="Only the lines of attempt N, as `cloudspot show` counts them, from 1.",
+    help="Only the lines of attempt N, counted from 1 as in `cloudspot show`.",
 )
 @click.option(
     "--source",
@@ -62,19 +68,19 @@ SOURCES = ("train", "setup", "agent", METRICS)
     type=click.Choice(SOURCES),
     multiple=True,
     metavar="NAME",
-    help=f"Only the lines of this source: {', '.join(SOURCES)}; may be repeated.",
+    help=f"Only the lines of this source: {', '.join(SOURCES)}. Repeatable.",
 )
-@click.option(
-    "--grep", "pattern", metavar="REGEX", help="Only lines in which this regular expression is found."
-)
+@click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match this regular expression.")
 @click.option(
     "--download",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write the lines into text files, one for each attempt and node.",
+    help="Write the lines to text files, one per attempt and node.",
 )
-@click.option("--list", "listed", is_flag=True, help="List each node's log: days, size, and delivery.")
-@click.option("--prune", metavar="WHEN", help="Delete what is from days before WHEN, as for --since.")
+@click.option("--list", "listed", is_flag=True, help="List each node's log: days, size and delivery.")
+@click.option(
+    "--prune", metavar="WHEN", help="Delete the log of the days before WHEN, written as for --since."
+)
 @click.option("-y", "--yes", is_flag=True, help="With --prune: do not ask.")
 @store_option
 @json_option
@@ -83,32 +89,32 @@ def logs(
     job_id: str,
     follow: bool,
     count: int | None,
-    since: str | None,
-    until: str | None,
+    since: datetime | None,
+    until: datetime | None,
     rank: int | None,
     attempt: int | None,
     sources: Sequence[str],
     pattern: str | None,
     download: Path | None,
     listed: bool,
-    prune: str | None,
+    prune: datetime | None,
     yes: bool,
     store_url: str | None,
     as_json: bool,
 ) -> None:
     """Print a job's log.
 
-    The lines of setup, training script and agent, all attempts in order. Or list what there is, and delete
-    what is old.
+    Prints the lines of setup, training script and agent, all attempts in order. With --list and --prune,
+    lists what is kept and deletes what is old.
 
-    With --json each line is one JSON object.
+    With --json, each line is one JSON object.
     """
     if download is not None and (follow or count is not None):
         raise SpecError("--download writes whole files: give it without --follow and --tail")
     if until is not None and follow:
-        raise SpecError("--until and --follow contradict each other: give one of them")
+        raise SpecError("give --until or --follow, not both")
     if yes and prune is None:
-        raise SpecError("--yes answers the question of --prune: give both or none")
+        raise SpecError("--yes answers the question that --prune asks: give both or neither")
     given = {
         "--list": listed,
         "--prune": prune is not None,
@@ -123,33 +129,23 @@ def logs(
     _check_whole("--list", given)
     _check_whole("--prune", given)
     grep = _compile(pattern)
-    moment = _parse_moment("--since", since)
-    end = _parse_moment("--until", until)
-    oldest = _parse_moment("--prune", prune)
     job = open_job(store_url, job_id)
     launch = None if attempt is None else _launch_of(job, attempt)
-    shown = _Filter(sources=frozenset(sources), grep=grep, since=moment, until=end, with_metrics=as_json)
+    shown = _Filter(sources=frozenset(sources), grep=grep, since=since, until=until, with_metrics=as_json)
 
     def wanted(stream_launch: int, stream_rank: int) -> bool:
         return (launch is None or stream_launch == launch) and (rank is None or stream_rank == rank)
 
     if listed:
-        from cloudspot.cli.joblog.logpieces import list_streams
-
         list_streams(job, wanted=wanted, as_json=as_json)
-        return
-    if oldest is not None:
-        from cloudspot.cli.joblog import logpieces
-
-        logpieces.prune(job, oldest, wanted=wanted, yes=yes, as_json=as_json)
-        return
-    if download is not None:
-        from cloudspot.cli.joblog.logfiles import download_logs
-
+    elif prune is not None:
+        prune_log(job, prune, wanted=wanted, yes=yes, as_json=as_json)
+    elif download is not None:
         download_logs(job, download, wanted=wanted, shown=shown, as_json=as_json)
-        return
-    printer = _Printer(job, LogTail(job.log_sink, wanted=wanted), shown, grep, as_json=as_json)
-    _print(job, printer, count=count, follow=follow)
+    else:
+        _Printer(job, LogTail(job.log_sink, wanted=wanted), shown, as_json=as_json).print_log(
+            count, follow=follow
+        )
 
 
 @dataclass(frozen=True)
@@ -157,9 +153,9 @@ class _Filter:
     """Which lines are shown."""
 
     sources: frozenset[str]
-    """Empty: all."""
+    """If empty, all."""
     with_metrics: bool
-    """Where no source is named; they are for programs."""
+    """Whether an empty ``sources`` includes the metrics, which are for programs."""
     grep: re.Pattern[str] | None
     since: datetime | None
     until: datetime | None
@@ -178,66 +174,53 @@ class _Filter:
 
 
 class _Printer:
-    """Prints the lines that are shown, from where it last stopped."""
+    """Prints the lines that pass the filter."""
 
-    def __init__(
-        self,
-        job: Job,
-        tail: LogTail,
-        shown: _Filter,
-        highlight: re.Pattern[str] | None,
-        *,
-        as_json: bool,
-    ) -> None:
+    def __init__(self, job: Job, tail: LogTail, shown: _Filter, *, as_json: bool) -> None:
+        self._job = job
         self._tail = tail
         self._shown = shown
-        self._highlight = highlight
         self._as_json = as_json
         self._name_nodes = not as_json and job.spec.nodes.max > 1
 
-    def begin(self, count: int | None) -> None:
-        """Print the last ``count`` lines, or find where those since the moment begin."""
+    def print_log(self, count: int | None, *, follow: bool) -> None:
+        """Print the log, or its last ``count`` lines; with ``follow``, until the job has ended."""
+        begun = False
+        complaint = ""
+        while True:
+            try:
+                # Asked before reading, so that what a node wrote before its end is still read below.
+                ended = not follow or self._job.history().finished is not None
+                if not begun:
+                    self._begin(count)
+                    begun = True
+                if follow or count is None:
+                    self._print(record for record in self._tail.new_records() if self._shown(record))
+            except TransientError as error:
+                if not follow:
+                    raise
+                ended = False
+                if str(error) != complaint:
+                    complaint = str(error)
+                    output.warn(f"{complaint}; trying again")
+            if ended:
+                return
+            time.sleep(FOLLOW_SECONDS)
+
+    def _begin(self, count: int | None) -> None:
+        """Print the last ``count`` lines, or skip to the first line since the moment."""
         since = self._shown.since
         if count is not None:
-            self._print(iter(self._tail.last_records(count, since=since, shown=self._shown)))
+            self._print(self._tail.last_records(count, since=since, shown=self._shown))
         elif since is not None:
             self._tail.skip_before(since)
 
-    def go_on(self) -> None:
-        """Print what has come since."""
-        self._print(record for record in self._tail.new_records() if self._shown(record))
-
-    def _print(self, records: Iterator[LogRecord]) -> None:
+    def _print(self, records: Iterable[LogRecord]) -> None:
         if not self._as_json:
-            print_records(records, name_nodes=self._name_nodes, highlight=self._highlight)
+            print_records(records, name_nodes=self._name_nodes, highlight=self._shown.grep)
             return
         for record in records:
             output.echo(json.dumps(_record_json(record)))
-
-
-def _print(job: Job, printer: _Printer, *, count: int | None, follow: bool) -> None:
-    """Print the log; where it is followed, until the job has ended."""
-    begun = False
-    complaint = ""
-    while True:
-        try:
-            # Asked before reading: what a node wrote before its end is then read below.
-            ended = not follow or job.history().finished is not None
-            if not begun:
-                printer.begin(count)
-                begun = True
-            if follow or count is None:
-                printer.go_on()
-        except TransientError as error:
-            if not follow:
-                raise
-            ended = False
-            if str(error) != complaint:
-                complaint = str(error)
-                output.warn(f"{complaint}; trying again")
-        if ended:
-            return
-        time.sleep(FOLLOW_SECONDS)
 
 
 def print_records(
@@ -265,16 +248,18 @@ def _record_json(record: LogRecord) -> dict[str, Any]:
 
 
 def _check_whole(name: str, given: Mapping[str, bool]) -> None:
-    """Refuse what chooses lines beside an option that is about whole streams."""
+    """Refuse options that choose lines beside one that is about whole streams."""
     other = next((one for one, is_given in given.items() if is_given and one != name), None)
     if given[name] and other is not None:
-        raise SpecError(f"{name} is about whole days of a node: give it without {other}")
+        raise SpecError(f"{name} works on whole days of a node's log: give it without {other}")
 
 
 def _launch_of(job: Job, attempt: int) -> int:
     attempts = job.first_history.attempts
     if attempt > len(attempts):
-        raise SpecError(f"--attempt must be <= {len(attempts)}, what {job.id} had so far: got {attempt}")
+        raise SpecError(
+            f"--attempt must be <= {len(attempts)}, the attempts of {job.id} so far: got {attempt}"
+        )
     return attempts[attempt - 1].number
 
 
@@ -284,13 +269,4 @@ def _compile(pattern: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise SpecError(f"--grep: {pattern!r} is no regular expression: {error}") from None
-
-
-def _parse_moment(option: str, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        return parse_moment(text, now=datetime.now(timezone.utc).astimezone())
-    except ValueError as error:
-        raise SpecError(f"{option}: {error}") from None
+        raise SpecError(f"--grep: {pattern!r} is not a regular expression: {error}") from None

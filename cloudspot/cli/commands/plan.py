@@ -1,4 +1,4 @@
-"""``cloudspot plan``: what ``run`` would try, in order, and the very requests; nothing is done."""
+"""``cloudspot plan``: what ``run`` would try, in order, with the exact requests; nothing is launched."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def plan(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Print the offers and requests of a job; launch and store nothing.
+    """Show what a job would launch, without launching it.
 
-    The same as `run --dry-run`: it checks all that `run` checks on this side, and asks the provider for its
-    offers.
+    The same as `run --dry-run`: makes every check that `run` makes locally, asks the provider for its
+    offers, and prints them with the request that would be sent.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     print_plan(prepared, new_job_id(prepared.spec.name), as_json=as_json)
 
 
 def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
-    """Print what a submission under that id would try; launches and stores nothing.
+    """Print what a submission under that id would try; launch and store nothing.
 
     Raises:
         CloudspotError: the job cannot be submitted as it is, or no offer fits it.
@@ -72,11 +72,11 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
     output.echo(f"job {job_id} on {planned.provider}, {spec.nodes.max} node(s), store {store.url}")
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
     output.echo()
-    output.echo("offers, in the order of trying:", style="bold")
-    # What is offered is one machine; what is paid is all of them.
+    output.echo("offers, in the order in which they are tried:", style="bold")
+    # An offer is for one machine; the job pays for all of its nodes.
     counts = sorted({1, spec.nodes.max})
     output.echo_table(
-        ("", "TYPE", "ZONE", "MARKET", *("AN HOUR" if n == 1 else f"{n} NODES AN HOUR" for n in counts)),
+        ("", "TYPE", "ZONE", "MARKET", *("PER HOUR" if n == 1 else f"{n} NODES PER HOUR" for n in counts)),
         [
             (
                 str(number),
@@ -89,14 +89,14 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
         ],
     )
     output.echo()
-    output.echo("request for offer 1 (--json prints all of them):", style="bold")
+    output.echo("request for offer 1 (--json prints them all):", style="bold")
     _echo_body(planned.launches[0].request.body, indent="  ")
     output.echo()
-    output.echo("dry run: nothing was launched and nothing stored")
+    output.echo("dry run: nothing was launched or stored")
 
 
 def _echo_body(body: Mapping[str, Any], *, indent: str) -> None:
-    """Print a request's fields; a text of several lines, such as the boot script, as it is."""
+    """Print a request's fields; text of several lines, such as the boot script, is printed as it is."""
     for name, value in body.items():
         if isinstance(value, Mapping):
             output.echo(f"{indent}{name}:")

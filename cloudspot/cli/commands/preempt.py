@@ -1,4 +1,4 @@
-"""``cloudspot preempt``: a reclaim on purpose, to see that the job survives it."""
+"""``cloudspot preempt``: reclaims a machine on purpose, to see that the job survives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import debug_option, job_argument, store_option
+from cloudspot.cli.sharedoptions import debug_option, job_argument, parsed, store_option
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.jobfile.quantities import parse_duration
 
@@ -20,38 +20,34 @@ from cloudspot.jobfile.quantities import parse_duration
     default=0,
     show_default=True,
     metavar="RANK",
-    help="Which node.",
+    help="The node to reclaim.",
 )
-@click.option("--notice", metavar="DURATION", help='Time between notice and end, such as "30s".')
-@click.option("--no-notice", is_flag=True, help="Take the machine at once, without a notice.")
+@click.option(
+    "--notice",
+    callback=parsed(parse_duration),
+    metavar="DURATION",
+    help='Time between the notice and the end, such as "30s".',
+)
+@click.option("--no-notice", is_flag=True, help="Take the machine at once, without notice.")
 @store_option
 @debug_option
-def preempt(job_id: str, rank: int, notice: str | None, no_notice: bool, store_url: str | None) -> None:
-    """Reclaim a job's machine on purpose, as a drill.
+def preempt(job_id: str, rank: int, notice: float | None, no_notice: bool, store_url: str | None) -> None:
+    """Reclaim one of a job's machines, as a drill.
 
-    Without --notice and --no-notice the machine gets the provider's usual notice.
+    Without --notice or --no-notice, the machine gets the provider's usual notice.
     """
     if notice is not None and no_notice:
         raise SpecError("give --notice or --no-notice, not both")
-    notice_seconds = 0.0 if no_notice else _parse_notice(notice)
+    notice_seconds = 0.0 if no_notice else notice
     job = open_job(store_url, job_id)
     launch = job.first_history.open_launch
     slot = None if launch is None else launch.slots.get(rank)
     if launch is None or slot is None or slot.instance_id is None or rank in launch.exits:
         raise CloudspotError(
-            f"job {job.id} has no running machine of rank {rank}; see: {job.command('show')}"
+            f"job {job.id} has no running machine for node {rank}; see: {job.command('show')}"
         )
     job.provider.preempt(slot.instance_id, notice_seconds=notice_seconds)
     how = "without notice" if notice_seconds == 0 else "with its usual notice"
     if notice_seconds:
         how = f"with a notice of {output.duration_text(notice_seconds)}"
     output.echo(f"reclaiming {slot.instance_id} (node {rank} of launch {launch.number}) {how}")
-
-
-def _parse_notice(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise SpecError(f"--notice: {error}") from None

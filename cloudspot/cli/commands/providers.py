@@ -1,4 +1,4 @@
-"""``cloudspot providers``: what is installed, and whether one is ready for a job."""
+"""``cloudspot providers``: the installed providers, and whether one is ready for a job."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cloudspot.registry import list_providers, open_provider, open_store
 @debug_option
 @click.pass_context
 def providers(ctx: click.Context, as_json: bool) -> None:
-    """List the providers, and check one.
+    """List providers, and check that one is ready.
 
-    Without a command it lists them.
+    Without a command, lists them.
     """
     if ctx.invoked_subcommand is None:
         _list(as_json=as_json)
@@ -32,7 +32,7 @@ def providers(ctx: click.Context, as_json: bool) -> None:
 @json_option
 @debug_option
 def list_(as_json: bool) -> None:
-    """List the installed providers; a broken one with its error."""
+    """List the installed providers, a broken one with its error."""
     _list(as_json=as_json)
 
 
@@ -60,7 +60,7 @@ def _list(*, as_json: bool) -> None:
 @click.option(
     "--job-file",
     type=click.Path(path_type=Path),
-    help="Job file whose [providers.NAME] table holds the provider's options.",
+    help="Job file with the provider's options in [providers.NAME].",
 )
 @store_option
 @json_option
@@ -69,7 +69,7 @@ def _list(*, as_json: bool) -> None:
 def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str | None, as_json: bool) -> None:
     """Try what a job on provider NAME needs: credentials, rights, network, and the store if one is known.
 
-    A line for each, with what to do where something is missing; it then ends with 1.
+    Prints a line for each, with what to do if something is missing; exits with 1 then.
     """
     spec = None if job_file is None else load_job(job_file)
     resources = None if spec is None else spec.resources.to_model()

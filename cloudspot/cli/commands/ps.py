@@ -25,21 +25,23 @@ from cloudspot.story.states import TERMINAL_STATES
 MOST = 20
 """How many ended jobs are shown without ``--all``."""
 NUM_THREADS = 32
-"""Requests at once: each is for one small object, and a store far away answers them all the same."""
+"""Requests at a time: each fetches one small object, so that the store's latency is what counts."""
 
 
 @click.command("ps")
 @click.option(
-    "-a", "--all", "show_all", is_flag=True, help=f"All jobs, not only the first {MOST} that have ended."
+    "-a", "--all", "show_all", is_flag=True, help=f"All jobs, not only the first {MOST} ended ones."
 )
 @click.option(
     "--filter",
     "filters",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Only jobs like this; also != < <= > >=, as in metrics.loss<0.3. May be repeated: all must hold.",
+    help="Only jobs that match; also != < <= > >=, as in metrics.loss<0.3. Repeatable; all must match.",
 )
-@click.option("--sort", metavar="FIELD", help="By this field, as in cost; -cost has the largest first.")
+@click.option(
+    "--sort", metavar="FIELD", help="Sort by this field, such as cost; -cost puts the largest first."
+)
 @store_option
 @json_option
 @debug_option
@@ -48,12 +50,12 @@ def ps(
 ) -> None:
     """List jobs.
 
-    Newest first, unless told otherwise: the unfinished ones, and the newest that have ended.
+    Unfinished jobs, then the newest ended ones; newest first, unless --sort says otherwise.
     """
     now = datetime.now().astimezone()
     tests = [parse_filter(text, now=now) for text in filters]
     if sort is not None:
-        sort_jobs((), sort)  # What is wrong with it is said before anything is read.
+        sort_jobs((), sort)  # A wrong field is refused before anything is read.
     store = open_named_store(store_url)
     job_ids = list_jobs(store)
     found = each(lambda job_id: _look_at(store, job_id), job_ids, num_threads=NUM_THREADS)
@@ -65,23 +67,25 @@ def ps(
         jobs = sort_jobs(jobs, sort)
     shown = jobs if show_all else _without_most_ended(jobs)
     if store_url is not None and not job_ids and not patient(store).list_page("", limit=1).objects:
-        # A slip in its name looks the same as a store that is new.
-        output.warn(f"nothing is stored in {store.url}; is that the store that you mean?")
+        # A typo in its name looks the same as a new store.
+        output.warn(f"nothing is stored in {store.url}; is that the store you meant?")
     if as_json:
         output.echo_json([_as_json(job) for job in shown])
         return
     if not shown:
         filtered_out = bool(filters and found)
-        output.echo(f"no job of {store.url} passes the filter" if filtered_out else f"no jobs in {store.url}")
+        output.echo(
+            f"no job in {store.url} matches the filter" if filtered_out else f"no jobs in {store.url}"
+        )
         return
     asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
     echo_jobs(shown, metrics_first=asked)
     if len(shown) < len(jobs):
-        output.echo(f"{len(jobs) - len(shown)} more not shown; see all with --all", error=True)
+        output.echo(f"{len(jobs) - len(shown)} more; see them with --all", error=True)
 
 
 def _without_most_ended(jobs: Iterable[Summary]) -> list[Summary]:
-    """Leave out the ended jobs behind the first ``MOST``."""
+    """Leave out the ended jobs after the first ``MOST``."""
     num_ended = 0
     kept = []
     for job in jobs:
@@ -92,15 +96,15 @@ def _without_most_ended(jobs: Iterable[Summary]) -> list[Summary]:
 
 
 def _look_at(store: ObjectStore, job_id: str) -> Summary | None:
-    """Return what is to be said of a job; None where its submission was never completed.
+    """Return a job's summary; None if its submission was never completed.
 
-    The summary of a job that has ended is final. Any other may be stale: its controller may have
-    died, or none may have been there when its nodes ended. The records themselves then tell.
+    The stored summary of an ended job is final. Any other may be stale, since its controller may have
+    died, so it is worked out from the records.
     """
     try:
         summary = read_summary(store, job_id)
     except CorruptData:
-        summary = None  # It only ever repeats what the records say.
+        summary = None  # The records say the same.
     if summary is not None and summary.state in TERMINAL_STATES:
         return summary
     now = datetime.now(timezone.utc)

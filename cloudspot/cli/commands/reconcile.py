@@ -1,4 +1,4 @@
-"""``cloudspot reconcile``: drives jobs that nobody is attached to, from cron or as a service."""
+"""``cloudspot reconcile``: drives jobs that nothing is attached to, from cron or as a service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, event_time, in_order_of_time
 from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import debug_option, store_option
-from cloudspot.controller.reconcile import Reconciled, Reconciler
+from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
@@ -28,27 +28,27 @@ from cloudspot.story.report import summarise
 
 WATCH_SECONDS = 5.0
 LONG_OVER = timedelta(days=1)
-"""A job that finished longer ago is not looked at: its machines have ended by each of the kill paths."""
+"""Jobs that finished longer ago are skipped: every kill path has ended their machines by then."""
 
 
 @click.command("reconcile")
-@click.option("--watch", is_flag=True, help=f"Do it again every {WATCH_SECONDS:g} seconds, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help=f"Repeat every {WATCH_SECONDS:g} seconds, until Ctrl-C.")
 @click.option(
     "--job",
     "job_id",
     metavar="ID",
     shell_complete=complete_jobs,
-    help="Only this job; --watch then ends with it.",
+    help="Only this job; --watch then ends when the job does.",
 )
 @store_option
 @debug_option
 @click.pass_context
 def reconcile(ctx: click.Context, watch: bool, job_id: str | None, store_url: str | None) -> None:
-    """Drive the unfinished jobs of a store, once or for ever.
+    """Drive a store's unfinished jobs, once or continuously.
 
-    One pass relaunches what was reclaimed, closes what has ended and ends machines that have no
-    business to run any more; then it says what it did. Any number may run at once, beside attached
-    commands too. An error of one job does not keep the others; one pass then ends with 1.
+    One pass relaunches what was reclaimed, closes what has ended, terminates machines that should no
+    longer run, and prints what it did. Any number may run at once, also beside attached commands. An
+    error in one job does not hold up the others; a single pass then exits with 1.
     """
     store = open_named_store(store_url)
     wanted = None if job_id is None else find_job(store, job_id)
@@ -68,7 +68,7 @@ def reconcile(ctx: click.Context, watch: bool, job_id: str | None, store_url: st
 
 
 class _Rounds:
-    """Passes over the jobs of a store, and what is printed of them."""
+    """Makes passes over the jobs of a store and prints what they did."""
 
     def __init__(self, store: ObjectStore, wanted: str | None) -> None:
         self._store = store
@@ -81,17 +81,20 @@ class _Rounds:
         self.num_errors = 0
         """In the newest pass."""
         self.is_settled = False
-        """The last job of the newest pass was finished, and its machines gone."""
+        """The last job of the newest pass is finished and its machines are gone."""
 
     def run_one(self) -> None:
         """Make one pass and print what it did.
 
         Raises:
-            TransientError: the jobs or the machines could not be listed.
+            TransientError: the jobs could not be listed.
         """
         self.num_errors = 0
         self._started = datetime.now(timezone.utc)
         for done in self._reconciler.run_pass(job_ids=self._job_ids()):
+            if isinstance(done, Unlisted):
+                self._complain_of(done)
+                continue
             self._print(done)
             self.is_settled = done.tick is not None and done.tick.is_settled
 
@@ -105,7 +108,7 @@ class _Rounds:
 
     def _print(self, done: Reconciled) -> None:
         if isinstance(done.error, JobNotFound) and self._wanted is None:
-            return  # Its submission was cut short, or is under way: there is nothing to drive.
+            return  # Its submission was cut short or is still running: there is nothing to drive.
         if done.error is not None:
             self.complain(done.job_id, done.error)
             return
@@ -122,29 +125,35 @@ class _Rounds:
         ]
         for event in told:
             echo_line(event_line(event, tick.history, who=done.job_id))
-        # Of a job that ended before this pass there is nothing to say.
+        # A job that ended before this pass needs no mention.
         if is_first and tick.history is not None and (told or tick.history.finished is None):
             _print_state(tick.history)
 
     def _is_of_this_pass(self, event: Event, history: History | None) -> bool:
-        """Say whether to tell of it at the first look, which finds the job's whole past."""
+        """Return whether to print the event on the first look at a job, which finds its whole past."""
         moment = event_time(event, history)
         return isinstance(event, Waiting | Warned) or (moment is not None and moment >= self._started)
 
     def complain(self, about: str, error: CloudspotError) -> None:
-        """Print an error of one job, or of the store; in a row of passes the same one once."""
+        """Print an error of one job or of the store, once for as long as passes repeat it."""
         self.num_errors += 1
         if self._complaints.get(about) != str(error):
             self._complaints[about] = str(error)
             output.echo(f"error: {about}: {error}", style="red", error=True)
 
+    def _complain_of(self, unlisted: Unlisted) -> None:
+        self.complain(f"the machines of {unlisted.provider}", unlisted.error)
+
     def warn_of_orphans(self) -> None:
         """Name live machines that no job of this store owns."""
-        for machine in self._reconciler.orphans():
+        orphans, problems = self._reconciler.orphans()
+        for problem in problems:
+            self._complain_of(problem)
+        for machine in orphans:
             owner = f"{printable(machine.store_url)} has" if machine.store_url else "another store may have"
             output.warn(
                 f"machine {machine.id} runs for job {machine.job_id}, which is not in {self._store.url}; "
-                f"{owner} it"
+                f"{owner} that job"
             )
 
 
@@ -158,9 +167,9 @@ def _print_state(history: History) -> None:
 
 
 def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:
-    """Say, for two requests, whether the job's journal ended more than ``LONG_OVER`` ago.
+    """Return whether the job's journal ended more than ``LONG_OVER`` ago, at the cost of two requests.
 
-    The summary cannot tell: it may say ``succeeded`` of a job whose journal nobody has ended yet.
+    The summary cannot tell: it may say ``succeeded`` before anything has ended the journal.
     """
     try:
         records = [meta.key for meta in store.list_objects(keys.journal_prefix(job_id))]
@@ -168,5 +177,5 @@ def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:
             return False
         last = codec.decode_journal(store.get(records[-1]), key=records[-1])
     except (CorruptData, TransientError):
-        return False  # The pass itself says what is wrong.
+        return False  # The pass itself reports what is wrong.
     return isinstance(last, Finished) and now - last.at > LONG_OVER

@@ -1,4 +1,4 @@
-"""``cloudspot run``: submits a job; then follows it, leaves it, or only says what it would do."""
+"""``cloudspot run``: submits a job, then follows it or leaves it; or only shows what it would do."""
 
 from __future__ import annotations
 
@@ -39,12 +39,10 @@ DETACH_SECONDS = 3.0
 @click.command("run")
 @job_file_argument
 @provider_option
-@click.option("--name", metavar="ID", help="The job's id, as it is; default: its name and a random suffix.")
+@click.option("--name", metavar="ID", help="The job's id. Default: its name and a random suffix.")
 @overrides_option
 @click.option("--detach", is_flag=True, help="Return as soon as the first machine is requested.")
-@click.option(
-    "--dry-run", is_flag=True, help="Print the offers and the very request; launch and store nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Print the offers and the request; launch and store nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run or --detach: print JSON.")
 @plain_option
 @store_option
@@ -64,8 +62,8 @@ def run(
 ) -> None:
     """Submit a job and follow it to its end.
 
-    JOB_FILE is job.toml by default. Prints what happens and the log, relaunches after a reclaim,
-    and ends with the job: 0 succeeded, 1 failed, 10 stopped. Ctrl-C detaches; the job goes on.
+    JOB_FILE is job.toml by default. Prints events and the log, relaunches after a reclaim, and exits when
+    the job ends: 0 succeeded, 1 failed, 10 stopped. Ctrl-C detaches; the job goes on.
     """
     if as_json and not (dry_run or detach):
         raise SpecError("--json needs --dry-run or --detach; a followed job prints its log")
@@ -104,7 +102,7 @@ def _submit(prepared: PreparedJob, provider_name: str, name: str | None) -> Subm
                 open_progress=transfer,
             )
         except JobExists:
-            # A random suffix may meet another; a name that was given is the user's to change.
+            # Two random suffixes may collide; a name that the user gave is theirs to change.
             if name is not None or number == MAX_ID_TRIES:
                 raise
     raise AssertionError("the loop returns or raises")

@@ -1,4 +1,4 @@
-"""``cloudspot sandbox``: a command with a whole emulated cloud around it."""
+"""``cloudspot sandbox``: runs a command inside an emulated cloud."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import debug_option
 
 RECLAIM_HELP = (
-    "When a spot machine is taken: fields of [[providers.local.reclaims]], such as "
-    "launch=1,rank=0,after_steps=300,notice=2m; or of [providers.local.random_reclaims], such as "
-    "mean=5m,max=2; or none. Repeatable. By default the first machine of the first launch is taken when "
-    "the training has begun half of its steps."
+    "When a spot machine is reclaimed: fields of [[providers.local.reclaims]], such as "
+    "launch=1,rank=0,after_steps=300,notice=2m, or of [providers.local.random_reclaims], such as "
+    "mean=5m,max=2, or none. Repeatable. By default, the first machine of the first launch is reclaimed "
+    "halfway through the steps."
 )
 
 
@@ -19,22 +19,24 @@ RECLAIM_HELP = (
 @click.argument("name", metavar="NAME")
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--reclaim", "reclaims", multiple=True, metavar="FIELD=VALUE,...|none", help=RECLAIM_HELP)
-@click.option("--keep", is_flag=True, help="Keep the machines' consoles and the cloud's logs, and say where.")
+@click.option(
+    "--keep", is_flag=True, help="Keep the machines' consoles and the cloud's logs, and print where."
+)
 @click.option(
     "--loopback",
     is_flag=True,
-    help="Do not isolate the machines, as on a host without namespaces: they get addresses of 127.0.0.0/8.",
+    help="Do not isolate the machines, as on a host without namespaces: they get addresses in 127.0.0.0/8.",
 )
 @debug_option
 def sandbox(
     name: str, command: tuple[str, ...], reclaims: tuple[str, ...], keep: bool, loopback: bool
 ) -> None:
-    """Run a command with an emulated cloud around it.
+    """Run a command inside an emulated cloud.
 
-    There is no account and no cost. NAME is the provider's name. The cloud's API, its object store
-    and its machines exist on this host alone, for as long as COMMAND runs; COMMAND's environment leads every
-    tool and SDK of the cloud there. The machines really boot and really are reclaimed. The exit status is
-    COMMAND's.
+    It needs no account and costs nothing. NAME is the provider's name. The cloud's API, object store
+    and machines exist only on this host and only while COMMAND runs, and COMMAND's environment points every
+    tool and SDK of the cloud at them. The machines really boot and really are reclaimed. Exits with
+    COMMAND's status.
     """
     from cloudspot.emulation.cloud import EmulatedCloud
     from cloudspot.emulation.sandbox_run import (
@@ -52,11 +54,11 @@ def sandbox(
     check_command(command)
     reason = "as you asked" if loopback else enclosure.why_not()
     if reason is None:
-        output.echo(f"sandbox {name}: nothing of it leaves this host, and nothing of it stays", error=True)
+        output.echo(f"sandbox {name}: nothing leaves this host, and nothing is kept", error=True)
     else:
         output.warn(
             f"sandbox {name}: the machines are not isolated ({reason}): they are processes of this host with "
-            "addresses of their own, and see its files and its network"
+            "their own addresses, and can see its files and its network"
         )
     with sandbox_directory(name, keep=keep) as directory:
         try:

@@ -17,8 +17,8 @@ SHIPPED = "job.schema.json"
 def schema() -> None:
     """Print the JSON Schema of the job file.
 
-    With the tables of the providers that are installed here. The file that `cloudspot init` names in a job
-    file is the same, but knows the built-in providers only.
+    It includes the tables of the providers installed here. The file that `cloudspot init` names in a job
+    file is the same, but knows only the built-in providers.
     """
     from cloudspot.errors import PluginError
     from cloudspot.jobfile.json_schema import job_schema

@@ -1,9 +1,8 @@
-"""``cloudspot show``: all that is known of one job."""
+"""``cloudspot show``: everything known about one job."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 import click
@@ -11,19 +10,19 @@ import click
 from cloudspot.cli.charts.plots import check_plot, plot_job, take_picture
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.jobdetails import echo_chapters
+from cloudspot.cli.screen.jobdetails import echo_details
 from cloudspot.cli.screen.jobsummary import echo_last_lines, echo_title, job_json, summary_fields
 from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, plot_option, store_option
 from cloudspot.errors import CorruptData
 
 MAX_WARNINGS = 8
-"""Many nodes may say the same, each with figures of its own."""
+"""Many nodes may report the same thing, each with its own figures."""
 
 
 @click.command("show")
 @job_argument
 @click.option(
-    "--verify", "verify_chunks", is_flag=True, help="Read the newest checkpoint whole and check it."
+    "--verify", "verify_chunks", is_flag=True, help="Read the whole newest checkpoint and verify it."
 )
 @plot_option
 @store_option
@@ -38,9 +37,9 @@ def show(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Tell the story of one job.
+    """Show everything about one job.
 
-    With --verify it ends with 8 when the newest checkpoint is corrupt.
+    With --verify, exits with 8 if the newest checkpoint is corrupt.
     """
     if plot is not None:
         check_plot(plot)
@@ -53,13 +52,13 @@ def show(
         output.echo_fields(
             [
                 ("provider", value["provider"]),
-                ("submitted", _moment(value["created"])),
+                ("submitted", output.moment_text(value["created"])),
                 ("stop", f"requested ({value['stop_requested']})" if value["stop_requested"] else ""),
                 *summary_fields(job, value),
                 ("warnings", _warnings(value["warnings"])),
             ]
         )
-        echo_chapters(value)
+        echo_details(value)
         echo_last_lines(job, value)
     if plot is not None:
         plot_job(plot, take_picture(job))
@@ -70,9 +69,5 @@ def show(
 
 def _warnings(warnings: Sequence[str]) -> str:
     left = len(warnings) - MAX_WARNINGS
-    more = [f"and {left} more; all with --json"] if left > 0 else []
+    more = [f"and {left} more; see them all with --json"] if left > 0 else []
     return "\n".join([*warnings[:MAX_WARNINGS], *more])
-
-
-def _moment(text: str) -> str:
-    return output.moment_text(datetime.fromisoformat(text))

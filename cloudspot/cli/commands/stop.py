@@ -1,4 +1,4 @@
-"""``cloudspot stop``: a checkpoint, and then the end of the job."""
+"""``cloudspot stop``: saves a checkpoint and stops a job."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from cloudspot.story.states import is_over, job_state
 @debug_option
 @click.pass_context
 def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> None:
-    """Save a checkpoint and end a job.
+    """Save a checkpoint and stop a job.
 
-    Safe to repeat; a job that has ended already is left as it is. With --wait it ends with the
-    job's own exit status.
+    Safe to repeat; a job that has already ended is left as it is. With --wait, exits with the job's own
+    status.
     """
     job = open_job(store_url, job_id)
     if is_over(job.first_history):
         state = job_state(job.first_history)
-        output.echo(f"job {job.id} has ended already: {state}")
+        output.echo(f"job {job.id} has already ended: {state}")
         ctx.exit(exit_codes.of_outcome(state) if wait else exit_codes.SUCCEEDED)
     request_stop(job.store, job.id, "user")
-    output.echo(f"asked job {job.id} to save a checkpoint and end")
+    output.echo(f"asked job {job.id} to save a checkpoint and stop")
     if wait:
         ctx.exit(follow(job))
-    # One pass, for a job that nobody drives: without a machine it ends right here.
+    # One pass, for a job that nothing else drives: without a machine, it ends right here.
     Controller(job.store, job.id, job.provider).run_pass()
     output.echo(f"wait for its end with: {job.command('attach')}")

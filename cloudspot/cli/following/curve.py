@@ -1,4 +1,4 @@
-"""A curve drawn with characters: braille dots, or stars where the terminal knows ASCII only; pure."""
+"""Draws a curve with characters: braille dots, or asterisks for terminals that only know ASCII; pure."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Drawing:
 
     lines: tuple[str, ...]
     lowest: float
-    """What the lowest line stands for."""
+    """The value of the lowest line."""
     highest: float
 
 
 def draw(
     steps: Sequence[int], values: Sequence[float], *, width: int, height: int, ascii_only: bool
 ) -> Drawing | None:
-    """Return the curve as ``height`` lines of ``width`` characters; None: it has no finite value.
+    """Return the curve as ``height`` lines of ``width`` characters; None if it has no finite value.
 
-    The steps, ascending, are spread evenly. Each column of dots shows the mean of the finite values that fall
-    on it; between columns that have any a line is drawn.
+    The steps must ascend, and are spread evenly. Each column of dots shows the mean of the finite values
+    that fall on it, and lines join the columns that have any.
     """
     across, down = (1, 1) if ascii_only else (2, 4)
     columns = _means(steps, values, width * across)
@@ -51,7 +51,7 @@ def _character(bits: int, *, ascii_only: bool) -> str:
 
 
 def _means(steps: Sequence[int], values: Sequence[float], num_columns: int) -> list[float | None]:
-    """Return the mean of the values that fall on each column, the steps spread evenly over them."""
+    """Return the mean of the values that fall on each column, with the steps spread evenly."""
     first, last = (steps[0], steps[-1]) if steps else (0, 0)
     span = max(1, last - first)
     sums, counts = [0.0] * num_columns, [0] * num_columns
@@ -66,11 +66,11 @@ def _means(steps: Sequence[int], values: Sequence[float], num_columns: int) -> l
 def _rows(
     columns: Sequence[float | None], lowest: float, highest: float, num_rows: int
 ) -> list[tuple[int, int]]:
-    """Return the dots of each column from the top: first and last row; (0, -1) where there is none."""
+    """Return the first and last row, from the top, of each column's dots; (0, -1) if it has none."""
     span = highest - lowest
 
     def row(value: float) -> int:
-        # A curve that does not move lies in the middle.
+        # A constant curve lies in the middle.
         share = (value - lowest) / span if span > 0 else 0.5
         return round((1.0 - share) * (num_rows - 1))
 
@@ -88,7 +88,7 @@ def _rows(
 
 
 def _connect(found: list[tuple[int, int]], start: int, start_row: int, end: int, end_row: int) -> None:
-    """Fill the columns between two points, and let a steep step touch what is before it."""
+    """Fill the columns between two points so that steep parts of the line stay connected."""
     distance = end - start
     previous = start_row
     for column in range(start + 1, end + 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.interrupts import Detached, Interrupts
@@ -26,30 +26,33 @@ from cloudspot.model import LogRecord
 from cloudspot.story.events import Committed, NodeState
 from cloudspot.story.report import summarise
 
+if TYPE_CHECKING:
+    from cloudspot.cli.following.livescreen import LiveScreen
+
 LOG_SECONDS = 1.0
 """How often the log is looked at."""
 CHECK_SECONDS = 0.25
-"""How often Ctrl-C, Ctrl-Z and the terminal's size are."""
+"""How often Ctrl-C, Ctrl-Z and the terminal's size are checked."""
 PROGRESS_SECONDS = 10.0
 PAST_LINES = 20
-"""How many lines of the log that were there before are shown."""
+"""How many earlier lines of the log are shown."""
 PAST_RECORDS = 200
-"""How many of its records are read at most where a curve of them is drawn."""
+"""How many earlier records are read at most, to draw a curve from."""
 HINT = "Ctrl-C detaches; the job goes on"
 DETACHING_HINT = "detaching; Ctrl-C again to leave at once"
-ENDING_HINT = "the job has ended; waiting for its machines to be gone"
+ENDING_HINT = "the job has ended; waiting for its machines to go"
 
 
 def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
     """Drive the job until it has ended or Ctrl-C is pressed; return the exit status.
 
     Args:
-        job: which.
-        is_new: it was just submitted, so that nothing of it is old news.
-        is_plain: print lines also on a terminal that could show the live view.
+        job: the job to follow.
+        is_new: it was just submitted, so there is no past to skip.
+        is_plain: print plain lines even on a terminal that could show the live view.
 
     Raises:
-        CloudspotError: it cannot be driven from here any more; the job itself goes on.
+        CloudspotError: it can no longer be driven from here; the job itself goes on.
     """
     if not is_new:
         output.echo(f"attached to job {output.styled(job.id, 'bold')} in {job.store.url}")
@@ -71,16 +74,16 @@ def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
     try:
         echo_summary(job, history)
     except TransientError as error:
-        # The job has ended all the same, and its outcome is what the exit status says.
-        output.warn(f"job {job.id} {history.finished.outcome}, but cannot be summed up now: {error}")
+        # The job has ended all the same, and the exit status reports its outcome.
+        output.warn(f"job {job.id} {history.finished.outcome}, but its summary cannot be read now: {error}")
         output.warn(f"see it with: {job.command('show')}")
     return exit_codes.of_outcome(history.finished.outcome)
 
 
 def relaunch_warning(job: Job) -> str:
-    """Say what a job that nobody drives lacks."""
+    """Return the warning that nothing relaunches a job that nothing drives."""
     return (
-        "Nobody relaunches it after a reclaim until you do, or something runs: "
+        "Nothing relaunches it after a reclaim until you come back, or something runs: "
         f"{job.command('reconcile --watch --job')}"
     )
 
@@ -101,7 +104,7 @@ def _follow_live(job: Job, feed: Feed, *, is_new: bool) -> History:
         return render(view, width=width, height=height, ascii_only=ascii_only, hint=hint)
 
     screen = LiveScreen(draw)
-    # The panel tells that Ctrl-C was heard; whatever else were written would tear it.
+    # The panel itself confirms Ctrl-C; anything else written would tear it.
     interrupts = Interrupts(tell=lambda: None, leave=screen.leave_at_once)
     with interrupts, screen:
         return _drive(job, _Follower(job, interrupts, screen, feed, is_new=is_new, is_live=True))
@@ -118,23 +121,12 @@ def _commit_time(job: Job, checkpoint: CheckpointId) -> datetime | None:
     try:
         return read_commit(job.store, job.id, checkpoint).at
     except CloudspotError:
-        return None  # Deleted meanwhile, or not to be had now: its age is left out.
-
-
-class _Screen(Protocol):
-    """Where lines are shown."""
-
-    def print(self, lines: Sequence[Line]) -> None:
-        """Print lines."""
-
-    def warn(self, text: str) -> None:
-        """Print a warning."""
-
-    def check(self) -> None:
-        """Do what the terminal has asked for meanwhile."""
+        return None  # Deleted meanwhile, or unreachable now: its age is left out.
 
 
 class _PlainScreen:
+    """Prints lines as they come, in place of a LiveScreen."""
+
     def print(self, lines: Sequence[Line]) -> None:
         for line in lines:
             echo_line(line)
@@ -153,7 +145,7 @@ class _Follower:
         self,
         job: Job,
         interrupts: Interrupts,
-        screen: _Screen,
+        screen: _PlainScreen | LiveScreen,
         feed: Feed,
         *,
         is_new: bool,
@@ -172,11 +164,11 @@ class _Follower:
         self._told_at = 0.0
 
     def on_tick(self, tick: Tick) -> None:
-        """Show what a tick has seen."""
+        """Show what a tick has found."""
         self._feed.take(tick, datetime.now(timezone.utc))
         events = tick.events
         if self._past and tick.history is not None:
-            # Of what was before, the story is of use, and the end of the log.
+            # Of the past, only the main events and the end of the log are shown.
             events = tuple(event for event in events if not isinstance(event, Committed | NodeState))
         ordered = in_order_of_time(events, tick.history)
         self._screen.print([event_line(event, tick.history) for event in ordered])
@@ -189,7 +181,7 @@ class _Follower:
         self._check()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep as the controller asks, and print log lines meanwhile.
+        """Sleep for as long as the controller asks, printing log lines meanwhile.
 
         Raises:
             Detached: Ctrl-C was pressed.
@@ -205,7 +197,7 @@ class _Follower:
                 self.print_new_lines()
 
     def print_new_lines(self) -> None:
-        """Print the log lines that have come; a sink that does not answer is asked again later."""
+        """Print the log lines that have arrived; a sink that does not answer is asked again later."""
         records: list[LogRecord] = []
         try:
             records.extend(self._tail.new_records())
@@ -221,7 +213,7 @@ class _Follower:
         self._screen.check()
 
     def _show(self, records: Sequence[LogRecord]) -> None:
-        """Show what has been read, also where the reading broke off behind it."""
+        """Show what has been read, even if reading failed afterwards."""
         self._feed.add(records)
         shown = [record for record in records if record.source != METRICS]
         self._screen.print([record_line(record, name_nodes=self._name_nodes) for record in shown])
@@ -240,7 +232,7 @@ class _Follower:
         self._show(lines)
 
     def _print_progress(self, history: History) -> None:
-        """Say now and then how far the training is, also where its script prints nothing."""
+        """Report progress now and then, even if the script prints nothing."""
         job = summarise(history, datetime.now(timezone.utc))
         step, now = job.step, time.monotonic()
         if job.state != "running" or step == self._told_step or now - self._told_at < PROGRESS_SECONDS:

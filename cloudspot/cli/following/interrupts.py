@@ -1,30 +1,30 @@
-"""Ctrl-C while a job is followed: the first detaches, the second ends the process at once."""
+"""Handles Ctrl-C while a job is followed: the first detaches, the second ends the process at once."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 
 from cloudspot.cli import exit_codes
 
 
 class Detached(Exception):
-    """The person pressed Ctrl-C: stop following, and leave the job as it is."""
+    """Ctrl-C was pressed: stop following and leave the job as it is."""
 
 
 class Interrupts:
-    """Within the block Ctrl-C only asks for a detach; ``check`` carries it out at a good moment."""
+    """Within the block, Ctrl-C only asks for a detach; ``check`` carries it out at a safe moment."""
 
     def __init__(
         self, *, tell: Callable[[], None] | None = None, leave: Callable[[], None] | None = None
     ) -> None:
-        """Be ready.
+        """Take two callbacks, which must be safe to call from a signal handler.
 
         Args:
-            tell: says that the first was heard. It and ``leave`` are called in the middle of anything.
-            leave: restores what an end without clean-up would leave changed.
+            tell: confirms the first Ctrl-C.
+            leave: restores what an exit without clean-up would leave changed.
         """
         self.is_asked = False
         """Whether it was pressed."""
@@ -35,19 +35,14 @@ class Interrupts:
         self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         signal.signal(signal.SIGINT, self._previous)
 
     def check(self) -> None:
-        """Go on, unless a detach was asked for.
+        """Do nothing, unless a detach was asked for.
 
         Raises:
-            Detached: it was.
+            Detached: Ctrl-C was pressed.
         """
         if self.is_asked:
             raise Detached
@@ -63,5 +58,5 @@ class Interrupts:
 
 
 def _tell() -> None:
-    # A handler may run in the middle of a print, so it writes past Python's buffers.
+    # A handler may run in the middle of a print, so bypass Python's buffers.
     os.write(2, b"\ndetaching; Ctrl-C again to leave at once\n")

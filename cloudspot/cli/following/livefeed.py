@@ -1,4 +1,4 @@
-"""What one who follows a job has seen of it so far; makes the views that the panel shows."""
+"""Collects what has been seen of a job so far, and makes the live view from it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cloudspot.story.progress import last_commit_id
 from cloudspot.story.series import Curve, MetricSeries
 
 LATE_SECONDS = 60.0
-"""After a launch was seen closed its machines may still deliver lines for so long."""
+"""How long a launch's machines may still deliver log lines after it was seen closed."""
 LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 MAX_POINTS = 500
-"""Of a metric between two resumes: more than a terminal has columns of dots."""
+"""Points kept of a metric between two resumes: more than a terminal has columns of dots."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """All that a view is made of; replaced whole, so that another thread may read it at any time."""
+    """What a view is made of; replaced as a whole, so that another thread can read it at any time."""
 
     history: History
     instances: tuple[Instance, ...]
@@ -34,23 +34,23 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Logged:
-    """What the log tells; replaced whole, as above."""
+    """What the log says; replaced as a whole, as above."""
 
     newest: Mapping[str, float]
     curve: Curve | None
 
 
 class Feed:
-    """Takes in ticks and log lines, in one thread, and gives views to any."""
+    """Takes in ticks and log lines in one thread, and makes views in any thread."""
 
     def __init__(self, commit_time: Callable[[CheckpointId], datetime | None]) -> None:
-        """Start with nothing seen; ``commit_time`` reads when a checkpoint was committed."""
+        """Start with nothing seen; ``commit_time`` returns when a checkpoint was committed."""
         self._commit_time = commit_time
         self._seen: _Seen | None = None
         self._closed: dict[int, datetime] = {}
         """When each launch was first seen closed."""
         self._quiet: set[int] = set()
-        """The launches whose machines say nothing any more."""
+        """The launches whose machines no longer log anything."""
         self._series = MetricSeries(max_points=MAX_POINTS)
         self._logged: _Logged = _Logged({}, None)
 
@@ -81,7 +81,7 @@ class Feed:
         self._seen = _Seen(history, instances, sights)
 
     def add(self, records: Sequence[LogRecord]) -> None:
-        """Take in log lines, of which it keeps the metrics; each stream's in its order."""
+        """Take in log lines, each stream's in order, and keep their metrics."""
         if not sum(self._series.add(record) for record in records):
             return
         names = self._series.names()
@@ -95,10 +95,10 @@ class Feed:
         return None if self._seen is None else self._seen.history
 
     def streams(self, *, live: bool) -> tuple[str, ...]:
-        """Return the log's streams by the records, which costs no request: one for each machine.
+        """Return the log's streams, one per machine, from the records, without a request.
 
         Args:
-            live: only those that something may still come to: of machines that were not long since given up.
+            live: return only those that may still receive lines.
         """
         if self._seen is None:
             return ()
@@ -111,7 +111,7 @@ class Feed:
         )
 
     def view(self, now: datetime | None = None) -> View | None:
-        """Return what is to be shown at ``now`` (the present moment); None before the first tick."""
+        """Return what to show at ``now`` (default: the present); None before the first tick."""
         seen = self._seen
         if seen is None:
             return None
@@ -132,7 +132,7 @@ class Feed:
         if newest is None:
             return {}
         if before is None:
-            # It is older than this look. Of later ones the moment when they are first seen is near enough.
+            # It is older than this look. For later ones, when they are first seen is close enough.
             read = self._commit_time(newest)
             return {} if read is None else {newest: read}
         known = before.sights.committed_at.get(newest)

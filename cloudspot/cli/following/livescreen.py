@@ -1,4 +1,4 @@
-"""A panel at the foot of the terminal that is drawn again twice a second, and lines that scroll above it."""
+"""Keeps a panel at the foot of the terminal, redrawn twice a second, with lines scrolling above it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,20 +19,20 @@ from cloudspot.cli.screen.printable import shows_unicode
 
 REFRESHES_PER_SECOND = 2.0
 MAX_LINE_LENGTH = 2000
-"""Of a line that is printed; longer ones are cut, ``cloudspot logs`` has them whole."""
+"""Longer lines are cut; ``cloudspot logs`` has them whole."""
 MAX_BURST = 500
-"""Of the lines that come at once, so many are printed: nobody reads more, and a terminal takes its time."""
+"""How many of the lines that arrive at once are printed: terminals are slow, and nobody reads more."""
 KEPT_LINES = 300
-"""So many are printed again when the terminal became narrower."""
+"""How many lines are kept to print again when the terminal becomes narrower."""
 
 Draw = Callable[[int, int, bool], Sequence[Text]]
-"""Makes the panel's lines for a width, a height, and whether the terminal knows ASCII only."""
+"""Makes the panel's lines from the width, the height, and whether the terminal only knows ASCII."""
 
 
 class LiveScreen:
-    """The terminal while a job is followed; not for several threads at once.
+    """The terminal while a job is followed; not thread-safe.
 
-    ``draw`` is called from a thread of the screen's own, so that the panel goes on while the caller waits.
+    ``draw`` is called from the screen's own thread, so that the panel stays alive while the caller waits.
     """
 
     def __init__(self, draw: Draw) -> None:
@@ -52,23 +51,18 @@ class LiveScreen:
             undo.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         try:
             self._lower_panel()
         finally:
-            self._state.__exit__(kind, error, traceback)
+            self._state.__exit__()
 
     def print(self, lines: Sequence[Line]) -> None:
         """Print lines above the panel."""
         left_out = max(0, len(lines) - MAX_BURST)
         texts = [_as_text(line) for line in lines[left_out:]]
         if left_out:
-            texts.insert(0, Text(f"({left_out} lines are left out here; cloudspot logs has them)", "dim"))
+            texts.insert(0, Text(f"({left_out} lines left out; cloudspot logs has them)", "dim"))
         self._write(texts)
         self._printed.extend(texts)
 
@@ -77,15 +71,15 @@ class LiveScreen:
         self.print([Line(datetime.now(timezone.utc), WHO, f"warning: {text}", output.WARNING_STYLE)])
 
     def check(self) -> None:
-        """Do what the terminal has asked for since the last call: a pause, another width."""
+        """Handle what has happened to the terminal since the last call: Ctrl-Z, or a new width."""
         if self._state.is_suspend_asked:
             self._lower_panel()
             self._state.suspend()
         self._keep_to_foreground()
         width = self._console.width
         if width < self._width and self._live is not None:
-            # Terminals differ in what they make of lines that no longer fit, the panel's among them: nobody
-            # knows where it stands now. So the screen is cleared, and what was on it printed again.
+            # Terminals differ in how they reflow lines that no longer fit, so the panel's position is
+            # unknown now. Clear the screen and print its lines again.
             self._lower_panel()
             self._console.clear()
             self._write(list(self._printed)[-self._console.height :])
@@ -93,11 +87,11 @@ class LiveScreen:
         self._width = width
 
     def leave_at_once(self) -> None:
-        """Restore the terminal for an end without clean-up; may be called from a signal handler."""
+        """Restore the terminal for an exit without clean-up; safe to call from a signal handler."""
         self._state.restore()
 
     def _keep_to_foreground(self) -> None:
-        """Show the panel while the terminal is ours; in the background (``&``, ``bg``) only lines."""
+        """Show the panel while the terminal is ours; in the background (``&``, ``bg``) print only lines."""
         if self._state.is_ours and self._live is None:
             self._state.hush()
             self._raise_panel()
@@ -105,7 +99,7 @@ class LiveScreen:
             self._lower_panel()
 
     def _raise_panel(self) -> None:
-        """Draw the panel where the cursor is, and again and again from now on."""
+        """Draw the panel at the cursor, and keep redrawing it."""
         self._live = Live(
             console=self._console,
             get_renderable=self._panel,
@@ -116,7 +110,7 @@ class LiveScreen:
         self._live.start(refresh=True)
 
     def _lower_panel(self) -> None:
-        """Take the panel away; the cursor is then where it began."""
+        """Remove the panel; the cursor is then where the panel began."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -127,7 +121,7 @@ class LiveScreen:
 
     def _write(self, texts: Sequence[Text]) -> None:
         if texts:
-            # Lines that are too long are the terminal's to wrap: copied from it they are whole again.
+            # The terminal wraps long lines itself, so that they can be copied whole.
             self._console.print(*texts, sep="\n", soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""What the live view shows of a job, worked out from its records; pure."""
+"""What the live view shows of a job, computed from its records; pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudspot.story.series import Curve
 from cloudspot.story.states import ended_at, job_state
 
 SILENT_SECONDS = 20.0
-"""A node speaks every five seconds; four missed words are worth a mention."""
+"""Nodes send a heartbeat every five seconds; four missing ones are worth a mention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +28,16 @@ class NodeView:
 
     rank: int
     state: str
-    """``requested``, ``starting``, what its heartbeat says, or how it ended."""
+    """``requested``, ``starting``, the state in its heartbeat, or how it ended."""
     address: str | None = None
     silent_seconds: float | None = None
-    """How long nothing new was heard of it; None: it speaks, or has ended."""
+    """How long since its last new heartbeat; None if that is recent or it has ended."""
     transfer: Transfer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What is known of a job at one moment."""
+    """What is known about a job at one moment."""
 
     job_id: str
     state: str
@@ -49,7 +49,7 @@ class View:
     step: int
     steps_total: int | None
     counts_steps: bool
-    """Whether the script has a session; without one ``step`` is the newest checkpoint's."""
+    """Whether the script has a session; without one, ``step`` is the newest checkpoint's."""
     steps_per_second: float | None
     seconds_left: float | None
     metrics: Mapping[str, float]
@@ -65,15 +65,15 @@ class View:
     commit: CheckpointId | None
     commit_age_seconds: float | None
     upload_seconds: float | None
-    """How long the newest upload took; of several nodes the longest."""
+    """How long the newest upload took, on the slowest node."""
     notice_seconds: float | None
-    """How long before it takes a machine the provider says so."""
+    """How much notice the provider gives before it reclaims a machine."""
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """The newest word of a node, and when it was first read here: the clocks of others tell no ages."""
+    """A node's newest heartbeat and when it was first read here: other machines' clocks cannot give ages."""
 
     counter: int
     at: datetime
@@ -81,19 +81,19 @@ class Heard:
 
 @dataclass(frozen=True, kw_only=True)
 class Sights:
-    """What one who follows a job remembers of earlier looks at its records."""
+    """What is remembered from earlier looks at a job's records."""
 
     points: tuple[Point, ...] = ()
     heard: Mapping[tuple[int, int], Heard] = field(default_factory=dict)
     """By launch and rank."""
     committed_at: Mapping[CheckpointId, datetime] = field(default_factory=dict)
-    """When the newest checkpoint was committed; nothing of others."""
+    """When the newest checkpoint was committed; others are forgotten."""
 
 
 def hear(
     heard: Mapping[tuple[int, int], Heard], history: History, now: datetime
 ) -> dict[tuple[int, int], Heard]:
-    """Return the newest words of the open launch's nodes; one that is as before keeps its moment."""
+    """Return the newest heartbeats of the open launch's nodes; an unchanged one keeps its moment."""
     launch = history.open_launch
     found: dict[tuple[int, int], Heard] = {}
     if launch is None:
@@ -115,15 +115,15 @@ def look(
     curve: Curve | None = None,
     instances: Sequence[Instance] = (),
 ) -> View:
-    """Return what is to be shown at ``now``, by the reader's clock.
+    """Return what to show at ``now``, by the reader's clock.
 
     Args:
         history: the job's records.
-        now: the moment; ages and open bills run until then.
-        sights: what is remembered of earlier looks.
-        logged: the newest metrics by the log, which tells them sooner than the nodes' heartbeats.
-        curve: the metric to draw, when there is one.
-        instances: a listing, which makes the open launch's bill more exact.
+        now: the moment up to which ages and open bills run.
+        sights: what is remembered from earlier looks.
+        logged: the newest metrics from the log, which has them before the heartbeats do.
+        curve: the metric to draw, if there is one.
+        instances: a listing of the machines, which makes the open launch's bill more exact.
     """
     launch = history.launches[-1] if history.launches else None
     ledger = bill(history, now, instances=instances)
@@ -169,7 +169,7 @@ def look(
 
 
 def _detail(history: History) -> str:
-    """Return why the job is in its state, where that is not plain from the rest of the view."""
+    """Return why the job is in its state, if the rest of the view does not show it."""
     if history.open_launch is not None and history.finished is None:
         return "" if history.stop is None else f"stop requested ({history.stop.reason})"
     return report.detail(history)
@@ -207,12 +207,12 @@ def _node(
 
 
 def _notices(launch: LaunchHistory | None, now: datetime) -> list[str]:
-    """Return a line for each node that will be taken."""
+    """Return a line for each node that is about to be reclaimed."""
     if launch is None or launch.closed is not None:
         return []
     found = []
     for rank, notice in sorted(launch.notices.items()):
         if own_exit(launch, rank) is None:
             left = max(0.0, (notice.deadline - now).total_seconds())
-            found.append(f"node {rank} will be taken in {left:.0f} s ({notice.source})")
+            found.append(f"node {rank} will be reclaimed in {left:.0f} s ({notice.source})")
     return found

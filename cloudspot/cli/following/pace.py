@@ -1,4 +1,4 @@
-"""How fast a training goes, and how long it still takes, from what its nodes say now and then; pure."""
+"""How fast a job trains and how long it will still take, from its nodes' heartbeats; pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cloudspot.story.outcomes import last_generation
 from cloudspot.story.progress import first_step
 
 WINDOW_SECONDS = 60.0
-"""The last while: short enough to follow the training, long enough for the rate not to jump."""
+"""The window for the rate: short enough to follow changes, long enough to be steady."""
 LEAST_SECONDS = 2.0
-"""Between two words of a node, for a rate to be told from them."""
+"""The least time between two heartbeats from which a rate is computed."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """That a generation had begun a step at a moment of its node's clock."""
+    """The step that a generation had begun at a moment of its node's clock."""
 
     generation: int
     at: datetime
@@ -26,7 +26,7 @@ class Point:
 
 
 def sight(history: History) -> Point | None:
-    """Return how far the newest generation is by its nodes' newest words; None: nobody counts its steps."""
+    """Return how far the newest generation is, by its nodes' heartbeats; None if nothing counts its steps."""
     launch = history.open_launch
     generation = None if launch is None else last_generation(history, launch)
     if launch is None or generation is None:
@@ -35,13 +35,13 @@ def sight(history: History) -> Point | None:
     beats = [beat for beat in beats if beat.has_session and beat.state in {"running", "draining"}]
     if not beats:
         return None
-    # Of several nodes the first one's clock, so that two points are of one clock.
+    # Always the first node's clock, so that two points are on the same one.
     first = beats[0]
     return Point(generation.number, first.at, max(beat.step for beat in beats))
 
 
 def origin(history: History) -> Point | None:
-    """Return where the newest generation began its steps, by its first node; None: it has not said so."""
+    """Return where the newest generation began its steps, by its first node; None if not yet reported."""
     launch = history.open_launch
     generation = None if launch is None else last_generation(history, launch)
     if launch is None or generation is None:
@@ -54,17 +54,17 @@ def origin(history: History) -> Point | None:
 
 
 def with_point(points: Sequence[Point], new: Point | None) -> tuple[Point, ...]:
-    """Return the points of the last while; those of an older generation go, its steps are made again."""
+    """Return the points within the window, without those of older generations, whose steps are repeated."""
     if new is None:
         return ()
     kept = [one for one in points if one.generation == new.generation and one.at < new.at]
-    # One point older than the window stays: the rate is then that of the whole window.
+    # Keep one point older than the window, so that the rate covers the whole window.
     old = [one for one in kept if (new.at - one.at).total_seconds() > WINDOW_SECONDS]
     return (*old[-1:], *(one for one in kept if one not in old), new)
 
 
 def steps_per_second(points: Sequence[Point]) -> float | None:
-    """Return the rate over the points, 0 for a training that stands; None: too little is known."""
+    """Return the rate over the points, 0 if training stands still; None if too little is known."""
     if not points:
         return None
     seconds = (points[-1].at - points[0].at).total_seconds()
@@ -74,7 +74,7 @@ def steps_per_second(points: Sequence[Point]) -> float | None:
 
 
 def seconds_left(step: int, steps_total: int | None, rate: float | None) -> float | None:
-    """Return how long the steps that are left take at this rate; None: not known, or never at that rate."""
+    """Return how long the remaining steps take at this rate; None if unknown or never at that rate."""
     if steps_total is None or not rate:
         return None
     return max(0, steps_total - step) / rate

@@ -1,4 +1,4 @@
-"""A view of a job as lines of text for a terminal of a given size; pure."""
+"""Renders the live view as lines of text for a terminal of a given size; pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cloudspot.cli.screen.printable import printable
 
 LABEL_WIDTH = 9
 WIDE_COLUMNS = 110
-"""From this width on the curve stands beside the text, below it elsewhere."""
+"""From this width on, the curve is beside the text and not below it."""
 LEAST_LINES = 4
 CURVE_LINES = 4
 WIDE_CURVE_LINES = 7
 NUM_NODE_LINES = 4
-"""So many nodes have a line each; of more, those that do something of note."""
+"""Up to this many nodes have a line each; of more, only those that need attention."""
 NUM_METRICS = 6
 MAX_WARNINGS = 3
 CURVE_STYLE = "cyan"
@@ -43,22 +43,22 @@ _ASCII = _Marks(rule="-", full="#", empty=".", warning="!")
 
 @dataclass(frozen=True)
 class _Block:
-    """Lines that are shown together, or not at all where the terminal is low."""
+    """Lines that are shown together, or dropped together if the terminal is too low."""
 
     weight: int
-    """The least goes first."""
+    """The lowest is dropped first."""
     lines: Sequence[Text]
 
 
 def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) -> list[Text]:
-    """Return the panel's lines, each less than ``width`` cells wide, at most two thirds of ``height``.
+    """Return the panel's lines, each narrower than ``width`` cells, at most two thirds of ``height``.
 
     Args:
-        view: what is shown.
-        width: of the terminal, in cells. The last column stays free: a cursor in it may wrap.
+        view: what to show.
+        width: of the terminal, in cells. The last column stays free, since a cursor there may wrap.
         height: of the terminal, in lines.
         ascii_only: the terminal has no other characters.
-        hint: the last line: what a key does.
+        hint: the last line, which says what Ctrl-C does.
     """
     width = max(20, width - 1)
     marks = _ASCII if ascii_only else _UNICODE
@@ -165,7 +165,7 @@ def _curve(view: View, width: int, height: int, *, ascii_only: bool) -> list[Tex
     )
     if drawing is None:
         return []
-    # The name stands at the left in the middle, the limits above and below it.
+    # The name is on the left in the middle, the limits above and below it.
     labels = [""] * height
     labels[0], labels[-1] = _figure(drawing.highest), _figure(drawing.lowest)
     if height > 2:
@@ -182,7 +182,7 @@ def _place(view: View) -> Iterator[Text]:
         yield _labelled("on", Text(f"{view.provider}, nothing launched yet"))
         return
     price = f"{offer.price_per_hour:g} {offer.currency} an hour"
-    last = "" if view.is_launched else ", the last one"
+    last = "" if view.is_launched else ", the last launch"
     where = f"{view.provider}: {offer.market.value} {offer.instance_type} in {offer.zone} at {price}{last}"
     yield _labelled("on", Text(printable(where)))
 
@@ -224,11 +224,7 @@ def _node(node: NodeView, width: int, marks: _Marks) -> Text:
 
 
 def _cost(view: View) -> Text:
-    text = output.money_text(view.spent, view.currency)
-    if view.on_demand > 0:
-        saved = 100 * (1 - view.spent / view.on_demand)
-        text += f"; on demand {output.money_text(view.on_demand, view.currency)}: {saved:.0f}% saved"
-    return _labelled("cost", Text(text))
+    return _labelled("cost", Text(output.cost_text(view.spent, view.on_demand, view.currency)))
 
 
 def _saved(view: View) -> Text:
@@ -254,7 +250,7 @@ def _warnings(view: View, marks: _Marks) -> Iterator[Text]:
 
 
 def _whole(seconds: float) -> str:
-    """Return a duration whose figures do not jump about: no tenths, unless it is less than a second."""
+    """Return a duration without tenths, which would flicker, unless it is less than a second."""
     if 0 < seconds < 1 or seconds >= 10:
         return output.duration_text(seconds)
     return f"{seconds:.0f}s"

@@ -1,4 +1,4 @@
-"""The terminal's own state while a panel stands on it: changed on entry, and as it was after any end."""
+"""The terminal's own state while it shows a panel: changed on entry, and restored however it ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 import termios
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _SHOW_CURSOR = b"\x1b[?25h\x1b[0m"
@@ -15,16 +15,16 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def can_hold_a_panel() -> bool:
-    """Say whether standard output is a terminal whose cursor can be moved."""
+    """Return whether standard output is a terminal whose cursor can be moved."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown", ""}
 
 
 class TerminalState:
-    """Within the block keys that are typed do not show, where they would tear the panel.
+    """Within the block, typed keys are not echoed, since they would tear the panel.
 
-    The terminal is as before also after an exception, and after a SIGTERM, a hang-up or a SIGQUIT, which end
-    the process as they would without us, and are ignored where whoever started it wants that (``nohup``).
-    Ctrl-Z only asks for a pause: ``suspend`` carries it out at a good moment.
+    The terminal is restored after an exception too, and after a SIGTERM, SIGHUP or SIGQUIT, which still end
+    the process, unless whoever started it ignores them (``nohup``). Ctrl-Z only asks for a pause:
+    ``suspend`` carries it out at a safe moment.
     """
 
     def __init__(self) -> None:
@@ -40,26 +40,21 @@ class TerminalState:
         self._previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._on_suspend)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self.restore()
 
     @property
     def is_ours(self) -> bool:
-        """Say whether the process is in the foreground: in the background it may not touch the terminal."""
+        """Return whether the process is in the foreground; otherwise it must not touch the terminal."""
         try:
             return os.tcgetpgrp(sys.__stdout__.fileno()) == os.getpgrp()  # type: ignore[union-attr]
         except (OSError, ValueError):
-            return True  # It is nobody's: there is no job control.
+            return True  # There is no job control.
 
     def hush(self) -> None:
-        """Let typed keys not show, where the terminal is ours."""
+        """Turn off the echo of typed keys, if the terminal is ours."""
         with suppress(OSError, ValueError):
             descriptor = sys.stdin.fileno()
             if not os.isatty(descriptor) or not self.is_ours:
@@ -72,18 +67,18 @@ class TerminalState:
             termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
 
     def restore(self) -> None:
-        """Make the terminal as it was, where it is ours; safe to repeat, and in the middle of anything."""
+        """Restore the terminal, if it is ours; safe to repeat and to call from a signal handler."""
         if not self.is_ours:
-            return  # The shell has it, and has restored it.
+            return  # The shell has it and has restored it.
         with suppress(OSError, ValueError):
             os.write(sys.__stdout__.fileno(), _SHOW_CURSOR)  # type: ignore[union-attr]
         with suppress(OSError, ValueError):
             if self._attributes is not None:
-                # Without waiting for what is not printed yet: the terminal may hang.
+                # Do not wait for pending output: the terminal may hang.
                 termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, self._attributes)
 
     def suspend(self) -> None:
-        """Stop the process as Ctrl-Z does, and return when it goes on; the panel must be gone by now."""
+        """Stop the process as Ctrl-Z does, and return when it continues; the panel must be gone by now."""
         self.is_suspend_asked = False
         self.restore()
         previous = signal.signal(signal.SIGTSTP, signal.SIG_DFL)

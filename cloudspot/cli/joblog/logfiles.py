@@ -1,4 +1,4 @@
-"""A job's log as text files, one for each attempt and node."""
+"""Downloads a job's log as text files, one per attempt and node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.model import LogRecord
 
 SOURCE_WIDTH = 9
-"""As on the screen, so that lines can be compared."""
+"""The same as on the screen, so that lines can be compared."""
 
 
 def download_logs(
@@ -25,10 +25,10 @@ def download_logs(
     shown: Callable[[LogRecord], bool],
     as_json: bool,
 ) -> None:
-    """Write the lines that are ``shown`` into the directory, and say which files these are.
+    """Write the lines that are ``shown`` to files in the directory, and print the files' names.
 
-    A file appears whole, and takes the place of an older one. The lines are as they were written: what a
-    terminal would obey is in them too.
+    Each file appears whole and replaces an older one. The lines are kept as they were written, terminal
+    control sequences included.
 
     Raises:
         CloudspotError: the directory cannot be written to.
@@ -53,11 +53,11 @@ def download_logs(
         for each in written:
             output.echo(f"{each['file']}: {each['lines']} lines")
     else:
-        output.echo(f"job {job.id} has no such lines")
+        output.echo(f"job {job.id} has no such log")
 
 
 def _stems(job: Job) -> Mapping[int, str]:
-    """Return how the files of each launch that became an attempt are called."""
+    """Return the file names, without node, of the launches that became attempts."""
     attempts = job.first_history.attempts
     return {attempt.number: f"attempt-{number:03d}" for number, attempt in enumerate(attempts, start=1)}
 
@@ -69,7 +69,7 @@ def _write(
     shown: Callable[[LogRecord], bool],
     advance: Callable[[int], None],
 ) -> int:
-    """Write one node's lines; return how many. Without any there is no file."""
+    """Write one node's lines and return how many; if there are none, write no file."""
     partial = partial_path(path)
     num_lines = 0
     try:

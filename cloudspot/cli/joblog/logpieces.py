@@ -1,17 +1,13 @@
-"""What a job's log consists of and how far it is delivered (``logs --list``), and its pruning."""
+"""Lists a job's log by node, with how much of it has been delivered, and prunes old days."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from itertools import groupby
 from typing import Any
 
-import click
-
-from cloudspot.cli import exit_codes
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.printable import printable
@@ -24,27 +20,27 @@ Wanted = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class _Stream:
-    """One node's log: what there is of it, and what there should be."""
+    """One node's log: what has arrived, and what should have."""
 
     launch: int
     rank: int
     attempt: int | None
-    """None: the launch never became one."""
+    """None if the launch never became an attempt."""
     first_day: date | None
     last_day: date | None
     num_bytes: int | None
     num_pieces: int
     num_lines: int
-    """As far as the newest line there says: they are numbered without a gap."""
+    """From the number of the newest line: lines are numbered without gaps."""
     standing: LogStanding | None
-    """What the node said last; None: it said nothing of it."""
+    """What the node last reported; None if it reported nothing."""
     told_at: datetime | None
     is_over: bool
-    """Nobody writes to it any more."""
+    """Nothing writes to it any more."""
 
     @property
     def num_missing(self) -> int | None:
-        """Return how many lines the node had and the log has not; None: nobody knows."""
+        """Return how many of the node's lines the log lacks; None if that is not known."""
         return None if self.standing is None else max(0, self.standing.num_lines - self.num_lines)
 
     @property
@@ -54,20 +50,20 @@ class _Stream:
             return "unknown"
         is_all = self.num_missing == 0 and self.standing.waiting_bytes == 0
         if self.is_over:
-            # Nobody notes what is pruned, or ended by a service's retention.
+            # Nothing records what was pruned or removed by a service's retention.
             is_gone = self.num_pieces == 0 and self.standing.num_lines > 0
             return "gone" if is_gone else "complete" if is_all else "incomplete"
         return "current" if is_all else "behind"
 
 
 def list_streams(job: Job, *, wanted: Wanted, as_json: bool) -> None:
-    """Print each node's log: days, size, lines, and how far its delivery is."""
+    """Print each node's log: days, size, lines, and how much has been delivered."""
     streams = _streams(job, wanted)
     if as_json:
         output.echo_json([_as_json(each) for each in streams])
         return
     if not streams:
-        output.echo(f"job {job.id} has no such lines")
+        output.echo(f"job {job.id} has no such log")
         return
     output.echo_table(
         ("ATTEMPT", "NODE", "FROM", "TO", "SIZE", "LINES", "DELIVERY"),
@@ -86,15 +82,15 @@ def list_streams(job: Job, *, wanted: Wanted, as_json: bool) -> None:
     )
 
 
-def prune(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json: bool) -> None:
-    """Delete what of the log ended on an earlier day than the moment's, after a question.
+def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json: bool) -> None:
+    """Delete the pieces of the log that ended on an earlier day than the moment's, after a question.
 
     Raises:
-        SpecError: the moment is to come, or nobody is there to be asked.
-        CloudspotError: where this log is kept nothing can be removed.
+        SpecError: the moment is in the future, or there is no terminal to ask on.
+        CloudspotError: this log's service does not allow removal.
     """
     if before > datetime.now(timezone.utc):
-        raise SpecError("--prune must name a moment that is over: what is older is deleted")
+        raise SpecError("--prune must name a time in the past: it deletes what is older")
     day = before.astimezone(timezone.utc).date()
     old = [
         piece
@@ -103,22 +99,13 @@ def prune(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json: boo
     ]
     size = sum(piece.num_bytes or 0 for piece in old)
     what = f"{len(old)} pieces, {output.size_text(size)}, of the log of {job.id} from before {day} (UTC)"
-    if old and not yes:
-        if not _is_attended():
-            raise SpecError("nobody is there to be asked: give --yes to delete without a question")
-        if not click.confirm(f"Delete {what} for good?", err=True):
-            output.echo("nothing was deleted", error=True)
-            click.get_current_context().exit(exit_codes.FAILED)
     if old:
+        output.confirm_deletion(what, yes=yes)
         job.log_sink.remove(old)
     if as_json:
         output.echo_json({"before": day.isoformat(), "pieces": [piece.name for piece in old], "bytes": size})
     else:
         output.echo(f"deleted {what}" if old else f"the log of {job.id} has nothing from before {day} (UTC)")
-
-
-def _is_attended() -> bool:
-    return sys.stdin.isatty()
 
 
 def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
@@ -159,7 +146,7 @@ def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum, or None where one is not known."""
+    """Return the sum, or None if one of the sizes is not known."""
     known: Sequence[int | None] = list(sizes)
     return None if None in known else sum(size or 0 for size in known)
 
@@ -167,16 +154,16 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
 def _delivery_text(stream: _Stream) -> str:
     standing, missing = stream.standing, stream.num_missing
     if standing is None or missing is None:
-        return "unknown: the node has not told"
+        return "unknown: the node has not reported"
     if stream.delivery in {"complete", "current"}:
         return stream.delivery
     if stream.delivery == "gone":
-        text = f"all {missing} lines are gone: pruned, or they never came"
+        text = f"all {missing} lines are gone: pruned or never delivered"
         return f"{text}: {printable(standing.error)}" if standing.error else text
     late = [f"{missing} line{'s' if missing > 1 else ''}"] if missing else []
     if standing.waiting_bytes:
         late.append(output.size_text(standing.waiting_bytes))
-    text = f"{' and '.join(late)} {'never came' if stream.is_over else 'behind'}"
+    text = f"{' and '.join(late)} {'never delivered' if stream.is_over else 'behind'}"
     return f"{text}: {printable(standing.error)}" if standing.error else text
 
 

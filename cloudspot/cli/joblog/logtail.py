@@ -1,4 +1,4 @@
-"""The lines of a job's log: merged over its nodes, and read on from where one stopped."""
+"""Reads a job's log, merged over its nodes, and continues from where it last stopped."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cloudspot.model import LogRecord
 
 
 class LogTail:
-    """Reads a job's log on from where it last stopped; every line once.
+    """Reads a job's log from where it last stopped, each line once.
 
-    Launch by launch, since one is over before the next begins; the nodes of a launch are merged by time, and
-    a stream keeps its own order.
+    It reads launch by launch, since one is over before the next begins. The nodes of a launch are merged by
+    time, and each stream keeps its own order.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class LogTail:
         streams: Callable[[], Sequence[str]] | None = None,
         wanted: Callable[[int, int], bool] | None = None,
     ) -> None:
-        """Read some of the job's streams, by default all.
+        """Read the job's streams.
 
         Args:
             sink: where they are.
-            streams: tells their names at each call, where one knows them who need not ask the sink.
-            wanted: tells of a launch and a rank whether to read that stream.
+            streams: returns their names at each call; by default, the sink lists them.
+            wanted: whether to read the stream of a launch and a rank; by default, all are read.
         """
         self._sink = sink
         self._streams = sink.streams if streams is None else streams
@@ -40,14 +40,14 @@ class LogTail:
         self._newest: dict[str, int] = {}
 
     def new_records(self) -> Iterator[LogRecord]:
-        """Yield what has come since the last call.
+        """Yield what has arrived since the last call.
 
         Raises:
-            TransientError: the sink did not answer; the next call goes on from the last line.
+            TransientError: the sink did not answer; the next call continues after the last line.
         """
         for streams in self._launches():
             for record in heapq.merge(*map(self._read_on, streams), key=_time):
-                # Counted here and not where it is read: merge reads one line of each stream ahead.
+                # Noted here and not where it is read, because merge reads one line of each stream ahead.
                 self._newest[record.stream] = record.seq
                 yield record
 
@@ -58,10 +58,10 @@ class LogTail:
         since: datetime | None = None,
         shown: Callable[[LogRecord], bool] = lambda _record: True,
     ) -> list[LogRecord]:
-        """Return the last ``count`` records that are ``shown``; ``new_records`` goes on behind them.
+        """Return the last ``count`` records that are ``shown``; ``new_records`` continues after them.
 
-        For the beginning. It reads no more than that from the log's end, where the sink can; nothing before
-        ``since``.
+        Call it first. It reads backwards from the log's end, where the sink can, and no further than needed:
+        nothing before ``since``.
 
         Raises:
             TransientError: the sink did not answer; call again.
@@ -73,7 +73,7 @@ class LogTail:
             if is_complete:
                 self._skip(streams)
                 continue
-            # Of two lines of one moment the one that new_records yields first comes last here.
+            # Of two lines with the same time, the one that new_records would yield first comes last here.
             backs = [self._read_back(stream) for stream in reversed(streams)]
             for record in heapq.merge(*backs, key=_time, reverse=True):
                 is_recent = since is None or record.time >= since
@@ -87,7 +87,7 @@ class LogTail:
         return found[::-1]
 
     def skip_before(self, moment: datetime) -> None:
-        """Let ``new_records`` begin with the first line of each stream behind its last one before ``moment``.
+        """Make ``new_records`` start, in each stream, after the last line before ``moment``.
 
         Raises:
             TransientError: the sink did not answer; call again.
@@ -101,17 +101,17 @@ class LogTail:
             is_older = False in have_recent and True not in have_recent
 
     def _launches(self) -> list[list[str]]:
-        """Return the streams that are wanted, by launch; each launch's by rank."""
+        """Return the wanted streams, grouped by launch and sorted by rank."""
         streams = sorted(self._streams(), key=parse_stream)
         wanted = [each for each in streams if self._wanted is None or self._wanted(*parse_stream(each))]
         return [list(group) for _, group in groupby(wanted, key=lambda stream: parse_stream(stream)[0])]
 
     def _skip(self, streams: Sequence[str]) -> None:
-        """Read nothing of the streams of a launch that was over before what is read."""
+        """Skip the streams of a launch that was over before anything that is read."""
         self._newest.update(dict.fromkeys(streams, sys.maxsize))
 
     def _skip_stream(self, stream: str, moment: datetime) -> bool | None:
-        """Skip what is before the moment; say whether anything is left, None of a stream without a line."""
+        """Skip what is before the moment; return whether lines remain, or None if the stream is empty."""
         has_recent: bool | None = None
         for record in self._sink.read_back(stream):
             if record.time < moment:

@@ -1,4 +1,4 @@
-"""The tables of ``show``: where the time went, launches, generations, notices, machines."""
+"""Prints the details of one job: where the time went, launches, generations, notices, machines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from datetime import datetime
 from typing import Any
 
 from cloudspot.cli.screen import output
+from cloudspot.cli.screen.jobsummary import steps_lost_text
 
 BAR_WIDTH = 30
 _TIME_STYLES = {"training": "green", "lost": "red"}
 
 
-def echo_chapters(value: Mapping[str, Any]) -> None:
-    """Print them of a job as ``show --json`` has it; an empty one is left out."""
+def echo_details(value: Mapping[str, Any]) -> None:
+    """Print the tables of a job; ``value`` is what ``show --json`` prints. Empty tables are left out."""
     _echo_time(value)
     _echo_launches(value)
     _echo_generations(value)
@@ -45,7 +46,7 @@ def _echo_launches(value: Mapping[str, Any]) -> None:
             str(launch["launch"]),
             str(attempts.get(launch["launch"], "-")),
             f"{launch['market']}/{launch['zone']}/{launch['instance_type']}",
-            _moment(launch["started"]),
+            output.moment_text(launch["started"]),
             _outcome(launch, nodes.get(launch["launch"], [])),
         )
         for launch in value["launches"]
@@ -61,7 +62,7 @@ def _outcome(launch: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> s
 
 
 def _states(states: Iterable[str]) -> str:
-    """Return ``running`` where all nodes are, else ``62 running, 2 uploading``."""
+    """Return ``running`` if all nodes are, else ``62 running, 2 uploading``."""
     counts = Counter(states)
     if len(counts) < 2:
         return next(iter(counts), "")
@@ -76,7 +77,7 @@ def _echo_generations(value: Mapping[str, Any]) -> None:
             _ranges(one["ranks"]),
             "start" if one["restored"] is None else str(one["restored"]["step"]),
             str(one["last_step"]),
-            "unknown" if one["steps_lost"] is None else f"{one['steps_lost']}",
+            steps_lost_text(one),
             _training_time(one),
             _why(one),
         )
@@ -104,14 +105,14 @@ def _training_time(one: Mapping[str, Any]) -> str:
 
 
 def _why(one: Mapping[str, Any]) -> str:
-    passed_over = ", ".join(one["skipped"])
-    return f"{one['why']}; {passed_over} did not verify" if passed_over else str(one["why"])
+    skipped = ", ".join(one["skipped"])
+    return f"{one['why']}; {skipped} did not verify" if skipped else str(one["why"])
 
 
 def _echo_notices(value: Mapping[str, Any]) -> None:
     rows = [
         (
-            _moment(one["at"]),
+            output.moment_text(one["at"]),
             str(one["launch"]),
             str(one["rank"]),
             str(one["step"]),
@@ -152,17 +153,13 @@ def _echo_machines(value: Mapping[str, Any]) -> None:
     if on_demand > 0:
         saved = output.money_text(on_demand - spent, currency)
         rows.append(("saved", "", "", "", "", f"{saved} ({100 * (1 - spent / on_demand):.0f}%)"))
-    _echo(("MACHINE", "LAUNCH", "NODE", "TIME", "AN HOUR", "SPENT"), rows)
+    _echo(("MACHINE", "LAUNCH", "NODE", "TIME", "PER HOUR", "SPENT"), rows)
 
 
 def _echo(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
         output.echo()
         output.echo_table(headers, rows)
-
-
-def _moment(text: str) -> str:
-    return output.moment_text(datetime.fromisoformat(text))
 
 
 def _seconds_between(start: str, end: str) -> float:

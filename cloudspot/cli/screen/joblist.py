@@ -1,4 +1,4 @@
-"""The table of ``ps``: the columns that the width has room for, the more telling ones first."""
+"""The table of ``ps``: as many columns as fit the width, the most telling ones first."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cloudspot.cli.screen import output
 from cloudspot.jobstore.records import Summary
 
 CODE_LETTERS = 12
-"""Of the code's hash."""
+"""How much of the code's hash is shown."""
 MIN_DETAIL_WIDTH = 30
 GAP = 2
 _STATES_WITH_METRICS = frozenset({"running", "draining", "succeeded"})
-"""In these the metrics tell more than what brought the job there."""
+"""States in which the metrics tell more than the reason for the state."""
 
 
 @dataclass(frozen=True)
 class _Column:
-    """One column; of lower ``rank`` go first where there is no room."""
+    """One column; where there is no room, columns of higher ``rank`` are dropped first."""
 
     header: str
     cell: Callable[[Summary], str]
@@ -30,15 +30,15 @@ class _Column:
 
 
 def echo_jobs(jobs: Sequence[Summary], *, metrics_first: Sequence[str] = ()) -> None:
-    """Print the table; on a terminal what fits, elsewhere all columns.
+    """Print the table: on a terminal the columns that fit, elsewhere all of them.
 
-    ``metrics_first``: the metrics that were asked about.
+    ``metrics_first`` are the metrics that the user asked about.
     """
     columns = _columns(metric_names(jobs, first=metrics_first))
     width = output.terminal_width()
     id_width = None
     if width is not None:
-        # Ids of up to 63 letters must not push the rest off a narrow screen.
+        # Ids of up to 63 characters must not push the rest off a narrow screen.
         id_width = min(max(len(job.job_id) for job in jobs), width // 2)
         columns = _that_fit(columns, jobs, width, id_width)
     rows = [[one.cell(job) for one in columns] for job in jobs]
@@ -85,7 +85,7 @@ def _detail_cell(job: Summary) -> str:
 def _that_fit(
     columns: Sequence[_Column], jobs: Sequence[Summary], width: int, id_width: int
 ) -> list[_Column]:
-    """Return the columns for which there is room, where those of lower rank choose first."""
+    """Return the columns that fit, chosen in order of rank."""
     kept, left = set(), width + GAP
     for column in sorted(columns, key=lambda one: one.rank):
         cells = [len(column.cell(job)) for job in jobs]
@@ -93,7 +93,7 @@ def _that_fit(
         if column.header == "ID":
             needed = id_width
         elif column.header == "DETAIL":
-            # It folds, so it needs no more than some words' room; and none where nobody has one.
+            # It folds, so room for a few words is enough; without any details it is left out.
             needed = min(max(cells, default=0), MIN_DETAIL_WIDTH) or math.inf
         else:
             needed = max([len(column.header), *cells])

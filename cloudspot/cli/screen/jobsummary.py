@@ -1,4 +1,4 @@
-"""A job told to a person: the block at the end of a run, and the parts of ``show``."""
+"""The summary of a job that ends a run and begins ``show``."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from cloudspot.story.report import show_json
 from cloudspot.story.timeline import wanted_commits
 
 GOODPUT_WIDTH = 30
-"""Characters of its bar."""
+"""The length of its bar, in characters."""
 MAX_TAILS = 4
-"""Of so many nodes the last lines are shown: where one fails, all do."""
+"""How many failed nodes have their last lines shown: when one fails, all do."""
 
 
 def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict[str, Any]:
-    """Return what ``show --json`` prints of the job.
+    """Return what ``show --json`` prints.
 
-    ``verify_chunks`` reads the newest checkpoint whole; without it ``verified`` is null.
+    ``verify_chunks`` reads the whole newest checkpoint; without it ``verified`` is null.
     """
     newest = last_commit_id(history)
     commits = read_commits_of(job, history)
@@ -42,7 +42,7 @@ def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict
 
 
 def _is_whole(job: Job, checkpoint: CheckpointId) -> bool | None:
-    """Read the checkpoint and say whether it is whole; None: it has been deleted meanwhile."""
+    """Read the checkpoint and return whether it is whole; None if it has been deleted meanwhile."""
     try:
         with while_it_stands(job.store, job.id, checkpoint):
             commit = read_commit(job.store, job.id, checkpoint)
@@ -56,7 +56,7 @@ def _is_whole(job: Job, checkpoint: CheckpointId) -> bool | None:
 
 
 def read_commits_of(job: Job, history: History) -> dict[CheckpointId, Commit]:
-    """Return the manifests that the job's story needs; one that is gone or corrupt is left out."""
+    """Return the manifests that the job's story needs, except those that are gone or corrupt."""
     newest = last_commit_id(history)
     wanted = {*wanted_commits(history), *([] if newest is None else [newest])}
 
@@ -70,10 +70,10 @@ def read_commits_of(job: Job, history: History) -> dict[CheckpointId, Commit]:
 
 
 def echo_summary(job: Job, history: History) -> None:
-    """Print the block that ends a followed job; nothing of it where it cannot be read whole.
+    """Print the summary of a job that was followed; print nothing if it cannot be read in full.
 
     Raises:
-        TransientError: the store does not answer, not even when it is asked again.
+        TransientError: the store does not answer, even after retries.
     """
     value = retry(lambda: job_json(job, history), sleep=time.sleep)
     fields = retry(lambda: summary_fields(job, value), sleep=time.sleep)
@@ -84,17 +84,24 @@ def echo_summary(job: Job, history: History) -> None:
 
 
 def echo_title(value: Mapping[str, Any]) -> None:
-    """Print the job's id and state, and why it is so."""
+    """Print the job's id and state, with the reason."""
     state = output.styled(value["state"], output.STATE_STYLES.get(value["state"]))
     detail = f": {printable(value['detail'])}" if value["detail"] else ""
     output.echo(f"job {output.styled(value['id'], 'bold')} {state}{detail}")
 
 
+def steps_lost_text(value: Mapping[str, Any]) -> str:
+    """Return how many steps were made again, as far as that is known."""
+    if value["steps_lost"] is None:
+        return "unknown"
+    return f"{'' if value['steps_lost_is_exact'] else 'at least '}{value['steps_lost']}"
+
+
 def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines about the whole job; ``value`` is as ``show --json`` prints it."""
+    """Return the lines about the whole job; ``value`` is what ``show --json`` prints."""
     cost, final, commit = value["cost"], value["final"], value["last_commit"]
     weights = None if final is None else final["weights_sha256"]
-    lost = "lost unknown" if value["steps_lost"] is None else f"{value['steps_lost']} lost"
+    lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
     return [
         ("attempts", str(len(value["attempts"]))),
         ("notices", str(len(value["notices"]))),
@@ -102,7 +109,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("last commit", _commit_text(commit)),
         ("duration", output.duration_text(value["time"]["total"])),
         ("goodput", _goodput_text(value)),
-        ("cost", _cost_text(cost)),
+        ("cost", output.cost_text(cost["spent"], cost["on_demand_equivalent"], cost["currency"])),
         ("weights", "" if weights is None else f"sha256 {weights}"),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),
@@ -118,19 +125,10 @@ def _commit_text(commit: Mapping[str, Any] | None) -> str:
     return f"step {commit['step']}{size}{verified}"
 
 
-def _cost_text(cost: Mapping[str, Any]) -> str:
-    spent = output.money_text(cost["spent"], cost["currency"])
-    on_demand = cost["on_demand_equivalent"]
-    if on_demand <= 0:
-        return spent
-    saved = 100 * (1 - cost["spent"] / on_demand)
-    return f"{spent} (on demand {output.money_text(on_demand, cost['currency'])}: {saved:.0f}% saved)"
-
-
 def _goodput_text(value: Mapping[str, Any]) -> str:
     goodput, time = value["goodput"], value["time"]
     if goodput is None or (time["training"] == 0 and time["unknown"] == 0 and value["finished"] is None):
-        return ""  # There is nothing to judge yet.
+        return ""  # Too early to tell.
     if time["unknown"] and not time["training"]:
         return "unknown"
     least = "at least " if time["unknown"] else ""
@@ -144,7 +142,7 @@ def _artifacts_text(job: Job) -> str:
 
 
 def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
-    """Print the end of the log, traceback included, of each node that failed last."""
+    """Print the end of the log, with any traceback, of each node that failed last."""
     if value["state"] != "failed":
         return
     failed = list(_failed_nodes(value))
@@ -156,7 +154,7 @@ def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
     if len(failed) > MAX_TAILS:
         output.echo()
         command = f"{job.command('logs')} --node RANK"
-        output.echo(f"{len(failed) - MAX_TAILS} more nodes failed; see their lines with: {command}")
+        output.echo(f"{len(failed) - MAX_TAILS} more nodes failed; see their last lines with: {command}")
 
 
 def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

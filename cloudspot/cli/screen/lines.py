@@ -1,4 +1,4 @@
-"""The lines that tell of a job as it goes: when, who speaks, and what."""
+"""The lines printed while a job runs: when, from whom, and what."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cloudspot.story.events import (
 
 WHO = "cloudspot"
 LABEL_WIDTH = 9
-"""Of the column that says who speaks: ``train``, ``setup``, ``agent``, ``cloudspot``."""
+"""The width of the column that names the source: ``train``, ``setup``, ``agent``, ``cloudspot``."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Line:
     at: datetime
     who: str
     text: str
-    """Without control characters."""
+    """Has no control characters."""
     style: str | None = None
 
     @property
     def head(self) -> str:
-        """Return its start: the time, and who speaks."""
+        """Return the start of the line: the time and the source."""
         return f"{output.clock_text(self.at)} {self.who.ljust(LABEL_WIDTH)}"
 
 
@@ -52,20 +52,20 @@ def echo_line(line: Line) -> None:
 
 
 def record_line(record: LogRecord, *, name_nodes: bool) -> Line:
-    """Return a line of the log as it is shown; ``name_nodes``: with the rank of its node."""
+    """Return a line of the log as it is shown; with ``name_nodes``, with its node's rank."""
     rank = parse_stream(record.stream)[1]
     who = f"{record.source}[{rank}]" if name_nodes else record.source
     return Line(record.time, who, printable(record.text))
 
 
 def event_line(event: Event, history: History | None, *, who: str = WHO) -> Line:
-    """Return an event as a line; one without a time of its own has the present one."""
+    """Return an event as a line; an event without a time gets the present one."""
     moment = event_time(event, history) or datetime.now(timezone.utc)
     return Line(moment, who, printable(event.text), _style(event))
 
 
 def in_order_of_time(events: Sequence[Event], history: History | None) -> list[Event]:
-    """Return the events by their own times; one without a time stays behind the one before it."""
+    """Return the events ordered by time; one without a time stays after the one before it."""
     latest = datetime.min.replace(tzinfo=timezone.utc)
     timed = []
     for event in events:
@@ -76,27 +76,24 @@ def in_order_of_time(events: Sequence[Event], history: History | None) -> list[E
 
 
 def event_time(event: Event, history: History | None) -> datetime | None:
-    """Return when the event happened by its own record; None where it has none."""
-    if isinstance(event, Launched):
-        return event.intent.at
-    if isinstance(event, Claimed):
-        return event.slot.at
-    if isinstance(event, Started):
-        return event.generation.at
-    if isinstance(event, Noticed):
-        return event.notice.at
-    if isinstance(event, NodeEnded):
-        return event.exit.at
-    if isinstance(event, LaunchClosed):
-        return event.closed.at
-    if isinstance(event, JobFinished):
-        return event.finished.at
-    if isinstance(event, Warned):
-        return event.at
-    if isinstance(event, NodeState) and history is not None:
-        return history.launches[event.launch - 1].heartbeats[event.rank].at
-    if isinstance(event, StopRequested) and history is not None and history.stop is not None:
-        return history.stop.at
+    """Return when the event happened, from its own record; None if it has none."""
+    match event:
+        case (
+            Launched(intent=record)
+            | Claimed(slot=record)
+            | Started(generation=record)
+            | Noticed(notice=record)
+            | NodeEnded(exit=record)
+            | LaunchClosed(closed=record)
+            | JobFinished(finished=record)
+        ):
+            return record.at
+        case Warned():
+            return event.at
+        case NodeState() if history is not None:
+            return history.launches[event.launch - 1].heartbeats[event.rank].at
+        case StopRequested() if history is not None and history.stop is not None:
+            return history.stop.at
     return None
 
 

@@ -1,4 +1,4 @@
-"""What commands print: styled on a terminal, plain elsewhere; figures for people, JSON for programs."""
+"""What commands print: styled on a terminal, plain elsewhere; for people, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,39 +13,37 @@ from typing import Any
 
 import click
 
+from cloudspot.cli import exit_codes
 from cloudspot.cli.screen.printable import printable
+from cloudspot.errors import SpecError
 
 
 def is_terminal() -> bool:
-    """Say whether a person reads standard output."""
+    """Return whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def terminal_width() -> int | None:
-    """Return how many characters a line of the terminal has; None: nobody reads standard output."""
+    """Return the width of the terminal in characters; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if is_terminal() else None
 
 
 def echo(text: str = "", *, style: str | None = None, error: bool = False) -> None:
     """Print a line at once; ``style`` (a colour, or ``bold``, ``dim``) shows on a terminal only."""
     color = False if os.environ.get("NO_COLOR") else None
-    # To the stream by name: click would make one of its own that knows UTF-8 where this one does not.
+    # Name the stream: click would otherwise open its own, in UTF-8 even where this one is not.
     click.echo(styled(text, style), file=sys.stderr if error else sys.stdout, color=color)
 
 
 def styled(text: str, style: str | None) -> str:
-    """Return the text with the codes of a style; ``echo`` drops them again where they do not show."""
+    """Return the text with the codes of a style, which ``echo`` drops where they would not show."""
     if style is None or not text:
         return text
-    if style == "bold":
-        return click.style(text, bold=True)
-    if style == "dim":
-        return click.style(text, dim=True)
-    return click.style(text, fg=style)
+    return click.style(text, **({style: True} if style in {"bold", "dim"} else {"fg": style}))
 
 
 WARNING_STYLE = "magenta"
-"""Yellow cannot be read on white, nor blue on black; red, green, cyan and magenta can on both."""
+"""Yellow is illegible on white and blue on black; red, green, cyan and magenta are legible on both."""
 
 
 def warn(text: str) -> None:
@@ -53,11 +51,31 @@ def warn(text: str) -> None:
     echo(f"warning: {text}", style=WARNING_STYLE, error=True)
 
 
+def confirm_deletion(what: str, *, yes: bool) -> None:
+    """Ask whether to delete ``what`` unless ``yes`` is given; end the command if the answer is no.
+
+    Raises:
+        SpecError: there is no terminal to ask on.
+    """
+    if yes:
+        return
+    if not can_ask():
+        raise SpecError("there is no terminal to ask on: give --yes to delete without a question")
+    if not click.confirm(f"Delete {what} for good?", err=True):
+        echo("nothing was deleted", error=True)
+        click.get_current_context().exit(exit_codes.FAILED)
+
+
+def can_ask() -> bool:
+    """Return whether someone can answer a question."""
+    return sys.stdin.isatty()
+
+
 def echo_json(value: Any) -> None:
     """Print one JSON value, indented, with times as RFC 3339; a number that is not finite becomes null."""
     import msgspec
 
-    # JSON has no NaN: what Python writes for it few others read.
+    # JSON has no NaN: few others can read what Python writes for it.
     echo(json.dumps(_finite(msgspec.to_builtins(value)), indent=2, allow_nan=False))
 
 
@@ -78,23 +96,19 @@ def echo_table(
     num_folding: int = 1,
     first_width: int | None = None,
 ) -> None:
-    """Print a table: by rich on a terminal; elsewhere aligned columns, never cut or wrapped.
+    """Print a table: with rich on a terminal, elsewhere as aligned columns that are never cut or wrapped.
 
-    The last ``num_folding`` columns hold the words, and give way where the terminal is narrow. The first
-    one folds there at ``first_width`` characters, where that is given.
+    On a narrow terminal the last ``num_folding`` columns fold, and the first one at ``first_width``
+    characters if that is given.
     """
-    headers, rows = _printable(headers), [_printable(row) for row in rows]
+    # Names and texts of others must not move the cursor.
+    headers, rows = [printable(cell) for cell in headers], [[printable(cell) for cell in row] for row in rows]
     if is_terminal():
         _echo_rich_table(headers, rows, num_folding, first_width)
         return
     widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
     for row in (headers, *rows):
         echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _printable(cells: Sequence[str]) -> list[str]:
-    """Return the cells as they may be shown: what others have named or said moves no cursor."""
-    return [printable(cell) for cell in cells]
 
 
 def _echo_rich_table(
@@ -128,7 +142,7 @@ STATE_STYLES = {
 
 
 def echo_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """Print ``name  value`` lines with the values under each other; an empty value is left out."""
+    """Print ``name  value`` lines with the values aligned; an empty value is left out."""
     shown = [(name, [printable(line) for line in value.splitlines()]) for name, value in fields if value]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
@@ -139,14 +153,16 @@ def echo_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def clock_text(moment: datetime) -> str:
-    """Return a moment for the start of a line: local time of day on a terminal, else full UTC."""
+    """Return a moment for the start of a line: local time of day on a terminal, elsewhere full UTC."""
     if is_terminal():
         return moment.astimezone().strftime("%H:%M:%S")
     return utc_text(moment)
 
 
-def moment_text(moment: datetime) -> str:
-    """Return a moment within a table: local date and time on a terminal, else full UTC."""
+def moment_text(moment: datetime | str) -> str:
+    """Return a moment within a table: local date and time on a terminal, elsewhere full UTC."""
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment)
     if is_terminal():
         return moment.astimezone().strftime("%Y-%m-%d %H:%M")
     return utc_text(moment)
@@ -173,8 +189,16 @@ def duration_text(seconds: float) -> str:
 
 
 def money_text(amount: float, currency: str) -> str:
-    """Return an amount of money: cents, or four decimals below ten units."""
+    """Return an amount of money with two decimals, or four below ten units."""
     return f"{amount:.4f} {currency}" if abs(amount) < 10 else f"{amount:,.2f} {currency}"
+
+
+def cost_text(spent: float, on_demand: float, currency: str) -> str:
+    """Return what was spent, with the saving against what the same machine time costs on demand."""
+    if on_demand <= 0:
+        return money_text(spent, currency)
+    saved = f"{100 * (1 - spent / on_demand):.0f}% saved"
+    return f"{money_text(spent, currency)} (on demand {money_text(on_demand, currency)}: {saved})"
 
 
 def size_text(num_bytes: float) -> str:
@@ -187,7 +211,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """Return a bar of ``width`` characters that is filled to ``share``, from 0 to 1."""
+    """Return a bar of ``width`` characters, filled to ``share`` (0 to 1)."""
     filled = min(width, max(0, round(share * width)))
     return "█" * filled + "░" * (width - filled)
 
@@ -198,5 +222,5 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 def steps_text(step: int, steps_total: int | None) -> str:
-    """Return ``120/600``, or ``120`` where the total is not known."""
+    """Return ``120/600``, or ``120`` if the total is not known."""
     return str(step) if steps_total is None else f"{step}/{steps_total}"

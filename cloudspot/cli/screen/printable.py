@@ -1,4 +1,4 @@
-"""Text of others made safe to show, and ours made fit for terminals that lack its characters."""
+"""Makes others' text safe to show, and ours fit for terminals that lack its characters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SEQUENCES = re.compile(
 _CONTROLS = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f"
     "\u2028\u2029"  # ends of lines
-    "\u200e\u200f\u202a-\u202e\u2066-\u2069"  # turn the direction in which the rest of the line is read
-    "\ud800-\udfff]"  # halves of characters: no encoding has them
+    "\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the reading direction of the rest of the line
+    "\ud800-\udfff]"  # lone surrogates, which no encoding has
 )
 TAB_WIDTH = 8
 
@@ -46,38 +46,38 @@ _ASCII = {
     "✗": "x",
     "\u00a0": " ",
 }
-"""What stands for a character that the terminal's encoding lacks; as wide, so that columns stay in line."""
+"""Substitutes of the same width for characters that the terminal's encoding lacks; columns stay aligned."""
 
 REPLACING = "cloudspot-replacing"
-"""The name of the codec error handler that does so; ``?`` stands for all others."""
+"""The name of the codec error handler that substitutes them; any other character becomes ``?``."""
 
 
 def printable(line: str) -> str:
-    """Return what a terminal would show of a line of someone's log, and nothing that could move its cursor.
+    """Return what a terminal would show of the line, without anything that could move its cursor.
 
-    Of a progress bar that was drawn over and over with carriage returns the last state is left. Escape
-    sequences (colours, titles, the clipboard, ...) and control characters go; a tab becomes spaces.
+    Of a progress bar redrawn with carriage returns, the last state remains. Escape sequences (colours,
+    titles, the clipboard, ...) and control characters are removed; a tab becomes spaces.
     """
     if line.isascii() and line.isprintable():
         return line
     parts = [part for part in re.split(r"\r+", line) if part]
     last = _SEQUENCES.sub("", parts[-1] if parts else "")
     if len(parts) > 1 and not last.strip():
-        # Cleared when it was done, as a bar that leaves nothing does: what it said is still of use.
+        # A bar that clears itself when done: its last state is still useful.
         last = _SEQUENCES.sub("", parts[-2])
     return _CONTROLS.sub("", last.expandtabs(TAB_WIDTH))
 
 
 def shows_unicode(stream: IO[str]) -> bool:
-    """Say whether the stream's encoding has all characters."""
+    """Return whether the stream's encoding has all characters."""
     return (getattr(stream, "encoding", None) or "ascii").lower().replace("_", "-").startswith("utf")
 
 
 def fit(stream: Any) -> None:
     """Make a text stream write something for each character, whatever its encoding.
 
-    ``LC_ALL=C`` says that a terminal knows ASCII only; Python itself would still send UTF-8 to it. A pipe
-    or a file gets the bytes as they are.
+    ``LC_ALL=C`` says that a terminal knows only ASCII, though Python would send it UTF-8. A pipe or a file
+    gets the bytes unchanged.
     """
     codecs.register_error(REPLACING, _replace)
     told = os.environ.get("LC_ALL") in {"C", "POSIX"}

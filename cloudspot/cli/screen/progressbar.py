@@ -1,4 +1,4 @@
-"""Progress of long work as a bar on a terminal; nothing where nobody watches."""
+"""Shows the progress of long work as a bar on a terminal, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 DELAY_SECONDS = 0.4
-"""What is over sooner shows no bar: one that flashes by tells nothing."""
+"""Work that ends sooner shows no bar: one that flashes by is of no use."""
 
 
 @contextmanager
 def transfer(label: str, num_bytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Show how far a transfer is while the block runs; yields a function to call with new bytes.
+    """Show a transfer's progress while the block runs; yield a function to call with the number of new bytes.
 
     The function may be called from any thread. The bar goes to standard error, so that it never mixes with
-    results, and is gone when the block ends.
+    results, and disappears when the block ends.
 
     Args:
-        label: what is under way, such as ``uploading code``.
-        num_bytes: of the whole; None where it is not known.
+        label: what is running, such as ``uploading code``.
+        num_bytes: the size of the whole; None if it is not known.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in {"dumb", "unknown", ""}:
         yield _ignore

@@ -1,4 +1,4 @@
-"""The standard streams: any text can be written to them, and one that takes no more ends the command."""
+"""Prepares the standard streams to take any text, and ends the command when its output is lost."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cloudspot.cli.screen.printable import fit
 class OutputLostError(Exception):
     """Nothing can be written to standard output any more.
 
-    No OSError: those of a file or a socket are other people's business, and click and rich have their own
-    ideas of what to do about it.
+    Not an OSError, because click and rich handle those in their own ways, and others raise them for files
+    and sockets.
     """
 
     def __init__(self, error: OSError) -> None:
@@ -26,11 +26,11 @@ class OutputLostError(Exception):
 
 
 def prepare() -> None:
-    """Make both streams take any text; from here on writing to standard output may raise OutputLostError."""
+    """Make both streams take any text; from now on, writing to standard output may raise OutputLostError."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            # Closed by whoever started us (`>&-`): nobody wants to read it.
+            # The caller closed it (`>&-`): nothing will read it.
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for good
         elif isinstance(stream, io.TextIOWrapper):
             # A log line that the terminal's encoding lacks must not end the command.
@@ -40,7 +40,7 @@ def prepare() -> None:
 
 
 def abandon_output() -> None:
-    """Let what is still to be written go nowhere, so that the end of the process does not fail at it."""
+    """Discard what is still to be written, so that the end of the process does not fail on it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
 from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot_aliyun import tags
+from cloudspot.plugin import machinetags
 from cloudspot_aliyun_sandbox.account import ACCOUNT_ID, BARE_IMAGE_ID
 from cloudspot_aliyun_sandbox.market import KINDS
 
@@ -231,12 +231,12 @@ def _follow(machine: Machine, status: MachineStatus) -> None:
 def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, network: str) -> EmulatedMachine:
     found = machine.tags
     job = None
-    if tags.JOB in found and found.get(tags.LAUNCH, "").isdigit():
+    if machinetags.JOB in found and found.get(machinetags.LAUNCH, "").isdigit():
         job = JobHint(
-            job_id=found[tags.JOB],
-            launch=int(found[tags.LAUNCH]),
+            job_id=found[machinetags.JOB],
+            launch=int(found[machinetags.LAUNCH]),
             rank=rank,
-            num_nodes=int(found.get(tags.NUM_NODES, "1")),
+            num_nodes=int(found.get(machinetags.NUM_NODES, "1")),
         )
     facts = {
         "hostname": machine.host_name,

@@ -1,7 +1,7 @@
 """Calls of Alibaba Cloud's control plane: a product's action with its parameters, answered as JSON values.
 
-The parameters go in the request's body, since a boot script would make an address of 40 KB: the RPC
-style signs both alike (ECS developer reference, "RPC mechanism", checked 2026-11).
+The parameters go into the request's body, since a boot script would make a URL of 40 KB; the RPC style signs
+both alike (ECS developer reference, "RPC mechanism", checked 2026-11).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from cloudspot.errors import TransientError
+from cloudspot.plugin.sdkerrors import NO_CODES, Codes
 from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.errors import EXPIRED, SDK_ERRORS, Codes, error_code, translated
+from cloudspot_aliyun.errors import EXPIRED, SDK_ERRORS, error_code, translated
 
 if TYPE_CHECKING:
     from aliyunsdkcore.request import RpcRequest
@@ -37,12 +38,12 @@ def ask(
     product: str = "Ecs",
     region: str | None = None,
 ) -> dict[str, Any]:
-    """Make a call once and return its answer; a key that has expired is renewed first, where it can be.
+    """Make a call once and return its answer; after an expired key it is made again with a new one.
 
-    What the SDK raises comes as it is: see :mod:`cloudspot_aliyun.errors`.
+    The SDK's errors come as they are: see :mod:`cloudspot_aliyun.errors`.
 
     Raises:
-        TransientError: the answer is none of Alibaba Cloud's.
+        TransientError: the answer is not Alibaba Cloud's.
     """
     used = clients.credentials.get().access_key_id
     try:
@@ -64,9 +65,9 @@ def read(
     *,
     product: str = "Ecs",
     region: str | None = None,
-    codes: Codes = MappingProxyType({}),
+    codes: Codes = NO_CODES,
 ) -> dict[str, Any]:
-    """Make a call that may be made twice; where the service fails, three times.
+    """Make a call that may be repeated; if the service fails, up to three times.
 
     Raises:
         CloudspotError: the class says what to do; the message begins with ``what``.
@@ -123,7 +124,7 @@ def read_numbered_pages(
 
 
 def items(answer: Mapping[str, Any], *path: str) -> list[dict[str, Any]]:
-    """Return the list at the path, such as ``Instances``, ``Instance``; empty where there is none."""
+    """Return the list at the path, such as ``Instances``, ``Instance``; empty if it is missing."""
     found: Any = answer
     for name in path:
         found = (found or {}).get(name)

@@ -1,4 +1,4 @@
-"""Who the credentials belong to."""
+"""Finds out whom the credentials belong to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cloudspot_aliyun.clients import AliyunClients
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose credentials they are."""
+    """Whom the credentials belong to."""
 
     account: str
     """The account's number."""
@@ -17,7 +17,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def caller(clients: AliyunClients) -> Caller:
-    """Return who the credentials belong to; needs no right.
+    """Return whom the credentials belong to; needs no right.
 
     Raises:
         AuthError: there are none, or Alibaba Cloud does not accept them.

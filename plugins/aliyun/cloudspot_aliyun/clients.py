@@ -1,4 +1,4 @@
-"""How Alibaba Cloud is asked: region, endpoints, credentials, timeouts; one place for all services.
+"""Clients of Alibaba Cloud: region, endpoints, credentials and timeouts for all services.
 
 Sources: "Regions and endpoints" of OSS and of ECS (checked 2026-11). The variables that move an endpoint,
 ``OSS_ENDPOINT`` and ``ECS_ENDPOINT``, are those of ossutil and of the Terraform provider.
@@ -50,14 +50,14 @@ _CENTRAL_VPC: Final = frozenset(
         "us-west-1",
     }
 )
-"""The regions whose VPC is asked at one address, by the SDK's own table of endpoints."""
+"""The regions that share one VPC endpoint, by the SDK's own table."""
 
 
 class AliyunClients:
     """Asks one account's services. Thread-safe; construction does no I/O.
 
-    The region is that of the options, else ``ALIBABA_CLOUD_REGION_ID``, the profile's, or, on an ECS
-    instance, its own.
+    The region comes from the options, else from ``ALIBABA_CLOUD_REGION_ID``, the profile, or the ECS instance
+    that this runs on.
     """
 
     def __init__(self, *, region: str | None = None, credentials: CredentialsSource | None = None) -> None:
@@ -73,7 +73,7 @@ class AliyunClients:
         """Return the region that requests go to.
 
         Raises:
-            SpecError: none is configured and this is no ECS instance.
+            SpecError: none is configured and this is not an ECS instance.
         """
         region = self.region_or_none()
         if region is None:
@@ -84,7 +84,7 @@ class AliyunClients:
         return region
 
     def region_or_none(self) -> str | None:
-        """Return the region, or None where none can be found.
+        """Return the region; None: none can be found.
 
         Raises:
             SpecError: the profile does not exist.
@@ -114,8 +114,8 @@ class AliyunClients:
     def ask_ecs(self, request: RpcRequest, *, region: str | None = None) -> dict[str, Any]:
         """Make a request of the control plane once, in ``region`` or the session's, and return its answer.
 
-        Of ECS, and of VPC, STS and RAM. Each is signed with the key that holds at this moment. What the SDK
-        raises comes as it is: see :mod:`cloudspot_aliyun.errors`.
+        The products are ECS, VPC, STS and RAM. A request is signed with the key that is valid now. The SDK's
+        errors come as they are: see :mod:`cloudspot_aliyun.errors`.
 
         Raises:
             AuthError: there is no key.
@@ -150,7 +150,7 @@ class AliyunClients:
                     if key.security_token
                     else AccessKeyCredential(key.access_key_id, key.access_key_secret)
                 ),
-                auto_retry=False,  # Whoever asks knows whether that may be asked twice.
+                auto_retry=False,  # The caller knows whether a request may be repeated.
                 connect_timeout=CONNECT_SECONDS,
                 timeout=READ_SECONDS,
                 port=parts.port or (443 if scheme == "https" else 80),
@@ -173,7 +173,7 @@ def ecs_endpoint(region: str) -> tuple[str, str]:
 
 
 def _other_endpoints(region: str) -> dict[str, str | None]:
-    """Return where the control plane's other products are; with ECS, where somebody has moved that."""
+    """Return where the control plane's other products are: with ECS, if that has been moved."""
     products = {
         "Ram": "ram.aliyuncs.com",
         "Sts": "sts.aliyuncs.com",
@@ -186,7 +186,7 @@ def _other_endpoints(region: str) -> dict[str, str | None]:
 
 
 def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
-    """Return the URL at which OSS of a region is asked; the internal one is free of charge, and ECS's alone.
+    """Return the URL of a region's OSS; the internal one is free of charge, and for ECS only.
 
     Raises:
         SpecError: OSS_ENDPOINT is malformed.
@@ -198,7 +198,7 @@ def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
 
 
 def region_of_this_machine() -> str | None:
-    """Return the region of the ECS instance that this runs on; None: it is none, or does not say now."""
+    """Return the region of the ECS instance that this runs on; None: it is not one, or does not answer."""
     try:
         return _region_by_metadata()
     except TransientError:
@@ -211,7 +211,7 @@ def _region_by_metadata() -> str | None:
         return region_of_this_instance()
     except TransientError:
         if is_on_ecs():
-            raise  # Not to be kept: it will answer yet.
+            raise  # Not to be cached: it will answer later.
         return None
     except CloudspotError:
         return None
@@ -233,5 +233,7 @@ def _split(endpoint: str, variable: str) -> tuple[str, str]:
     except ValueError:
         is_good = False
     if not is_good or (separator and scheme not in {"http", "https"}):
-        raise SpecError(f"{variable} must be like https://oss-cn-hangzhou.aliyuncs.com: got another form")
+        raise SpecError(
+            f"{variable} must be a URL such as https://oss-cn-hangzhou.aliyuncs.com; what it holds is not one"
+        )
     return scheme or "https", address

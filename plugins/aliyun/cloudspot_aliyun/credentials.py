@@ -1,7 +1,7 @@
-"""Whose requests these are: keys of the environment, of a profile, or of the machine's RAM role.
+"""Finds the keys that requests are signed with: the environment's, a profile's, or the machine's RAM role's.
 
-It stands on the standard library: every agent carries it. Both SDKs have providers of their own for the
-role, which send no session token and so get 403 from a machine in hardened metadata mode.
+It uses only the standard library: every agent carries it. Both SDKs have their own providers for the role,
+which send no session token and so get 403 on a machine in hardened metadata mode.
 Sources: "Manage access credentials" of Alibaba Cloud's SDKs (the environment's names), "Configure
 profiles" of its command line (``~/.aliyun/config.json``), ECS user guide, "Instance RAM roles" (checked
 2026-11).
@@ -30,23 +30,23 @@ ROLE: Final = "ALIBABA_CLOUD_ECS_METADATA"
 """The environment variable that names the machine's role; without it the metadata service does."""
 CONFIG_FILE: Final = Path("~/.aliyun/config.json")
 LONGEST_LEAD: Final = timedelta(minutes=15)
-"""So long before its end a role's key is renewed; of a short one, in the last quarter of its life. The
-service has the next one half an hour before (from memory of the docs)."""
+"""How long before its end a role's key is renewed; a short-lived one, in the last quarter of its life. The
+service offers the next one half an hour before (from memory of the docs)."""
 RETRY_SECONDS: Final = 30.0
-"""How soon the metadata service is asked again where it has nothing newer."""
+"""How soon the metadata service is asked again if it has nothing newer."""
 _PRODUCT_NAME: Final = Path("/sys/class/dmi/id/product_name")
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """A key, as requests are signed with it."""
+    """A key that signs requests."""
 
     access_key_id: str
     access_key_secret: str = field(repr=False)
     security_token: str = field(default="", repr=False)
-    """Of a temporary key; empty: a lasting one."""
+    """Belongs to a temporary key; empty: a permanent one."""
     expires_at: datetime | None = None
-    """None: not known, or never."""
+    """None: unknown, or never."""
 
 
 class CredentialsSource(ABC):
@@ -62,9 +62,9 @@ class CredentialsSource(ABC):
         """
 
     def renew(self, refused: str) -> bool:
-        """Say whether there is another key than the one with this id, which has expired; look for one.
+        """Look for another key than the one with this id, which has expired; return whether there is one.
 
-        The service says so where our clock is off, or where a machine slept.
+        The service may call a key expired before we do, if our clock is wrong or the machine slept.
         """
         try:
             return self.get().access_key_id != refused
@@ -127,7 +127,7 @@ class RoleCredentials(CredentialsSource):
     ) -> None:
         """Do no I/O; ``role`` None: whichever the machine has.
 
-        As the last resort a metadata service that never answered means that there are no credentials.
+        If this is the last resort, a metadata service that never answered means that there are no keys.
         """
         self._metadata = metadata or EcsMetadata()
         self._is_last_resort = is_last_resort
@@ -138,11 +138,11 @@ class RoleCredentials(CredentialsSource):
         self._renew_at: datetime | None = None
 
     def get(self) -> Credentials:
-        """Return the role's key; of two in force the newer.
+        """Return the role's key; the newer of two valid ones.
 
         Raises:
             AuthError: the machine has no role.
-            TransientError: the metadata service does not answer, and what we have is over.
+            TransientError: the metadata service does not answer, and the last key has expired.
         """
         with self._lock:
             now = self._now()
@@ -151,7 +151,7 @@ class RoleCredentials(CredentialsSource):
             return self._fetch(now)
 
     def renew(self, refused: str) -> bool:
-        """Say whether there is another key than the one with this id; ask the metadata service for it."""
+        """Ask the metadata service for another key than the one with this id; return whether there is one."""
         with self._lock:
             if self._held is not None and self._held.access_key_id != refused:
                 return True
@@ -173,7 +173,7 @@ class RoleCredentials(CredentialsSource):
                 ) from error
             if held is None or (held.expires_at is not None and held.expires_at <= now):
                 raise
-            found = held  # It holds for a while yet.
+            found = held  # It is still valid.
         self._held = found
         self._is_last_resort = False
         if found.expires_at is None:
@@ -213,12 +213,12 @@ def find_credentials(
     config_file: Path = CONFIG_FILE,
     metadata: EcsMetadata | None = None,
 ) -> CredentialsSource:
-    """Return the first source that there is: environment, profile, the machine's role.
+    """Return the first source that exists: environment, profile, the machine's role.
 
-    The last is not tried here; it tells at its first use that there is none.
+    The role is not tried here; if the machine has none, its first use says so.
 
     Raises:
-        SpecError: the profile that was named does not exist, or is of a kind that we cannot use.
+        SpecError: the named profile does not exist, or is of a kind that we cannot use.
     """
     if environ.get(KEY_ID) or environ.get(KEY_SECRET):
         return EnvironmentCredentials(environ)
@@ -241,7 +241,7 @@ def find_credentials(
 
 
 def is_on_ecs() -> bool:
-    """Say whether this is an ECS instance by what its hardware is called; asks nobody."""
+    """Return whether this is an ECS instance, by the name of its hardware; no request is made."""
     try:
         return "Alibaba Cloud" in _PRODUCT_NAME.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -249,7 +249,7 @@ def is_on_ecs() -> bool:
 
 
 def read_profile(path: Path, name: str | None) -> Mapping[str, Any]:
-    """Return a profile of the command line's file; None: the current one; empty: nobody has configured any.
+    """Return a profile from the command line's file (``name`` None: the current one); empty: there is none.
 
     Raises:
         SpecError: the file cannot be read, or has no such profile.

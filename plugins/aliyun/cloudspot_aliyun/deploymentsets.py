@@ -1,6 +1,6 @@
-"""Deployment sets of cloudspot's making: the nodes of a job on hosts of their own, by ``Availability``.
+"""Deployment sets that put the nodes of a job on separate hosts (strategy ``Availability``).
 
-A set is found by its name, which a launch's stored request holds; its id is ECS's to choose.
+A set is found by its name, which a launch's stored request holds; ECS chooses its id.
 Source: API reference, CreateDeploymentSet, DeleteDeploymentSet (checked 2026-11); the codes are from memory.
 """
 
@@ -23,7 +23,7 @@ _DELETE_CODES: Final[dict[str, type[CloudspotError]]] = {
 
 
 def make(clients: AliyunClients, name: str, *, region: str) -> str:
-    """Return the id of the set of that name; it is made if there is none.
+    """Return the id of the set of that name, which is made if necessary.
 
     Raises:
         QuotaError: there are too many sets.
@@ -36,7 +36,7 @@ def make(clients: AliyunClients, name: str, *, region: str) -> str:
         "DeploymentSetName": name,
         "Strategy": "Availability",
         "OnUnableToRedeployFailedInstance": "CancelMembershipAndStart",
-        # Two controllers at once make one set.
+        # Two concurrent controllers make one set.
         "ClientToken": hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:48],
     }
     codes = {"QuotaExceed.DeploymentSet": QuotaError}
@@ -60,7 +60,7 @@ def _named(clients: AliyunClients, name: str) -> list[dict[str, Any]]:
     answer = read(
         clients, "looking for the deployment set", "DescribeDeploymentSets", {"DeploymentSetName": name}
     )
-    # The filter finds by a part of the name.
+    # The filter also finds longer names.
     return [
         one
         for one in items(answer, "DeploymentSets", "DeploymentSet")

@@ -1,4 +1,4 @@
-"""Creates, lists and ends ECS instances: one RunInstances call a launch, made safe to repeat by its token."""
+"""Creates, lists and ends ECS instances: one RunInstances call per launch, safe to repeat by its token."""
 
 from __future__ import annotations
 
@@ -11,32 +11,26 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from cloudspot.errors import AuthError, CloudspotError, TransientError
-from cloudspot.interfaces import Provisioner
-from cloudspot.model import (
-    EndReason,
-    Instance,
-    InstanceGroup,
-    InstanceState,
-    LaunchRequest,
-    Offer,
-    Resources,
-)
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.model import EndReason, Instance, InstanceGroup, InstanceState, LaunchRequest
+from cloudspot.plugin import machinetags
+from cloudspot.plugin.cloudprovider import CloudProvisioner
+from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aliyun import deploymentsets, tags
 from cloudspot_aliyun.api import ask, items, read, read_pages
 from cloudspot_aliyun.caller import caller
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.errors import SDK_ERRORS, error_code, translation
+from cloudspot_aliyun.errors import SDK_ERRORS, error_code, translation, unless_throttled
 from cloudspot_aliyun.listing import is_being_taken, market_of, to_instance
-from cloudspot_aliyun.offers import OfferFinder
+from cloudspot_aliyun.offers import AliyunOfferFinder
 from cloudspot_aliyun.options import AliyunOptions
-from cloudspot_aliyun.refusals import refusal, unless_throttled
-from cloudspot_aliyun.request import EcsRequest, decode_request, parameters_of, render_request
+from cloudspot_aliyun.refusals import refusal
+from cloudspot_aliyun.request import EcsRequest, parameters_of, render_request
 
 _log = logging.getLogger("cloudspot.aliyun.ecs")
 
 MAX_IDS: Final = 50
-"""Of one call that takes instances' ids: TagResources takes 50, DescribeInstances and DeleteInstances 100."""
+"""Ids in one call: TagResources accepts 50, DescribeInstances and DeleteInstances 100."""
 _GONE: Final = frozenset(
     {
         "InvalidInstanceId.Malformed",
@@ -54,17 +48,19 @@ _NOT_YET: Final = {
 }
 """A young machine is not known everywhere yet, or cannot be changed yet."""
 ENDED_SHOWN_SECONDS: Final = 3600.0
-"""How long we tell of a machine that ECS has forgotten."""
+"""How long we report a machine that ECS has forgotten."""
 
 
-class EcsProvisioner(Provisioner):
+class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
     """The machines of one account and region. Thread-safe; asks nothing before it is asked."""
 
-    # ECS does not say how long it honours a token ("How to ensure idempotence", checked 2026-11): ten minutes
-    # are what is assumed. A shorter time than the true one costs a launch whose answer was lost, no more.
+    finder_type = AliyunOfferFinder
+
+    # ECS does not say how long it honours a token ("How to ensure idempotence", checked 2026-11); we assume
+    # ten minutes. Too short a time costs only a launch whose answer was lost.
     token_seconds: ClassVar[float] = 600.0
-    # ECS forgets an instance at once when it is released, and a listing may lag: what was seen and is found
-    # neither by its tags nor by its id for so long is gone.
+    # ECS forgets a released instance at once, and a listing may lag: an instance that was seen and is not
+    # found by its tags or its id for this long is gone.
     absence_proves_after_seconds: ClassVar[float] = 300.0
 
     def __init__(
@@ -76,44 +72,31 @@ class EcsProvisioner(Provisioner):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep the job's options; ``provider`` is the name that goes into requests."""
-        self._options = options
-        self._clients = clients
-        self._provider = provider
+        super().__init__(options, clients, provider=provider)
         self._monotonic = monotonic
-        self._finder = OfferFinder(options, clients)
         self._lock = threading.Lock()
         self._checked_key: str | None = None
-        """The key that was seen to be of the job's account."""
+        """The key that was found to belong to the job's account."""
         self._seen: dict[str, Instance] = {}
-        """As they were when they were last listed."""
+        """As they were last listed."""
         self._going: dict[str, EndReason] = {}
-        """Those that ECS takes, or has taken on to release for us."""
+        """Those that ECS is reclaiming, or releasing for us."""
         self._gone: dict[str, tuple[Instance, float]] = {}
         """With the monotonic time at which they were missed."""
         self._missed_since: dict[str, float] = {}
         self._shows_tags: set[str] = set()
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return one RunInstances call; what must be looked up came with the offer.
+        """Return one RunInstances call; whatever must be looked up came with the offer.
 
         Raises:
             SpecError: the boot script is too long for ECS.
         """
         return render_request(self._options, group, provider=self._provider)
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
-        """Return the types that fit, in each zone, on both markets; what is wrong with an option, too.
-
-        Raises:
-            SpecError: an option names what does not exist.
-            AuthError: a right is missing.
-            TransientError: Alibaba Cloud did not answer.
-        """
-        return self._finder.offers(resources)
-
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
-        """Create all machines of the request in one call, or none; never by a second try of its own."""
-        body = decode_request(request)
+        """Create all machines of the request in one call, or none; it is not retried here."""
+        body = decode_request(request, EcsRequest)
         self._check_account()
         parameters = parameters_of(body, token)
         if body.made_deployment_set is not None:
@@ -130,9 +113,9 @@ class EcsProvisioner(Provisioner):
         return tuple(_promised(str(one), body, is_alone=len(ids) == 1) for one in ids)
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Tag the machines with the facts, and let their metadata show tags; repeatable.
+        """Tag the machines with the facts, and let their metadata show tags; safe to repeat.
 
-        ECS takes the latter for a machine that is there, and not with RunInstances.
+        ECS accepts the latter only for a machine that exists, not with RunInstances.
         """
         alive = [one for one in instances if one.state is not InstanceState.ENDED]
         for start in range(0, len(alive), MAX_IDS):
@@ -150,15 +133,15 @@ class EcsProvisioner(Provisioner):
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
         """Return the machines with cloudspot's tags.
 
-        ECS lists no released one. Of those that this object has seen before, one that ECS was taking or
-        releasing and that is found by its id no more is told as ended, for about an hour.
+        ECS lists no released machine. One that this object has seen, that ECS was reclaiming or releasing,
+        and that can no longer be found by its id is reported as ended for about an hour.
 
         Raises:
             TransientError: the listing failed; nothing is known.
-            AuthError: the credentials are of another account than the job's.
+            AuthError: the credentials belong to another account than the job's.
         """
         self._check_account()
-        tag = {"Key": tags.JOB} if job_id is None else {"Key": tags.JOB, "Value": job_id}
+        tag = {"Key": machinetags.JOB} if job_id is None else {"Key": machinetags.JOB, "Value": job_id}
         pages = read_pages(
             self._clients,
             "listing the machines",
@@ -181,9 +164,9 @@ class EcsProvisioner(Provisioner):
         return (*found.values(), *self._ended(job_id, found))
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Release the machines and return; ids that ECS does not know are left out.
+        """Release the machines and return; ids unknown to ECS are left out.
 
-        One that cannot be released keeps no other.
+        One that cannot be released does not keep the others.
 
         Raises:
             AuthError: the right ``ecs:DeleteInstances`` is missing.
@@ -206,10 +189,10 @@ class EcsProvisioner(Provisioner):
             deploymentsets.remove(self._clients, job_id, store_url=store_url)
 
     def _show_tags(self, instance_id: str) -> None:
-        """Let the machine's metadata show its tags, where ECS lets us: not every account has that yet."""
+        """Let the machine's metadata show its tags, if the account has that feature yet."""
         wanted: dict[str, Any] = {
             "InstanceId": instance_id,
-            # What is not named here would fall back to the default: a service that asks for no token.
+            # Without these the default would return: a service that requires no token.
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",
             "InstanceMetadataTags": "enabled",
@@ -219,7 +202,7 @@ class EcsProvisioner(Provisioner):
         self._tell("letting the machines read their tags", "ModifyInstanceMetadataOptions", wanted)
 
     def _tell(self, what: str, action: str, wanted: Mapping[str, Any]) -> None:
-        """Make a call that only tells the machines something; a job does not end for its refusal."""
+        """Make a call that only informs the machines; its refusal does not end the job."""
         try:
             read(self._clients, what, action, wanted, codes=_NOT_YET)
         except TransientError:
@@ -228,7 +211,7 @@ class EcsProvisioner(Provisioner):
             _log.info("the nodes find each other by their records in the bucket: %s", error)
 
     def _look_for(self, missed: Sequence[Instance]) -> dict[str, Instance]:
-        """Ask for machines by their ids that the listing does not have: a tag may be lost, or lag."""
+        """Look up by their ids machines that the listing lacks: a tag may be lost, or lag."""
         found: dict[str, Instance] = {}
         for start in range(0, len(missed), MAX_IDS):
             some = missed[start : start + MAX_IDS]
@@ -237,8 +220,8 @@ class EcsProvisioner(Provisioner):
             described = {str(one["InstanceId"]): one for one in items(answer, "Instances", "Instance")}
             for one in some:
                 if one.id in described:
-                    # Whose it is stays what it was, whatever has become of its tags.
-                    own = {"Tag": [{"TagKey": tags.JOB, "TagValue": one.job_id}]}
+                    # It stays the same job's machine, whatever has become of its tags.
+                    own = {"Tag": [{"TagKey": machinetags.JOB, "TagValue": one.job_id}]}
                     now = to_instance({**described[one.id], "Tags": own})
                     assert now is not None
                     found[one.id] = msgspec.structs.replace(now, launch=one.launch, store_url=one.store_url)
@@ -260,14 +243,14 @@ class EcsProvisioner(Provisioner):
                 self._going[instance.id] = EndReason.RECLAIMED
 
     def _miss(self, instance: Instance) -> None:
-        """Note that ECS does not know a machine by its id; the end of one that was on its way out."""
+        """Note that ECS does not know a machine's id: the end of one that was on its way out."""
         now = self._monotonic()
         with self._lock:
             reason = self._going.get(instance.id)
             if reason is not None:
                 ended = msgspec.structs.replace(instance, state=InstanceState.ENDED, end_reason=reason)
                 self._gone.setdefault(instance.id, (ended, now))
-            # Else only time proves anything; nobody asks for ever.
+            # Otherwise only time proves anything, and we do not ask forever.
             elif now - self._missed_since.setdefault(instance.id, now) >= ENDED_SHOWN_SECONDS:
                 self._seen.pop(instance.id, None)
 
@@ -282,7 +265,7 @@ class EcsProvisioner(Provisioner):
             ]
 
     def _release(self, ids: list[str]) -> list[CloudspotError]:
-        """Release the machines; return what kept some of them."""
+        """Release the machines; return the errors of those that remain."""
         try:
             ask(self._clients, "DeleteInstances", {"InstanceId": ids, "Force": True})
         except SDK_ERRORS as error:
@@ -301,41 +284,34 @@ class EcsProvisioner(Provisioner):
         if isinstance(found, TransientError) and code not in _NOT_YET:
             return [found]
         if len(ids) > 1:
-            # One that cannot be released fails the whole call.
+            # A single machine that cannot be released fails the whole call.
             return [failure for one in ids for failure in self._release([one])]
         if code in _GONE:
             return []
-        # Such as a protection against release, which somebody may lift: the job goes on meanwhile.
+        # Such as release protection, which somebody may lift; the job goes on meanwhile.
         return [TransientError(str(found)) if type(found) is CloudspotError else found]
 
     def _check_account(self) -> None:
-        """Refuse another account than the submitter's: its empty listing would prove nothing."""
-        wanted = self._options.account
         # The environment or a profile may hold another account's key by now; a role has a new one each hour.
         key = self._clients.credentials.get().access_key_id
-        if wanted is None or key == self._checked_key:
+        if self._options.account is None or key == self._checked_key:
             return
-        account = caller(self._clients).account
-        if account != wanted:
-            raise AuthError(
-                f"providers.aliyun.account: the job's machines are in account {wanted}, and these "
-                f"credentials are of {account}; use others"
-            )
+        self._require_account(self._options.account, caller(self._clients).account)
         self._checked_key = key
 
 
 def _promised(instance_id: str, body: EcsRequest, *, is_alone: bool) -> Instance:
-    """Return a machine of which ECS has told no more than the id; a listing tells its number."""
+    """Return a machine of which ECS has only told the id; a listing tells its rank."""
     parameters = body.run_instances
     found = {str(one["Key"]): str(one["Value"]) for one in parameters["Tag"]}
     return Instance(
         id=instance_id,
         state=InstanceState.PENDING,
-        job_id=found[tags.JOB],
-        launch=int(found[tags.LAUNCH]),
+        job_id=found[machinetags.JOB],
+        launch=int(found[machinetags.LAUNCH]),
         rank=0 if is_alone and parameters["Amount"] == 1 else None,
         zone=parameters["ZoneId"],
         instance_type=parameters["InstanceType"],
         market=market_of(parameters),
-        store_url=found.get(tags.STORE, ""),
+        store_url=found.get(machinetags.STORE, ""),
     )

@@ -33,7 +33,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
         endpoint = f"https://{endpoint}"
     region = here
     while True:
-        # In the machine's own region the internal endpoint is free, and needs no way to the internet.
+        # In the machine's own region the internal endpoint is free, and needs no internet access.
         inside = "-internal" if region == here else ""
         parts = urlsplit(endpoint or f"https://oss-{region}{inside}.aliyuncs.com")
         resource = f"/{bucket}/{quote(name, safe='/-_.~')}"
@@ -46,7 +46,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             return
         except HTTPError as error:
             said = error.read()[:2000].decode("utf-8", "replace")
-            # The bucket may lie in another region than the machine: OSS says in which.
+            # The bucket may be in another region than the machine: OSS says in which.
             other = re.search(r"<Endpoint>oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com</Endpoint>", said)
             if other is None or other[1] == region or endpoint:
                 raise OSError(f"OSS answered {error.code} to {name}: {said[:300]}") from None

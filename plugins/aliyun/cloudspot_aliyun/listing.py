@@ -1,4 +1,4 @@
-"""From ECS's description of an instance to ours: whose it is, how far it is, and why it ends."""
+"""Turns ECS's description of an instance into ours: its job, its state, and why it ends."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from datetime import datetime, timezone
 from typing import Any, Final
 
 from cloudspot.model import EndReason, Instance, InstanceState, Market
+from cloudspot.plugin import machinetags
 from cloudspot_aliyun import tags
 from cloudspot_aliyun.names import rank_of
 
 RECYCLING: Final = "Recycling"
-"""The lock of a spot machine that is being taken (API reference, DescribeInstances, OperationLocks)."""
+"""The lock of a spot machine that is being reclaimed (API reference, DescribeInstances, OperationLocks)."""
 _STATES: Final = {
     "Pending": InstanceState.PENDING,
     "Starting": InstanceState.PENDING,
     "Running": InstanceState.RUNNING,
     "Stopping": InstanceState.SHUTTING_DOWN,
-    # It is there, may be billed, and may be started again: not dead. Somebody stopped it by hand, or it
-    # could not release itself and went down instead.
+    # It exists, may be billed, and may be started again, so it is not dead. Somebody stopped it by hand, or
+    # it shut down because it could not release itself.
     "Stopped": InstanceState.SHUTTING_DOWN,
 }
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d)?Z")
 
 
 def to_instance(described: Mapping[str, Any]) -> Instance | None:
-    """Return the instance as DescribeInstances has it, or None when it carries no tag of cloudspot's.
+    """Return the instance that DescribeInstances describes, or None if it carries no tag of cloudspot's.
 
-    ECS forgets an instance as soon as it is released, so none is ever ENDED here. One that is being taken is
-    on its way out, whatever its status says.
+    ECS forgets an instance as soon as it is released, so none is ever ENDED here. One that is being reclaimed
+    counts as shutting down, whatever its status says.
     """
     found = tags.from_answer(described)
-    if tags.JOB not in found:
+    if machinetags.JOB not in found:
         return None
-    launch = found.get(tags.LAUNCH, "")
     state = _STATES.get(str(described.get("Status")), InstanceState.SHUTTING_DOWN)
     reason = None
     if is_being_taken(described):
@@ -42,34 +42,33 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
     return Instance(
         id=str(described["InstanceId"]),
         state=state,
-        job_id=found[tags.JOB],
-        # Launch 0 is in nobody's journal: a machine whose tag was tampered with is ended.
-        launch=int(launch) if launch.isdigit() else 0,
+        job_id=found[machinetags.JOB],
+        launch=machinetags.launch_of(found),
         rank=rank_of(str(described.get("HostName") or "")),
         end_reason=reason,
         address=_address(described),
         zone=described.get("ZoneId"),
         instance_type=described.get("InstanceType"),
         market=market_of(described),
-        store_url=found.get(tags.STORE, ""),
+        store_url=found.get(machinetags.STORE, ""),
         launched_at=parse_time(described.get("CreationTime")),
     )
 
 
 def is_being_taken(described: Mapping[str, Any]) -> bool:
-    """Say whether ECS has announced that it takes the machine."""
+    """Return whether ECS has announced that it reclaims the machine."""
     locks = (described.get("OperationLocks") or {}).get("LockReason") or ()
     return any(lock.get("LockReason") == RECYCLING for lock in locks)
 
 
 def market_of(described: Mapping[str, Any]) -> Market:
-    """Return how the machine, or a request for it, is paid for."""
+    """Return the market of a machine, or of a request for one."""
     is_spot = str(described.get("SpotStrategy") or "NoSpot") != "NoSpot"
     return Market.SPOT if is_spot else Market.ON_DEMAND
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return a time as ECS writes it, ``2026-11-20T08:30Z`` or with seconds; None: it is none."""
+    """Return a time as ECS writes it, ``2026-11-20T08:30Z`` or with seconds; None: it is not one."""
     match = _TIME.fullmatch(text or "")
     if match is None:
         return None

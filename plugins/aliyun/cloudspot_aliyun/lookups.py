@@ -1,14 +1,12 @@
-"""Looks up what a launch needs and Alibaba Cloud alone knows, and says which option names what is not there.
+"""Looks up what a launch needs and only Alibaba Cloud knows; says which option names something missing.
 
 Each function asks once; :mod:`cloudspot_aliyun.offers` keeps the answers. All of them raise SpecError with
-the option's name, AuthError with the right that is missing, and TransientError when nobody answered.
+the option's name, AuthError with the missing right, and TransientError when nobody answered.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +15,7 @@ from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot_aliyun import tags
 from cloudspot_aliyun.api import items, read, read_numbered_pages
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.options import DEFAULT_IMAGE_FAMILY, AliyunOptions, field_error
+from cloudspot_aliyun.options import DEFAULT_IMAGE_FAMILY, AliyunOptions, field_error, unknown_region
 
 CENTRAL_REGION: Final = "cn-hangzhou"
 _HOW: Final = f'name them, or tag those to use with "{tags.FOUND_BY}"'
@@ -41,13 +39,13 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotThere(CloudspotError):
-    """What was asked for by its id is not there."""
+    """Nothing has the id that was asked for."""
 
 
 def check_region(clients: AliyunClients) -> str:
     """Return the region; refuse one that Alibaba Cloud does not have.
 
-    Such a one has no address that could say so: the region that has every service is asked.
+    A missing region has no address that could say so, so this asks the region that has every service.
     """
     region = clients.region
     try:
@@ -58,9 +56,7 @@ def check_region(clients: AliyunClients) -> str:
         return region  # It is far away; the region itself may answer.
     known = [str(one["RegionId"]) for one in items(answer, "Regions", "Region")]
     if region not in known:
-        near = difflib.get_close_matches(region, known, n=1)
-        advice = f'did you mean "{near[0]}"?' if near else f"it has {', '.join(sorted(known)[:5])}, ..."
-        raise field_error("region", f'Alibaba Cloud has no region "{region}"; {advice}')
+        raise unknown_region("region", region, known)
     return region
 
 
@@ -95,8 +91,8 @@ def find_network(clients: AliyunClients, options: AliyunOptions) -> Network:
     found = _named_vswitches(clients, options) if options.vswitches else _default_vswitches(clients)
     vpcs = sorted({str(one["VpcId"]) for one in found})
     if len(vpcs) > 1:
-        what = "those that are named" if options.vswitches else "those that may be meant"
-        raise field_error("vswitches", f"{what} are of {len(vpcs)} VPCs ({', '.join(vpcs)}); {_HOW}")
+        what = "those named" if options.vswitches else "those found"
+        raise field_error("vswitches", f"{what} are in {len(vpcs)} VPCs ({', '.join(vpcs)}); {_HOW}")
     vswitches: dict[str, str] = {}
     for one in sorted(found, key=lambda one: str(one["VSwitchId"])):
         zone = str(one["ZoneId"])
@@ -148,7 +144,7 @@ def _default_vswitches(clients: AliyunClients) -> list[dict[str, Any]]:
 
 
 def find_groups(clients: AliyunClients, options: AliyunOptions, vpc: str) -> tuple[str, ...]:
-    """Return the security groups of the machines, all of the VPC."""
+    """Return the security groups of the machines, all in the VPC."""
     what, path = "looking up the security groups", ("SecurityGroups", "SecurityGroup")
     if options.security_groups:
         wanted = {"SecurityGroupIds": json.dumps(list(options.security_groups))}
@@ -161,7 +157,7 @@ def find_groups(clients: AliyunClients, options: AliyunOptions, vpc: str) -> tup
                 raise field_error("security_groups", f'there is no "{named}" in {clients.region}')
             if found[named] != vpc:
                 raise field_error(
-                    "security_groups", f'"{named}" is of {found[named]}, the vSwitches are of {vpc}'
+                    "security_groups", f'"{named}" is in {found[named]}, the vSwitches are in {vpc}'
                 )
         return options.security_groups
     for tagged in ({"Tag": [{"Key": tags.FOUND_BY}]}, {}):
@@ -170,7 +166,7 @@ def find_groups(clients: AliyunClients, options: AliyunOptions, vpc: str) -> tup
             for one in read_numbered_pages(
                 clients, what, "DescribeSecurityGroups", {"VpcId": vpc, **tagged}, path=path
             )
-            # Those that a service of Alibaba Cloud's manages take no machines of others.
+            # Groups that one of Alibaba Cloud's services manages accept no other machines.
             if not one.get("ServiceManaged")
         ]
         if len(groups) == 1:
@@ -184,7 +180,7 @@ def find_groups(clients: AliyunClients, options: AliyunOptions, vpc: str) -> tup
 
 
 def check_names(clients: AliyunClients, options: AliyunOptions) -> None:
-    """Look for the things that the options name and a request passes on unseen."""
+    """Look up what the options name and a request would pass on unchecked."""
     if options.key_pair is not None:
         answer = read(
             clients, "looking up the key pair", "DescribeKeyPairs", {"KeyPairName": options.key_pair}
@@ -200,7 +196,7 @@ def check_names(clients: AliyunClients, options: AliyunOptions) -> None:
 
 
 def check_role(clients: AliyunClients, options: AliyunOptions) -> bool:
-    """Look for the RAM role; return False where the credentials may not look."""
+    """Look up the RAM role; return False if the credentials may not."""
     try:
         answer = read(
             clients,
@@ -222,12 +218,3 @@ def check_role(clients: AliyunClients, options: AliyunOptions) -> bool:
             "role", f'"{options.role}" does not trust ecs.aliyuncs.com, so no machine can have it'
         )
     return True
-
-
-def unknown_names(wanted: Sequence[str], known: Sequence[str], region: str) -> None:
-    """Refuse the first instance type that the region does not have."""
-    for name in wanted:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            advice = f'; did you mean "{near[0]}"?' if near else ""
-            raise field_error("instance_types", f'{region} has no "{name}"{advice}')

@@ -1,4 +1,4 @@
-"""The instance types of a region: what they are, and where ECS says that there are some."""
+"""The instance types of a region: what they have, and where they are in stock."""
 
 from __future__ import annotations
 
@@ -6,46 +6,32 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
-from cloudspot.model import Market, Resources
+from cloudspot.model import Market
+from cloudspot.plugin.machinetypes import MachineType
 from cloudspot_aliyun.api import items, read, read_pages
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.lookups import unknown_names
+from cloudspot_aliyun.options import unknown_type
 
-MIN_CPUS: Final = 2
-MIN_MEMORY_BYTES: Final = 8 * 2**30
-"""What a machine has at the least where the job does not say: torch, the agent and an arena need room."""
 MAX_NAMED: Final = 10
-"""Types of one DescribeInstanceTypes call (API reference; checked 2026-11)."""
+"""Types in one DescribeInstanceTypes call (API reference; checked 2026-11)."""
 GIB: Final = 2**30
 _ARCHITECTURES: Final = {"X86": "x86_64", "ARM": "arm64"}
 _MAKERS: Final = re.compile(r"\b(?:nvidia|tesla|amd|geforce)\b")
 _UNFIT: Final = frozenset({"CreditEntryLevel"})
-"""Families that run at a fraction of their processors once their credits are spent."""
+"""Families whose processors slow down once their credits are spent."""
 
 
-class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
-    """What of an instance type matters for the choice."""
+class InstanceType(MachineType, frozen=True, kw_only=True):
+    """An instance type; its accelerator is named as ECS does, such as ``NVIDIA A10``."""
 
-    name: str
     architecture: str
     """As images have it: ``x86_64`` or ``arm64``."""
-    cpus: int
-    memory_bytes: int
-    accelerator: str | None
-    """As ECS names it, such as ``NVIDIA A10``."""
-    accelerator_count: int
     is_plain: bool
-    """Neither bare metal nor of a family that is throttled: it may be chosen unasked."""
+    """Neither bare metal nor of a family that is throttled, so it may be chosen unasked."""
 
-    def fits(self, resources: Resources) -> bool:
-        """Say whether it has what one node must have."""
-        if resources.accelerator is not None and _plain(resources.accelerator) != _plain(self.accelerator):
-            return False
-        if resources.accelerator_count and self.accelerator_count < resources.accelerator_count:
-            return False
-        return self.cpus >= resources.cpus and self.memory_bytes >= resources.memory_bytes
+    def is_called(self, accelerator: str) -> bool:
+        """Return whether people mean this accelerator: ``v100`` is ``NVIDIA Tesla V100``."""
+        return _plain(accelerator) == _plain(self.accelerator or "")
 
 
 def named_types(clients: AliyunClients, names: Sequence[str]) -> list[InstanceType]:
@@ -62,12 +48,15 @@ def named_types(clients: AliyunClients, names: Sequence[str]) -> list[InstanceTy
             one.name: one for one in map(_to_type, items(answer, "InstanceTypes", "InstanceType")) if one
         }
     if any(name not in found for name in names):
-        unknown_names(names, [*found, *(one.name for one in all_types(clients))], clients.region)
+        known = {*found, *(one.name for one in all_types(clients))}
+        for name in names:
+            if name not in known:
+                raise unknown_type("instance_types", name, known, where=clients.region)
     return [found[name] for name in names if name in found]
 
 
 def all_types(clients: AliyunClients) -> list[InstanceType]:
-    """Return all types that there are."""
+    """Return all types of the region."""
     pages = read_pages(
         clients,
         "looking for instance types that have the resources",
@@ -78,32 +67,8 @@ def all_types(clients: AliyunClients) -> list[InstanceType]:
     return [one for one in map(_to_type, pages) if one is not None]
 
 
-def fitting_types(
-    types: Sequence[InstanceType], resources: Resources, *, architecture: str
-) -> list[InstanceType]:
-    """Return the types that have what one node must have, the smallest first.
-
-    A job that asks for no accelerator gets none, and at least ``MIN_CPUS`` and ``MIN_MEMORY_BYTES``.
-    """
-    wanted = msgspec.structs.replace(
-        resources,
-        cpus=resources.cpus or MIN_CPUS,
-        memory_bytes=resources.memory_bytes or MIN_MEMORY_BYTES,
-    )
-    asks = bool(resources.accelerator or resources.accelerator_count)
-    fitting = [
-        one
-        for one in types
-        if one.fits(wanted)
-        and one.is_plain
-        and one.architecture == architecture
-        and (asks or not one.accelerator_count)
-    ]
-    return sorted(fitting, key=lambda one: (one.accelerator_count, one.cpus, one.memory_bytes, one.name))
-
-
 def stock(clients: AliyunClients, market: Market, *, spot_hours: int) -> dict[tuple[str, str], bool]:
-    """Return by (type, zone) whether there are some now; a pair that is not in it can never be had.
+    """Return whether each (type, zone) is in stock now; a missing pair is never sold.
 
     Raises:
         AuthError: the right ``ecs:DescribeAvailableResource`` is missing.
@@ -144,6 +109,5 @@ def _to_type(described: Mapping[str, Any]) -> InstanceType | None:
     )
 
 
-def _plain(name: str | None) -> str:
-    """Return a name as people agree on it: ``NVIDIA Tesla V100`` and ``v100`` are one."""
-    return "-".join(_MAKERS.sub(" ", (name or "").lower()).split())
+def _plain(name: str) -> str:
+    return "-".join(_MAKERS.sub(" ", name.lower()).split())

@@ -1,8 +1,8 @@
-"""The names of a launch's machines: ECS numbers them, and a node knows its rank by its own.
+"""The names of a launch's machines: ECS numbers them, and a node's own name tells it its rank.
 
-RunInstances gives each instance the next number where a name holds ``[begin,bits]`` (API reference,
-RunInstances, HostName and InstanceName; checked 2026-11). A machine reads its host name from its
-metadata, and DescribeInstances shows it: both sides know the rank, and neither has to tell the other.
+RunInstances gives each instance the next number if a name contains ``[begin,bits]`` (API reference,
+RunInstances, HostName and InstanceName; checked 2026-11). A machine reads its host name from its metadata,
+and DescribeInstances shows it: both sides know the rank without telling each other.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Final
 
 MAX_HOST_NAME: Final = 64
 _ROOM: Final = 18
-"""Characters of a host name for the launch, the rank and what stands between."""
+"""Characters of a host name for the launch, the rank and the separators."""
 _RANK: Final = re.compile(r"(?<![0-9])[0-9]{1,6}$")
 
 
 def instance_name(job_id: str, launch: int, num_nodes: int) -> str:
     """Return the InstanceName of a launch: ``digits-1-2-[0,1]``, by which people find the machines.
 
-    It begins with a letter, as ECS wants it.
+    It begins with a letter, as ECS requires.
     """
     start = job_id if job_id[0].isalpha() else f"job-{job_id}"
     return f"{start}-{launch}-{_numbers(num_nodes)}"
@@ -32,11 +32,11 @@ def host_name(job_id: str, launch: int, num_nodes: int) -> str:
 
 
 def rank_of(name: str) -> int | None:
-    """Return the number at the end of a host name; None: it has none, so ECS or somebody else chose it."""
+    """Return the number at the end of a host name; None: there is none, so ECS or somebody else chose it."""
     found = _RANK.search(name)
     return None if found is None else int(found[0])
 
 
 def _numbers(num_nodes: int) -> str:
-    """Return the pattern; one machine alone is 0: patterns are for several."""
+    """Return the pattern; a single machine is 0, since patterns are for several."""
     return "0" if num_nodes == 1 else f"[0,{len(str(num_nodes - 1))}]"

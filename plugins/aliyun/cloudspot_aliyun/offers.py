@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable
-from typing import Final, TypeVar
+from typing import Final
 
 from cloudspot.errors import SpecError
 from cloudspot.model import Market, Offer, Resources
-from cloudspot.plugin.answercache import Keeper
+from cloudspot.plugin.cloudprovider import OfferFinder
+from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.lookups import check_names, check_region, find_groups, find_image, find_network
-from cloudspot_aliyun.machinetypes import InstanceType, all_types, fitting_types, named_types, stock
+from cloudspot_aliyun.machinetypes import InstanceType, all_types, named_types, stock
 from cloudspot_aliyun.options import AliyunOptions, field_error
 from cloudspot_aliyun.pricing import (
     SpotPrice,
@@ -21,52 +20,38 @@ from cloudspot_aliyun.pricing import (
     spot_prices,
 )
 
-FACTS_SECONDS: Final = 3600.0
-"""How long images, networks, types and prices by pay-as-you-go are kept."""
 STOCK_SECONDS: Final = 60.0
 """How long stock and spot prices are kept: a controller that waits for capacity asks every few seconds."""
 MAX_CANDIDATES: Final = 8
-"""Of the types that fit and are to be had, so many of the smallest are compared by price: a call each."""
+"""How many of the smallest types that fit and are sold are compared by price, at a call each."""
 MAX_TYPES: Final = 4
-"""So many of the cheapest are offered: more of them cost more calls than they bring chances."""
+"""How many of the cheapest are offered: more would cost more calls than they bring chances."""
 
-T = TypeVar("T")
 Stock = dict[tuple[str, str], bool]
 
 
-class OfferFinder:
+class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
     """Asks Alibaba Cloud for offers, and keeps for a while what does not change. Thread-safe."""
 
-    def __init__(
-        self,
-        options: AliyunOptions,
-        clients: AliyunClients,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._options = options
-        self._clients = clients
-        self._keeper = Keeper(monotonic=monotonic)
-
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
-        """Return the offers; in each zone that has the type and a vSwitch, on each market that it has.
+        """Return the offers: each zone that has the type and a vSwitch, on each market of the type.
 
-        What ECS says is sold out is left out while another offer of the market is not: a launch would be
-        refused for lack of stock, and the next one tried. Where all is sold out, all is offered, so that
-        whoever waits for capacity tries again.
+        An offer that ECS calls sold out is left out while its market has another in stock: its launch would
+        only be refused. If everything is sold out, everything is offered, so that whoever waits for capacity
+        tries again.
         """
         options, clients = self._options, self._clients
-        region = self._keep("region", lambda: check_region(clients))
-        image = self._keep("image", lambda: find_image(clients, options))
-        network = self._keep("network", lambda: find_network(clients, options))
-        groups = self._keep("groups", lambda: find_groups(clients, options, network.vpc))
-        self._keep("names", lambda: check_names(clients, options))
+        region = self._cache.get("region", lambda: check_region(clients))
+        image = self._cache.get("image", lambda: find_image(clients, options))
+        network = self._cache.get("network", lambda: find_network(clients, options))
+        groups = self._cache.get("groups", lambda: find_groups(clients, options, network.vpc))
+        self._cache.get("names", lambda: check_names(clients, options))
         in_stock = {market: self._stock(market) for market in Market}
         zones = set(network.vswitches)
         types = self._types(resources, image.architecture, zones, in_stock)
         if not types:
             return ()
-        rates = self._keep(
+        rates = self._cache.get(
             ("rates", *(one.name for one in types)),
             lambda: release_rates(clients, [one.name for one in types]),
         )
@@ -93,7 +78,7 @@ class OfferFinder:
                     except SpecError:
                         if options.instance_types:
                             raise
-                        continue  # Nobody has asked for this type: one of which ECS tells no price is none.
+                        continue  # Nobody asked for this type, so one without a price is left out.
                     rate = rates.get((one.name, zone), "") if market is Market.SPOT else ""
                     offer = Offer(
                         instance_type=one.name,
@@ -113,7 +98,7 @@ class OfferFinder:
     ) -> list[InstanceType]:
         options, clients = self._options, self._clients
         if options.instance_types:
-            types = self._keep("types", lambda: named_types(clients, options.instance_types))
+            types = self._cache.get("types", lambda: named_types(clients, options.instance_types))
             wrong = [one for one in types if one.architecture != architecture]
             if wrong:
                 raise field_error(
@@ -121,8 +106,9 @@ class OfferFinder:
                     f'"{wrong[0].name}" is {wrong[0].architecture}, but the image is {architecture}',
                 )
             return [one for one in types if one.fits(resources)]
-        known = self._keep("all types", lambda: all_types(clients))
-        fitting = fitting_types(known, resources, architecture=architecture)
+        known = self._cache.get("all types", lambda: all_types(clients))
+        plain = [one for one in known if one.is_plain and one.architecture == architecture]
+        fitting = fitting_types(plain, resources)
         on_sale = {name for table in in_stock.values() for name, zone in table if zone in zones}
         live = {
             name
@@ -130,7 +116,7 @@ class OfferFinder:
             for (name, zone), has in table.items()
             if has and zone in zones
         }
-        # Those that are to be had now come first; the others are better than nothing.
+        # Types in stock come first; the others are better than nothing.
         candidates = sorted(
             (one for one in fitting if one.name in on_sale), key=lambda one: one.name not in live
         )
@@ -139,18 +125,18 @@ class OfferFinder:
         return sorted(chosen, key=lambda one: prices[one.name])[:MAX_TYPES]
 
     def _cheapest(self, name: str, zones: set[str]) -> float:
-        prices = self._keep(("compared", name), lambda: self._spot_prices(name), seconds=FACTS_SECONDS)
+        prices = self._cache.get(("compared", name), lambda: self._spot_prices(name))
         return min((found.price for zone, found in prices.items() if zone in zones), default=float("inf"))
 
     def _stock(self, market: Market) -> Stock:
         hours = self._spot_hours
-        return self._keep(
+        return self._cache.get(
             ("stock", market), lambda: stock(self._clients, market, spot_hours=hours), seconds=STOCK_SECONDS
         )
 
     def _spot_prices(self, name: str) -> dict[str, SpotPrice]:
         hours = self._spot_hours
-        return self._keep(
+        return self._cache.get(
             ("spot", name),
             lambda: spot_prices(self._clients, name, spot_hours=hours),
             seconds=STOCK_SECONDS,
@@ -158,7 +144,7 @@ class OfferFinder:
 
     def _asked_spot_price(self, name: str, zone: str) -> SpotPrice | None:
         hours = self._spot_hours
-        return self._keep(
+        return self._cache.get(
             ("asked", name, zone),
             lambda: asked_spot_price(
                 self._clients, name, zone, spot_hours=hours, disk_type=self._options.disk_type
@@ -167,7 +153,7 @@ class OfferFinder:
         )
 
     def _on_demand(self, name: str, spot: SpotPrice | None) -> tuple[float, str]:
-        """Return what an hour costs by pay-as-you-go, and in what currency."""
+        """Return the price of an hour by pay-as-you-go, and its currency."""
         chosen = self._options.currency
         given = self._options.on_demand_prices.get(name)
         if given is not None:
@@ -175,12 +161,11 @@ class OfferFinder:
         if spot is not None:
             return spot.on_demand, chosen or spot.currency
         disk_type = self._options.disk_type
-        asked = self._keep(("price", name), lambda: on_demand_price(self._clients, name, disk_type=disk_type))
+        asked = self._cache.get(
+            ("price", name), lambda: on_demand_price(self._clients, name, disk_type=disk_type)
+        )
         return asked.price, chosen or asked.currency
 
     @property
     def _spot_hours(self) -> int:
         return 1 if self._options.protected_hour else 0
-
-    def _keep(self, key: Hashable, ask: Callable[[], T], *, seconds: float = FACTS_SECONDS) -> T:
-        return self._keeper.keep(key, ask, seconds=seconds)

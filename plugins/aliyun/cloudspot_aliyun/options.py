@@ -1,53 +1,51 @@
-"""The table ``[providers.aliyun]`` of a job file: where, on what and with which rights machines run."""
+"""The table ``[providers.aliyun]`` of a job file: where machines run, on what and with which rights."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from cloudspot.jobfile.quantities import Size
-from cloudspot.jobfile.tables import FieldError
+from cloudspot.plugin.optionchecks import NameRule, OptionChecks
 
 DEFAULT_IMAGE_FAMILY: Final = "acs:ubuntu_24_04_x64"
 """Alibaba Cloud's public image of Ubuntu 24.04, the newest of its family."""
 DEFAULT_ROLE: Final = "cloudspot-node"
-OWN_TAG_PREFIX: Final = "cloudspot-"
 MAX_OWN_TAGS: Final = 8
-"""Of the 20 tags that an instance may have, so many are kept for those of cloudspot."""
+"""How many of an instance's 20 tags are kept for cloudspot's own."""
 
 Price = Annotated[float, msgspec.Meta(gt=0)]
 
-_NAMES: Final = {
-    "region": re.compile(r"[a-z]{2}-[a-z0-9]+(?:-[a-z0-9]+)*"),
-    "account": re.compile(r"\d{6,20}"),
-    "zones": re.compile(r"[a-z]{2}-[a-z0-9]+(?:-[a-z0-9]+)*-?[a-z]"),
-    "instance_types": re.compile(r"ecs\.[a-z0-9-]+(?:\.[a-z0-9-]+)+"),
-    "image": re.compile(r"[A-Za-z0-9_.\-]{2,128}"),
-    "image_family": re.compile(r"[A-Za-z][A-Za-z0-9_.:\-]{1,127}"),
-    "vswitches": re.compile(r"vsw-[a-z0-9]{8,32}"),
-    "security_groups": re.compile(r"sg-[a-z0-9]{8,32}"),
-    "deployment_set": re.compile(r"auto|ds-[a-z0-9]{8,32}"),
-    "role": re.compile(r"[A-Za-z0-9.\-]{1,64}"),
-    "key_pair": re.compile(r"[A-Za-z][A-Za-z0-9:_\-]{1,127}"),
-    "resource_group": re.compile(r"rg-[a-z0-9]{8,32}"),
-}
-_EXAMPLES: Final = {
-    "region": "cn-hangzhou",
-    "account": "1234567890123456",
-    "zones": "cn-hangzhou-i",
-    "instance_types": "ecs.gn7i-c8g1.2xlarge",
-    "image": "m-bp1234567890abcdefgh or ubuntu_24_04_x64_20G_alibase_20260101.vhd",
-    "image_family": "acs:ubuntu_24_04_x64",
-    "vswitches": "vsw-bp1234567890abcdefgh",
-    "security_groups": "sg-bp1234567890abcdefgh",
-    "deployment_set": '"auto" or ds-bp1234567890abcdefgh',
-    "role": "cloudspot-node",
-    "key_pair": "my-key",
-    "resource_group": "rg-acfm1234567890a",
-}
+_CHECKS: Final = OptionChecks(
+    "aliyun",
+    {
+        "region": NameRule("a region", r"[a-z]{2}-[a-z0-9]+(?:-[a-z0-9]+)*", "cn-hangzhou"),
+        "account": NameRule("an account", r"\d{6,20}", "1234567890123456"),
+        "zones": NameRule("a zone", r"[a-z]{2}-[a-z0-9]+(?:-[a-z0-9]+)*-?[a-z]", "cn-hangzhou-i"),
+        "instance_types": NameRule(
+            "an instance type", r"ecs\.[a-z0-9-]+(?:\.[a-z0-9-]+)+", "ecs.gn7i-c8g1.2xlarge"
+        ),
+        "image": NameRule(
+            "an image",
+            r"[A-Za-z0-9_.\-]{2,128}",
+            "m-bp1234567890abcdefgh or ubuntu_24_04_x64_20G_alibase_20260101.vhd",
+        ),
+        "image_family": NameRule(
+            "an image family", r"[A-Za-z][A-Za-z0-9_.:\-]{1,127}", "acs:ubuntu_24_04_x64"
+        ),
+        "vswitches": NameRule("a vSwitch", r"vsw-[a-z0-9]{8,32}", "vsw-bp1234567890abcdefgh"),
+        "security_groups": NameRule("a security group", r"sg-[a-z0-9]{8,32}", "sg-bp1234567890abcdefgh"),
+        "deployment_set": NameRule(
+            "a deployment set", r"auto|ds-[a-z0-9]{8,32}", '"auto" or ds-bp1234567890abcdefgh'
+        ),
+        "role": NameRule("a RAM role", r"[A-Za-z0-9.\-]{1,64}", "cloudspot-node"),
+        "key_pair": NameRule("a key pair", r"[A-Za-z][A-Za-z0-9:_\-]{1,127}", "my-key"),
+        "resource_group": NameRule("a resource group", r"rg-[a-z0-9]{8,32}", "rg-acfm1234567890a"),
+    },
+)
+field_error = _CHECKS.error
+unknown_region, unknown_type = _CHECKS.unknown_region, _CHECKS.unknown_type
 
 
 class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,59 +119,36 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Put on every instance and disk, beside cloudspot's own; for your bills."""
 
 
-def field_error(field: str, text: str) -> FieldError:
-    """Return the error that says what is wrong with ``providers.aliyun.<field>``."""
-    return FieldError(("providers", "aliyun", field), text)
-
-
 def check_options(options: AliyunOptions) -> None:
     """Refuse what can be seen to be wrong without asking Alibaba Cloud.
 
     Raises:
         SpecError: names the field, what was found, and what it should look like.
     """
-    for field, pattern in _NAMES.items():
-        value = getattr(options, field)
-        for one in (value,) if isinstance(value, str) else value or ():
-            if not pattern.fullmatch(one):
-                raise field_error(field, f'"{one}" is none; expected one such as {_EXAMPLES[field]}')
-    if options.region is not None:
-        wrong = [zone for zone in options.zones if not zone.startswith(options.region)]
-        if wrong:
-            raise field_error("zones", f'"{wrong[0]}" is not in region {options.region}')
-    for name, price in options.on_demand_prices.items():
-        if price <= 0:
-            raise field_error("on_demand_prices", f'the price of "{name}" must be > 0, got {price:g}')
+    _CHECKS.require_valid_names(options)
+    _CHECKS.require_zones_in(options.region, options.zones)
+    _CHECKS.require_positive_prices("on_demand_prices", options.on_demand_prices)
     if options.image is not None and options.image_family is not None:
         raise field_error("image_family", "has no effect beside image; leave one of them out")
     if options.max_price is not None and round(options.max_price, 3) != options.max_price:
-        raise field_error("max_price", f"ECS takes three decimals at most; got {options.max_price:g}")
+        raise field_error("max_price", f"expected at most three decimals, got {options.max_price:g}")
     if options.disk_performance is not None and options.disk_type != "cloud_essd":
         raise field_error("disk_performance", 'works with disk_type = "cloud_essd" only')
-    for field in ("zones", "vswitches", "security_groups", "instance_types"):
-        _check_once(field, getattr(options, field))
-    _check_tags(options.tags)
-
-
-def _check_once(field: str, values: Sequence[str]) -> None:
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            raise field_error(field, f'names "{value}" twice')
-
-
-def _check_tags(tags: dict[str, str]) -> None:
-    most = 20 - MAX_OWN_TAGS
-    if len(tags) > most:
-        raise field_error("tags", f"{len(tags)} are too many; expected {most} at most")
-    for name, value in tags.items():
+    _CHECKS.require_unique(
+        zones=options.zones,
+        vswitches=options.vswitches,
+        security_groups=options.security_groups,
+        instance_types=options.instance_types,
+    )
+    for name, value in options.tags.items():
         for text, limit in ((name, 64), (value, 128)):
             if len(text) > limit:
                 raise field_error("tags", f'"{name}": {len(text)} characters are more than {limit}')
             if "http://" in text or "https://" in text:
-                raise field_error("tags", f'"{name}": ECS allows no http:// and no https:// in a tag')
+                raise field_error("tags", f'"{name}": ECS allows neither http:// nor https:// in a tag')
             if text.startswith(("aliyun", "acs:")):
-                raise field_error("tags", f'"{name}": ECS keeps what begins with aliyun or acs: for itself')
+                raise field_error("tags", f'"{name}": ECS reserves what begins with aliyun or acs:')
         if not name:
-            raise field_error("tags", "a tag's name is empty")
-        if name.startswith(OWN_TAG_PREFIX) or name in {"MASTER_ADDR", "MASTER_PORT", "NUM_NODES"}:
-            raise field_error("tags", f'"{name}" is not yours to set')
+            raise field_error("tags", "the name of a tag is empty")
+    reserved = {"MASTER_ADDR", "MASTER_PORT", "NUM_NODES"}
+    _CHECKS.require_free_tags("tags", options.tags, most=20 - MAX_OWN_TAGS, reserved=reserved)

@@ -1,4 +1,4 @@
-"""What machines cost: the spot market's prices by zone, the price by pay-as-you-go, how many are taken."""
+"""What machines cost: spot prices by zone, pay-as-you-go prices, and how many machines are reclaimed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class SpotPrice(msgspec.Struct, frozen=True, kw_only=True):
 
     price: float
     on_demand: float
-    """What the same costs by pay-as-you-go."""
+    """The pay-as-you-go price of the same."""
     currency: str
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """An hour by pay-as-you-go."""
+    """The price of an hour by pay-as-you-go."""
 
     price: float
     currency: str
 
 
 def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) -> dict[str, SpotPrice]:
-    """Return the newest price on the spot market by zone: of the last three hours, unless ECS says otherwise.
+    """Return the newest spot price by zone, from the last three hours unless ECS says otherwise.
 
     Raises:
         AuthError: the right ``ecs:DescribeSpotPriceHistory`` is missing.
@@ -75,7 +75,7 @@ def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: st
     """Return what the type costs an hour by pay-as-you-go, without its disk.
 
     Raises:
-        SpecError: ECS has no price, or tells none; the option to name one is named.
+        SpecError: ECS gives no price; the message names the option for one.
         AuthError: the right ``ecs:DescribePrice`` is missing.
         TransientError: Alibaba Cloud did not answer.
     """
@@ -98,7 +98,7 @@ def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: st
 def asked_spot_price(
     clients: AliyunClients, instance_type: str, zone: str, *, spot_hours: int, disk_type: str
 ) -> SpotPrice | None:
-    """Return the spot price in a zone of which the history is silent; None: nobody can tell."""
+    """Return the spot price in a zone that the history lacks; None: ECS gives none."""
     wanted = {"ZoneId": zone, "SpotStrategy": "SpotAsPriceGo", "SpotDuration": spot_hours}
     try:
         found, currency = _asked_price(clients, instance_type, disk_type, wanted)
@@ -114,12 +114,12 @@ def asked_spot_price(
 def _asked_price(
     clients: AliyunClients, instance_type: str, disk_type: str, more: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], str]:
-    """Return DescribePrice's answer on the instance itself, and the currency."""
+    """Return DescribePrice's answer for the instance itself, and the currency."""
     wanted = {
         "ResourceType": "instance",
         "InstanceType": instance_type,
         "PriceUnit": "Hour",
-        # Left out it is cloud_efficiency, which the newest types do not take (from memory of the docs).
+        # The default, cloud_efficiency, is refused by the newest types (from memory of the docs).
         "SystemDisk": {"Category": disk_type},
         **more,
     }
@@ -130,9 +130,9 @@ def _asked_price(
 
 
 def release_rates(clients: AliyunClients, names: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Return by (type, zone) how many spot machines were taken in the last 30 days, such as ``0-3%``.
+    """Return how many of each (type, zone)'s spot machines were reclaimed in the last 30 days: ``0-3%``.
 
-    It is told beside a price and decides nothing: where it cannot be had, it is empty.
+    It is shown beside a price and decides nothing; it is empty if ECS does not tell.
     """
     try:
         answer = read(

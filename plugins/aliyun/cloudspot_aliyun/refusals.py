@@ -1,10 +1,9 @@
-"""What ECS's refusals of a launch mean: for lack of stock, of quota, of money, of a right, or for good."""
+"""What ECS's refusals of a launch mean: no stock, no quota, no money, a missing right, or never."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from cloudspot.errors import (
     AuthError,
@@ -15,8 +14,8 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.model import Market
-from cloudspot.retrying import THROTTLE_WAITS, retry
-from cloudspot_aliyun.errors import DENIED, THROTTLED, error_code, error_message, translation
+from cloudspot.plugin.sdkerrors import launch_refusal
+from cloudspot_aliyun.errors import DENIED, error_code, shown, translation
 from cloudspot_aliyun.listing import market_of
 from cloudspot_aliyun.request import EcsRequest
 
@@ -42,7 +41,7 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "InvalidSystemDiskCategory.ValueUnauthorized": QuotaError,
     "SecurityGroupInstanceLimitExceed": QuotaError,
     "IdempotentParameterMismatch": ProvisionError,
-    # The same token is being worked on.
+    # Another request with the same token is in progress.
     "IdempotentProcessing": TransientError,
     "OperationConflict": TransientError,
     "OperationDenied.CreatingConflict": TransientError,
@@ -61,7 +60,7 @@ ARREARS: Final = frozenset(
         "RealNameAuthenticationError",
     }
 )
-"""The account cannot buy anything, on no market and in no zone."""
+"""The account cannot buy anything, in any zone and on either market."""
 _FIELDS: Final = (
     ("InvalidImageId", "image"),
     ("InvalidMarketImage", "image"),
@@ -91,8 +90,8 @@ _FIELDS: Final = (
     ("InvalidTag", "tags"),
     ("InvalidZoneId", "zones"),
 )
-"""By the beginning of a code: the option that is wrong. The first one counts."""
-_QUOTA_ADVICE: Final = "; ask for more in the Quota Center, or use another type, market or region"
+"""The option that is wrong, by the beginning of the code; the first match counts."""
+_QUOTA_ADVICE: Final = "ask for more in the Quota Center, or use another type, market or region"
 
 
 def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
@@ -102,29 +101,17 @@ def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
     what = f"launching {parameters['Amount']} {market} {parameters['InstanceType']} in {parameters['ZoneId']}"
     code = error_code(error)
     if code in ARREARS:
-        said = f"{error_message(error)} ({code})"
-        return AuthError(f"{what}: the account cannot buy: {said}; settle it in the console's Expenses")
+        return AuthError(
+            f"{what}: the account cannot buy: {shown(error)}; settle it in the console's Expenses"
+        )
     if code == "InvalidUser.PassRoleForbidden":
         return AuthError(f"{what}: the credentials lack ram:PassRole; docs/aliyun.md has the policy")
     if code in DENIED or code.startswith("Forbidden"):
-        said = f"{error_message(error)} ({code})"
-        return AuthError(f"{what}: {said}; they may lack ecs:RunInstances: docs/aliyun.md has the policy")
+        advice = "they may lack ecs:RunInstances: docs/aliyun.md has the policy"
+        return AuthError(f"{what}: {shown(error)}; {advice}")
     found = translation(error, what, LAUNCH_CODES)
     if code.startswith("QuotaExceed") and type(found) is CloudspotError:
-        found = QuotaError(f"{what}: {error_message(error)} ({code})")
-    if isinstance(found, QuotaError):
-        return QuotaError(f"{found}{_QUOTA_ADVICE}")
-    if type(found) is not CloudspotError:
-        return found
-    # A refusal that nobody has named: this very request will never do.
+        found = QuotaError(f"{what}: {shown(error)}")
     field = next((name for start, name in _FIELDS if code.startswith(start)), None)
-    return ProvisionError(str(found) if field is None else f"providers.aliyun.{field}: {found}")
-
-
-def unless_throttled(call: Callable[[], Any]) -> Any:
-    """Return what the call returns; where ECS throttles it, nothing was done, and it is made again."""
-    return retry(call, kind=Exception, when=_is_throttled, waits=THROTTLE_WAITS, sleep=time.sleep)
-
-
-def _is_throttled(error: Exception) -> bool:
-    return error_code(error) in THROTTLED or error_code(error).startswith("Throttling")
+    option = None if field is None else f"providers.aliyun.{field}"
+    return launch_refusal(found, option=option, quota_advice=_QUOTA_ADVICE)

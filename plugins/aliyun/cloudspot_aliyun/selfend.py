@@ -20,7 +20,7 @@ TRIES = 3  # of each address
 
 
 def release() -> None:
-    """Ask ECS to release the machine; raise an OSError where it does not."""
+    """Ask ECS to release the machine; raise OSError if it refuses."""
     lifetime = {"X-aliyun-ecs-metadata-token-ttl-seconds": "300"}
     token = {"X-aliyun-ecs-metadata-token": ask(f"{METADATA}/latest/api/token", lifetime, "PUT")}
     base = f"{METADATA}/latest/meta-data/"
@@ -30,7 +30,7 @@ def release() -> None:
     chosen = os.environ.get("ECS_ENDPOINT", "").rstrip("/")
     if chosen and "://" not in chosen:
         chosen = f"https://{chosen}"
-    # The first is reached without a way out of the VPC.
+    # The first can be reached from within the VPC.
     hosts = [chosen] if chosen else [f"https://ecs{kind}.{region}.aliyuncs.com" for kind in ("-vpc", "")]
     for num_left in reversed(range(TRIES * len(hosts))):
         host = hosts[-1 - num_left % len(hosts)]
@@ -43,7 +43,7 @@ def release() -> None:
             if not num_left:
                 raise OSError(f"{error} {said}") from None
             if "Throttling" in said or getattr(error, "code", 0) >= 500:
-                # Such as when all nodes of a job end at once. Once it has shut down, nobody asks again.
+                # For instance all nodes of a job end at once. After the shutdown nobody asks again.
                 time.sleep(random.uniform(1.0, 8.0))
 
 

@@ -1,22 +1,12 @@
-"""The tags by which cloudspot's machines and what belongs to them are found again."""
+"""Tags as ECS's requests and answers have them; their names are in :mod:`cloudspot.plugin.machinetags`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-JOB: Final = "cloudspot-job"
-LAUNCH: Final = "cloudspot-launch"
-"""Counted from 1."""
-NUM_NODES: Final = "cloudspot-num-nodes"
-STORE: Final = "cloudspot-store"
-"""Where the job's records lie: people find them by it, and two stores' jobs of the same id are told apart."""
-MAX_SECONDS: Final = "cloudspot-max-seconds"
-"""How long the machine may live."""
-MASTER_PORT: Final = "MASTER_PORT"
-"""For setup scripts; each generation agrees on a free port of its own."""
 FOUND_BY: Final = "cloudspot"
-"""On a vSwitch or a security group, with any value: cloudspot uses these where the job names none."""
+"""On a vSwitch or a security group, with any value: cloudspot uses these if the job names none."""
 MAX_VALUE: Final = 128
 """Characters of a tag's value (API reference, RunInstances, Tag.N.Value; checked 2026-11)."""
 

@@ -17,7 +17,7 @@ from moto.ec2.models.instances import StateReason
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
 from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot_aws import tags
+from cloudspot.plugin import machinetags
 
 TERMINATED_SHOWN_SECONDS: Final = 3600.0
 """How long a terminated instance is listed: about an hour (EC2 user guide, Terminate your instance)."""
@@ -176,12 +176,12 @@ class Machines:
     def _emulated(self, machine: Machine, parameters: Mapping[str, Any], *, is_bare: bool) -> EmulatedMachine:
         instance, found = machine.instance, self.tags_of(machine)
         job = None
-        if tags.JOB in found and found.get(tags.LAUNCH, "").isdigit():
+        if machinetags.JOB in found and found.get(machinetags.LAUNCH, "").isdigit():
             job = JobHint(
-                job_id=found[tags.JOB],
-                launch=int(found[tags.LAUNCH]),
+                job_id=found[machinetags.JOB],
+                launch=int(found[machinetags.LAUNCH]),
                 rank=instance.ami_launch_index,
-                num_nodes=int(found.get(tags.NUM_NODES, "1")),
+                num_nodes=int(found.get(machinetags.NUM_NODES, "1")),
             )
         options = parameters.get("MetadataOptions", {})
         profile = parameters.get("IamInstanceProfile", {})

@@ -104,6 +104,9 @@ class StrictS3:
             with self._writes:
                 self._check_condition(request)
                 answer = self._forward(request)
+        elif request.action == "GetObject":
+            with self._writes:  # moto closes a replaced object's content while others still read it.
+                answer = self._forward(request)
         else:
             answer = self._forward(request)
         self._take_note(request, *answer)

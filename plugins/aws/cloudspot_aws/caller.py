@@ -1,4 +1,4 @@
-"""Who the credentials belong to, and which right a refusal says that they lack."""
+"""Finds out whom the credentials belong to, and which right they lack by a refusal's word."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_AUTHORIZED: Final = re.compile(r"not authorized to perform: ([a-z0-9-]+:[A-
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose credentials they are."""
+    """Whom the credentials belong to."""
 
     account: str
     """12 digits."""
@@ -24,7 +24,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def caller(clients: AwsClients) -> Caller:
-    """Return who the credentials belong to; needs no right.
+    """Return whom the credentials belong to; needs no right.
 
     Raises:
         AuthError: there are none, or AWS does not accept them.
@@ -52,4 +52,4 @@ def denied_action(clients: AwsClients, error: BaseException) -> str | None:
         decoded: Any = json.loads(answer["DecodedMessage"])
         return str(decoded["context"]["action"])
     except (*SDK_ERRORS, KeyError, TypeError, ValueError):
-        return None  # the refusal itself is told all the same
+        return None  # the refusal itself is reported all the same

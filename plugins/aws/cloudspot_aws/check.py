@@ -10,15 +10,16 @@ import botocore.exceptions
 import msgspec
 
 from cloudspot.errors import AuthError, CloudspotError
-from cloudspot.model import CheckResult, InstanceGroup, InstanceState, Market, Offer, Resources
-from cloudspot.plugin.checklist import Checklist, compare_clock
-from cloudspot_aws.caller import denied_action
+from cloudspot.model import CheckResult, InstanceState, Market, Offer, Resources
+from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock, trial_launch
+from cloudspot.plugin.launchrequests import decode_request
+from cloudspot_aws.caller import caller, denied_action
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.ec2 import Ec2Provisioner
 from cloudspot_aws.errors import SDK_ERRORS, error_code, translated, translation
 from cloudspot_aws.lookups import check_profile, check_region, named_types
 from cloudspot_aws.options import AwsOptions
-from cloudspot_aws.request import decode_request
+from cloudspot_aws.request import Ec2Request
 
 _POLICY: Final = "grant it: docs/aws/policy-submitter.json has all rights that a submitter needs"
 _QUOTAS: Final = (
@@ -30,43 +31,30 @@ _QUOTAS: Final = (
     (("dl",), "L-6E869C2A", "L-85EED4F7"),
     (("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
 )
-"""By how a type's name begins: the quotas of vCPUs on demand and on the spot market (EC2 user guide,
-"Amazon EC2 service quotas"). Those of p5, p6, trn, inf and dl are from memory; a wrong one
-would fail the check's line for such a type, and no launch."""
+"""The quotas of vCPUs on demand and on the spot market, by how a type's name begins (EC2 user guide, "Amazon
+EC2 service quotas"). Those of p5, p6, trn, inf and dl are from memory; a wrong one would fail the check's
+line for such a type, but no launch."""
 
 
 def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:
-    """Try in order what a submission would need; what stands on something that failed is left out."""
+    """Try in order what a submission would need; skip what depends on something that failed."""
     lines = Checklist(remedy=_POLICY)
     attempt = lines.attempt
 
     if not attempt("region", lambda: check_region(clients)):
         return lines.results()
-    if not attempt("credentials", lambda: _credentials(clients)):
+    if not attempt("credentials", lambda: caller(clients).arn):
         return lines.results()
     attempt("clock", lambda: _clock(clients), "set this machine's clock, by NTP")
     provisioner = Ec2Provisioner(options, clients)
-    attempt("listing", lambda: f"{len(provisioner.instances())} machines of cloudspot's")
+    lines.attempt_listing(provisioner)
     attempt("instance profile", lambda: _profile(clients, options))
-    offers: list[Offer] = []
-
-    def look() -> str:
-        offers.extend(provisioner.offers(resources))
-        if not offers:
-            raise CloudspotError("no instance type fits; ask for less in resources, or in another region")
-        cheapest = min(offers, key=lambda one: one.price_per_hour)
-        return (
-            f"{len(offers)}, from {cheapest.price_per_hour:g} {cheapest.currency} an hour "
-            f"({cheapest.market.value} {cheapest.instance_type} in {cheapest.zone})"
-        )
-
-    if not attempt("offers", look):
+    offers = lines.attempt_offers(provisioner, resources)
+    if not offers:
         return lines.results()
-    for market in Market:
-        ours = sorted((one for one in offers if one.market is market), key=lambda one: one.price_per_hour)
-        if ours:
-            attempt(f"launch, {market.value}", partial(_launch, provisioner, clients, ours[0]))
-            attempt(f"quota, {market.value}", partial(_quota, clients, options, ours[0]))
+    for market, offer in cheapest_by_market(offers):
+        attempt(f"launch, {market.value}", partial(_launch, provisioner, clients, offer))
+        attempt(f"quota, {market.value}", partial(_quota, clients, options, offer))
     on_a_machine = partial(_on_a_machine, provisioner, clients)
     attempt("tagging", partial(on_a_machine, "create_tags", "ec2:CreateTags"))
     attempt("ending", partial(on_a_machine, "terminate_instances", "ec2:TerminateInstances"))
@@ -75,11 +63,6 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
     if options.limit_role is not None:
         attempt("limit", lambda: _schedules(clients))
     return lines.results()
-
-
-def _credentials(clients: AwsClients) -> str:
-    with translated("asking AWS whose credentials these are"):
-        return str(clients.client("sts").get_caller_identity()["Arn"])
 
 
 def _clock(clients: AwsClients) -> str:
@@ -91,30 +74,19 @@ def _clock(clients: AwsClients) -> str:
 
 def _profile(clients: AwsClients, options: AwsOptions) -> str:
     is_seen = check_profile(clients, options)
-    doubt = "" if is_seen else " (not looked at: the right iam:GetInstanceProfile is missing)"
+    doubt = "" if is_seen else " (not checked: the right iam:GetInstanceProfile is missing)"
     return options.instance_profile + doubt
 
 
 def _launch(provisioner: Ec2Provisioner, clients: AwsClients, offer: Offer) -> str:
-    """Send the request that a job would send, for EC2 to refuse only because it is a dry run."""
-    group = InstanceGroup(
-        job_id="check",
-        launch=1,
-        num_nodes=1,
-        min_nodes=1,
-        offer=offer,
-        resources=Resources(),
-        user_data="#!/bin/sh\nshutdown -h now\n",
-        max_seconds=60.0,
-        store_url="check",
-    )
-    body = decode_request(provisioner.render(group))
+    """Send the request that a job would send; EC2 should refuse it only because it is a dry run."""
+    body = decode_request(provisioner.render(trial_launch(offer)), Ec2Request)
     _dry_run(clients, "run_instances", "ec2:RunInstances", **body.run_instances)
     return f"{offer.instance_type} in {offer.zone} may be launched"
 
 
 def _on_a_machine(provisioner: Ec2Provisioner, clients: AwsClients, call: str, right: str) -> str:
-    """Try a right that a policy may tie to cloudspot's own machines: it takes one to tell."""
+    """Try a right that a policy may limit to cloudspot's own machines: this takes such a machine."""
     machines = [one for one in provisioner.instances() if one.state is not InstanceState.ENDED]
     if not machines:
         return f"not tried: there is no machine of cloudspot's to try {right} on"

@@ -1,6 +1,6 @@
 """Clients of AWS's services: one per service and region, with our timeouts, retries and user agent.
 
-Credentials are found by boto3's own chain: environment, profile, SSO, the instance's role.
+boto3's own chain finds the credentials: environment, profile, SSO, the instance's role.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ READ_SECONDS = 60.0
 MAX_CONNECTIONS = 32
 NUM_ATTEMPTS = 3
 METADATA_SECONDS = 1.0
-"""How long the metadata service may take to answer: off EC2 nobody does."""
+"""How long the metadata service may take to answer: there is none outside EC2."""
 
 
 class AwsClients:
     """Makes clients of one account's services, and keeps them. Thread-safe; construction does no I/O.
 
-    The region is that of the options, else ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, the profile's, or,
-    on an EC2 instance, its own.
+    The region comes from the options, else from ``AWS_REGION``, ``AWS_DEFAULT_REGION``, the profile, or the
+    EC2 instance that this runs on.
     """
 
     def __init__(self, *, region: str | None = None, profile: str | None = None) -> None:
@@ -47,7 +47,7 @@ class AwsClients:
         """Return the region that requests go to.
 
         Raises:
-            SpecError: none is configured and this is no EC2 instance, or the profile does not exist.
+            SpecError: none is configured and this is not an EC2 instance, or the profile does not exist.
         """
         region = self.region_or_none()
         if region is None:
@@ -57,7 +57,7 @@ class AwsClients:
         return region
 
     def region_or_none(self) -> str | None:
-        """Return the region, or None where none can be found.
+        """Return the region; None: none can be found.
 
         Raises:
             SpecError: the profile does not exist.
@@ -77,8 +77,8 @@ class AwsClients:
     ) -> Any:
         """Return the client of a service such as ``ec2``, in ``region`` or the session's.
 
-        ``num_attempts`` is how often botocore makes a request in all; 1 leaves every retry to the caller.
-        ``config`` goes to botocore's Config. The same arguments give the same client.
+        ``num_attempts`` is how often botocore tries a request; 1 leaves every retry to the caller. ``config``
+        goes to botocore's Config. The same arguments give the same client.
 
         Raises:
             SpecError: no region or no such profile.
@@ -111,7 +111,7 @@ class AwsClients:
 
 
 def region_of_this_instance() -> str | None:
-    """Return the region of the EC2 instance that this runs on, from its metadata; None: it is none."""
+    """Return the region of the EC2 instance that this runs on; None: it is not one."""
     try:
         return Imds(timeout_seconds=METADATA_SECONDS).get("meta-data/placement/region")
     except CloudspotError:

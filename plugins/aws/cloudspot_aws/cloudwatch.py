@@ -1,8 +1,8 @@
 """Log lines in CloudWatch Logs: a group for a job's id, a stream for each node of each launch.
 
-An event's message is JSON with the line's number, its time, its source and its text: by the number
-repeats are dropped and the order is kept, whatever clock the node had. Events carry the same time, but
-never one that CloudWatch would reject or sort before what was delivered earlier.
+An event's message is JSON with the line's number, its time, its source and its text. By the number readers
+drop repeats and keep the order, whatever the node's clock said. The event has the line's time, unless
+CloudWatch would reject it or sort it before what was delivered earlier.
 
 Source: CloudWatch Logs API reference, PutLogEvents and GetLogEvents (checked 2026-11).
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -19,37 +18,32 @@ from typing import Any
 
 import msgspec
 
-from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
-from cloudspot.interfaces import LogSink
+from cloudspot.errors import CloudspotError, SpecError, TransientError
+from cloudspot.interfaces import LogSink, check_stream, is_stream
 from cloudspot.model import LogPiece, LogRecord
+from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
 from cloudspot.plugin.logorder import Arrival, Order, read_back
+from cloudspot.plugin.machinetags import store_digest
 from cloudspot.retrying import retry
 from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.cloudwatchevents import EventReader
 from cloudspot_aws.errors import translated
-from cloudspot_aws.logevents import EventReader
-from cloudspot_aws.tags import store_digest
 
 GROUP_PREFIX = "/cloudspot/"
 RETENTION_DAYS = (
     *(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731),
     *(1096, 1827, 2192, 2557, 2922, 3288, 3653),
 )
-"""What PutRetentionPolicy takes."""
+"""The values that PutRetentionPolicy accepts."""
 MAX_BATCH_BYTES = 1_048_576
 MAX_BATCH_EVENTS = 10_000
 EVENT_OVERHEAD_BYTES = 26
 MAX_TEXT = 40_000
-"""Longer lines become several events: in JSON a character takes at most six bytes, and an event could
-long hold 256 KiB only, as in some partitions it still does."""
-MAX_AGE_MS = 12 * 3600 * 1000
-"""Of an event's own time: CloudWatch rejects what is older than 14 days, or than the group's retention,
-and a batch that spans more than a day."""
-MAX_AHEAD_MS = 3600 * 1000
-"""CloudWatch rejects what is two hours ahead."""
+"""Longer lines become several events: in JSON a character takes up to six bytes, and in some partitions
+an event still holds only 256 KiB."""
 OVERLAP_MS = 30_000
-"""A reader that follows goes back so far: batches need not show in the order in which they came."""
+"""How far a reader that follows goes back: batches need not show in the order in which they came."""
 
-_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GROUP = re.compile(r"[.\-_/#A-Za-z0-9]{1,512}")
 
 # Below the logger whose lines an agent delivers with its job's log.
@@ -71,9 +65,9 @@ class CloudWatchLogSink(LogSink):
     """A job's log in CloudWatch Logs. Thread-safe.
 
     By default the group is ``/cloudspot/<job>`` and its streams are ``<store>/<stream>``, where eight letters
-    stand for the store: another one may have a job of the same id. A group that is named is shared by jobs,
-    and its streams are ``<job>/<store>/<stream>``. A group that is missing is made, and keeps its events for
-    ``retention_days``; one that is there is left as it is.
+    stand for the store: another store may have a job of the same id. Jobs share a group that is named, and
+    their streams are ``<job>/<store>/<stream>``. A missing group is created, and keeps its events for
+    ``retention_days``; an existing one is left as it is.
     """
 
     def __init__(
@@ -90,7 +84,7 @@ class CloudWatchLogSink(LogSink):
         """Do no I/O; ``store_url`` is the canonical one.
 
         Raises:
-            SpecError: the group has no valid name, or CloudWatch knows no such retention.
+            SpecError: the group's name is not valid, or CloudWatch has no such retention.
         """
         if group is not None and _GROUP.fullmatch(group) is None:
             raise SpecError(f"log group must be 1 to 512 letters, digits and .-_/#: got {group!r}")
@@ -104,31 +98,24 @@ class CloudWatchLogSink(LogSink):
         self._clients = clients or AwsClients()
         self._sleep = sleep
         self._now = now
-        self._lock = threading.Lock()
-        self._newest_ms: dict[str, int] = {}
-        """Of each stream written to: the time of its last event."""
+        self._times = EntryTimes(self._newest_time, now=now)
         self._seen: dict[str, tuple[int, int]] = {}
-        """Of each stream read: number and time of the last line that was passed on."""
+        """By stream read: number and time of the last line that was yielded."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Deliver records of one stream; see LogSink."""
         if not records:
             return
         stream = records[0].stream
-        _check_stream(stream)
-        batch: list[dict[str, Any]] = []
-        size = 0
-        for event in self._events(stream, records):
-            num_bytes = len(event["message"].encode()) + EVENT_OVERHEAD_BYTES
-            if batch and (size + num_bytes > MAX_BATCH_BYTES or len(batch) == MAX_BATCH_EVENTS):
-                self._deliver(stream, batch)
-                batch, size = [], 0
-            batch.append(event)
-            size += num_bytes
-        self._deliver(stream, batch)
+        check_stream(stream)
+        for batch in batches(
+            self._events(stream, records),
+            size_of=lambda event: len(event["message"].encode()) + EVENT_OVERHEAD_BYTES,
+            max_bytes=MAX_BATCH_BYTES,
+            max_entries=MAX_BATCH_EVENTS,
+        ):
+            self._deliver(stream, batch)
 
     def streams(self) -> Sequence[str]:
-        """Return the names of the job's streams, sorted; see LogSink."""
         options: dict[str, Any] = {"logGroupName": self.group, "logStreamNamePrefix": self._prefix}
         found: list[str] = []
         while True:
@@ -137,7 +124,7 @@ class CloudWatchLogSink(LogSink):
             except _Missing:
                 return ()
             names = (entry["logStreamName"].removeprefix(self._prefix) for entry in answer["logStreams"])
-            found += [name for name in names if _STREAM.fullmatch(name)]
+            found += [name for name in names if is_stream(name)]
             if not answer.get("nextToken"):
                 return tuple(sorted(found))
             options["nextToken"] = answer["nextToken"]
@@ -145,9 +132,9 @@ class CloudWatchLogSink(LogSink):
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
 
-        A line that came a moment ago is held back while one before it is missing: it may show later.
+        A line that has just arrived is held back while one before it is missing: that one may show later.
         """
-        _check_stream(stream)
+        check_stream(stream)
         seen = self._seen.get(stream)
         start = {}
         if seen is not None and after >= seen[0]:
@@ -156,11 +143,11 @@ class CloudWatchLogSink(LogSink):
         for page in self._pages(stream, startFromHead=True, **start):
             for arrival in page:
                 yield from self._passed_on(stream, order.add(arrival))
-        yield from self._passed_on(stream, order.rest(now_ms=self._now_ms()))
+        yield from self._passed_on(stream, order.rest(now_ms=_milliseconds(self._now())))
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
         """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for."""
-        _check_stream(stream)
+        check_stream(stream)
         yield from read_back(self._pages(stream, startFromHead=False))
 
     def pieces(self) -> Sequence[LogPiece]:
@@ -175,54 +162,36 @@ class CloudWatchLogSink(LogSink):
         return found
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
-        """Delete streams; see LogSink."""
         for piece in pieces:
             try:
-                self._ask(
-                    "delete_log_stream", logGroupName=self.group, logStreamName=self._prefix + piece.stream
-                )
+                self._ask("delete_log_stream", **self._place(piece.stream))
             except _Missing:
                 continue
 
     # --- writing ----------------------------------------------------------------------------------
 
     def _events(self, stream: str, records: Sequence[LogRecord]) -> Iterator[dict[str, Any]]:
-        newest_ms = self._newest(stream)
-        now_ms = self._now_ms()
-        if newest_ms > now_ms + MAX_AHEAD_MS:
-            newest_ms = 0  # The clock went far back: in what order the events lie matters less than that.
-        for record in records:
-            own_ms = int(record.time.timestamp() * 1000)
-            newest_ms = max(newest_ms, min(max(own_ms, now_ms - MAX_AGE_MS), now_ms))
-            texts = [record.text[at : at + MAX_TEXT] for at in range(0, len(record.text), MAX_TEXT)] or [""]
+        for record, at in self._times.assign(stream, records):
+            texts = cut(record.text, MAX_TEXT)
             for number, text in enumerate(texts):
-                line = {
-                    "seq": record.seq,
-                    "time": record.time,
-                    "source": record.source,
-                    "text": text,
-                }
+                line = {"seq": record.seq, "time": record.time, "source": record.source, "text": text}
                 if len(texts) > 1:
                     line |= {"part": number, "parts": len(texts)}
-                yield {"timestamp": newest_ms, "message": msgspec.json.encode(line).decode()}
+                yield {"timestamp": _milliseconds(at), "message": msgspec.json.encode(line).decode()}
 
-    def _newest(self, stream: str) -> int:
-        """Return the time of the stream's last event, also where another process has delivered it."""
-        with self._lock:
-            known = self._newest_ms.get(stream)
-        if known is not None:
-            return known
+    def _newest_time(self, stream: str) -> datetime | None:
+        """Return the time of the stream's last event, which another process may have delivered."""
         try:
             answer = self._ask(
                 "get_log_events",
-                logGroupName=self.group,
-                logStreamName=self._prefix + stream,
+                **self._place(stream),
                 limit=1,
                 startFromHead=False,
             )
-        except (_Missing, AuthError):
-            return 0  # A role that may only write: its node's clock is then trusted.
-        return max((event["timestamp"] for event in answer["events"]), default=0)
+        except _Missing:
+            return None
+        times = [event["timestamp"] for event in answer["events"]]
+        return datetime.fromtimestamp(max(times) / 1000, timezone.utc) if times else None
 
     def _deliver(self, stream: str, events: list[dict[str, Any]]) -> None:
         try:
@@ -230,23 +199,16 @@ class CloudWatchLogSink(LogSink):
         except _Missing:
             self._make(stream)
             answer = self._put(stream, events)
-        with self._lock:
-            self._newest_ms[stream] = events[-1]["timestamp"]
         rejected = answer.get("rejectedLogEventsInfo")
         if rejected:
-            # To deliver them again would help nobody, and hold up all lines to come.
+            # To deliver them again would not help, and would hold up all lines to come.
             _log.warning("CloudWatch rejects lines of %s for their time: %s; set the clock", stream, rejected)
 
     def _put(self, stream: str, events: list[dict[str, Any]]) -> Any:
-        return self._ask(
-            "put_log_events",
-            logGroupName=self.group,
-            logStreamName=self._prefix + stream,
-            logEvents=events,
-        )
+        return self._ask("put_log_events", **self._place(stream), logEvents=events)
 
     def _make(self, stream: str) -> None:
-        """Make the stream, and the group where there is none."""
+        """Create the stream, and the group if there is none."""
         try:
             self._make_stream(stream)
         except _Missing:
@@ -262,7 +224,7 @@ class CloudWatchLogSink(LogSink):
 
     def _make_stream(self, stream: str) -> None:
         try:
-            self._ask("create_log_stream", logGroupName=self.group, logStreamName=self._prefix + stream)
+            self._ask("create_log_stream", **self._place(stream))
         except _Taken:
             return
 
@@ -278,8 +240,7 @@ class CloudWatchLogSink(LogSink):
             try:
                 answer = self._ask(
                     "get_log_events",
-                    logGroupName=self.group,
-                    logStreamName=self._prefix + stream,
+                    **self._place(stream),
                     startFromHead=startFromHead,
                     **options,
                     **more,
@@ -299,8 +260,11 @@ class CloudWatchLogSink(LogSink):
 
     # --- requests ---------------------------------------------------------------------------------
 
+    def _place(self, stream: str) -> dict[str, Any]:
+        return {"logGroupName": self.group, "logStreamName": self._prefix + stream}
+
     def _ask(self, operation: str, **options: Any) -> Any:
-        """Make a request, again where it failed in passing: each of ours may be repeated."""
+        """Make a request, again if it failed in passing: each of ours may be repeated."""
         client = self._clients.client("logs", num_attempts=1)
 
         def call() -> Any:
@@ -309,10 +273,6 @@ class CloudWatchLogSink(LogSink):
 
         return retry(call, sleep=self._sleep, kind=TransientError)
 
-    def _now_ms(self) -> int:
-        return int(self._now().timestamp() * 1000)
 
-
-def _check_stream(stream: str) -> None:
-    if _STREAM.fullmatch(stream) is None:
-        raise ValueError(f"a stream is named by letters, digits and .-_: got {stream!r}")
+def _milliseconds(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

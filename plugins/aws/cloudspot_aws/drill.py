@@ -1,8 +1,8 @@
-"""A drill on real EC2: AWS's Fault Injection Service interrupts a spot machine as a reclaim would.
+"""Drills on EC2: AWS's Fault Injection Service (FIS) interrupts a spot machine as a reclaim would.
 
 Source: a template of AWS's own (github.com/awslabs/ec2-spot-workshops, workshops/fis; checked 2026-11)
 for the action, its parameter, its target and the role's rights. That an experiment outlives its
-template is from memory of the FIS user guide. None of it has run on the real service.
+template is from memory of the FIS user guide. This has not run on the real service yet.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ ACTION: Final = "aws:ec2:send-spot-instance-interruptions"
 
 
 def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | None) -> None:
-    """Let FIS take the spot machine, with the notice of two minutes that EC2 gives.
+    """Let FIS reclaim the spot machine, with EC2's notice of two minutes.
 
     Raises:
-        CloudspotError: the machine is no spot machine that runs, or another notice is asked for.
+        CloudspotError: the machine is not a running spot machine, or another notice is asked for.
         AuthError: a right is missing.
         TransientError: AWS did not answer.
     """
     if notice_seconds not in {None, SPOT_NOTICE_SECONDS}:
         raise CloudspotError(
-            f"EC2 takes a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice, and never otherwise; "
+            f"EC2 reclaims a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice, never otherwise; "
             "leave out --notice and --no-notice"
         )
     with translated(f"looking for {instance_id}"):
@@ -38,7 +38,7 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
     machine = found[0]["Instances"][0]
     if machine.get("InstanceLifecycle") != "spot" or machine["State"]["Name"] != "running":
         raise CloudspotError(
-            f"{instance_id} is no spot machine that runs, and nothing else is ever reclaimed; end it with: "
+            f"{instance_id} is not a running spot machine, and no other is ever reclaimed; end it with: "
             f"aws ec2 terminate-instances --instance-ids {instance_id}"
         )
     fis, account = clients.client("fis"), found[0]["OwnerId"]
@@ -61,7 +61,7 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
         try:
             fis.start_experiment(clientToken=str(uuid.uuid4()), experimentTemplateId=template)
         finally:
-            # An experiment that runs goes on without it.
+            # The running experiment goes on without it.
             fis.delete_experiment_template(id=template)
 
 

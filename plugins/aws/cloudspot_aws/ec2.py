@@ -1,4 +1,4 @@
-"""Creates, lists and ends EC2 instances: one RunInstances call a launch, made safe to repeat by its token."""
+"""Creates, lists and ends EC2 instances: one RunInstances call per launch, safe to repeat by its token."""
 
 from __future__ import annotations
 
@@ -10,79 +10,64 @@ from typing import Any, ClassVar, Final
 
 import botocore.exceptions
 
-from cloudspot.errors import (
-    AuthError,
-    QuotaError,
-    TransientError,
-)
-from cloudspot.interfaces import Provisioner
-from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Offer, Resources
+from cloudspot.errors import QuotaError, TransientError
+from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest
+from cloudspot.plugin import machinetags
+from cloudspot.plugin.cloudprovider import CloudProvisioner
+from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aws import limit, tags
 from cloudspot_aws.caller import caller
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import SDK_ERRORS, error_code, translated, translation
+from cloudspot_aws.errors import SDK_ERRORS, error_code, translated, translation, unless_throttled
 from cloudspot_aws.listing import to_instance
-from cloudspot_aws.offers import OfferFinder
+from cloudspot_aws.offers import AwsOfferFinder
 from cloudspot_aws.options import AwsOptions
-from cloudspot_aws.refusals import refusal, unless_throttled
-from cloudspot_aws.request import Ec2Request, decode_request, render_request, user_data_of
+from cloudspot_aws.refusals import refusal
+from cloudspot_aws.request import Ec2Request, render_request, user_data_of
 
 _log = logging.getLogger("cloudspot.aws.ec2")
 
 _ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
 MAX_IDS: Final = 500
-"""Of one TerminateInstances or CreateTags call; EC2 takes 1000."""
+"""Ids in one TerminateInstances or CreateTags call; EC2 accepts 1000."""
 
 
-class Ec2Provisioner(Provisioner):
+class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     """The machines of one account and region. Thread-safe; asks nothing before it is asked."""
 
+    finder_type = AwsOfferFinder
     # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API
-    # reference of 2013 and 2016, Ensuring idempotency; not found in today's): counted here from the
-    # intent, which is earlier still. A token counts within the zone that the request names, and the stored
-    # request names one.
+    # reference of 2013 and 2016, Ensuring idempotency; not found in today's). Here it is counted from the
+    # intent, which is earlier still. A token counts within one zone, which the stored request names.
     token_seconds: ClassVar[float] = 24 * 3600.0
     # A terminated instance is listed for about an hour (EC2 user guide, Terminate your instance), so one
-    # that was seen and is gone ended long ago, unless the listing lags: it is eventually consistent, by
-    # seconds as a rule (EC2 API reference, Eventual consistency).
+    # that was seen and is gone ended long ago, unless the listing lags, which it does by seconds as a rule
+    # (EC2 API reference, Eventual consistency).
     absence_proves_after_seconds: ClassVar[float] = 600.0
 
     def __init__(self, options: AwsOptions, clients: AwsClients, *, provider: str = "aws") -> None:
         """Keep the job's options; ``provider`` is the name that goes into requests."""
-        self._options = options
-        self._clients = clients
-        self._provider = provider
-        self._finder = OfferFinder(options, clients)
+        super().__init__(options, clients, provider=provider)
         self._limits: dict[str, datetime] = {}
         self._account: str | None = None
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return one RunInstances call; what must be looked up came with the offer.
+        """Return one RunInstances call; whatever must be looked up came with the offer.
 
         Raises:
             SpecError: the boot script is too long for EC2.
         """
         return render_request(self._options, group, provider=self._provider)
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
-        """Return the types that fit, in each zone, on both markets; what is wrong with an option, too.
-
-        Raises:
-            SpecError: an option names what does not exist.
-            AuthError: a right is missing.
-            TransientError: AWS did not answer.
-        """
-        return self._finder.offers(resources)
-
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
-        """Create all machines of the request in one call, or none; never by a second try of its own."""
-        body = decode_request(request)
+        """Create all machines of the request in one call, or none; it is not retried here."""
+        body = decode_request(request, Ec2Request)
         if body.made_placement_group is not None:
             self._make_placement_group(body, body.made_placement_group)
         parameters = dict(body.run_instances)
         if body.user_data_gzip is not None:
             parameters["UserData"] = user_data_of(body)
-        # botocore would repeat a refusal for lack of capacity three times before anybody heard of it.
+        # botocore would repeat a refusal for lack of capacity three times before reporting it.
         client = self._clients.client("ec2", region=body.region, num_attempts=1)
         try:
             answer = unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
@@ -92,7 +77,7 @@ class Ec2Provisioner(Provisioner):
         return tuple(one for one in found if one is not None)
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Tag the machines with the facts, each with its rank and a name of its own; safe to repeat."""
+        """Tag the machines with the facts, and each with its rank and name; safe to repeat."""
         if not instances:
             return
         client = self._clients.client("ec2")
@@ -112,13 +97,13 @@ class Ec2Provisioner(Provisioner):
 
         Raises:
             TransientError: the listing failed; nothing is known.
-            AuthError: the credentials are of another account than the job's.
+            AuthError: the credentials belong to another account than the job's.
         """
         self._check_account()
         wanted = (
-            {"Name": "tag-key", "Values": [tags.JOB]}
+            {"Name": "tag-key", "Values": [machinetags.JOB]}
             if job_id is None
-            else {"Name": f"tag:{tags.JOB}", "Values": [job_id]}
+            else {"Name": f"tag:{machinetags.JOB}", "Values": [job_id]}
         )
         found = []
         with translated("listing the machines"):
@@ -133,7 +118,7 @@ class Ec2Provisioner(Provisioner):
         return tuple(found)
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Ask for the machines' end and return; ids that EC2 does not know are left out."""
+        """Ask for the machines' end and return; ids unknown to EC2 are left out."""
         ids = list(dict.fromkeys(instance_ids))
         for start in range(0, len(ids), MAX_IDS):
             self._terminate(ids[start : start + MAX_IDS])
@@ -148,7 +133,7 @@ class Ec2Provisioner(Provisioner):
             client = self._clients.client("ec2")
             codes = {"InvalidPlacementGroup.InUse": TransientError}
             with translated("removing the job's placement groups", codes):
-                own = {tags.JOB: job_id, tags.STORE: store_url}
+                own = {machinetags.JOB: job_id, machinetags.STORE: store_url}
                 filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in own.items() if value]
                 for group in client.describe_placement_groups(Filters=filters)["PlacementGroups"]:
                     if group["State"] in {"deleting", "deleted"}:
@@ -156,14 +141,14 @@ class Ec2Provisioner(Provisioner):
                     try:
                         client.delete_placement_group(GroupName=group["GroupName"])
                     except botocore.exceptions.ClientError as error:
-                        if error_code(error) != "InvalidPlacementGroup.Unknown":  # another was faster
+                        if error_code(error) != "InvalidPlacementGroup.Unknown":  # already gone
                             raise
         if self._options.limit_role is not None:
             limit.remove(self._clients, job_id, store_url=store_url)
 
     def _make_placement_group(self, body: Ec2Request, name: str) -> None:
         instance_tags = body.run_instances["TagSpecifications"][0]["Tags"]
-        own = [tag for tag in instance_tags if tag["Key"] in {tags.JOB, tags.STORE}]
+        own = [tag for tag in instance_tags if tag["Key"] in {machinetags.JOB, machinetags.STORE}]
         client = self._clients.client("ec2", region=body.region)
         codes = {"PlacementGroupLimitExceeded": QuotaError}
         with translated(f"making placement group {name}", codes):
@@ -174,7 +159,7 @@ class Ec2Provisioner(Provisioner):
                     TagSpecifications=[{"ResourceType": "placement-group", "Tags": own}],
                 )
             except botocore.exceptions.ClientError as error:
-                if error_code(error) != "InvalidPlacementGroup.Duplicate":  # it is there already
+                if error_code(error) != "InvalidPlacementGroup.Duplicate":  # it already exists
                     raise
 
     def _terminate(self, ids: list[str]) -> None:
@@ -198,20 +183,14 @@ class Ec2Provisioner(Provisioner):
                 return
 
     def _check_account(self) -> None:
-        """Refuse another account than the submitter's: its empty listing would prove nothing."""
-        wanted = self._options.account
-        if wanted is None:
+        if self._options.account is None:
             return
         if self._account is None:
             self._account = caller(self._clients).account
-        if self._account != wanted:
-            raise AuthError(
-                f"providers.aws.account: the job's machines are in account {wanted}, and these credentials "
-                f"are of {self._account}; use others"
-            )
+        self._require_account(self._options.account, self._account)
 
     def _note_limit(self, instance: Instance, described: Mapping[str, Any]) -> None:
-        seconds = tags.from_list(described.get("Tags")).get(tags.MAX_SECONDS, "")
+        seconds = tags.from_list(described.get("Tags")).get(machinetags.MAX_SECONDS, "")
         if seconds.isdigit() and instance.launched_at is not None:
             self._limits[instance.id] = instance.launched_at + timedelta(seconds=int(seconds))
 

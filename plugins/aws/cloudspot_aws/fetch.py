@@ -31,7 +31,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
                 path.write_bytes(answer.read())
             return
         except HTTPError as error:
-            # The bucket may lie in another region than the machine: S3 says in which.
+            # The bucket may be in another region than the machine: S3 says in which.
             other = error.headers.get("x-amz-bucket-region")
             if other in {None, region} or endpoint:
                 detail = error.read()[:300].decode("utf-8", "replace")

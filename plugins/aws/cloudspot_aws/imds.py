@@ -1,7 +1,7 @@
-"""EC2's metadata service (IMDSv2) as a node reads it: who it is, and whether it will be taken.
+"""EC2's metadata service (IMDSv2) as a node reads it: who it is, and whether it will be reclaimed.
 
-It stands on the standard library: every agent carries it, and it must answer on a machine where
-nothing else works. Sources: EC2 user guide, "Use the Instance Metadata Service to access instance
+It uses only the standard library: every agent carries it, and it must work on a machine where nothing else
+does. Sources: EC2 user guide, "Use the Instance Metadata Service to access instance
 metadata", "Spot Instance interruption notices", "EC2 instance rebalance recommendations" (checked
 2026-11).
 """
@@ -10,26 +10,25 @@ from __future__ import annotations
 
 import json
 import logging
-from datetime import datetime, timezone
 from typing import ClassVar, Final
 
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.model import ANNOUNCED, Market, NodeIdentity, PreemptionNotice
-from cloudspot.plugin.metadataclient import MetadataClient
+from cloudspot.plugin.metadataclient import MetadataClient, parse_time
 
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """The environment variable by which every AWS SDK finds another address of the service."""
 DISABLED: Final = "AWS_EC2_METADATA_DISABLED"
-"""The one by which they are told that there is none."""
+"""The variable that tells them that there is no such service."""
 DEFAULT_ENDPOINT: Final = "http://169.254.169.254"
 TOKEN_SECONDS: Final = 21600
 """The longest life that the service gives a token."""
 SPOT_NOTICE_SECONDS: Final = 120.0
-"""A spot machine that is to be terminated or stopped is told two minutes ahead. One that is to be
-hibernated is told as it begins."""
+"""A spot machine hears two minutes ahead that it will be terminated or stopped, and of hibernation as it
+begins."""
 REBALANCE_EVERY: Final = 10
-"""The rebalance recommendation, which moves nothing, is asked for at each so many polls."""
+"""How many polls pass between two looks at the rebalance recommendation, which moves nothing."""
 
 # Below the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aws.imds")
@@ -45,12 +44,12 @@ class Imds(MetadataClient):
     token_seconds: ClassVar[int] = TOKEN_SECONDS
 
     def tag(self, name: str) -> str | None:
-        """Return the instance's tag of that name, or None while it has none."""
+        """Return the instance's tag of that name; None: it has none yet."""
         return self.get(f"meta-data/tags/instance/{name}")
 
 
 class SpotNoticeSource(PreemptionSource):
-    """Reads ``spot/instance-action``, and logs a rebalance recommendation once, which is no notice."""
+    """Reads ``spot/instance-action``; a rebalance recommendation is not a notice, and is logged once."""
 
     notice_seconds: float = SPOT_NOTICE_SECONDS
     poll_seconds: ClassVar[float] = 1.0
@@ -70,9 +69,9 @@ class SpotNoticeSource(PreemptionSource):
             return None
         try:
             value = json.loads(text)
-            action, at = str(value["action"]), _parse_time(str(value["time"]))
+            action, at = str(value["action"]), parse_time(str(value["time"]))
         except (ValueError, KeyError, TypeError) as error:
-            # It says that this machine goes; when, is then what the cloud promises at the least.
+            # It says that this machine goes; the time is then the least that the cloud promises.
             _log.warning("spot/instance-action is %r, which cannot be read: %s", text[:200], error)
             action, at = "terminate", None
         return PreemptionNotice(deadline=at, action=action, source="imds")
@@ -81,12 +80,12 @@ class SpotNoticeSource(PreemptionSource):
         try:
             text = self._imds.get("meta-data/events/recommendations/rebalance")
         except TransientError:
-            return  # a hint that comes later is as good
+            return  # the hint may come later
         if text is not None and text != self._recommended:
             self._recommended = text
             _log.warning(
-                "EC2 recommends to leave this machine (rebalance recommendation %s): "
-                "a reclaim is likelier than usual; the training goes on",
+                "EC2 recommends leaving this machine (rebalance recommendation %s): a reclaim is likelier "
+                "than usual; the training goes on",
                 text.strip()[:200],
             )
 
@@ -113,9 +112,9 @@ def node_identity(imds: Imds | None = None) -> NodeIdentity:
 
 
 def announced(imds: Imds | None = None) -> dict[str, str]:
-    """Return the tags that the controller has put on this machine since it was launched.
+    """Return the tags that the controller has put on this machine since its launch.
 
-    Empty while they lag, and where ``InstanceMetadataTags`` is not enabled.
+    Empty while they lag, and if ``InstanceMetadataTags`` is not enabled.
 
     Raises:
         TransientError: the metadata service does not answer.
@@ -123,9 +122,3 @@ def announced(imds: Imds | None = None) -> dict[str, str]:
     imds = imds or Imds()
     found = {name: imds.tag(name) for name in ANNOUNCED}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _parse_time(text: str) -> datetime:
-    """Return an AWS time such as ``2017-09-18T08:22:00Z``."""
-    at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)

@@ -1,7 +1,7 @@
-"""A limit on machines' life that EC2 itself has not: a schedule that terminates them from outside.
+"""A limit on the machines' life, which EC2 lacks: a schedule that terminates them from outside.
 
-EC2 has no "end after" of its own, so that the timer on the machine is the machine itself. With a role to
-act in, EventBridge Scheduler calls TerminateInstances when the time is up, and then forgets the schedule.
+EC2 cannot end a machine after a time, so the only other timer runs on the machine itself. Given a role,
+EventBridge Scheduler calls TerminateInstances when the time is up, and then forgets the schedule.
 Source: EventBridge Scheduler user guide, "Using universal targets" and "Deleting a schedule after
 completion" (checked 2026-11).
 """
@@ -20,7 +20,7 @@ from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import error_code, translated
 
 GRACE: Final = timedelta(minutes=10)
-"""The machine's own timer comes first: it ends the machine in good order."""
+"""The machine's own timer comes first, and ends it in good order."""
 TARGET: Final = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
 
 
@@ -34,10 +34,10 @@ def keep(
     instance_ids: Sequence[str],
     at: datetime,
 ) -> None:
-    """Schedule the end of a launch's machines, of each on its own; what stands already stays as it is.
+    """Schedule the end of each of a launch's machines; a schedule that exists stays as it is.
 
-    TerminateInstances ends no machine of several where it does not know one any more, such as one that was
-    reclaimed more than an hour ago (its page in the EC2 API reference, checked 2026-11).
+    Each has its own: TerminateInstances ends none of several if it has forgotten one, such as one that was
+    reclaimed more than an hour ago (EC2 API reference, TerminateInstances, checked 2026-11).
 
     Raises:
         AuthError: a right is missing: ``scheduler:CreateSchedule`` or ``iam:PassRole``.
@@ -85,5 +85,5 @@ def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:
 
 
 def _prefix(job_id: str, store_url: str) -> str:
-    # A schedule's name has 64 characters at the most, and a job's id may have 63.
+    # A schedule's name has at most 64 characters, and a job's id up to 63.
     return f"cloudspot-{hashlib.sha256(f'{job_id} {store_url}'.encode()).hexdigest()[:20]}-"

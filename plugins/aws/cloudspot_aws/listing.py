@@ -1,4 +1,4 @@
-"""From EC2's description of an instance to ours: whose it is, how far it is, and why it ended."""
+"""Turns EC2's description of an instance into ours: its job, its state, and why it ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any, Final
 
 from cloudspot.model import EndReason, Instance, InstanceState, Market
+from cloudspot.plugin import machinetags
 from cloudspot_aws import tags
 
 _STATES: Final = {
@@ -32,31 +33,29 @@ _WHEN: Final = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 def to_instance(described: Mapping[str, Any]) -> Instance | None:
-    """Return the instance as EC2 describes it, or None when it carries no tag of cloudspot's.
+    """Return the instance that EC2 describes, or None if it carries no tag of cloudspot's.
 
-    Its rank is its index in its RunInstances call: EC2 gives it at once, for good, and the machine
-    itself reads the same.
+    Its rank is its index in its RunInstances call, which EC2 assigns at once and for good; the machine itself
+    reads the same.
     """
     found = tags.from_list(described.get("Tags"))
-    if tags.JOB not in found:
+    if machinetags.JOB not in found:
         return None
-    launch = found.get(tags.LAUNCH, "")
     state = _STATES.get(described["State"]["Name"], _STOPPED)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
     code = (described.get("StateReason") or {}).get("Code", "")
     return Instance(
         id=described["InstanceId"],
         state=state,
-        job_id=found[tags.JOB],
-        # Launch 0 is in nobody's journal: a machine whose tag was tampered with is ended.
-        launch=int(launch) if launch.isdigit() else 0,
+        job_id=found[machinetags.JOB],
+        launch=machinetags.launch_of(found),
         rank=described.get("AmiLaunchIndex"),
         end_reason=_REASONS.get(code, EndReason.UNKNOWN) if is_ending else None,
         address=described.get("PrivateIpAddress") or None,
         zone=(described.get("Placement") or {}).get("AvailabilityZone"),
         instance_type=described.get("InstanceType"),
         market=Market.SPOT if described.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND,
-        store_url=found.get(tags.STORE, ""),
+        store_url=found.get(machinetags.STORE, ""),
         launched_at=_aware(described.get("LaunchTime")),
         ended_at=_ended_at(described.get("StateTransitionReason")) if state is InstanceState.ENDED else None,
     )

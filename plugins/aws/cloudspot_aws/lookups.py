@@ -1,12 +1,11 @@
-"""Looks up what a launch needs and AWS alone knows, and says which option names what does not exist.
+"""Looks up what a launch needs and only AWS knows; says which option names something that does not exist.
 
 Each function asks once; :mod:`cloudspot_aws.offers` keeps the answers. All of them raise SpecError with
-the option's name, AuthError with the right that is missing, and TransientError when AWS did not answer.
+the option's name, AuthError with the missing right, and TransientError when AWS did not answer.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -17,14 +16,11 @@ import botocore.exceptions
 import msgspec
 
 from cloudspot.errors import AuthError, SpecError
-from cloudspot.model import Resources
+from cloudspot.plugin.machinetypes import MachineType
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import error_code, translated
-from cloudspot_aws.options import AwsOptions, field_error
+from cloudspot_aws.options import AwsOptions, field_error, unknown_region, unknown_type
 
-MIN_CPUS = 2
-MIN_MEMORY_BYTES = 8 * 2**30
-"""What a machine has at the least where the job does not say: torch, the agent and an arena need room."""
 _ARN_NAME = "/"
 
 
@@ -37,38 +33,19 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     size_gib: int
 
 
-class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
-    """What of an instance type matters for the choice."""
+class InstanceType(MachineType, frozen=True, kw_only=True):
+    """An instance type; its accelerator is named as EC2 does, such as ``A10G``."""
 
-    name: str
     architectures: tuple[str, ...]
-    cpus: int
-    memory_bytes: int
-    accelerator: str | None
-    """As EC2 names it, such as ``A10G``."""
-    accelerator_count: int
     markets: frozenset[str]
     """``spot`` and ``on-demand``."""
     can_cluster: bool
     """It may be in a cluster placement group."""
 
-    def fits(self, resources: Resources) -> bool:
-        """Say whether it has what one node must have."""
-        if resources.accelerator is not None and _plain(resources.accelerator) != _plain(self.accelerator):
-            return False
-        if resources.accelerator_count and self.accelerator_count < resources.accelerator_count:
-            return False
-        return self.cpus >= resources.cpus and self.memory_bytes >= resources.memory_bytes
-
-
-def _plain(name: str | None) -> str:
-    """Return a name as people agree on it: ``RTX PRO 4500`` and ``rtx-pro-4500`` are one."""
-    return (name or "").lower().replace(" ", "-")
-
 
 @contextmanager
 def _naming(field: str, value: str, codes: Sequence[str]) -> Iterator[None]:
-    """Say of an error with one of these codes that the option names what does not exist."""
+    """Turn an error with one of these codes into one about the option that names what does not exist."""
     try:
         yield
     except botocore.exceptions.ClientError as error:
@@ -82,9 +59,7 @@ def check_region(clients: AwsClients) -> str:
     region = clients.region
     known = _known_regions()
     if region not in known:
-        near = difflib.get_close_matches(region, known, n=1)
-        advice = f'did you mean "{near[0]}"?' if near else f"it knows {', '.join(sorted(known)[:5])}, ..."
-        raise field_error("region", f'"{region}" is no region that this boto3 knows; {advice}')
+        raise unknown_region("region", region, known, where=" in this boto3")
     return region
 
 
@@ -129,7 +104,7 @@ def _read_parameter(clients: AwsClients, name: str) -> str:
     except AuthError as error:
         raise AuthError(f"{error}; or give an ami-... in providers.aws.image") from error
     if not value.startswith("ami-"):
-        raise field_error("image", f'the parameter "{name}" holds no image\'s id')
+        raise field_error("image", f'the parameter "{name}" does not hold an image\'s id')
     return value
 
 
@@ -159,7 +134,7 @@ def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, str]:
 
 
 def check_names(clients: AwsClients, options: AwsOptions) -> None:
-    """Look for the things that the options name and a request passes on unseen."""
+    """Look up what the options name and a request would pass on unchecked."""
     client = clients.client("ec2")
     if options.security_groups:
         named = ", ".join(options.security_groups)
@@ -216,9 +191,7 @@ def named_types(clients: AwsClients, options: AwsOptions) -> list[InstanceType]:
     found = {str(one["InstanceType"]): one for one in described}
     unknown = [name for name in options.instance_types if name not in found]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], offered_types(clients), n=1)
-        advice = f'; did you mean "{near[0]}"?' if near else ""
-        raise field_error("instance_types", f'{clients.region} has no "{unknown[0]}"{advice}')
+        raise unknown_type("instance_types", unknown[0], offered_types(clients), where=clients.region)
     return [_to_type(found[name]) for name in options.instance_types]
 
 
@@ -234,7 +207,7 @@ def offered_types(clients: AwsClients) -> list[str]:
 
 
 def all_types(clients: AwsClients, architecture: str) -> list[InstanceType]:
-    """Return the region's types of that architecture, but for bare metal."""
+    """Return the region's types of that architecture, except bare metal."""
     filters = [
         {"Name": "bare-metal", "Values": ["false"]},
         {"Name": "processor-info.supported-architecture", "Values": [architecture]},
@@ -244,23 +217,8 @@ def all_types(clients: AwsClients, architecture: str) -> list[InstanceType]:
         return [_to_type(one) for page in pages.paginate(Filters=filters) for one in page["InstanceTypes"]]
 
 
-def fitting_types(types: Sequence[InstanceType], resources: Resources) -> list[InstanceType]:
-    """Return the types that have what one node must have, the smallest first.
-
-    A job that asks for no accelerator gets none, and at least ``MIN_CPUS`` and ``MIN_MEMORY_BYTES``.
-    """
-    wanted = msgspec.structs.replace(
-        resources,
-        cpus=resources.cpus or MIN_CPUS,
-        memory_bytes=resources.memory_bytes or MIN_MEMORY_BYTES,
-    )
-    asks = bool(resources.accelerator or resources.accelerator_count)
-    fitting = [one for one in types if one.fits(wanted) and (asks or not one.accelerator_count)]
-    return sorted(fitting, key=lambda one: (one.accelerator_count, one.cpus, one.memory_bytes, one.name))
-
-
 def zones_of_types(clients: AwsClients, names: Sequence[str]) -> dict[str, set[str]]:
-    """Return in which zones each type can be had at all."""
+    """Return the zones that have each type at all."""
     zones: dict[str, set[str]] = {name: set() for name in names}
     with translated("looking for the zones of the instance types"):
         pages = clients.client("ec2").get_paginator("describe_instance_type_offerings")

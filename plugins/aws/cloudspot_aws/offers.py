@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Final, TypeVar
+from typing import Final
 
 from cloudspot.model import Market, Offer, Resources
-from cloudspot.plugin.answercache import Keeper
+from cloudspot.plugin.cloudprovider import OfferFinder
+from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import translated
 from cloudspot_aws.lookups import (
@@ -19,52 +19,36 @@ from cloudspot_aws.lookups import (
     check_region,
     find_image,
     find_subnets,
-    fitting_types,
     named_types,
     zones_of_types,
 )
 from cloudspot_aws.options import AwsOptions, field_error
 from cloudspot_aws.pricing import on_demand_price
 
-FACTS_SECONDS: Final = 3600.0
-"""How long images, networks, types and on-demand prices are kept."""
 SPOT_PRICE_SECONDS: Final = 60.0
 """How long spot prices are kept: a controller that waits for capacity asks every few seconds."""
 MAX_CANDIDATES: Final = 60
-"""Of the types that fit, so many of the smallest are compared by price."""
+"""How many of the smallest types that fit are compared by price."""
 MAX_TYPES: Final = 4
-"""So many of the cheapest are offered: more of them cost more calls than they bring chances."""
+"""How many of the cheapest are offered: more would cost more calls than they bring chances."""
 PRODUCT: Final = "Linux/UNIX"
 
-T = TypeVar("T")
 
-
-class OfferFinder:
+class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
     """Asks AWS for offers, and keeps for a while what does not change. Thread-safe."""
 
-    def __init__(
-        self,
-        options: AwsOptions,
-        clients: AwsClients,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._options = options
-        self._clients = clients
-        self._keeper = Keeper(monotonic=monotonic)
-
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
-        """Return the offers; in each zone that has the type and a subnet, on each market that it has."""
+        """Return the offers: each zone that has the type and a subnet, on each market of the type."""
         options, clients = self._options, self._clients
-        region = self._keep("region", lambda: check_region(clients))
-        image = self._keep("image", lambda: find_image(clients, options))
-        subnets = self._keep("subnets", lambda: find_subnets(clients, options))
-        self._keep("names", lambda: check_names(clients, options))
+        region = self._cache.get("region", lambda: check_region(clients))
+        image = self._cache.get("image", lambda: find_image(clients, options))
+        subnets = self._cache.get("subnets", lambda: find_subnets(clients, options))
+        self._cache.get("names", lambda: check_names(clients, options))
         types = self._types(resources, image)
         if not types:
             return ()
         names = tuple(one.name for one in types)
-        zones = self._keep(("zones", names), lambda: zones_of_types(clients, names))
+        zones = self._cache.get(("zones", names), lambda: zones_of_types(clients, names))
         spot = self._spot_prices(names)
         found = []
         for one in types:
@@ -95,7 +79,7 @@ class OfferFinder:
     def _types(self, resources: Resources, image: Image) -> list[InstanceType]:
         options, clients = self._options, self._clients
         if options.instance_types:
-            types = self._keep("types", lambda: named_types(clients, options))
+            types = self._cache.get("types", lambda: named_types(clients, options))
             wrong = [one for one in types if image.architecture not in one.architectures]
             if wrong:
                 raise field_error(
@@ -104,7 +88,7 @@ class OfferFinder:
                     f"{image.architecture}",
                 )
             return self._clustering([one for one in types if one.fits(resources)])
-        known = self._keep("all types", lambda: all_types(clients, image.architecture))
+        known = self._cache.get("all types", lambda: all_types(clients, image.architecture))
         candidates = self._clustering(fitting_types(known, resources))[:MAX_CANDIDATES]
         prices = self._spot_prices(tuple(one.name for one in candidates))
         cheapest = {
@@ -115,7 +99,7 @@ class OfferFinder:
         return sorted(bought, key=lambda one: cheapest.get(one.name, 0.0))[:MAX_TYPES]
 
     def _clustering(self, types: Sequence[InstanceType]) -> list[InstanceType]:
-        """Return the types that can be in the placement group, where one is wanted."""
+        """Return the types that can be in the placement group, if one is wanted."""
         if self._options.placement_group is None:
             return list(types)
         able = [one for one in types if one.can_cluster]
@@ -129,24 +113,21 @@ class OfferFinder:
         given = self._options.on_demand_prices.get(name)
         if given is not None:
             return given
-        return self._keep(("price", name), lambda: on_demand_price(self._clients, region, name))
+        return self._cache.get(("price", name), lambda: on_demand_price(self._clients, region, name))
 
     def _spot_prices(self, names: tuple[str, ...]) -> dict[tuple[str, str], float]:
         """Return the newest spot price in USD an hour by (type, zone)."""
         if not names:
             return {}
-        return self._keep(
+        return self._cache.get(
             ("spot", names), lambda: read_spot_prices(self._clients, names), seconds=SPOT_PRICE_SECONDS
         )
-
-    def _keep(self, key: Hashable, ask: Callable[[], T], *, seconds: float = FACTS_SECONDS) -> T:
-        return self._keeper.keep(key, ask, seconds=seconds)
 
 
 def read_spot_prices(clients: AwsClients, names: Sequence[str]) -> dict[tuple[str, str], float]:
     """Return the newest spot price in USD an hour by (type, zone).
 
-    A history that begins now holds the price that is in force, and no older one (EC2 API reference,
+    A history that begins now holds only the price in force (EC2 API reference,
     DescribeSpotPriceHistory, checked 2026-11).
 
     Raises:

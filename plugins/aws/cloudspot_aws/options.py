@@ -1,15 +1,14 @@
-"""The table ``[providers.aws]`` of a job file: where, on what and with which rights machines run."""
+"""The table ``[providers.aws]`` of a job file: where machines run, on what and with which rights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from cloudspot.jobfile.quantities import Size
-from cloudspot.jobfile.tables import FieldError
+from cloudspot.plugin.optionchecks import NameRule, OptionChecks
 
 DEFAULT_IMAGE: Final = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04/latest/ami-id"
@@ -19,42 +18,44 @@ of a DLAMI", checked 2026-11)."""
 DEFAULT_TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
 """Where that image has PyTorch (its release notes, ``python_location``)."""
 DEFAULT_INSTANCE_PROFILE: Final = "cloudspot-node"
-OWN_TAG_PREFIX: Final = "cloudspot-"
 
 RETENTION_DAYS: Final = (
     *(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731),
     *(1096, 1827, 2192, 2557, 2922, 3288, 3653),
 )
-"""What CloudWatch Logs knows (API reference, PutRetentionPolicy; checked 2026-11)."""
+"""What CloudWatch Logs accepts (API reference, PutRetentionPolicy; checked 2026-11)."""
 Price = Annotated[float, msgspec.Meta(gt=0)]
 
-_NAMES: Final = {
-    "region": re.compile(r"[a-z]{2,}(?:-[a-z]+)+-\d+"),
-    "account": re.compile(r"\d{12}"),
-    "zones": re.compile(r"[a-z]{2,}(?:-[a-z]+)+-\d+(?:-[a-z]+-\d+)?[a-z]"),
-    "instance_types": re.compile(r"[a-z0-9-]+\.[a-z0-9-]+"),
-    "image": re.compile(r"ami-[0-9a-f]{8,17}|/[A-Za-z0-9_.\-/]+"),
-    "subnets": re.compile(r"subnet-[0-9a-f]{8,17}"),
-    "security_groups": re.compile(r"sg-[0-9a-f]{8,17}"),
-    "log_group": re.compile(r"[.\-_/#A-Za-z0-9]{1,512}"),
-    "instance_profile": re.compile(
-        r"[A-Za-z0-9+=,.@_-]{1,128}|arn:aws[a-z-]*:iam::\d{12}:instance-profile/\S+"
-    ),
-    "limit_role": re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+"),
-}
-_EXAMPLES: Final = {
-    "region": "us-east-1",
-    "account": "123456789012",
-    "zones": "us-east-1a",
-    "instance_types": "g5.xlarge",
-    "image": "ami-0123456789abcdef0 or /aws/service/.../ami-id",
-    "subnets": "subnet-0123456789abcdef0",
-    "security_groups": "sg-0123456789abcdef0",
-    "log_group": "/teams/vision",
-    "instance_profile": "cloudspot-node",
-    "limit_role": "arn:aws:iam::123456789012:role/cloudspot-limit",
-}
-# What a node reads its tags by: instance metadata allows no other characters in their names.
+_CHECKS: Final = OptionChecks(
+    "aws",
+    {
+        "region": NameRule("a region", r"[a-z]{2,}(?:-[a-z]+)+-\d+", "us-east-1"),
+        "account": NameRule("an account", r"\d{12}", "123456789012"),
+        "zones": NameRule("a zone", r"[a-z]{2,}(?:-[a-z]+)+-\d+(?:-[a-z]+-\d+)?[a-z]", "us-east-1a"),
+        "instance_types": NameRule("an instance type", r"[a-z0-9-]+\.[a-z0-9-]+", "g5.xlarge"),
+        "image": NameRule(
+            "an image",
+            r"ami-[0-9a-f]{8,17}|/[A-Za-z0-9_.\-/]+",
+            "ami-0123456789abcdef0 or /aws/service/.../ami-id",
+        ),
+        "subnets": NameRule("a subnet", r"subnet-[0-9a-f]{8,17}", "subnet-0123456789abcdef0"),
+        "security_groups": NameRule("a security group", r"sg-[0-9a-f]{8,17}", "sg-0123456789abcdef0"),
+        "log_group": NameRule("a log group", r"[.\-_/#A-Za-z0-9]{1,512}", "/teams/vision"),
+        "instance_profile": NameRule(
+            "an instance profile",
+            r"[A-Za-z0-9+=,.@_-]{1,128}|arn:aws[a-z-]*:iam::\d{12}:instance-profile/\S+",
+            "cloudspot-node",
+        ),
+        "limit_role": NameRule(
+            "the ARN of a role",
+            r"arn:aws[a-z-]*:iam::\d{12}:role/\S+",
+            "arn:aws:iam::123456789012:role/cloudspot-limit",
+        ),
+    },
+)
+field_error = _CHECKS.error
+unknown_region, unknown_type = _CHECKS.unknown_region, _CHECKS.unknown_type
+# Instance metadata, where a node reads its tags, allows no other characters in their names.
 _TAG_NAME: Final = re.compile(r"[A-Za-z0-9+\-=._:@]{1,128}")
 
 
@@ -134,58 +135,30 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.train_python or ("python3" if self.image else DEFAULT_TRAIN_PYTHON)
 
 
-def field_error(field: str, text: str) -> FieldError:
-    """Return the error that says what is wrong with ``providers.aws.<field>``."""
-    return FieldError(("providers", "aws", field), text)
-
-
 def check_options(options: AwsOptions) -> None:
     """Refuse what can be seen to be wrong without asking AWS.
 
     Raises:
         SpecError: names the field, what was found, and what it should look like.
     """
-    for field in _NAMES:
-        value = getattr(options, field)
-        for one in (value,) if isinstance(value, str) else value or ():
-            if not _NAMES[field].fullmatch(one):
-                raise field_error(field, f'"{one}" is none; expected one such as {_EXAMPLES[field]}')
-    if options.region is not None:
-        wrong = [zone for zone in options.zones if not zone.startswith(options.region)]
-        if wrong:
-            raise field_error("zones", f'"{wrong[0]}" is not in region {options.region}')
-    for name, price in options.on_demand_prices.items():
-        if price <= 0:
-            raise field_error("on_demand_prices", f'the price of "{name}" must be > 0, got {price:g}')
+    _CHECKS.require_valid_names(options)
+    _CHECKS.require_zones_in(options.region, options.zones)
+    _CHECKS.require_positive_prices("on_demand_prices", options.on_demand_prices)
     if options.log_retention_days not in RETENTION_DAYS:
         days = ", ".join(map(str, RETENTION_DAYS))
         raise field_error("log_retention_days", f"expected one of {days}; got {options.log_retention_days}")
-    _check_once("zones", options.zones)
-    _check_once("subnets", options.subnets)
+    _CHECKS.require_unique(zones=options.zones, subnets=options.subnets)
     if options.disk_type in {"io1", "io2"} and options.disk_iops is None:
         raise field_error("disk_iops", f'missing; disk_type = "{options.disk_type}" needs it')
     if options.disk_type == "gp2" and options.disk_iops is not None:
         raise field_error("disk_iops", 'has no effect with disk_type = "gp2"')
     if options.disk_type != "gp3" and options.disk_throughput is not None:
         raise field_error("disk_throughput", 'works with disk_type = "gp3" only')
-    _check_tags(options.tags)
-
-
-def _check_once(field: str, values: Sequence[str]) -> None:
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            raise field_error(field, f'names "{value}" twice')
-
-
-def _check_tags(tags: dict[str, str]) -> None:
-    if len(tags) > 30:
-        raise field_error("tags", f"{len(tags)} are too many; expected 30 at most")
-    for name, value in tags.items():
+    for name, value in options.tags.items():
         if not _TAG_NAME.fullmatch(name) or name in {".", "..", "_index"}:
-            raise field_error(
-                "tags", f'"{name}" is no name of a tag that a machine can read: letters, digits, +-=._:@ only'
-            )
-        if name.startswith((OWN_TAG_PREFIX, "aws:")) or name in {"Name", "MASTER_ADDR", "MASTER_PORT"}:
-            raise field_error("tags", f'"{name}" is not yours to set')
+            text = f'a machine cannot read the tag "{name}"; use letters, digits and +-=._:@ only'
+            raise field_error("tags", text)
         if len(value) > 256:
             raise field_error("tags", f'the value of "{name}" has {len(value)} characters; EC2 allows 256')
+    reserved = {"Name", "MASTER_ADDR", "MASTER_PORT"}
+    _CHECKS.require_free_tags("tags", options.tags, most=30, prefix="aws:", reserved=reserved)

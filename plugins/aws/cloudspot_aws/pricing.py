@@ -1,6 +1,6 @@
 """What an instance type costs on demand, by AWS's price list.
 
-Source: AWS Price List Query API, GetProducts; its endpoints are in three regions only (checked 2026-11).
+Source: AWS Price List Query API, GetProducts; only three regions have endpoints (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _DEFAULT_ENDPOINT: Final = "us-east-1"
 
 
 def endpoint_region(region: str) -> str:
-    """Return the region whose price list service is asked; each knows all prices."""
+    """Return the region whose price list service to ask; each knows all prices."""
     return next((at for starts, at in _ENDPOINTS if region.startswith(starts)), _DEFAULT_ENDPOINT)
 
 
 def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> float:
-    """Return the USD an hour that a Linux machine of the type costs on demand.
+    """Return what a Linux machine of the type costs on demand, in USD an hour.
 
     Raises:
-        SpecError: the price list has no such machine; the option to name the price is named.
+        SpecError: the price list has no such machine; the message names the option for a price.
         AuthError: the right ``pricing:GetProducts`` is missing.
         TransientError: AWS did not answer.
     """
@@ -60,7 +60,7 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
 
 
 def _usd_an_hour(text: str) -> float | None:
-    """Return the price in one product's JSON text, or None where it is no price an hour."""
+    """Return the price in one product's JSON text; None: it is not a price per hour."""
     try:
         product: Mapping[str, Any] = json.loads(text)
         dimensions = [
@@ -70,5 +70,5 @@ def _usd_an_hour(text: str) -> float | None:
         ]
         prices = [float(one["pricePerUnit"]["USD"]) for one in dimensions if one["unit"] == "Hrs"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CloudspotError(f"AWS's price list answered what cannot be read: {error!r}") from error
+        raise CloudspotError(f"the answer of AWS's price list cannot be read: {error!r}") from error
     return next((price for price in prices if price > 0), None)

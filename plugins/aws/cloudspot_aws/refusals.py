@@ -1,16 +1,15 @@
-"""What EC2's refusals of a launch mean: for lack of capacity, of quota, of a right, or for good."""
+"""What EC2's refusals of a launch mean: no capacity, no quota, a missing right, or never."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, QuotaError
-from cloudspot.retrying import THROTTLE_WAITS, retry
+from cloudspot.plugin.sdkerrors import launch_refusal
 from cloudspot_aws.caller import denied_action
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import THROTTLED, error_code, translation
+from cloudspot_aws.errors import error_code, translation
 from cloudspot_aws.request import Ec2Request
 
 LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
@@ -24,7 +23,7 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "InsufficientFreeAddressesInSubnet": CapacityError,
     "UnfulfillableCapacity": CapacityError,
     "SpotMaxPriceTooLow": CapacityError,
-    # The machines of this token have been and are gone: this launch will have no others.
+    # The machines of this token are gone: this launch gets no others.
     "IdempotentInstanceTerminated": CapacityError,
     "InstanceLimitExceeded": QuotaError,
     "MaxSpotInstanceCountExceeded": QuotaError,
@@ -48,10 +47,10 @@ _FIELDS: Final = (
     ("InvalidBlockDeviceMapping", "disk"),
     ("InvalidIamInstanceProfile", "instance_profile"),
 )
-"""By the beginning of a code: the option that is wrong."""
+"""The option that is wrong, by the beginning of the code."""
 _WORDS: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype", "instance_types"))
-"""By what the message of an InvalidParameterValue says, without its spaces."""
-_QUOTA_ADVICE: Final = "; ask for more in Service Quotas, or use another type, market or region"
+"""The option by what the message of an InvalidParameterValue says, without its spaces."""
+_QUOTA_ADVICE: Final = "ask for more in Service Quotas, or use another type, market or region"
 
 
 def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> CloudspotError:
@@ -71,18 +70,5 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
         said = str(error).replace(" ", "").lower()
         field = next((name for word, name in _WORDS if word in said), field)
     found = translation(error, what, LAUNCH_CODES)
-    if field is not None:
-        return ProvisionError(f"providers.aws.{field}: {found}")
-    if isinstance(found, QuotaError):
-        return QuotaError(f"{found}{_QUOTA_ADVICE}")
-    # A refusal that nobody has named: this very request will never do.
-    return ProvisionError(str(found)) if type(found) is CloudspotError else found
-
-
-def unless_throttled(call: Callable[[], Any]) -> Any:
-    """Return what the call returns; where EC2 throttles it, nothing was done, and it is made again."""
-    return retry(call, kind=Exception, when=_is_throttled, waits=THROTTLE_WAITS, sleep=time.sleep)
-
-
-def _is_throttled(error: Exception) -> bool:
-    return error_code(error) in THROTTLED
+    option = None if field is None else f"providers.aws.{field}"
+    return launch_refusal(found, option=option, quota_advice=_QUOTA_ADVICE)

@@ -1,32 +1,14 @@
-"""The tags by which cloudspot's machines and what belongs to them are found again.
-
-Their names hold no slash and no space, so that a machine can read them from its metadata.
-"""
+"""Tags as EC2's requests and answers have them; their names are in :mod:`cloudspot.plugin.machinetags`."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-JOB: Final = "cloudspot-job"
-LAUNCH: Final = "cloudspot-launch"
-"""Counted from 1."""
 NODE: Final = "cloudspot-node"
-"""The node's rank in its launch, from 0, by ``announce``; before that the launch index says the same."""
-NUM_NODES: Final = "cloudspot-num-nodes"
-STORE: Final = "cloudspot-store"
-"""Where the job's records lie: people find them by it, and two stores' jobs of the same id are told apart."""
-MAX_SECONDS: Final = "cloudspot-max-seconds"
-"""How long the machine may live."""
-MASTER_PORT: Final = "MASTER_PORT"
-"""For setup scripts; each generation agrees on a free port of its own."""
+"""The node's rank in its launch, from 0, set by ``announce``; until then the launch index says the same."""
 MAX_VALUE: Final = 256
-
-
-def store_digest(store_url: str) -> str:
-    """Return the few letters by which names of what is a store's job's tell it from another store's."""
-    return hashlib.sha256(store_url.encode()).hexdigest()[:8]
+"""Characters of a tag's value."""
 
 
 def to_list(tags: Mapping[str, str]) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from google.api_core.exceptions import from_http_response
 
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult, Market, Offer, Resources
-from cloudspot.plugin.checklist import Checklist, compare_clock
+from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients, endpoint
 from cloudspot_gcp.compute import ComputeProvisioner
 from cloudspot_gcp.errors import translated
@@ -38,12 +38,12 @@ PERMISSIONS: Final = (
     "compute.zoneOperations.list",
     "iam.serviceAccounts.actAs",
 )
-"""What every launch takes; the rest depends on the options."""
+"""What every launch needs; the rest depends on the options."""
 _QUOTAS: Final = {Market.SPOT: "PREEMPTIBLE_CPUS", Market.ON_DEMAND: "CPUS"}
 
 
 def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Sequence[CheckResult]:
-    """Try in order what a submission would need; what stands on something that failed is left out."""
+    """Try in order what a submission would need; skip what depends on something that failed."""
     lines = Checklist(remedy=_ROLE)
     attempt = lines.attempt
 
@@ -53,32 +53,18 @@ def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Seq
         return lines.results()
     attempt("clock", lambda: _clock(clients), "set this machine's clock, by NTP")
     provisioner = ComputeProvisioner(options, clients)
-    attempt("listing", lambda: f"{len(provisioner.instances())} machines of cloudspot's")
+    lines.attempt_listing(provisioner)
     attempt("permissions", lambda: _permissions(options, clients), _ROLE)
-    offers: list[Offer] = []
-
-    def look() -> str:
-        offers.extend(provisioner.offers(resources))
-        if not offers:
-            raise CloudspotError("no machine type fits; ask for less in resources, or in another region")
-        cheapest = min(offers, key=lambda one: one.price_per_hour)
-        return (
-            f"{len(offers)}, from {cheapest.price_per_hour:g} {cheapest.currency} an hour "
-            f"({cheapest.market.value} {cheapest.instance_type} in {cheapest.zone}; "
-            f"by {cheapest.details['price_source']})"
-        )
-
-    if attempt("offers", look):
-        for market in Market:
-            ours = [one for one in offers if one.market is market]
-            if ours:
-                cheapest = min(ours, key=lambda one: one.price_per_hour)
-                attempt(f"quota, {market.value}", partial(_quota, clients, cheapest))
+    offers = lines.attempt_offers(
+        provisioner, resources, remark=lambda offer: f"; by {offer.details['price_source']}"
+    )
+    for market, offer in cheapest_by_market(offers):
+        attempt(f"quota, {market.value}", partial(_quota, clients, offer))
     return lines.results()
 
 
 def wanted_permissions(options: GcpOptions) -> list[str]:
-    """Return what a launch with these options takes."""
+    """Return the permissions that a launch with these options needs."""
     found = set(PERMISSIONS)
     if options.public_ip:
         found.add("compute.subnetworks.useExternalIp")
@@ -114,7 +100,7 @@ def _clock(clients: GcpClients) -> str:
 
 
 def _permissions(options: GcpOptions, clients: GcpClients) -> str:
-    """Ask Resource Manager, which everybody may ask about himself."""
+    """Ask Resource Manager, whom everybody may ask about their own permissions."""
     wanted = wanted_permissions(options)
     url = f"{endpoint('cloudresourcemanager')}/v1/projects/{clients.project}:testIamPermissions"
     try:
@@ -127,9 +113,9 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
         return f"unknown: {error}"
     lacking = [one for one in wanted if one not in value.get("permissions", ())]
     if lacking == ["iam.serviceAccounts.actAs"]:
-        # Most grant it on the one account, which the project does not tell.
+        # Most grant it on the one account, which the project does not show.
         return (
-            f"all {len(wanted) - 1} of the project; iam.serviceAccounts.actAs is not granted for all accounts"
+            f"all {len(wanted) - 1} of the project; iam.serviceAccounts.actAs is not granted on all accounts"
         )
     if lacking:
         raise CloudspotError(f"the credentials lack {', '.join(lacking)}")
@@ -137,7 +123,7 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
 
 
 def _quota(clients: GcpClients, offer: Offer) -> str:
-    """Compare the region's own quota of vCPUs, where it has one, with what one machine has."""
+    """Compare the region's own quota of vCPUs, if it has one, with what one machine has."""
     region, metric = offer.details["region"], _QUOTAS[offer.market]
     client = clients.compute("RegionsClient")
     found = ask(
@@ -150,7 +136,7 @@ def _quota(clients: GcpClients, offer: Offer) -> str:
     name = f'name = "{offer.instance_type}"'
     (type_,) = list_all(clients, "MachineTypesClient", what, zone=zone, filter=name)
     if quota is None or (offer.market is Market.SPOT and quota.limit == 0):
-        # Without a quota of its own, the spot market counts against the other one.
+        # Without a quota of its own, the spot market counts against the on-demand one.
         return f"unknown: {region} has no quota {metric}"
     left = quota.limit - quota.usage
     if left < type_.guest_cpus:

@@ -37,8 +37,8 @@ USER_AGENT = f"cloudspot/{cloudspot.__version__}"
 class GcpClients:
     """Makes clients of one project's services, and keeps them. Thread-safe; construction does no I/O.
 
-    The project is that of the options, else what Application Default Credentials say:
-    ``GOOGLE_CLOUD_PROJECT``, the credentials' file, gcloud's configuration, the machine's own.
+    The project comes from the options, else from where Application Default Credentials look:
+    ``GOOGLE_CLOUD_PROJECT``, the credentials' file, gcloud's configuration, the machine.
     """
 
     def __init__(self, *, project: str | None = None) -> None:
@@ -54,7 +54,7 @@ class GcpClients:
 
         Raises:
             SpecError: none is configured.
-            AuthError: there are no credentials, which might have told it.
+            AuthError: there are no credentials, which might have named it.
         """
         project = self.project_or_none()
         if project is None:
@@ -65,15 +65,15 @@ class GcpClients:
         return project
 
     def project_or_none(self) -> str | None:
-        """Return the project, or None where nothing names one.
+        """Return the project; None: nothing names one.
 
         Raises:
-            AuthError: there are no credentials, which might have told it.
+            AuthError: there are no credentials, which might have named it.
         """
         return self._wanted_project or self._default()[1]
 
     def credentials(self) -> Any:
-        """Return the credentials, a ``google.auth.credentials.Credentials`` good for all services.
+        """Return the credentials, a ``google.auth.credentials.Credentials`` for all services.
 
         Raises:
             AuthError: there are none, or they cannot be read.
@@ -83,7 +83,7 @@ class GcpClients:
     def session(self) -> Any:
         """Return an ``AuthorizedSession``: requests with a bearer token, up to 32 connections at once.
 
-        It repeats nothing but what a fresh token is needed for.
+        It repeats a request only with a fresh token.
         """
         return self._once("session", self._make_session)
 
@@ -99,7 +99,7 @@ class GcpClients:
         with self._lock:
             if self._found is None:
                 with translated("Google Cloud"), warnings.catch_warnings():
-                    # Of a user's own login Google warns that quota is counted elsewhere.
+                    # For a user's own login Google warns that quota is counted elsewhere.
                     warnings.simplefilter("ignore")
                     self._found = google.auth.default(scopes=SCOPES)
                     if is_redirected("iamcredentials"):
@@ -132,8 +132,8 @@ class GcpClients:
             client_info=ClientInfo(user_agent=USER_AGENT),
             client_options={"api_endpoint": endpoint("storage")},
         )
-        # For its traces it would else ask in a thread of its own for the bucket's settings, even where nobody
-        # traces; a node has no right to them.
+        # Otherwise a thread asks for the bucket's settings, for traces that nobody wants; a node has no right
+        # to them.
         client._bucket_metadata_cache = None  # noqa: SLF001 - its switch is a variable of the environment
         return client
 
@@ -148,9 +148,9 @@ class GcpClients:
 
 
 def _ask_no_boundary(credentials: Any) -> None:
-    """Keep google-auth from asking where the credentials may be used, in a thread at the first token.
+    """Keep google-auth's thread from asking, at the first token, where the credentials may be used.
 
-    It asks at IAM's real address, wherever the other services are said to be.
+    It would ask at IAM's real address, wherever the other services are redirected.
     """
     manager = getattr(credentials, "_rab_manager", None)
     if manager is not None:
@@ -158,19 +158,19 @@ def _ask_no_boundary(credentials: Any) -> None:
 
 
 def is_redirected(service: str) -> bool:
-    """Say whether a service is said to be elsewhere than at Google's."""
+    """Return whether a service is redirected to another address than Google's."""
     return endpoint(service) != f"https://{service}.googleapis.com"
 
 
 def endpoint(service: str) -> str:
     """Return where a service such as ``compute`` is, without a path: ``https://compute.googleapis.com``.
 
-    For another place, such as an emulator, the variables of Google's own tools are read:
-    ``CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE`` (as gcloud has it; its path does not matter), and for storage
-    ``STORAGE_EMULATOR_HOST`` (as the SDKs have it).
+    The variables of Google's own tools redirect it, for instance to an emulator:
+    ``CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE`` as for gcloud (its path does not matter), and for storage
+    ``STORAGE_EMULATOR_HOST`` as for the SDKs.
 
     Raises:
-        SpecError: it is set to what is no URL.
+        SpecError: the variable does not hold a URL.
     """
     name = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
     if service == "storage" and os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -180,5 +180,5 @@ def endpoint(service: str) -> str:
         return f"https://{service}.googleapis.com"
     parts = urlsplit(value if "://" in value else f"http://{value}")
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
-        raise SpecError(f"{name} must be a URL such as http://127.0.0.1:8080: it is set to another form")
+        raise SpecError(f"{name} does not hold a URL such as http://127.0.0.1:8080")
     return f"{parts.scheme}://{parts.netloc}"

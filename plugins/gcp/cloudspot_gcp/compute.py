@@ -1,4 +1,4 @@
-"""Creates, lists and ends Compute Engine machines: one bulk insert a launch, safe to repeat by its id."""
+"""Creates, lists and ends Compute Engine machines: one bulk insert per launch, safe to repeat by its id."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from google.api_core import exceptions as api
 from google.protobuf.json_format import ParseError
 
 from cloudspot.errors import CloudspotError, ProvisionError, TransientError
-from cloudspot.interfaces import Provisioner
-from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Offer, Resources
+from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest
+from cloudspot.plugin.cloudprovider import CloudProvisioner
+from cloudspot.plugin.launchrequests import decode_request
+from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp import attributes, placement
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients
-from cloudspot_gcp.errors import SDK_ERRORS, one_line, translated, translation
+from cloudspot_gcp.errors import SDK_ERRORS, one_line, translated, translation, unless_throttled
 from cloudspot_gcp.listing import (
     END_OPERATIONS,
     Ending,
@@ -31,71 +33,59 @@ from cloudspot_gcp.listing import (
     to_vanished_instance,
 )
 from cloudspot_gcp.lookups import ask, wanted_regions
-from cloudspot_gcp.offers import OfferFinder
+from cloudspot_gcp.offers import GcpOfferFinder
 from cloudspot_gcp.operations import wait_for_region
 from cloudspot_gcp.options import GcpOptions, region_of
-from cloudspot_gcp.refusals import MIN_COUNT, causes_of, failure, launching, refusal, unless_throttled
-from cloudspot_gcp.request import ComputeRequest, decode_request, render_request, request_id
+from cloudspot_gcp.refusals import MIN_COUNT, causes_of, failure, launching, refusal
+from cloudspot_gcp.request import ComputeRequest, render_request, request_id
 
 _log = logging.getLogger("cloudspot.gcp.compute")
 
 UNREACHABLE: Final = "UNREACHABLE"
-"""The warning in place of what a zone would have listed, in an answer that is none the less a good one."""
+"""The warning in place of a zone's part of a listing, in an answer that counts as good all the same."""
 PAGE: Final = 500
-"""The most that a page of a listing has."""
+"""The most items on a page of a listing."""
 _ENDS: Final = " OR ".join(f'(operationType = "{kind}")' for kind in END_OPERATIONS)
-"""Whose targets' names are compared here: the API's own filter finds nothing by a part of a URL."""
+"""The targets' names are compared here: the API's own filter cannot match a part of a URL."""
 
 _BUSY: Final = {"resourceNotReady": TransientError, "resourceInUseByAnotherResource": TransientError}
-"""Another operation is at it: one that makes it, or that ends it ("Troubleshooting VM creation")."""
+"""Another operation is making or ending it ("Troubleshooting VM creation")."""
 _LATER: Final = {**_BUSY, "notFound": TransientError, "conditionNotMet": TransientError}
-"""A machine that does not show yet, and one whose attributes somebody else has just changed."""
+"""Also a machine that does not show yet, and one whose attributes somebody else has just changed."""
 
 
-class ComputeProvisioner(Provisioner):
+class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     """The machines of one project. Thread-safe; asks nothing before it is asked."""
 
-    # Google names no time for which Compute Engine remembers a request id; its younger APIs promise an hour.
-    # Half of that is believed. A launch that is not known by then is closed, and another one is begun.
+    finder_type = GcpOfferFinder
+    # Google does not say how long Compute Engine remembers a request id; its younger APIs promise an hour. We
+    # count on half of that: a launch still unknown by then is closed, and another one begun.
     token_seconds: ClassVar[float] = 1800.0
-    # A machine that is gone is told of by the operation that ended it. Without one (operations are kept for
-    # two weeks) it is believed to be gone after ten minutes: listings lag by seconds at most.
+    # The operation that ended a machine reports its end. Without one (operations are kept for two weeks) ten
+    # minutes of absence prove it: listings lag by seconds at most.
     absence_proves_after_seconds: ClassVar[float] = 600.0
 
     def __init__(self, options: GcpOptions, clients: GcpClients, *, provider: str = "gcp") -> None:
         """Keep the job's options; ``provider`` is the name that goes into requests."""
-        self._options = options
-        self._clients = clients
-        self._provider = provider
-        self._finder = OfferFinder(options, clients)
+        super().__init__(options, clients, provider=provider)
         self._lock = threading.Lock()
         self._stores: dict[str, str] = {}
-        """By ``store_digest``: the stores whose machines were seen."""
+        """The stores whose machines were seen, by ``store_digest``."""
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return one bulk insert; what must be looked up came with the offer.
+        """Return one bulk insert; whatever must be looked up came with the offer.
 
         Raises:
             SpecError: the boot script is too long for Compute Engine.
         """
         return render_request(self._options, group, provider=self._provider)
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
-        """Return the types that fit, in each region, on both markets; what is wrong with an option, too.
-
-        Raises:
-            SpecError: an option names what does not exist.
-            AuthError: a right is missing.
-            TransientError: Google did not answer.
-        """
-        return self._finder.offers(resources)
-
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create all machines of the request by one bulk insert, or none.
 
-        Its operation is waited for: only that tells whether there is capacity.
+        This waits for its operation: only that tells whether there is capacity.
         """
-        body = decode_request(request)
+        body = decode_request(request, ComputeRequest)
         self._learn_store(body.store_url)
         if body.made_placement_policy is not None:
             placement.make(self._clients, body)
@@ -112,9 +102,9 @@ class ComputeProvisioner(Provisioner):
         return self._made(body, made)
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Mend the attributes of machines whose launch is smaller than was asked for; safe to repeat.
+        """Correct the attributes of machines whose launch is smaller than requested; safe to repeat.
 
-        The others have been told all by their request: how many they are, and the name of the first.
+        The request itself has told the others everything: how many they are, and the name of the first.
 
         Raises:
             TransientError: not all machines have the facts; call again.
@@ -127,9 +117,9 @@ class ComputeProvisioner(Provisioner):
                 self._tell(place, names, facts)
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
-        """Return the machines with cloudspot's labels, and those that are gone, for two weeks.
+        """Return the machines with cloudspot's labels, and for two weeks those that are gone.
 
-        Without ``job_id`` those that are gone are left out whose job's id is too long for their names.
+        Without ``job_id``, machines that are gone are left out if their job's id is too long for their names.
 
         Raises:
             TransientError: the listing failed; nothing is known.
@@ -151,20 +141,20 @@ class ComputeProvisioner(Provisioner):
         return tuple(found.values())
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Delete the machines and return without waiting; those that are gone are left out."""
+        """Delete the machines and return without waiting; those already gone are left out."""
         targets = [place for one in dict.fromkeys(instance_ids) if (place := place_of_id(one)) is not None]
         self._delete(targets, "deleting machines")
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Delete what the job's machines have left: stopped machines, and placement policies; safe to repeat.
+        """Delete what the job has left: stopped machines and placement policies; safe to repeat.
 
         A machine that shuts itself down stays, stopped, and its disk is billed.
 
         Raises:
-            TransientError: something is still in use, or cannot be told.
+            TransientError: something is still in use, or cannot be listed.
         """
         wanted = f'labels.{attributes.JOB} = "{job_id}"'
-        digest = attributes.store_digest(store_url) if store_url else None
+        digest = store_digest(store_url) if store_url else None
         stopped = [
             place_of(one)
             for one in self._described(wanted, "listing the job's machines")
@@ -182,12 +172,12 @@ class ComputeProvisioner(Provisioner):
         from google.cloud.compute_v1 import BulkInsertInstanceResource
 
         try:
-            # With the very fields of the stored request: one that the SDK does not know is an error.
+            # Exactly the fields of the stored request: one that the SDK does not know is an error.
             resource = BulkInsertInstanceResource.from_json(json.dumps(body.bulk_insert))
         except ParseError as error:
             raise ProvisionError(
-                f"{launching(body)}: the SDK of this machine does not know the stored request: "
-                f"{one_line(str(error))}; install the google-cloud-compute of the submitter"
+                f"{launching(body)}: this machine's SDK cannot read the stored request: "
+                f"{one_line(str(error))}; install the submitter's version of google-cloud-compute"
             ) from error
         client = self._clients.compute("RegionInstancesClient")
         asked = {
@@ -206,8 +196,8 @@ class ComputeProvisioner(Provisioner):
     def _group(self, operation: Any, body: ComputeRequest) -> list[Any]:
         """Return the operations that insert the launch's machines, one each.
 
-        One that failed before there was any machine may name no group: nothing is asked for then, since all
-        that other jobs' machines were inserted by names none either.
+        A launch that failed before there was any machine may name no group. Then nothing is asked: operations
+        of other jobs name no group either.
         """
         if not operation.operation_group_id:
             return []
@@ -220,7 +210,7 @@ class ComputeProvisioner(Provisioner):
         ]
 
     def _remove(self, made: Sequence[Place], what: str) -> None:
-        """Delete what a launch that failed has made all the same, as its operations tell."""
+        """Delete what a failed launch has made all the same, by its operations."""
         if not made:
             return
         try:
@@ -231,7 +221,7 @@ class ComputeProvisioner(Provisioner):
             raise TransientError(f"{error}; machines may be left") from error
 
     def _made(self, body: ComputeRequest, made: Sequence[Place]) -> tuple[Instance, ...]:
-        """Return the machines of a launch that went well, the youngest of which no listing may have yet."""
+        """Return the machines of a successful launch; no listing may have the youngest yet."""
         job_id = body.labels[attributes.JOB]
         if not made:
             raise TransientError(f"{launching(body)}: no machine shows yet; asking again")
@@ -266,7 +256,7 @@ class ComputeProvisioner(Provisioner):
         """Return what each zone and region has.
 
         Raises:
-            TransientError: one of the job's own does not answer: what is there is in no listing, and runs on.
+            TransientError: one of the job's own does not answer: its machines run on, unlisted.
         """
         client = self._clients.compute(kind)
         request = {"project": self._clients.project, "filter": expression, "max_results": PAGE}
@@ -283,10 +273,10 @@ class ComputeProvisioner(Provisioner):
             for name, scope in page.items.items()
             if scope.warning.code == UNREACHABLE
         }
-        regions = wanted_regions(self._options)  # Stored with the job: it has no machines elsewhere.
+        regions = wanted_regions(self._options)  # Stored with the job, which has no machines elsewhere.
         ours = sorted(one for one in silent if {one, region_of(one)} & {"global", *regions})
         if ours:
-            raise TransientError(f"{what}: {', '.join(ours)} cannot be reached: not all are known")
+            raise TransientError(f"{what}: {', '.join(ours)} cannot be reached, so not all are known")
         return [scope for page in pages for scope in page.items.values()]
 
     def _vanished(self, ending: Ending, job_id: str | None) -> Instance | None:
@@ -301,7 +291,7 @@ class ComputeProvisioner(Provisioner):
 
     def _learn_store(self, store_url: str) -> None:
         with self._lock:
-            self._stores[attributes.store_digest(store_url)] = store_url
+            self._stores[store_digest(store_url)] = store_url
 
     # --- single machines --------------------------------------------------------------------------
 
@@ -335,7 +325,7 @@ class ComputeProvisioner(Provisioner):
             raise TransientError(f"{what}: {causes[0].message} ({causes[0].code})")
 
     def _delete(self, targets: Sequence[Place], what: str) -> None:
-        """Ask for the end of each, also where that of another cannot be asked for; the first error counts."""
+        """Ask for the end of each, even if that fails for another; the first error is raised."""
         first: CloudspotError | None = None
         for place in targets:
             try:

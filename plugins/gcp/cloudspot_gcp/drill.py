@@ -1,7 +1,7 @@
-"""A drill on real Compute Engine: a simulated maintenance event preempts a spot machine as a reclaim would.
+"""Drills on Compute Engine: a simulated maintenance event preempts a spot machine as a reclaim would.
 
-Source: Compute Engine documentation, "Create and use Spot VMs", "Simulate preemption" (from memory). It has
-not run on the real service.
+Source: Compute Engine documentation, "Create and use Spot VMs", "Simulate preemption" (from memory). This has
+not run on the real service yet.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from cloudspot_gcp.listing import is_done, place_of_id
 from cloudspot_gcp.refusals import causes_of
 
 SHUTDOWN_SECONDS: Final = 30.0
-"""What a spot machine has at most after its notice: see :mod:`cloudspot_gcp.metadata`."""
+"""The most that a spot machine has after its notice: see :mod:`cloudspot_gcp.metadata`."""
 
 
 def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | None) -> None:
-    """Let Compute Engine take the spot machine, with the notice that its launch asked for.
+    """Let Compute Engine reclaim the spot machine, with the notice that its launch requested.
 
     Raises:
-        CloudspotError: the machine is no spot machine that runs, or another notice is asked for.
+        CloudspotError: the machine is not a running spot machine, or another notice is asked for.
         AuthError: a right is missing.
         TransientError: Google did not answer.
     """
     place = place_of_id(instance_id)
     if place is None:
-        raise CloudspotError(f"{instance_id} is no machine of cloudspot's: expected ZONE/NAME/NUMBER")
+        raise CloudspotError(f"{instance_id} is not a machine of cloudspot's; expected ZONE/NAME/NUMBER")
     client = clients.compute("InstancesClient")
     request = {"project": clients.project, "zone": place.zone, "instance": place.instance}
     with translated(f"looking for {instance_id}"):
@@ -41,13 +41,13 @@ def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | No
     scheduling = machine.scheduling
     if scheduling.provisioning_model != "SPOT" or machine.status != "RUNNING":
         raise CloudspotError(
-            f"{instance_id} is no spot machine that runs, and nothing else is ever reclaimed; end it with: "
+            f"{instance_id} is not a running spot machine, and no other is ever reclaimed; end it with: "
             f"gcloud compute instances delete {place.name} --zone {place.zone}"
         )
     own = float(scheduling.preemption_notice_duration.seconds)
     if notice_seconds not in {None, own, own or SHUTDOWN_SECONDS}:
         raise CloudspotError(
-            f"Compute Engine takes this machine {own or SHUTDOWN_SECONDS:g} s after its notice, and never "
+            f"Compute Engine reclaims this machine {own or SHUTDOWN_SECONDS:g} s after its notice, never "
             "otherwise; leave out --notice and --no-notice"
         )
     with translated(f"the drill on {instance_id}"):

@@ -1,4 +1,4 @@
-"""From Compute Engine's description of a machine, or of its end, to ours."""
+"""Turns Compute Engine's description of a machine, or of its end, into ours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from cloudspot.model import EndReason, Instance, InstanceState, Market
+from cloudspot.plugin.machinetags import launch_of
 from cloudspot_gcp import attributes, selfend
 
 _STATES: Final = {
@@ -16,14 +17,14 @@ _STATES: Final = {
     "STAGING": InstanceState.PENDING,
     "PENDING": InstanceState.PENDING,
     "RUNNING": InstanceState.RUNNING,
-    # Its host failed, and another one is looked for: it may come back.
+    # Its host failed, and it is moving to another: it may come back.
     "REPAIRING": InstanceState.RUNNING,
-    # Shut down from the inside, a machine stays as this, with a disk that is billed: `release` deletes it.
-    # Started again by hand, it boots a second time, and ends itself for that.
+    # A machine that was shut down from within stays like this, and its disk is billed: `release` deletes it.
+    # If somebody starts it again, it boots a second time, and so ends itself.
     "TERMINATED": InstanceState.ENDED,
 }
 _OTHER: Final = InstanceState.SHUTTING_DOWN
-"""STOPPING, DEPROVISIONING; and SUSPENDED, which somebody did by hand and may undo."""
+"""STOPPING and DEPROVISIONING; also SUSPENDED, which somebody did by hand and may undo."""
 PREEMPTED: Final = "compute.instances.preempted"
 END_OPERATIONS: Final = {
     PREEMPTED: EndReason.RECLAIMED,
@@ -33,19 +34,19 @@ END_OPERATIONS: Final = {
     "stop": EndReason.TERMINATED,
     "delete": EndReason.TERMINATED,
 }
-"""Operations that end a machine, by their types, the telling ones first: a machine that is taken is deleted
-as well (Compute Engine documentation, "View preempted VMs", "Troubleshooting VM shutdowns"; and Google's own
+"""Operations that end a machine, the most telling first: a reclaimed machine is deleted as well (Compute
+Engine documentation, "View preempted VMs", "Troubleshooting VM shutdowns"; and Google's own
 github.com/GoogleCloudPlatform/gcpdiag; checked 2026-11)."""
 
 
 class Place(NamedTuple):
-    """Which machine it is, and where."""
+    """A machine's place and names."""
 
     zone: str
     name: str
     number: str
-    """Compute Engine's own id. A name may be used again: by a launch that is sent so late that nobody
-    remembers it, or by a later job of the same id. Two such machines must not be one to us."""
+    """Compute Engine's own id. A name may be used again: by a launch that is sent again too late, or by a
+    later job of the same id. Two such machines must not be taken for one."""
 
     @property
     def id(self) -> str:
@@ -54,7 +55,7 @@ class Place(NamedTuple):
 
     @property
     def instance(self) -> str:
-        """Return what the API finds it by: its number, else its name; some operations tell no number."""
+        """Return what the API finds it by: its number, or its name where an operation tells no number."""
         return self.name if self.number == "0" else self.number
 
 
@@ -65,11 +66,11 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     reason: EndReason
     at: datetime | None
     is_over: bool
-    """An operation that ends it is done. Until then it may still run something."""
+    """An operation that ends it is done. Until then it may still be running."""
 
 
 def place_of_id(instance_id: str) -> Place | None:
-    """Return what an id of ours says; None: it is none."""
+    """Return what one of our ids says; None: it is not one."""
     parts = instance_id.split("/")
     if len(parts) != len(Place._fields) or not parts[0] or not parts[2].isdigit():
         return None
@@ -82,12 +83,12 @@ def place_of(described: Any) -> Place:
 
 
 def last_part(url: str) -> str:
-    """Return what a resource's URL ends in: ``us-central1-a`` of ``.../zones/us-central1-a``."""
+    """Return the last part of a resource's URL: ``us-central1-a`` of ``.../zones/us-central1-a``."""
     return url.rpartition("/")[2]
 
 
 def to_instance(described: Any, ending: Ending | None) -> Instance | None:
-    """Return a machine as Compute Engine describes it, or None when it carries no label of cloudspot's.
+    """Return the machine that Compute Engine describes, or None if it carries no label of cloudspot's.
 
     ``ending`` is what the operations say of it. Its name says its rank; the machine itself reads the same.
     """
@@ -96,7 +97,7 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
         return None
     state = _STATES.get(described.status, _OTHER)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
-    launch = labels.get(attributes.LAUNCH, "")
+    launch = launch_of(labels)
     named = attributes.launch_and_rank(described.name)
     place = place_of(described)
     stores = [one.value for one in described.metadata.items if one.key == attributes.STORE]
@@ -104,8 +105,8 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
         id=place.id,
         state=state,
         job_id=labels[attributes.JOB],
-        # Launch 0 is in nobody's journal: a machine whose label was tampered with is ended.
-        launch=int(launch) if launch.isdigit() and named is not None and named[0] == int(launch) else 0,
+        # As launch 0 a machine whose label was tampered with is ended.
+        launch=launch if named is not None and named[0] == launch else 0,
         rank=None if named is None else named[1],
         end_reason=(EndReason.UNKNOWN if ending is None else ending.reason) if is_ending else None,
         address=next((one.network_i_p or None for one in described.network_interfaces), None),
@@ -119,7 +120,7 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
 
 
 def to_vanished_instance(ending: Ending, *, job_id: str, store_url: str) -> Instance:
-    """Return a machine that is not listed any more, from the operations alone."""
+    """Return a machine that is no longer listed, by its operations alone."""
     launch, rank = attributes.launch_and_rank(ending.place.name) or (0, None)
     return Instance(
         id=ending.place.id,
@@ -135,9 +136,9 @@ def to_vanished_instance(ending: Ending, *, job_id: str, store_url: str) -> Inst
 
 
 def endings(operations: Iterable[Any]) -> dict[str, Ending]:
-    """Return what operations say of the ends of cloudspot's machines, by the machine's id.
+    """Return what operations say about the ends of cloudspot's machines, by the machine's id.
 
-    The most telling operation of a machine names the reason: the first in ``END_OPERATIONS``.
+    A machine's most telling operation, the first in ``END_OPERATIONS``, names the reason.
     """
     order = list(END_OPERATIONS)
     found: dict[str, tuple[int, Ending]] = {}
@@ -162,13 +163,13 @@ def endings(operations: Iterable[Any]) -> dict[str, Ending]:
 
 
 def _reason(operation: Any, place: Place) -> EndReason:
-    # Its request's id stays with an operation.
+    # An operation keeps its request's id.
     is_own = operation.client_operation_id == selfend.request_id(*place)
     return EndReason.SELF if is_own else END_OPERATIONS[operation.operation_type]
 
 
 def target_of(operation: Any) -> Place | None:
-    """Return the machine that an operation is about; None: none of ours."""
+    """Return the machine that an operation is about; None: it is not one of ours."""
     where = operation.target_link.partition("/zones/")[2].split("/")
     if len(where) != 3 or where[1] != "instances" or attributes.launch_and_rank(where[2]) is None:
         return None
@@ -176,12 +177,12 @@ def target_of(operation: Any) -> Place | None:
 
 
 def is_done(operation: Any) -> bool:
-    """Say whether an operation is over, well or not."""
+    """Return whether an operation is over, successful or not."""
     return getattr(operation.status, "name", "") == "DONE"
 
 
 def has_failed(operation: Any) -> bool:
-    """Say whether an operation says that it went wrong; it may be done all the same."""
+    """Return whether an operation has failed; it may be done as well."""
     return bool(operation.error.errors or operation.http_error_status_code)
 
 

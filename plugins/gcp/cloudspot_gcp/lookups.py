@@ -1,12 +1,11 @@
-"""Looks up what a launch needs and Google alone knows, and says which option names what does not exist.
+"""Looks up what a launch needs and only Google knows; says which option names something that does not exist.
 
 Each function asks once; :mod:`cloudspot_gcp.offers` keeps the answers. All of them raise SpecError with
-the option's name, AuthError with the right that is missing, and TransientError when Google did not answer.
+the option's name, AuthError with the missing right, and TransientError when Google did not answer.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import time
@@ -18,31 +17,37 @@ import msgspec
 from google.api_core import exceptions as api
 
 from cloudspot.model import Resources
+from cloudspot.plugin.machinetypes import MachineType
 from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients
 from cloudspot_gcp.errors import translated
 from cloudspot_gcp.listing import last_part
-from cloudspot_gcp.options import DEFAULT_REGION, GcpOptions, field_error, region_of
+from cloudspot_gcp.options import (
+    DEFAULT_REGION,
+    GcpOptions,
+    field_error,
+    region_of,
+    unknown_region,
+    unknown_type,
+)
 
-MIN_CPUS: Final = 2
-MIN_MEMORY_BYTES: Final = 8 * 2**30
-"""What a machine has at the least where the job does not say: torch, the agent and an arena need room."""
 NUM_TRIES: Final = 4
-"""How often a question is asked that may be asked again."""
+"""How often a request is tried that may be repeated."""
 ATTACHING_FAMILY: Final = "n1"
-"""Whose machines alone can have accelerators attached; others have them built in ("GPU machine types")."""
+"""The one family whose machines can have accelerators attached; others have them built in ("GPU machine
+types")."""
 ATTACHABLE: Final = frozenset(
     {"nvidia-tesla-p100", "nvidia-tesla-p4", "nvidia-tesla-t4", "nvidia-tesla-v100"}
 )
-"""What can be attached to them; other accelerators are built into types of their own."""
+"""What can be attached; other accelerators are built into types of their own."""
 COUNTS: Final = (1, 2, 4, 8)
-"""How many of an accelerator can be attached, as far as it allows so many."""
+"""How many of an accelerator can be attached, up to its own limit."""
 HYPERDISK_ONLY: Final = frozenset({"a4", "a4x", "c4", "c4a", "c4d", "h4d", "m4", "n4", "n4a", "n4d", "x4"})
-"""Families that take no Persistent Disk ("Hyperdisk", machine series support; from memory)."""
+"""Families without Persistent Disk ("Hyperdisk", machine series support; from memory)."""
 COMPACT_FAMILIES: Final = frozenset(
     {"a2", "a3", "a4", "c2", "c2d", "c3", "c3d", "c4", "c4d", "g2", "h3", "n2", "n2d"}
 )
-"""Families that a compact placement policy takes ("About placement policies"; from memory)."""
+"""Families that a compact placement policy accepts ("About placement policies"; from memory)."""
 _IMAGE: Final = re.compile(r"projects/(?P<project>[^/]+)/global/images/(?P<family>family/)?(?P<name>[^/]+)")
 
 T = TypeVar("T")
@@ -52,21 +57,15 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     """The machine image of a launch."""
 
     path: str
-    """``projects/PROJECT/global/images/NAME``: the very image, also where a family was named."""
+    """``projects/PROJECT/global/images/NAME``: one image, even if a family was named."""
     architecture: str
     size_gib: int
 
 
-class MachineType(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a machine type matters for the choice, with the accelerators that are attached to it."""
+class GcpMachineType(MachineType, frozen=True, kw_only=True):
+    """A machine type with the accelerators attached to it; their name is such as ``nvidia-l4``."""
 
-    name: str
     architecture: str
-    cpus: int
-    memory_mib: int
-    accelerator: str | None = None
-    """Such as ``nvidia-l4``."""
-    accelerator_count: int = 0
     is_attached: bool = False
     """The accelerators are not the type's own."""
     zones: tuple[str, ...] = ()
@@ -77,17 +76,13 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
         """Return such as ``n2``."""
         return self.name.partition("-")[0]
 
-    def fits(self, resources: Resources) -> bool:
-        """Say whether it has what one node must have."""
-        if resources.accelerator is not None and not is_called(self.accelerator, resources.accelerator):
-            return False
-        if resources.accelerator_count and self.accelerator_count < resources.accelerator_count:
-            return False
-        return self.cpus >= resources.cpus and self.memory_mib * 2**20 >= resources.memory_bytes
+    def is_called(self, accelerator: str) -> bool:
+        """Return whether people mean this type's accelerator; see the function."""
+        return is_called(self.accelerator, accelerator)
 
 
 def is_called(accelerator: str | None, wanted: str) -> bool:
-    """Say whether people mean this accelerator: ``A100`` is ``nvidia-tesla-a100`` or ``nvidia-a100-80gb``."""
+    """Return whether people mean this one: ``A100`` is ``nvidia-tesla-a100`` or ``nvidia-a100-80gb``."""
     name, word = _plain(accelerator or ""), _plain(wanted)
     return name == word or name.startswith(f"{word}-")
 
@@ -107,7 +102,7 @@ def wanted_regions(options: GcpOptions) -> tuple[str, ...]:
 
 
 def ask(what: str, call: Callable[[], T]) -> T:
-    """Return what the call returns, asked again where Google fails in passing or throttles."""
+    """Return what the call returns; it is tried again if Google fails in passing or throttles."""
 
     def once() -> T:
         with translated(what):
@@ -125,7 +120,7 @@ def list_all(clients: GcpClients, kind: str, what: str, **request: Any) -> list[
 
 @contextmanager
 def _naming(field: str, value: str, where: str = "") -> Iterator[None]:
-    """Say of what is not found that the option names what does not exist."""
+    """Turn "not found" into an error about the option that names it."""
     try:
         yield
     except (api.NotFound, api.BadRequest) as error:
@@ -135,7 +130,7 @@ def _naming(field: str, value: str, where: str = "") -> Iterator[None]:
 
 
 def find_zones(clients: GcpClients, region: str) -> tuple[str, ...]:
-    """Return the region's zones; refuse a region that Google does not have."""
+    """Return the region's zones; refuse a region that does not exist."""
     client = clients.compute("RegionsClient")
 
     def call() -> tuple[str, ...]:
@@ -146,9 +141,7 @@ def find_zones(clients: GcpClients, region: str) -> tuple[str, ...]:
             known = sorted(one.name for one in listed)
             if region in known:
                 raise
-            near = difflib.get_close_matches(region, known, n=1)
-            advice = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(known[:5])}, ..."
-            raise field_error("regions", f'"{region}" is no region; {advice}') from error
+            raise unknown_region("regions", region, known) from error
         return tuple(sorted(map(last_part, found.zones)))
 
     return ask(f"looking up the region {region}", call)
@@ -180,7 +173,7 @@ def find_image(clients: GcpClients, options: GcpOptions) -> Image:
 
 
 def check_names(clients: GcpClients, options: GcpOptions, regions: Sequence[str]) -> None:
-    """Look for the things that the options name and a request passes on unseen."""
+    """Look up what the options name and a request would pass on unchecked."""
     for path in options.subnetworks:
         parts = path.split("/")
         place = {"project": _project(clients, path), "region": parts[-3], "subnetwork": parts[-1]}
@@ -198,7 +191,7 @@ def check_names(clients: GcpClients, options: GcpOptions, regions: Sequence[str]
 
 
 def _project(clients: GcpClients, path: str) -> str:
-    """Return the project in a path, or ours where it has none."""
+    """Return the project in a path, or ours if it has none."""
     parts = path.split("/")
     return parts[1] if parts[0] == "projects" else clients.project
 
@@ -215,17 +208,15 @@ def _require(clients: GcpClients, kind: str, field: str, value: str, place: Mapp
 
 def named_types(
     clients: GcpClients, options: GcpOptions, zones: Sequence[str], resources: Resources
-) -> list[MachineType]:
-    """Return the machine types that the option names, with what is attached to them for the resources."""
+) -> list[GcpMachineType]:
+    """Return the machine types that the option names, with the accelerators to attach."""
     expression = " OR ".join(f'(name = "{name}")' for name in options.machine_types)
     found = {one.name: one for one in _types_in(clients, zones, expression)}
     unknown = [name for name in options.machine_types if name not in found]
     if unknown:
         known = [one.name for one in _types_in(clients, zones, "")]
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        advice = f'; did you mean "{near[0]}"?' if near else ""
         regions = ", ".join(sorted(set(map(region_of, zones))))
-        raise field_error("machine_types", f'{regions} has no "{unknown[0]}"{advice}')
+        raise unknown_type("machine_types", unknown[0], known, where=regions)
     types = [found[name] for name in options.machine_types]
     wrong = [one for one in types if (one.family in HYPERDISK_ONLY) != (options.disk_type[0] == "h")]
     if wrong and wrong[0].family in HYPERDISK_ONLY:
@@ -235,10 +226,10 @@ def named_types(
 
 def all_types(
     clients: GcpClients, options: GcpOptions, zones: Sequence[str], resources: Resources
-) -> list[MachineType]:
-    """Return the machine types of the zones that the options leave to us, with what is attached to them.
+) -> list[GcpMachineType]:
+    """Return the zones' machine types, with the accelerators to attach.
 
-    None with a shared core, and none that cannot have the kind of disk.
+    Types with a shared core, and those that cannot have the kind of disk, are left out.
     """
     is_hyperdisk = options.disk_type.startswith("hyperdisk")
     types = [
@@ -249,28 +240,8 @@ def all_types(
     return _attached(clients, types, zones, resources)
 
 
-def fitting_types(types: Sequence[MachineType], resources: Resources) -> list[MachineType]:
-    """Return the types that have what one node must have, the smallest first.
-
-    A job that asks for no accelerator gets none, and at least ``MIN_CPUS`` and ``MIN_MEMORY_BYTES``.
-    """
-    wanted = msgspec.structs.replace(
-        resources,
-        cpus=resources.cpus or MIN_CPUS,
-        memory_bytes=resources.memory_bytes or MIN_MEMORY_BYTES,
-    )
-    asks = asks_for_accelerator(resources)
-    fitting = [one for one in types if one.fits(wanted) and (asks or not one.accelerator_count)]
-    return sorted(fitting, key=lambda one: (one.accelerator_count, one.cpus, one.memory_mib, one.name))
-
-
-def asks_for_accelerator(resources: Resources) -> bool:
-    """Say whether a node must have an accelerator."""
-    return bool(resources.accelerator or resources.accelerator_count)
-
-
-def _types_in(clients: GcpClients, zones: Sequence[str], expression: str) -> list[MachineType]:
-    found: dict[str, MachineType] = {}
+def _types_in(clients: GcpClients, zones: Sequence[str], expression: str) -> list[GcpMachineType]:
+    found: dict[str, GcpMachineType] = {}
     for zone in zones:
         what = f"looking for machine types in {zone}"
         for one in list_all(clients, "MachineTypesClient", what, zone=zone, filter=expression):
@@ -282,13 +253,13 @@ def _types_in(clients: GcpClients, zones: Sequence[str], expression: str) -> lis
     return list(found.values())
 
 
-def _to_type(described: Any, zone: str) -> MachineType:
+def _to_type(described: Any, zone: str) -> GcpMachineType:
     accelerators = list(described.accelerators)
-    return MachineType(
+    return GcpMachineType(
         name=described.name,
         architecture=described.architecture or "X86_64",
         cpus=described.guest_cpus,
-        memory_mib=described.memory_mb,
+        memory_bytes=described.memory_mb * 2**20,
         accelerator=accelerators[0].guest_accelerator_type if accelerators else None,
         accelerator_count=accelerators[0].guest_accelerator_count if accelerators else 0,
         zones=(zone,),
@@ -296,17 +267,17 @@ def _to_type(described: Any, zone: str) -> MachineType:
 
 
 def _attached(
-    clients: GcpClients, types: Sequence[MachineType], zones: Sequence[str], resources: Resources
-) -> list[MachineType]:
-    """Return the types, those that can take it with the accelerator that is asked for by its name.
+    clients: GcpClients, types: Sequence[GcpMachineType], zones: Sequence[str], resources: Resources
+) -> list[GcpMachineType]:
+    """Return the types, with the wanted accelerator attached to those that can take it.
 
-    Without a name nobody knows what to attach: then only types count that have accelerators of their own.
+    Without its name nobody knows what to attach: then only types with accelerators of their own count.
     """
     wanted = resources.accelerator
     if wanted is None or not any(one.family == ATTACHING_FAMILY for one in types):
         return list(types)
     offered = _accelerators_in(clients, zones)
-    found: list[MachineType] = []
+    found: list[GcpMachineType] = []
     for one in types:
         if one.family != ATTACHING_FAMILY:
             found.append(one)
@@ -324,7 +295,7 @@ def _attached(
 
 
 def _accelerators_in(clients: GcpClients, zones: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return in which zones each accelerator is, and how many of it a machine can have there."""
+    """Return how many of each accelerator a machine can have, by zone."""
     found: dict[str, dict[str, int]] = {}
     for zone in zones:
         what = f"looking for accelerators in {zone}"

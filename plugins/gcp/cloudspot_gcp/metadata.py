@@ -1,21 +1,19 @@
-"""Compute Engine's metadata server as a node reads it: who it is, and whether it will be taken.
+"""Compute Engine's metadata server as a node reads it: who it is, and whether it will be reclaimed.
 
-It stands on the standard library: every agent carries it, and it must answer on a machine where
-nothing else works. Sources: Compute Engine documentation, "View and query VM metadata" ("Wait for
+It uses only the standard library: every agent carries it, and it must work on a machine where nothing else
+does. Sources: Compute Engine documentation, "View and query VM metadata" ("Wait for
 updates", "Parts of a request"), "Predefined metadata keys", "Create and use Spot VMs", and the
 discovery document of compute v1, ``Scheduling.preemptionNoticeDuration`` (checked 2026-11).
 """
 
 from __future__ import annotations
 
-import http.client
 import logging
 import os
 import socket
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -23,20 +21,22 @@ from typing import ClassVar, Final
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.model import ANNOUNCED, Market, NodeIdentity, PreemptionNotice
+from cloudspot.plugin.metadataclient import ask_metadata
 from cloudspot_gcp.attributes import MASTER_ADDR, NOTICE_SECONDS, launch_and_rank
 
 HOST: Final = "GCE_METADATA_HOST"
-"""The environment variable by which Google's own clients find another address: ``host`` or ``host:port``."""
+"""The environment variable that moves it, also for Google's own clients: ``host`` or ``host:port``."""
 DEFAULT_HOST: Final = "169.254.169.254"
-"""What metadata.google.internal resolves to; it needs no name server."""
+"""What metadata.google.internal resolves to; the address needs no name server."""
 SHUTDOWN_SECONDS: Final = 30.0
-"""Between the power button (ACPI G2) and the end of a spot machine, at most: it has been seen to be less."""
+"""The most between the power button (ACPI G2) and the end of a spot machine; less has been seen."""
 MAX_LONG_POLL_SECONDS: Final = 60.0
 EXTRA_SECONDS: Final = 5.0
 """How much longer than asked a long poll may take before it counts as broken."""
 EVENT_EVERY: Final = 10
-"""The maintenance event, which moves nothing, is asked for at each so many polls."""
+"""How many polls pass between two looks at the maintenance event, which moves nothing."""
 NO_EVENT: Final = "NONE"
+PREEMPTED: Final = "instance/preempted"
 _MAX_TEXT: Final = 200
 
 # Below the logger whose lines an agent delivers with its job's log.
@@ -45,15 +45,15 @@ _log = logging.getLogger("cloudspot.gcp.metadata")
 
 @dataclass(frozen=True)
 class Value:
-    """What the server has at a path, in one version."""
+    """One version of what the server has at a path."""
 
     text: str
     etag: str
-    """Of the version; it changes with the value."""
+    """It changes with the value."""
 
 
 class Metadata:
-    """A client of the metadata server. Thread-safe; keeps nothing."""
+    """A client of the metadata server. Thread-safe; it keeps nothing."""
 
     def __init__(self, *, host: str | None = None, timeout_seconds: float = 3.0) -> None:
         """Do no I/O; ``host`` None: the environment's, else the real address."""
@@ -65,40 +65,35 @@ class Metadata:
     ) -> Value | None:
         """Return what the server has at ``/computeMetadata/v1/<path>``; None: nothing.
 
-        With ``wait_seconds`` (whole ones count, at least 1) it answers as soon as the value has another
-        version than ``newer_than``, or with the same when the time is up.
+        With ``wait_seconds`` (rounded down, at least 1) the server answers as soon as the version differs
+        from ``newer_than``, or with the same version when the time is up.
 
         Raises:
-            TransientError: the server did not answer, or with another error, or something else answered.
+            TransientError: the server did not answer, or answered with another error, or another answered.
         """
         timeout, query = self._timeout_seconds, ""
         if wait_seconds is not None:
             seconds = max(1, int(wait_seconds))
             asked = {"wait_for_change": "true", "timeout_sec": str(seconds)}
             if newer_than is not None:
-                # Without it, a change between two polls would be slept through.
+                # Without it, a change between two polls would be missed.
                 asked["last_etag"] = newer_than
             timeout, query = seconds + EXTRA_SECONDS, "?" + urllib.parse.urlencode(asked)
         host = self._host or os.environ.get(HOST) or DEFAULT_HOST
-        request = urllib.request.Request(  # http, link-local
-            f"http://{host}/computeMetadata/v1/{path}{query}", headers={"Metadata-Flavor": "Google"}
-        )
+        url = f"http://{host}/computeMetadata/v1/{path}{query}"
         try:
-            with _opener().open(request, timeout=timeout) as answer:
-                body, headers = answer.read(), answer.headers
+            text, headers = ask_metadata(url, {"Metadata-Flavor": "Google"}, timeout=timeout)
         except urllib.error.HTTPError as error:
             with error:
                 if error.code == 404:
                     return None
-                raise TransientError(f"the metadata server answered {error.code} to {path}") from error
-        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts; an answer cut short
-            raise TransientError(f"the metadata server does not answer: {error}") from error
+                raise TransientError(f"the metadata service answered {error.code} to {path}") from error
         if headers.get("Metadata-Flavor") != "Google":
             raise TransientError(f"what answers at {host} is not Google's metadata server")
-        return Value(body.decode("utf-8", errors="replace"), headers.get("ETag", ""))
+        return Value(text, headers.get("ETag", ""))
 
     def get(self, path: str) -> str | None:
-        """Return the text at the path, without the white space around it, or None where there is nothing.
+        """Return the text at the path without surrounding white space; None: there is nothing.
 
         Raises:
             TransientError: as ``read``.
@@ -110,7 +105,7 @@ class Metadata:
         """Return the text at the path.
 
         Raises:
-            TransientError: as ``read``, and when there is nothing yet.
+            TransientError: as ``read``, and while there is nothing yet.
         """
         text = self.get(path)
         if not text:
@@ -119,10 +114,10 @@ class Metadata:
 
 
 class GcePreemptionSource(PreemptionSource):
-    """Waits for ``instance/preempted``, and logs a maintenance event once, which is no notice.
+    """Waits for ``instance/preempted``; a maintenance event is not a notice, and is logged once.
 
-    ``preempted`` says that the machine goes, not when: with a notice duration in its request the power
-    button is pressed that much later, and without one at once; then there are up to 30 seconds.
+    ``preempted`` says that the machine goes, not when. The power button is pressed after the notice duration
+    of its request, if there is one; then there are up to 30 seconds.
     """
 
     poll_seconds: ClassVar[float] = 1.0
@@ -134,9 +129,9 @@ class GcePreemptionSource(PreemptionSource):
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Read how long the launch's notices are, from the machine's attribute.
+        """Read from the machine's attribute how long the launch's notices are.
 
-        Where the server cannot be asked, they count as the shortest.
+        If the server cannot be asked, they count as the shortest.
         """
         self._metadata = metadata or Metadata()
         self.notice_seconds = _notice_seconds(self._metadata)
@@ -155,8 +150,8 @@ class GcePreemptionSource(PreemptionSource):
     def wait(self, timeout: float) -> PreemptionNotice | None:
         """Return as soon as there is a notice, or None after ``timeout`` seconds.
 
-        By a long poll. A connection that breaks is made again; a server that answers too early, as one
-        that knows no long poll does, is asked each ``poll_seconds``.
+        This uses a long poll, and renews a broken connection. A server that answers too early, as one without
+        long polls does, is asked every ``poll_seconds``.
 
         Raises:
             TransientError: the server does not answer at all.
@@ -190,11 +185,11 @@ class GcePreemptionSource(PreemptionSource):
         try:
             event = self._metadata.get("instance/maintenance-event") or NO_EVENT
         except TransientError:
-            return  # a hint that comes later is as good
+            return  # the hint may come later
         if event not in {self._event, NO_EVENT}:
             _log.warning(
-                "Compute Engine announces maintenance of this machine's host (%s): no reclaim is "
-                "announced by that, and the training goes on",
+                "Compute Engine announces maintenance of this machine's host (%s): this is not a reclaim, "
+                "and the training goes on",
                 event[:_MAX_TEXT],
             )
         self._event = event
@@ -203,8 +198,8 @@ class GcePreemptionSource(PreemptionSource):
 def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
     """Return who this machine is; its name says its rank.
 
-    Its id is ``<zone>/<name>/<number>``: the API finds it by its name, and another machine may have had that
-    name before, so the number that no other has stands beside it.
+    Its id is ``<zone>/<name>/<number>``: the API finds it by its name, but another machine may have had that
+    name before, so the unique number stands beside it.
 
     Raises:
         TransientError: the metadata server is not up yet, or answers nonsense.
@@ -229,10 +224,10 @@ def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
 
 
 def announced(metadata: Metadata | None = None) -> dict[str, str]:
-    """Return what of a launch's facts stands in this machine's attributes.
+    """Return the launch's facts in this machine's attributes.
 
-    The first node's address stands there as its name, which was known before it had an address. A name
-    that does not resolve, or not yet, tells nothing, and is left out.
+    The first node's address is there as its name, which was known before it had an address. A name that does
+    not resolve (yet) is left out.
 
     Raises:
         TransientError: the metadata server does not answer.
@@ -247,11 +242,8 @@ def announced(metadata: Metadata | None = None) -> dict[str, str]:
 def _address_of(name: str) -> str | None:
     try:
         return socket.gethostbyname(name)
-    except (OSError, UnicodeError):  # the latter for what can be no host's name
+    except (OSError, UnicodeError):  # the latter: not a possible host name
         return None
-
-
-PREEMPTED: Final = "instance/preempted"
 
 
 def _notice_seconds(metadata: Metadata) -> float:
@@ -266,8 +258,3 @@ def _as_notice(value: Value | None) -> PreemptionNotice | None:
     if value is None or value.text.strip().upper() != "TRUE":
         return None
     return PreemptionNotice(deadline=None, action="terminate", source="metadata")
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    # Never by way of a proxy that the environment names.
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -1,51 +1,47 @@
 """What can be bought: machine types by region and market, with today's prices.
 
-All zones of a region have one price, and a launch asks the region for whichever of its zones has the
-machines: so an offer is of a region, and its ``zone`` is the region's name.
+All zones of a region have the same prices, and a launch asks the region for whichever of its zones has the
+machines. So an offer is for a region, and its ``zone`` is the region's name.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Hashable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.model import Market, Offer, Resources
-from cloudspot.plugin.answercache import Keeper
+from cloudspot.plugin.cloudprovider import OfferFinder
+from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.lookups import (
     COMPACT_FAMILIES,
+    GcpMachineType,
     Image,
-    MachineType,
     all_types,
     check_names,
     find_image,
     find_zones,
-    fitting_types,
     named_types,
     wanted_regions,
 )
 from cloudspot_gcp.options import GcpOptions, field_error, subnetwork_region
 from cloudspot_gcp.pricing import PriceList, read_price_list
 
-FACTS_SECONDS: Final = 3600.0
-"""How long images, networks, types and prices are kept. Google lets spot prices change once a month at most
-("Spot VMs pricing")."""
 FAILURE_SECONDS: Final = 60.0
-"""How long a price list that could not be read is not asked for again."""
+"""How long a price list that could not be read is not asked for again. Google changes spot prices at most
+once a month ("Spot VMs pricing"), so a list that was read is kept as long as other facts."""
 MAX_CANDIDATES: Final = 60
-"""Of the types that fit, so many of the smallest are compared by price."""
+"""How many of the smallest types that fit are compared by price."""
 MAX_TYPES: Final = 4
-"""So many of the cheapest are offered: more of them cost more calls than they bring chances."""
+"""How many of the cheapest are offered: more would cost more calls than they bring chances."""
 FROM_LIST: Final = "Google's price list"
 FROM_OPTIONS: Final = "the job's options"
 
 _log = logging.getLogger("cloudspot.gcp.offers")
-T = TypeVar("T")
 
 
 class _Price(msgspec.Struct, frozen=True):
@@ -53,35 +49,24 @@ class _Price(msgspec.Struct, frozen=True):
     source: str
 
 
-class OfferFinder:
+class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
     """Asks Google for offers, and keeps for a while what does not change. Thread-safe."""
 
-    def __init__(
-        self,
-        options: GcpOptions,
-        clients: GcpClients,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._options = options
-        self._clients = clients
-        self._keeper = Keeper(monotonic=monotonic)
-
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
-        """Return the offers; in each region that has the type, on each market that it is sold on."""
+        """Return the offers: each region that has the type, on each market where it is sold."""
         options, clients = self._options, self._clients
         regions = wanted_regions(options)
-        image = self._keep("image", lambda: find_image(clients, options))
+        image = self._cache.get("image", lambda: find_image(clients, options))
         all_zones = {region: self._zones(region) for region in regions}
         zones = _allowed(options, all_zones)
-        self._keep("names", lambda: check_names(clients, options, regions))
+        self._cache.get("names", lambda: check_names(clients, options, regions))
         types = self._types(resources, image, zones)
         account = _service_account(options, clients)
         found: list[Offer] = []
         unpriced: list[tuple[str, str]] = []
         for region in regions:
             here = [one for one in types if set(one.zones) & set(zones[region])]
-            priced: list[tuple[float, MachineType, dict[Market, _Price]]] = []
+            priced: list[tuple[float, GcpMachineType, dict[Market, _Price]]] = []
             for one in here:
                 prices = {market: self._price(one, region, market) for market in Market}
                 known = {market: price for market, price in prices.items() if price is not None}
@@ -113,16 +98,18 @@ class OfferFinder:
         return tuple(found)
 
     def _zones(self, region: str) -> tuple[str, ...]:
-        return self._keep(("zones", region), lambda: find_zones(self._clients, region))
+        return self._cache.get(("zones", region), lambda: find_zones(self._clients, region))
 
     def _types(
         self, resources: Resources, image: Image, zones: Mapping[str, tuple[str, ...]]
-    ) -> list[MachineType]:
+    ) -> list[GcpMachineType]:
         options, clients = self._options, self._clients
         everywhere = tuple(zone for own in zones.values() for zone in own)
         asked = (resources.accelerator, resources.accelerator_count)
         if options.machine_types:
-            types = self._keep(("types", asked), lambda: named_types(clients, options, everywhere, resources))
+            types = self._cache.get(
+                ("types", asked), lambda: named_types(clients, options, everywhere, resources)
+            )
             wrong = [one for one in types if one.architecture != image.architecture]
             if wrong:
                 raise field_error(
@@ -131,12 +118,14 @@ class OfferFinder:
                     f"{image.architecture}",
                 )
             return self._placeable([one for one in types if one.fits(resources)])
-        known = self._keep(("all types", asked), lambda: all_types(clients, options, everywhere, resources))
+        known = self._cache.get(
+            ("all types", asked), lambda: all_types(clients, options, everywhere, resources)
+        )
         usable = [one for one in known if one.architecture == image.architecture]
         return self._placeable(fitting_types(usable, resources))[:MAX_CANDIDATES]
 
-    def _placeable(self, types: list[MachineType]) -> list[MachineType]:
-        """Return the types that can be placed close together, where that is wanted."""
+    def _placeable(self, types: list[GcpMachineType]) -> list[GcpMachineType]:
+        """Return the types that can be placed close together, if that is wanted."""
         if self._options.placement_policy is None:
             return types
         able = [one for one in types if one.family in COMPACT_FAMILIES]
@@ -146,7 +135,7 @@ class OfferFinder:
             )
         return able
 
-    def _details(self, one: MachineType, region: str, image: Image, account: str) -> dict[str, str]:
+    def _details(self, one: GcpMachineType, region: str, image: Image, account: str) -> dict[str, str]:
         details = {
             "project": self._clients.project,
             "region": region,
@@ -163,13 +152,13 @@ class OfferFinder:
 
     # --- prices -----------------------------------------------------------------------------------
 
-    def _price(self, one: MachineType, region: str, market: Market) -> _Price | None:
+    def _price(self, one: GcpMachineType, region: str, market: Market) -> _Price | None:
         prices = self._price_list()
         if isinstance(prices, PriceList):
             usd = prices.of(
                 one.name,
                 cpus=one.cpus,
-                memory_gib=one.memory_mib / 1024,
+                memory_gib=one.memory_bytes / 2**30,
                 accelerator=one.accelerator,
                 accelerator_count=one.accelerator_count,
                 region=region,
@@ -186,18 +175,18 @@ class OfferFinder:
         return None if usd is None else _Price(usd, FROM_OPTIONS)
 
     def _price_list(self) -> PriceList | CloudspotError:
-        """Return the price list, or why it cannot be read: a table in the options may do."""
+        """Return the price list, or why it cannot be read: the prices in the options may suffice."""
 
         def read() -> PriceList | CloudspotError:
             try:
                 return read_price_list(self._clients, wanted_regions(self._options))
             except (AuthError, TransientError) as error:
-                _log.warning("prices are those of the job's options: %s", error)
+                _log.warning("using the prices in the job's options: %s", error)
                 return error
 
-        kept: PriceList | CloudspotError = self._keep("prices", read)
+        kept: PriceList | CloudspotError = self._cache.get("prices", read)
         if isinstance(kept, CloudspotError):
-            self._keeper.shorten("prices", seconds=FAILURE_SECONDS)
+            self._cache.shorten("prices", seconds=FAILURE_SECONDS)
         return kept
 
     def _refuse_unpriced(self, name: str, region: str) -> None:
@@ -210,12 +199,9 @@ class OfferFinder:
             f'Google\'s price list has no "{name}" in {region}; give its price here, in USD an hour',
         )
 
-    def _keep(self, key: Hashable, ask: Callable[[], T], *, seconds: float = FACTS_SECONDS) -> T:
-        return self._keeper.keep(key, ask, seconds=seconds)
-
 
 def _allowed(options: GcpOptions, all_zones: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the zones in which machines may run, by region."""
+    """Return the zones where machines may run, by region."""
     known = {zone for zones in all_zones.values() for zone in zones}
     unknown = [zone for zone in options.zones if zone not in known]
     if unknown:

@@ -1,4 +1,4 @@
-"""Waits for Compute Engine's operations, whose own error must be read: a failed one is done, too."""
+"""Waits for Compute Engine's operations; the caller reads their errors, since a failed one is done, too."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cloudspot_gcp.lookups import ask
 WAIT_SECONDS: Final = 150.0
 """How long one call of ``wait`` may take: the server holds it for two minutes (discovery document)."""
 MAX_SECONDS: Final = 120.0
-"""After so long an operation is left to itself; whoever asks again finds it by its request's id."""
+"""When to stop waiting for an operation; the next try finds it by its request's id."""
 NUM_WAITS: Final = 20
-"""A server that is busy answers a wait at once: so often it is asked, a second apart."""
+"""How often to ask, a second apart: a busy server answers a wait at once."""
 
 
 def wait_for_region(clients: GcpClients, region: str, operation: Any, what: str) -> Any:
-    """Return the operation when it is done; whether well, ``refusals.causes_of`` tells.
+    """Return the operation when it is done; ``refusals.causes_of`` tells whether it succeeded.
 
-    The SDK's own waiting does not do: it asks another endpoint than the one that is configured, and takes an
-    operation with errors for a good one.
+    The SDK's own waiting will not do: it asks another endpoint than the configured one, and takes an
+    operation with errors for a success.
 
     Raises:
         TransientError: it is not done yet, or Google did not answer: the outcome is open.

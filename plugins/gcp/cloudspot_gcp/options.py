@@ -1,15 +1,14 @@
-"""The table ``[providers.gcp]`` of a job file: where, on what and with which rights machines run."""
+"""The table ``[providers.gcp]`` of a job file: where machines run, on what and with which rights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from cloudspot.jobfile.quantities import Duration, Size
-from cloudspot.jobfile.tables import FieldError
+from cloudspot.plugin.optionchecks import NameRule, OptionChecks
 
 DEFAULT_IMAGE: Final = (
     "projects/deeplearning-platform-release/global/images/family/pytorch-2-7-cu128-ubuntu-2204-nvidia-570"
@@ -17,48 +16,55 @@ DEFAULT_IMAGE: Final = (
 """Google's Deep Learning VM image with PyTorch, by its family (Deep Learning VM documentation, "Choose an
 image"; from memory, not looked up)."""
 DEFAULT_REGION: Final = "us-central1"
-"""Where nobody names a region: the largest, and the cheapest for most machine types (from memory)."""
+"""The region where nobody names one: the largest, and the cheapest for most machine types (from memory)."""
 DEFAULT_SERVICE_ACCOUNT: Final = "cloudspot-node"
 CLOUD_PLATFORM: Final = "https://www.googleapis.com/auth/cloud-platform"
-OWN_LABEL_PREFIX: Final = "cloudspot-"
 Price = Annotated[float, msgspec.Meta(gt=0)]
 
 _REGION: Final = r"[a-z]+-[a-z]+\d{1,2}"
+_TYPE: Final = r"[a-z0-9]+(?:-[a-z0-9]+)+"
 _NAME: Final = r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
 PROJECT: Final = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
 """A project's id, never its number (Resource Manager documentation, "Creating projects")."""
-_NAMES: Final = {
-    "project": re.compile(PROJECT),
-    "regions": re.compile(_REGION),
-    "zones": re.compile(rf"{_REGION}-[a-z]"),
-    "machine_types": re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+"),
-    "image": re.compile(rf"projects/{PROJECT}/global/images/(?:family/)?{_NAME}"),
-    "service_account": re.compile(rf"{_NAME}|[a-z0-9.@-]+\.gserviceaccount\.com"),
-    "scopes": re.compile(r"https://www\.googleapis\.com/auth/[a-z0-9._-]+"),
-    "network": re.compile(rf"(?:projects/{PROJECT}/global/networks/)?{_NAME}"),
-    "subnetworks": re.compile(rf"(?:projects/{PROJECT}/)?regions/{_REGION}/subnetworks/{_NAME}"),
-    "network_tags": re.compile(_NAME),
-    "placement_policy": re.compile(_NAME),
-    "log_name": re.compile(r"[A-Za-z0-9._-]{1,200}"),
-}
-_EXAMPLES: Final = {
-    "project": "my-project-123",
-    "regions": "us-central1",
-    "zones": "us-central1-a",
-    "machine_types": "g2-standard-8",
-    "image": "projects/PROJECT/global/images/NAME or projects/PROJECT/global/images/family/FAMILY",
-    "service_account": "cloudspot-node or cloudspot-node@PROJECT.iam.gserviceaccount.com",
-    "scopes": CLOUD_PLATFORM,
-    "network": "default or projects/PROJECT/global/networks/NAME",
-    "subnetworks": "regions/us-central1/subnetworks/NAME",
-    "network_tags": "training",
-    "placement_policy": "my-policy",
-    "log_name": "cloudspot-vision",
-}
+_CHECKS: Final = OptionChecks(
+    "gcp",
+    {
+        "project": NameRule("a project's id", PROJECT, "my-project-123"),
+        "regions": NameRule("a region", _REGION, "us-central1"),
+        "zones": NameRule("a zone", rf"{_REGION}-[a-z]", "us-central1-a"),
+        "machine_types": NameRule("a machine type", _TYPE, "g2-standard-8"),
+        "image": NameRule(
+            "an image",
+            rf"projects/{PROJECT}/global/images/(?:family/)?{_NAME}",
+            "projects/PROJECT/global/images/NAME or projects/PROJECT/global/images/family/FAMILY",
+        ),
+        "service_account": NameRule(
+            "a service account",
+            rf"{_NAME}|[a-z0-9.@-]+\.gserviceaccount\.com",
+            "cloudspot-node or cloudspot-node@PROJECT.iam.gserviceaccount.com",
+        ),
+        "scopes": NameRule("a scope", r"https://www\.googleapis\.com/auth/[a-z0-9._-]+", CLOUD_PLATFORM),
+        "network": NameRule(
+            "a network",
+            rf"(?:projects/{PROJECT}/global/networks/)?{_NAME}",
+            "default or projects/PROJECT/global/networks/NAME",
+        ),
+        "subnetworks": NameRule(
+            "a subnetwork",
+            rf"(?:projects/{PROJECT}/)?regions/{_REGION}/subnetworks/{_NAME}",
+            "regions/us-central1/subnetworks/NAME",
+        ),
+        "network_tags": NameRule("a network tag", _NAME, "training"),
+        "placement_policy": NameRule("a placement policy", _NAME, "my-policy"),
+        "log_name": NameRule("the name of a log", r"[A-Za-z0-9._-]{1,200}", "cloudspot-vision"),
+    },
+)
+field_error = _CHECKS.error
+unknown_region, unknown_type = _CHECKS.unknown_region, _CHECKS.unknown_type
 # Compute Engine documentation, "Organize resources using labels".
 _LABEL_KEY: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE: Final = re.compile(r"[a-z0-9_-]{0,63}")
-_PRICED: Final = re.compile(rf"(?:{_REGION}/)?[a-z0-9]+(?:-[a-z0-9]+)+(?:\+\d+x[a-z0-9-]+)?")
+_PRICED: Final = re.compile(rf"(?:{_REGION}/)?{_TYPE}(?:\+\d+x[a-z0-9-]+)?")
 
 
 class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,11 +136,6 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.image or DEFAULT_IMAGE
 
 
-def field_error(field: str, text: str) -> FieldError:
-    """Return the error that says what is wrong with ``providers.gcp.<field>``."""
-    return FieldError(("providers", "gcp", field), text)
-
-
 def region_of(zone: str) -> str:
     """Return the region of a zone: ``us-central1`` of ``us-central1-a``."""
     return zone.rpartition("-")[0]
@@ -146,22 +147,29 @@ def check_options(options: GcpOptions) -> None:
     Raises:
         SpecError: names the field, what was found, and what it should look like.
     """
-    for field in _NAMES:
-        value = getattr(options, field)
-        for one in (value,) if isinstance(value, str) else value or ():
-            if not _NAMES[field].fullmatch(one):
-                raise field_error(field, f'"{one}" is none; expected one such as {_EXAMPLES[field]}')
+    _CHECKS.require_valid_names(options)
     if options.regions:
         wrong = [zone for zone in options.zones if region_of(zone) not in options.regions]
         if wrong:
-            raise field_error("zones", f'"{wrong[0]}" is in none of the regions {", ".join(options.regions)}')
-    for field in ("regions", "zones", "machine_types", "network_tags"):
-        _check_once(field, getattr(options, field))
-    _check_once("subnetworks", [subnetwork_region(one) for one in options.subnetworks])
-    for field in ("on_demand_prices", "spot_prices"):
-        _check_prices(field, getattr(options, field))
+            raise field_error("zones", f'"{wrong[0]}" is not in {" or ".join(options.regions)}')
+    _CHECKS.require_unique(
+        regions=options.regions,
+        zones=options.zones,
+        machine_types=options.machine_types,
+        network_tags=options.network_tags,
+        subnetworks=[subnetwork_region(one) for one in options.subnetworks],
+    )
+    for field, prices in (
+        ("on_demand_prices", options.on_demand_prices),
+        ("spot_prices", options.spot_prices),
+    ):
+        for name in prices:
+            if not _PRICED.fullmatch(name):
+                expected = '"g2-standard-8" or "us-central1/g2-standard-8"'
+                raise field_error(field, f'"{name}" is not a machine type; expected {expected}')
+        _CHECKS.require_positive_prices(field, prices)
     if not options.scopes:
-        raise field_error("scopes", f'is empty; expected ["{CLOUD_PLATFORM}"] for instance')
+        raise field_error("scopes", f'is empty; expected for instance ["{CLOUD_PLATFORM}"]')
     if options.preemption_notice not in {0.0, 120.0}:
         raise field_error(
             "preemption_notice", f'expected "120s" or 0, got {options.preemption_notice:g} seconds'
@@ -174,33 +182,12 @@ def subnetwork_region(subnetwork: str) -> str:
     return subnetwork.partition("regions/")[2].partition("/")[0]
 
 
-def _check_once(field: str, values: Sequence[str]) -> None:
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            raise field_error(field, f'names "{value}" twice')
-
-
-def _check_prices(field: str, prices: dict[str, float]) -> None:
-    for name, price in prices.items():
-        if not _PRICED.fullmatch(name):
-            raise field_error(
-                field, f'"{name}" is no machine type; expected "g2-standard-8" or "us-central1/g2-standard-8"'
-            )
-        if price <= 0:
-            raise field_error(field, f'the price of "{name}" must be > 0, got {price:g}')
-
-
 def _check_labels(labels: dict[str, str]) -> None:
-    if len(labels) > 40:
-        raise field_error("labels", f"{len(labels)} are too many; expected 40 at most")
     for key, value in labels.items():
         if not _LABEL_KEY.fullmatch(key):
-            raise field_error(
-                "labels", f'"{key}" is no label: a small letter, then at most 62 of a-z, 0-9, _ and -'
-            )
-        if key.startswith((OWN_LABEL_PREFIX, "goog-")):
-            raise field_error("labels", f'"{key}" is not yours to set')
+            rule = "a small letter, then at most 62 of a-z, 0-9, _ and -"
+            raise field_error("labels", f'"{key}" is not a label; expected {rule}')
         if not _LABEL_VALUE.fullmatch(value):
-            raise field_error(
-                "labels", f'the value "{value}" of "{key}" is none: at most 63 of a-z, 0-9, _ and -'
-            )
+            rule = "at most 63 of a-z, 0-9, _ and -"
+            raise field_error("labels", f'"{value}" is not a value for "{key}"; expected {rule}')
+    _CHECKS.require_free_tags("labels", labels, most=40, prefix="goog-")

@@ -14,16 +14,16 @@ from google.api_core import exceptions as api
 from cloudspot.errors import CloudspotError, ProvisionError, QuotaError, TransientError
 from cloudspot_gcp import attributes
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients
-from cloudspot_gcp.errors import translated
+from cloudspot_gcp.errors import translated, unless_throttled
 from cloudspot_gcp.lookups import list_all, wanted_regions
 from cloudspot_gcp.operations import wait_for_region
 from cloudspot_gcp.options import GcpOptions
-from cloudspot_gcp.refusals import LAUNCH_CODES, causes_of, unless_throttled
+from cloudspot_gcp.refusals import LAUNCH_CODES, causes_of
 from cloudspot_gcp.request import ComputeRequest, policy_name
 
 
 def make(clients: GcpClients, body: ComputeRequest) -> None:
-    """Make the policy that a launch names; the one that stands already stays as it is.
+    """Make the policy that a launch names, unless it exists.
 
     Raises:
         QuotaError: there are too many policies.
@@ -45,7 +45,7 @@ def make(clients: GcpClients, body: ComputeRequest) -> None:
                 lambda: client.insert_unary(request=request, retry=None, timeout=READ_SECONDS)
             )
         except api.Conflict:
-            return  # it is there already
+            return  # it exists
     _check(wait_for_region(clients, body.region, operation, what), what)
 
 
@@ -74,7 +74,7 @@ def _remove(clients: GcpClients, region: str, name: str, what: str) -> None:
                 lambda: client.delete_unary(request=request, retry=None, timeout=READ_SECONDS)
             )
         except api.NotFound:
-            return  # another was faster
+            return  # it is gone
     _check(wait_for_region(clients, region, operation, what), what, kind=TransientError)
 
 

@@ -1,8 +1,8 @@
-"""What machines cost: Google's price list (the Cloud Billing catalog), put together to machine types.
+"""What machines cost: Google's price list (the Cloud Billing catalog), added up by machine type.
 
 Compute Engine has no price for a machine type: it bills vCPUs, memory and accelerators, each by family,
-region and market. Sources: Cloud Billing API, services.skus.list; "VM instance pricing"; the words of the
-descriptions are from public code that reads them (checked 2026-11).
+region and market. Sources: Cloud Billing API, services.skus.list; "VM instance pricing"; the descriptions'
+wording is from public code that reads them (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _PART: Final = re.compile(
     r"(?P<family>[A-Z]\d{1,2}[A-Z]?)(?: AMD| Arm)?(?: Predefined)? Instance (?P<what>Core|Ram) running in .*"
 )
 _C2_PART: Final = re.compile(r"Compute optimized(?: Instance)? (?P<what>Core|Ram) running in .*")
-"""The family c2 alone is named after its kind."""
+"""Only the family c2 is named after its kind."""
 _GPU: Final = re.compile(r"Nvidia (?P<gpu>.+?) GPU running in .*")
-# A description that does not follow from the accelerator's name (from memory).
+# Descriptions that do not follow from the accelerator's name (from memory).
 _GPU_NAMES: Final = {"nvidia-h100-mega-80gb": "h100-80gb-plus"}
 
 
@@ -61,7 +61,7 @@ class PriceList(msgspec.Struct, frozen=True):
         region: str,
         market: Market,
     ) -> float | None:
-        """Return the USD an hour of a machine; None: the list does not tell, or it is not sold so."""
+        """Return a machine's price in USD an hour; None: the list has none, or it is not sold that way."""
         family = machine_type.partition("-")[0]
         core = self.parts.get(Part(f"{family}/core", region, market))
         ram = self.parts.get(Part(f"{family}/ram", region, market))
@@ -77,7 +77,7 @@ class PriceList(msgspec.Struct, frozen=True):
 
 
 def gpu_name(accelerator: str) -> str:
-    """Return how the price list and we agree on an accelerator: ``t4`` of ``nvidia-tesla-t4``."""
+    """Return the name that the price list and we share: ``t4`` for ``nvidia-tesla-t4``."""
     known = _GPU_NAMES.get(accelerator)
     return known or _plain_gpu(accelerator)
 
@@ -85,7 +85,7 @@ def gpu_name(accelerator: str) -> str:
 def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
     """Return the prices in the regions.
 
-    The whole list comes in some ten pages: it cannot be asked for by region.
+    The whole list comes in some ten pages: the API cannot filter it by region.
 
     Raises:
         AuthError: the credentials are not accepted, or the API is not enabled.
@@ -124,7 +124,7 @@ def _add(parts: dict[Part, float], sku: Mapping[str, Any], wanted: set[str]) -> 
 
 
 def _part_name(description: str) -> str | None:
-    """Return what a description is the price of; None: nothing that we add up."""
+    """Return the part that a description prices; None: not one that we add up."""
     plain = _SPOT.sub("", description)
     found = _PART.fullmatch(plain)
     if found is not None:
@@ -142,7 +142,7 @@ def _plain_gpu(name: str) -> str:
 
 
 def _usd(sku: Mapping[str, Any]) -> float:
-    """Return the price of the last tier: what is free at first is not what a machine costs."""
+    """Return the price of the last tier: the first may be free."""
     infos = sku.get("pricingInfo") or ()
     rates = (infos[-1].get("pricingExpression") or {}).get("tieredRates") or () if infos else ()
     if not rates:

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provider, Provisioner
+from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.plugin.cloudprovider import CloudProvider
 from cloudspot_gcp.options import GcpOptions, check_options
 
 if TYPE_CHECKING:
     from cloudspot_gcp.clients import GcpClients
 
 
-class GcpProvider(Provider):
+class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
     """Machines of Compute Engine, on the spot market or on demand."""
 
     name: ClassVar[str] = "gcp"
     options_type = GcpOptions
-    # What is announced comes with the machine: it stands in its attributes before it boots.
+    # Everything announced is in the machine's attributes before it boots.
     announce_seconds: ClassVar[float] = 0.0
-
-    def __init__(self, options: GcpOptions | None = None) -> None:
-        """Keep the job's options.
-
-        Raises:
-            SpecError: one of them can be seen to be wrong.
-        """
-        options = GcpOptions() if options is None else options
-        super().__init__(options)
-        check_options(options)
-        self._options = options
-        self._lock = threading.Lock()
-        self._clients: GcpClients | None = None
-        self._provisioner: Provisioner | None = None
-
-    def provisioner(self) -> Provisioner:
-        """Return the provisioner; the same one each time, since it keeps what it has looked up."""
-        from cloudspot_gcp.compute import ComputeProvisioner
-
-        clients = self._gcp()
-        with self._lock:
-            if self._provisioner is None:
-                self._provisioner = ComputeProvisioner(self._options, clients, provider=self.name)
-            return self._provisioner
 
     def preemption_source(self) -> PreemptionSource:
         """Return the source that reads the machine's metadata server."""
@@ -60,14 +36,14 @@ class GcpProvider(Provider):
         return node_identity()
 
     def announced(self) -> Mapping[str, str]:
-        """Return the machine's attributes that were announced."""
+        """Return the announced attributes of this machine."""
         from cloudspot_gcp.metadata import announced
 
         return announced()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent; the project, which the SDK may not find by itself."""
-        project = self._options.project or self._gcp().project
+        """Return how the image starts the agent, and the project, which the SDK may not find by itself."""
+        project = self._options.project or self.clients.project
         return BootProfile(
             agent_python=self._options.agent_python,
             train_python=self._options.train_python,
@@ -86,12 +62,12 @@ class GcpProvider(Provider):
         return CloudLoggingSink(
             job_id,
             store_url=store.canonical_url,
-            clients=self._gcp(),
+            clients=self.clients,
             log_name=self._options.log_name,
         )
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return the project and the regions, which the submitter's environment decides.
+        """Return the project and the regions, as the submitter's environment decides them.
 
         Raises:
             SpecError: there is no project.
@@ -99,24 +75,28 @@ class GcpProvider(Provider):
         """
         from cloudspot_gcp.lookups import wanted_regions
 
-        return {"project": self._gcp().project, "regions": list(wanted_regions(self._options))}
-
-    def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
-        """Try what a job needs, and say for each thing what is missing and how to mend it."""
-        from cloudspot_gcp.check import check
-
-        return check(self._options, self._gcp(), resources or Resources())
+        return {"project": self.clients.project, "regions": list(wanted_regions(self._options))}
 
     def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
-        """Take a spot machine for a drill, as Compute Engine simulates a reclaim; see Provider."""
+        """Reclaim a spot machine for a drill, by a simulated maintenance event; see Provider."""
         from cloudspot_gcp.drill import preempt
 
-        preempt(self._gcp(), instance_id, notice_seconds=notice_seconds)
+        preempt(self.clients, instance_id, notice_seconds=notice_seconds)
 
-    def _gcp(self) -> GcpClients:
+    def _check_options(self, options: GcpOptions) -> None:
+        check_options(options)
+
+    def _make_clients(self) -> GcpClients:
         from cloudspot_gcp.clients import GcpClients
 
-        with self._lock:
-            if self._clients is None:
-                self._clients = GcpClients(project=self._options.project)
-            return self._clients
+        return GcpClients(project=self._options.project)
+
+    def _make_provisioner(self, clients: GcpClients) -> Provisioner:
+        from cloudspot_gcp.compute import ComputeProvisioner
+
+        return ComputeProvisioner(self._options, clients, provider=self.name)
+
+    def _check(self, clients: GcpClients, resources: Resources) -> Sequence[CheckResult]:
+        from cloudspot_gcp.check import check
+
+        return check(self._options, clients, resources)

@@ -1,11 +1,10 @@
-"""What Compute Engine's refusals of a launch mean: no capacity, no quota, no right, or never."""
+"""What Compute Engine's refusals of a launch mean: no capacity, no quota, a missing right, or never."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from cloudspot.errors import (
     AuthError,
@@ -13,14 +12,13 @@ from cloudspot.errors import (
     CloudspotError,
     ProvisionError,
     QuotaError,
-    TransientError,
 )
-from cloudspot.retrying import THROTTLE_WAITS, retry
-from cloudspot_gcp.errors import THROTTLED, error_code, one_line, translation
+from cloudspot.plugin.sdkerrors import launch_refusal
+from cloudspot_gcp.errors import error_code, one_line, translation
 from cloudspot_gcp.request import ComputeRequest
 
 MIN_COUNT: Final = "VM_MIN_COUNT_NOT_REACHED"
-"""Of a bulk insert that fell short; the cause is told by the operations of its machines."""
+"""The code of a bulk insert that fell short; the operations of its machines tell the cause."""
 LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "ZONE_RESOURCE_POOL_EXHAUSTED": CapacityError,
     "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS": CapacityError,
@@ -30,8 +28,8 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "stockout": CapacityError,
     "IP_SPACE_EXHAUSTED": CapacityError,
     MIN_COUNT: CapacityError,
-    # What failed in passing, and was told by an operation: to send this launch again would only find that
-    # operation again. The next launch may go well.
+    # A passing failure, reported by an operation: sending this launch again would only find that operation
+    # again. The next launch may succeed.
     "INTERNAL_ERROR": CapacityError,
     "SERVICE_UNAVAILABLE": CapacityError,
     "RESOURCE_NOT_READY": CapacityError,
@@ -66,12 +64,10 @@ _FIELDS: Final = (
     (".labels", "labels"),
     (".tags", "network_tags"),
 )
-"""By what a refusal speaks of: the option that is wrong."""
-_QUOTA_ADVICE: Final = "; ask for more under IAM & Admin > Quotas, or use another type, market or region"
+"""The option that is wrong, by what a refusal mentions."""
+_QUOTA_ADVICE: Final = "ask for more under IAM & Admin > Quotas, or use another type, market or region"
 _POLICY_ADVICE: Final = "; docs/gcp.md has the role"
 _NEEDED: Final = re.compile(r"Required '([a-zA-Z.]+)' permission")
-
-T = TypeVar("T")
 
 
 class Cause(NamedTuple):
@@ -82,7 +78,7 @@ class Cause(NamedTuple):
 
 
 def causes_of(operation: Any) -> list[Cause]:
-    """Return what went wrong in an operation. Only this tells: an operation that failed is DONE as well."""
+    """Return what went wrong in an operation. Only this tells: a failed operation is DONE, too."""
     found = [Cause(str(one.code), one_line(str(one.message))) for one in operation.error.errors]
     if not found and operation.http_error_status_code:
         said = one_line(str(operation.http_error_message))
@@ -103,10 +99,10 @@ def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
 
 
 def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
-    """Return what the errors of operations mean: the gravest counts, since it will be there again."""
+    """Return what the errors of operations mean: the gravest counts, since it will come again."""
     kinds = (AuthError, ProvisionError, QuotaError, CapacityError)
     by_kind: dict[type[CloudspotError], Cause] = {}
-    # That too few could be made only says that there is another error.
+    # MIN_COUNT only says that there is another error.
     for cause in [one for one in causes if one.code != MIN_COUNT] or causes:
         by_kind.setdefault(LAUNCH_CODES.get(cause.code, ProvisionError), cause)
     kind = next(kind for kind in kinds if kind in by_kind)
@@ -118,26 +114,13 @@ def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
 
 
 def launching(body: ComputeRequest) -> str:
-    """Return what a launch is called in messages."""
+    """Return the launch as messages call it."""
     properties = body.bulk_insert["instanceProperties"]
     spot = "spot" if properties["scheduling"]["provisioningModel"] == "SPOT" else "on-demand"
     return f"launching {body.bulk_insert['count']} {spot} {body.machine_type} in {body.region}"
 
 
-def unless_throttled(call: Callable[[], T]) -> T:
-    """Return what the call returns; where Google throttles it, nothing was done, and it is made again."""
-    return retry(call, kind=Exception, when=_is_throttled, waits=THROTTLE_WAITS, sleep=time.sleep)
-
-
-def _is_throttled(error: Exception) -> bool:
-    return error_code(error) in THROTTLED
-
-
 def _with_advice(found: CloudspotError, said: str) -> CloudspotError:
-    if isinstance(found, QuotaError):
-        return QuotaError(f"{found}{_QUOTA_ADVICE}")
-    if isinstance(found, (CapacityError, TransientError, AuthError)):
-        return found
     field = next((name for word, name in _FIELDS if word in said), None)
-    # A refusal that nobody has named: this very request will never do.
-    return ProvisionError(str(found) if field is None else f"providers.gcp.{field}: {found}")
+    option = None if field is None else f"providers.gcp.{field}"
+    return launch_refusal(found, option=option, quota_advice=_QUOTA_ADVICE)

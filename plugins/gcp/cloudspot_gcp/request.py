@@ -1,4 +1,4 @@
-"""Renders the very bulk insert of a launch; pure: all that must be looked up stands in the offer."""
+"""Renders the bulk insert of a launch; pure: whatever must be looked up is in the offer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from cloudspot.decoding import convert
-from cloudspot.errors import ProvisionError, SpecError
+from cloudspot.errors import SpecError
 from cloudspot.model import DEFAULT_MASTER_PORT, InstanceGroup, LaunchRequest, Market
+from cloudspot.plugin.launchrequests import boot_disk_gib, encode_request
+from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp import attributes
 from cloudspot_gcp.options import GcpOptions, subnetwork_region
 from cloudspot_gcp.shutdownscript import KEY as SHUTDOWN_SCRIPT
@@ -19,15 +20,12 @@ from cloudspot_gcp.shutdownscript import render_shutdown_script
 STARTUP_SCRIPT: Final = "startup-script"
 """The attribute that the guest agent runs as root at each boot."""
 MAX_SCRIPT_BYTES: Final = 262144
-"""Of one attribute's value (Compute Engine documentation, "Set custom metadata", limitations)."""
+"""The longest value of one attribute (Compute Engine documentation, "Set custom metadata", limitations)."""
 MIN_RUN_SECONDS: Final = 30
 MAX_RUN_SECONDS: Final = 120 * 24 * 3600
 """What maxRunDuration may be ("Limit the run time of a VM"; checked 2026-11)."""
 GRACE_SECONDS: Final = 600
-"""The machine's own timer comes first: it ends the machine in good order."""
-GIB: Final = 2**30
-DEFAULT_EXTRA_GIB: Final = 50
-"""What is left free on the boot disk where nobody says how much is needed."""
+"""The machine's own timer comes first, and ends it in good order."""
 _TOKEN_SPACE: Final = uuid.UUID("6f2a4c7e-51d8-4d8b-9a35-0c3e8a6f1b27")
 
 
@@ -49,7 +47,7 @@ class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def market(self) -> Market:
-        """Return on which market they are asked for."""
+        """Return the market that they are requested on."""
         scheduling = self.bulk_insert["instanceProperties"]["scheduling"]
         return Market.SPOT if scheduling["provisioningModel"] == "SPOT" else Market.ON_DEMAND
 
@@ -63,19 +61,6 @@ class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True):
     def labels(self) -> dict[str, str]:
         """Return the machines' labels."""
         return dict(self.bulk_insert["instanceProperties"]["labels"])
-
-
-def decode_request(request: LaunchRequest) -> ComputeRequest:
-    """Return the body of a stored request.
-
-    Raises:
-        ProvisionError: it is none of this provider's.
-    """
-    try:
-        body: ComputeRequest = convert(request.body, ComputeRequest)
-        return body
-    except msgspec.ValidationError as error:
-        raise ProvisionError(f"the request is none of provider 'gcp': {error}") from error
 
 
 def request_id(token: str) -> str:
@@ -92,7 +77,7 @@ def render_request(options: GcpOptions, group: InstanceGroup, *, provider: str) 
     size = len(group.user_data.encode())
     if size > MAX_SCRIPT_BYTES:
         raise SpecError(
-            f"the boot script has {size} bytes; Compute Engine takes {MAX_SCRIPT_BYTES}: put less into the "
+            f"the boot script has {size} bytes; Compute Engine accepts {MAX_SCRIPT_BYTES}: put less into the "
             "boot profile"
         )
     details = group.offer.details
@@ -104,35 +89,31 @@ def render_request(options: GcpOptions, group: InstanceGroup, *, provider: str) 
         for rank in range(group.num_nodes)
     ]
     policy = made_policy if options.placement_policy == "auto" else options.placement_policy
-    value: dict[str, Any] = msgspec.to_builtins(
-        ComputeRequest(
-            project=details["project"],
-            region=details["region"],
-            bulk_insert={
-                "count": str(group.num_nodes),
-                "minCount": str(group.min_nodes),
-                "perInstanceProperties": {name: {} for name in names},
-                "locationPolicy": _location_policy(group),
-                "instanceProperties": _properties(options, group, names[0], policy),
-            },
-            made_placement_policy=made_policy,
-        )
+    body = ComputeRequest(
+        project=details["project"],
+        region=details["region"],
+        bulk_insert={
+            "count": str(group.num_nodes),
+            "minCount": str(group.min_nodes),
+            "perInstanceProperties": {name: {} for name in names},
+            "locationPolicy": _location_policy(group),
+            "instanceProperties": _properties(options, group, names[0], policy),
+        },
+        made_placement_policy=made_policy,
     )
-    return LaunchRequest(
-        provider=provider, body={name: item for name, item in value.items() if item is not None}
-    )
+    return encode_request(provider, body)
 
 
 def policy_name(job_id: str, store_url: str) -> str:
-    """Return the name of the placement policy that is made for a job, in each region where it has one.
+    """Return the name of the placement policy that is made for a job in a region.
 
     Another store may have a job of the same id.
     """
-    return f"{attributes.machine_stem(job_id)}-{attributes.store_digest(store_url)}"
+    return f"{attributes.machine_stem(job_id)}-{store_digest(store_url)}"
 
 
 def _location_policy(group: InstanceGroup) -> dict[str, Any]:
-    """Return in which one zone of the region: Compute Engine chooses it, by what it has."""
+    """Return the zones of which Compute Engine chooses one, by what it has."""
     details = group.offer.details
     locations = {f"zones/{zone}": {"preference": "ALLOW"} for zone in details["zones"].split(",")}
     for zone in filter(None, details.get("other_zones", "").split(",")):
@@ -148,7 +129,7 @@ def _properties(
         **options.labels,
         attributes.JOB: group.job_id,
         attributes.LAUNCH: str(group.launch),
-        attributes.STORE: attributes.store_digest(group.store_url),
+        attributes.STORE: store_digest(group.store_url),
     }
     properties: dict[str, Any] = {
         "description": f"cloudspot: job {group.job_id}, launch {group.launch}",
@@ -181,18 +162,12 @@ def _properties(
 
 
 def _boot_disk(options: GcpOptions, group: InstanceGroup, labels: dict[str, str]) -> dict[str, Any]:
-    details = group.offer.details
-    image_gib = int(details["image_gib"])
-    if options.disk:
-        size_gib = math.ceil(options.disk / GIB)
-    else:
-        size_gib = image_gib + (math.ceil(group.resources.disk_bytes / GIB) or DEFAULT_EXTRA_GIB)
     return {
         "boot": True,
         "autoDelete": True,
         "initializeParams": {
-            "sourceImage": details["image"],
-            "diskSizeGb": str(max(size_gib, image_gib)),
+            "sourceImage": group.offer.details["image"],
+            "diskSizeGb": str(boot_disk_gib(group, wanted_bytes=options.disk)),
             "diskType": options.disk_type,
             "labels": labels,
         },
@@ -215,7 +190,7 @@ def _interface(options: GcpOptions, details: Any) -> dict[str, Any]:
 
 
 def _scheduling(options: GcpOptions, group: InstanceGroup, *, is_placed: bool) -> dict[str, Any]:
-    """Return how the machines end: by a reclaim, or when their time is up, they are deleted.
+    """Return how the machines end: a reclaim, or the end of their time, deletes them.
 
     Source: Compute Engine documentation, "Create and use Spot VMs", "Limit the run time of a VM", and the
     description of Scheduling in the API's discovery document (checked 2026-11).

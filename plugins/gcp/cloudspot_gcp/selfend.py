@@ -1,7 +1,7 @@
 """Part of the boot script: deletes this machine by its own service account. Standard library only.
 
-A Compute Engine machine that is shut down from within stays, and its disk is billed; only its deletion ends
-both. It is deleted by its name, which the condition on that right is about (docs/gcp.md).
+A Compute Engine machine that is shut down from within stays, and its disk is billed; only deletion ends both.
+It is deleted by its name, since the condition on that right is about names (docs/gcp.md).
 """
 
 import json
@@ -16,12 +16,12 @@ COMPUTE = "https://compute.googleapis.com"
 
 
 def request_id(zone: str, name: str, number: str) -> str:
-    """Return the request's id, by which the operation says ever after that the machine ended itself."""
+    """Return the request's id, by which the operation shows that the machine ended itself."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cloudspot/self-end/{zone}/{name}/{number}"))
 
 
 def release() -> None:
-    """Ask Compute Engine to delete the machine; raise an OSError where it does not."""
+    """Ask Compute Engine to delete the machine; raise OSError if it refuses."""
     project, name, number = (read(key) for key in ("project/project-id", "instance/name", "instance/id"))
     zone = read("instance/zone").rpartition("/")[2]
     token = json.loads(read("instance/service-accounts/default/token"))["access_token"]

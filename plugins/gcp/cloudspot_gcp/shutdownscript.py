@@ -1,7 +1,7 @@
-"""The machines' shutdown script, for the metadata key ``shutdown-script``: a notice by a second way.
+"""The machines' shutdown script, for the metadata key ``shutdown-script``: a second way to hear a notice.
 
-The guest agent runs it as root when the machine is shut down, by a preemption or otherwise: when the
-metadata server's notice has run out (``preemptionNoticeDuration``), or, without one, together with it.
+The guest agent runs it as root when the machine is shut down, by a preemption or otherwise: after the
+metadata server's notice has run out (``preemptionNoticeDuration``), or together with it if there is none.
 Source: Compute Engine documentation, "Run shutdown scripts": up to 30 seconds on a spot machine, best
 effort, 90 on another (checked 2026-11).
 """
@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Final
 
 KEY: Final = "shutdown-script"
-"""Of the instance's metadata."""
+"""The key in the instance's metadata."""
 SOURCE: Final = "shutdown-script"
 """What the job's notice names as its source."""
 SECONDS: Final = 25.0
-"""How long a spot machine then has, as far as we count on it: five seconds less than is said."""
+"""How long we count on a spot machine to have then: five seconds less than documented."""
 
-# The boot script leaves the command; before that there is nothing to save.
+# The boot script installs the command; before that there is nothing to save.
 _SCRIPT: Final = """\
 #!/bin/bash
 # cloudspot: tells the agent that this machine goes down, and waits for it.
@@ -30,6 +30,6 @@ def render_shutdown_script(*, seconds: float = SECONDS) -> str:
     """Return the script; it holds no secret, and is the same on every machine.
 
     Args:
-        seconds: between its start and the machine's end.
+        seconds: from its start to the machine's end.
     """
     return _SCRIPT.format(source=SOURCE, seconds=seconds)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
-from cloudspot.agent.delivery.checkpoint_directories import CheckpointDirectories, stage, step_of
+from cloudspot.agent.delivery.checkpoint_directories import (
+    CheckpointDirectories,
+    CheckpointDirectory,
+    stage,
+    step_of,
+)
 
 
 def checkpoint(work: Path, step: int, text: str = "weights") -> Path:
@@ -142,3 +148,64 @@ def test_what_a_script_wrote_just_before_it_finished_is_complete(tmp_path: Path)
     directories.ready(150.0, alive=True)
     directories.end_of_script(finished=True)
     assert [d.step for d in directories.ready(151.0, alive=False)] == [600]
+
+
+# --- torn -------------------------------------------------------------------------------------------
+
+
+def names(directories: Iterable[CheckpointDirectory]) -> list[str]:
+    return [directory.path.name for directory in directories]
+
+
+def test_what_a_script_left_half_written_is_torn_and_what_it_completed_is_not(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    directories.begin_script()
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    directories.ready(110.0, alive=True)
+    checkpoint(tmp_path, 20, "half of the wei")
+    (tmp_path / "output" / "checkpoint-30").mkdir()
+    directories.ready(112.0, alive=True)
+    directories.end_of_script()
+    assert names(directories.torn()) == ["checkpoint-20", "checkpoint-30"]
+
+
+def test_what_stood_before_the_script_is_not_torn_unless_it_has_changed(tmp_path: Path) -> None:
+    """A checkpoint that comes with the code would be taken from a script that fails in its first seconds."""
+    checkpoint(tmp_path, 0)
+    checkpoint(tmp_path, 5)
+    directories = watch(tmp_path)
+    directories.begin_script()
+    checkpoint(tmp_path, 5, "rewritten by halv")
+    directories.end_of_script()
+    assert names(directories.torn()) == ["checkpoint-5"]
+
+
+def test_a_later_agent_of_the_machine_knows_what_stood_before_the_script(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 0)
+    watch(tmp_path).begin_script()
+    checkpoint(tmp_path, 10)
+    later = watch(tmp_path)
+    later.end_of_script()
+    assert names(later.torn()) == ["checkpoint-10"]
+
+
+def test_nothing_is_torn_where_no_script_was_started_or_one_has_finished(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 10)
+    directories = watch(tmp_path)
+    directories.end_of_script()
+    assert directories.torn() == ()
+    directories.begin_script()
+    checkpoint(tmp_path, 20)
+    directories.end_of_script(finished=True)
+    assert directories.torn() == ()
+
+
+def test_a_complete_file_is_proof_enough(tmp_path: Path) -> None:
+    directories = watch(tmp_path, "done")
+    directories.begin_script()
+    for step in (10, 20):
+        path = checkpoint(tmp_path, step)
+    (path / "done").touch()
+    directories.end_of_script()
+    assert names(directories.torn()) == ["checkpoint-10"]

@@ -5,9 +5,10 @@ from datetime import datetime, timezone
 
 import pytest
 
-from cloudspot.agent.delivery.checkpoint_restore import restore_newest
+from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_this
 from cloudspot.agent.leaving import LeavingError
 from cloudspot.jobstore import manifests
+from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.records import File, Generation, new_nonce
 
 JOB = "digits-1"
@@ -91,6 +92,46 @@ def test_when_all_are_corrupt_the_job_ends_with_the_reason_and_all_of_them(bench
         restore_newest(bench.life().context, (generation(1),))
     assert caught.value.leaving.permanent
     assert bench.commits() == (bench.id(1, 10), bench.id(1, 20))
+
+
+def test_one_that_is_deleted_while_it_is_fetched_is_no_damage_and_the_newer_one_is_taken(bench, monkeypatch):
+    """Another node still uploaded 1-60; its commit let retention delete 1-50."""
+    propose(bench.store, JOB, generation(1))
+    bench.commit(bench.id(1, 50))
+    fetch, fetched = manifests.fetch, []
+
+    def overtaken(store, job_id, commit, *args, **options):
+        fetched.append(commit.id)
+        if commit.id == bench.id(1, 50):
+            bench.commit(bench.id(1, 60))
+            assert manifests.collect(store, job_id, keep=1) == (bench.id(1, 50),)
+        return fetch(store, job_id, commit, *args, **options)
+
+    monkeypatch.setattr(manifests, "fetch", overtaken)
+    restored = restore_newest(bench.life().context, (generation(1),))
+    assert (restored.checkpoint, restored.skipped) == (bench.id(1, 60), ())
+    assert fetched == [bench.id(1, 50), bench.id(1, 60)]
+
+
+def test_a_generations_checkpoint_that_is_deleted_is_told_from_one_that_is_damaged(bench):
+    propose(bench.store, JOB, generation(1))
+    for step in (10, 20):
+        bench.commit(bench.id(1, step))
+    bench.spoil(bench.id(1, 10))
+    life = bench.life().context
+    with pytest.raises(LeavingError, match="which another node has verified, does not verify here"):
+        restore_this(life, bench.id(1, 10), None)
+    manifests.collect(bench.store, JOB, keep=1)
+    assert restore_this(life, bench.id(1, 10), None) is None
+
+
+def test_a_job_that_has_resumed_never_starts_from_the_beginning_for_want_of_a_checkpoint(bench):
+    known = (generation(1), generation(2, bench.id(1, 50)))
+    with pytest.raises(LeavingError, match="1-50, from which the job resumed last, is gone") as caught:
+        restore_newest(bench.life().context, known)
+    assert caught.value.leaving.permanent
+    bench.commit(bench.id(1, 60))
+    assert restore_newest(bench.life().context, known).checkpoint == bench.id(1, 60)
 
 
 def test_a_directory_that_came_with_the_code_is_not_taken_for_the_checkpoint(bench):

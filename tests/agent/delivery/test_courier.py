@@ -98,6 +98,75 @@ def test_taken_seals_come_first_then_by_step(bench, node):
     assert [seal.name.step for seal in life.courier._pending()] == [11, 10, 12]
 
 
+def parts_put(bench, monkeypatch):
+    """The parts' records in the order in which they come to be."""
+    found = []
+
+    def put(key, data, *, if_absent=False, inner=bench.store.put):
+        inner(key, data, if_absent=if_absent)
+        if "/parts/" in key:
+            found.append((int(key.split("-")[-1].split("/")[0]), int(key.rpartition("/")[2])))
+
+    monkeypatch.setattr(bench.store, "put", put)
+    return found
+
+
+def test_a_drain_goes_before_all_older_parts_taken_or_not(bench, node, monkeypatch):
+    """Eight ranks' parts of an interval save came first; the drain's missed the deadline."""
+    found = parts_put(bench, monkeypatch)
+    for rank in range(8):
+        bench.seal(node, bench.id(1, 40), rank=rank, world_size=8, taken=rank == 0)
+        bench.seal(node, bench.id(1, 45), rank=rank, world_size=8, kind="drain")
+    bench.life().courier._carry_seals()
+    assert found == [(step, rank) for step in (45, 40) for rank in range(8)]
+
+
+def test_a_drain_that_is_sealed_during_an_upload_comes_next(bench, node, monkeypatch):
+    for rank in range(8):
+        bench.seal(node, bench.id(1, 40), rank=rank, world_size=8)
+    found = parts_put(bench, monkeypatch)
+    courier = bench.life().courier
+    commit = courier._commit
+
+    def seal_drain(*arguments):
+        if len(found) == 1:
+            for rank in range(8):
+                bench.seal(node, bench.id(1, 45), rank=rank, world_size=8, kind="drain")
+        commit(*arguments)
+
+    monkeypatch.setattr(courier, "_commit", seal_drain)
+    courier._carry_seals()
+    assert found == [(40, 0), *((45, rank) for rank in range(8)), *((40, rank) for rank in range(1, 8))]
+
+
+def test_a_drain_at_a_step_that_was_sealed_already_makes_that_save_the_first(bench, node):
+    for step in (40, 45):
+        bench.seal(node, bench.id(1, step))
+    courier = bench.life().courier
+    assert [seal.name.step for seal in courier._pending()] == [40, 45]
+    files.write_json(files.drained_path(node.handoff(1), 0), {"step": 45})
+    assert [seal.name.step for seal in courier._pending()] == [45, 40]
+
+
+def test_a_part_that_this_node_has_put_is_not_read_again(bench, carry, node, wait_until, monkeypatch):
+    read = []
+
+    def get(key, inner=bench.store.get):
+        if "/parts/" in key:
+            read.append(key)
+        return inner(key)
+
+    life = carry()
+    monkeypatch.setattr(bench.store, "get", get)
+    for rank in range(4):
+        bench.seal(node, bench.id(1, 40), rank=rank, world_size=4)
+    bench.put_part(node, 0, 41)  # anything else, so that the courier is not the only one who reads
+    assert life.courier.finish(until=lambda: FAR)
+    own = [key for key in read if "-000000000040/" in key]
+    assert len(own) == len(set(own)) == 4  # whether it stands, before it is uploaded
+    assert life.context.known_parts.keys() == set() or bench.commits() == ()
+
+
 def test_a_seal_that_the_trainer_withdraws_is_no_error(bench, node, monkeypatch):
     life = bench.life()
     seal = bench.seal(node, bench.id(1, 10))
@@ -291,3 +360,34 @@ def test_what_was_restored_is_not_uploaded_again(bench, carry, node):
     assert life.courier._directories.unsent() == []
     directory(node, "checkpoint-20")
     assert [found.step for found in life.courier._directories.unsent()] == [20]
+
+
+def test_torn_directories_are_set_aside_and_none_that_is_in_the_bucket(bench, carry, node):
+    life = carry(checkpoint=PATTERN)
+    uploads = life.courier._directories
+    uploads.begin(Restored(None))
+    directory(node, "checkpoint-10")
+    torn = directory(node, "checkpoint-20")
+    (torn / "done").unlink()
+    life.courier.end_of_trainer(finished=False)
+    life.courier.settle()
+    life.courier.set_aside_torn()
+    assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]
+    assert steps(bench) == [10]
+    directory(node, "checkpoint-20")
+    (torn / "done").unlink()
+    life.courier.set_aside_torn()
+    found = sorted(path.relative_to(node.torn).as_posix() for path in node.torn.glob("*/*"))
+    assert found == ["output/checkpoint-20", "output/checkpoint-20.2"]
+
+
+def test_what_was_restored_here_and_never_touched_stays(bench, carry, node):
+    """On a node without rank 0 no scan proves anything complete."""
+    life = carry(checkpoint={"directory": "output/*"})
+    life.context.status.ranks = (1,)
+    directory(node, "checkpoint-10")
+    life.courier._directories.begin(Restored(bench.id(1, 10), directory_name="output/checkpoint-10"))
+    directory(node, "checkpoint-20")
+    life.courier.end_of_trainer(finished=False)
+    life.courier.set_aside_torn()
+    assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]

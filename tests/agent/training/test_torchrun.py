@@ -11,7 +11,6 @@ from cloudspot.agent.training.torchrun import (
     check_torch,
     log_tail,
     omp_threads,
-    script_lines,
 )
 from cloudspot.errors import CloudspotError
 from cloudspot.process_marks import marked_processes
@@ -141,13 +140,17 @@ def test_stacks_are_asked_of_sessions_only(start, tmp_path, wait_until):
     wait_until(lambda: "dumped" in (tmp_path / "train.log").read_text())
 
 
-def test_torchruns_own_report_is_left_out_below_the_scripts_traceback():
+def test_torchruns_own_report_is_left_out_below_the_scripts_traceback(tmp_path):
     report = (
         "E1120 07:00:58.371000 15430 torch/distributed/elastic/multiprocessing/api.py:1002] "
         "failed (exitcode: 1) local_rank: 0 (pid: 15511) of binary: /bin/sh"
     )
-    assert script_lines(["ValueError: no data", report, "Traceback", "..."]) == ["ValueError: no data"]
-    assert script_lines([report, "Traceback"]) == [report, "Traceback"]
+    log = tmp_path / "train.log"
+    log.write_text(f"ValueError: no data\n{report}\nTraceback\n...")
+    assert log_tail(log) == ("ValueError: no data",)
+    log.write_text(f"{report}\nTraceback")
+    assert log_tail(log) == (report, "Traceback")
+    assert log_tail(tmp_path / "none") == ()
 
 
 def test_an_interpreter_without_torch_or_none_at_all_is_said(tmp_path):

@@ -83,7 +83,7 @@ def test_a_node_knows_itself_from_its_metadata(service):
 @pytest.mark.parametrize("name", ["iZbp13znx0m0me8cquu001Z", ""])
 def test_a_host_name_without_a_number_is_no_rank(service, name):
     service.said["meta-data/hostname"] = Answer(200, name.encode())
-    with pytest.raises(TransientError, match=f"hostname '{name}', which ends in no number"):
+    with pytest.raises(TransientError, match=f"hostname '{name}', which does not end in a number"):
         node_identity()
 
 
@@ -164,7 +164,7 @@ def test_the_termination_time_is_a_notice_five_minutes_ahead(service):
 def test_a_time_that_cannot_be_read_is_a_notice_without_one(service, caplog):
     service.said[TERMINATION] = Answer(200, b"2026-11-20 at noon")
     assert AliyunNoticeSource().poll().deadline is None
-    assert "'2026-11-20 at noon', which is no time" in caplog.text
+    assert "'2026-11-20 at noon', which is not a time" in caplog.text
 
 
 def test_a_page_of_words_ends_no_machine_and_is_told_once(service, caplog):

@@ -47,8 +47,8 @@ def refused_connection():
             refusal(401, "authError"),
             AuthError,
             (
-                "x: Google does not accept the credentials: said so; run `gcloud auth application-default login` "
-                "(authError)"
+                "x: Google does not accept the credentials: said so (authError); "
+                "run `gcloud auth application-default login`"
             ),
         ),
         (
@@ -67,7 +67,7 @@ def refused_connection():
         (
             refusal(403, "billingNotEnabled"),
             AuthError,
-            "x: the project has no billing account that serves: said so (billingNotEnabled)",
+            "x: the project has no working billing account: said so (billingNotEnabled)",
         ),
         (
             refusal(403, "rateLimitExceeded"),

@@ -20,7 +20,7 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
     found = lines(cloud.provider(instance_types=(TYPE,)))
     assert [name for name, one in found.items() if not one.ok] == []
     assert found.pop("offers").detail == (
-        f"4, from 2.39 CNY an hour (spot {TYPE} in cn-hangzhou-i; 5-10% of those were taken in the last "
+        f"4, from 2.39 CNY an hour (spot {TYPE} in cn-hangzhou-i; 5-10% of those were reclaimed in the last "
         "30 days)"
     )
     assert {name: one.detail for name, one in found.items()} == {
@@ -56,7 +56,7 @@ def test_a_role_that_is_missing_is_told(cloud):
 def test_a_role_that_cannot_be_looked_at_is_no_failure(cloud):
     cloud.faults.denied = {"ram:GetRole"}
     found = lines(cloud.provider(instance_types=(TYPE,)))
-    assert found["role"].detail == "cloudspot-node (not looked at: the right ram:GetRole is missing)"
+    assert found["role"].detail == "cloudspot-node (not checked: the right ram:GetRole is missing)"
     assert all(one.ok for one in found.values())
 
 
@@ -88,7 +88,7 @@ def test_no_stock_and_no_money_are_told(cloud):
 
 def test_nothing_fits(cloud):
     assert failed(cloud.provider(), accelerator="B200")["offers"][0] == (
-        "no instance type fits; ask for less in resources, or in another region"
+        "no machine type fits; ask for less in resources, or try another region"
     )
 
 

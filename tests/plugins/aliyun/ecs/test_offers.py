@@ -168,7 +168,7 @@ def test_types_that_are_to_be_had_come_before_those_that_are_not(cloud):
 def test_stock_is_asked_for_again_after_a_minute_and_facts_are_not(cloud, monkeypatch):
     provisioner = cloud.provider(instance_types=(A10,)).provisioner()
     now = [0.0]
-    provisioner._finder._keeper._monotonic = lambda: now[0]
+    provisioner._finder._cache._monotonic = lambda: now[0]
     provisioner.offers(Resources())
     cloud.faults.calls.clear()
     provisioner.offers(Resources())
@@ -208,7 +208,7 @@ def test_no_vswitch_or_several_vpcs_are_told_in_a_line(cloud):
         one.is_default = False
     cloud.place.add_vswitch("cn-hangzhou-i", "192.168.0.0/24", vpc="vpc-bp1own0001")
     assert failure(cloud) == (
-        "providers.aliyun.vswitches: those that may be meant are of 2 VPCs (vpc-bp1default00000001, "
+        "providers.aliyun.vswitches: those found are in 2 VPCs (vpc-bp1default00000001, "
         'vpc-bp1own0001); name them, or tag those to use with "cloudspot"'
     )
     cloud.place.vswitches.clear()
@@ -233,7 +233,7 @@ def test_no_security_group_or_several_are_told_in_a_line(cloud):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"region": "cn-hangzou"}, 'region: Alibaba Cloud has no region "cn-hangzou"; did you mean'),
+        ({"region": "cn-hangzou"}, 'region: there is no region "cn-hangzou"; did you mean'),
         ({"image": "m-bp1nobodys"}, 'image: there is no "m-bp1nobodys" in cn-hangzhou, or none that'),
         ({"image_family": "acs:minix"}, 'image_family: there is no "acs:minix" in cn-hangzhou'),
         (
@@ -287,7 +287,7 @@ def test_two_vswitches_of_one_zone_and_a_group_of_another_vpc_are_refused(cloud)
     )
     group = cloud.place.add_group(vpc="vpc-bp1own0001")
     assert failure(cloud, security_groups=(group,)) == (
-        f'providers.aliyun.security_groups: "{group}" is of vpc-bp1own0001, the vSwitches are of '
+        f'providers.aliyun.security_groups: "{group}" is in vpc-bp1own0001, the vSwitches are in '
         "vpc-bp1default00000001"
     )
 

@@ -25,8 +25,8 @@ def test_the_table_may_be_empty():
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"region": "杭州"}, 'region: "杭州" is none; expected one such as cn-hangzhou'),
-        ({"zones": ["cn-hangzhou-i", "x"]}, 'zones: "x" is none; expected one such as cn-hangzhou-i'),
+        ({"region": "杭州"}, 'region: "杭州" is not a region; expected one such as cn-hangzhou'),
+        ({"zones": ["cn-hangzhou-i", "x"]}, 'zones: "x" is not a zone; expected one such as cn-hangzhou-i'),
         (
             {"region": "cn-beijing", "zones": ["cn-hangzhou-i"]},
             'zones: "cn-hangzhou-i" is not in region cn-beijing',
@@ -34,30 +34,30 @@ def test_the_table_may_be_empty():
         ({"zones": ["cn-hangzhou-i", "cn-hangzhou-i"]}, 'zones: names "cn-hangzhou-i" twice'),
         (
             {"instance_types": ["g5.xlarge"]},
-            'instance_types: "g5.xlarge" is none; expected one such as ecs.gn7i-c8g1.2xlarge',
+            'instance_types: "g5.xlarge" is not an instance type; expected one such as ecs.gn7i-c8g1.2xlarge',
         ),
         (
             {"vswitches": ["subnet-1"]},
-            'vswitches: "subnet-1" is none; expected one such as vsw-bp1234567890abcdefgh',
+            'vswitches: "subnet-1" is not a vSwitch; expected one such as vsw-bp1234567890abcdefgh',
         ),
         (
             {"security_groups": ["default"]},
-            'security_groups: "default" is none; expected one such as sg-bp1234567890abcdefgh',
+            'security_groups: "default" is not a security group; expected one such as sg-bp1234567890abcdefgh',
         ),
-        ({"account": "me"}, 'account: "me" is none; expected one such as 1234567890123456'),
+        ({"account": "me"}, 'account: "me" is not an account; expected one such as 1234567890123456'),
         (
             {"role": "acs:ram::1:role/x"},
-            'role: "acs:ram::1:role/x" is none; expected one such as cloudspot-node',
+            'role: "acs:ram::1:role/x" is not a RAM role; expected one such as cloudspot-node',
         ),
         (
             {"deployment_set": "cluster"},
-            'deployment_set: "cluster" is none; expected one such as "auto" or ds-bp1234567890abcdefgh',
+            'deployment_set: "cluster" is not a deployment set; expected one such as "auto" or ds-bp1234567890abcdefgh',
         ),
         (
             {"image": "m-bp1", "image_family": "acs:x"},
             "image_family: has no effect beside image; leave one of them out",
         ),
-        ({"max_price": 1.2345}, "max_price: ECS takes three decimals at most; got 1.2345"),
+        ({"max_price": 1.2345}, "max_price: expected at most three decimals, got 1.2345"),
         (
             {"on_demand_prices": {"ecs.g7.large": 0}},
             'on_demand_prices: the price of "ecs.g7.large" must be > 0, got 0',
@@ -66,18 +66,18 @@ def test_the_table_may_be_empty():
             {"disk_type": "cloud_auto", "disk_performance": "PL1"},
             'disk_performance: works with disk_type = "cloud_essd" only',
         ),
-        ({"tags": {"cloudspot-x": "1"}}, 'tags: "cloudspot-x" is not yours to set'),
-        ({"tags": {"": "1"}}, "tags: a tag's name is empty"),
+        ({"tags": {"cloudspot-x": "1"}}, 'tags: "cloudspot-x" is reserved; choose another name'),
+        ({"tags": {"": "1"}}, "tags: the name of a tag is empty"),
         ({"tags": {"a": "x" * 129}}, 'tags: "a": 129 characters are more than 128'),
         (
             {"tags": {"a": "https://example.com"}},
-            'tags: "a": ECS allows no http:// and no https:// in a tag',
+            'tags: "a": ECS allows neither http:// nor https:// in a tag',
         ),
         (
             {"tags": {"acs:a": "1"}},
-            'tags: "acs:a": ECS keeps what begins with aliyun or acs: for itself',
+            'tags: "acs:a": ECS reserves what begins with aliyun or acs:',
         ),
-        ({"tags": {f"t{i}": "1" for i in range(13)}}, "tags: 13 are too many; expected 12 at most"),
+        ({"tags": {f"t{i}": "1" for i in range(13)}}, "tags: expected at most 12, got 13"),
         ({"spot_duration": 1}, "spot_duration: unknown"),
         ({"max_price": -1}, "max_price: expected a number > 0"),
     ],

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 from datetime import datetime, timezone
+from typing import ClassVar
 
 import pytest
+from bucketstoretests import BucketCloud
 
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.role_credentials import Secrets
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aliyun.oss import OssStore
-from cloudspot_aliyun_sandbox.ossbuckets import HeldBucket
+from cloudspot_aliyun_sandbox.ossbuckets import HeldBucket, Stored
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 from cloudspot_aliyun_sandbox.strict_oss import StrictOss
 
 KEY_ID = "LTAI5tEXAMPLEexample0001"
 KEY_SECRET = "example0secret1example2secret3"
 REGION = "cn-hangzhou"
-PART_BYTES = 5 << 20
+PART_BYTES = 1 << 20
 _numbers = itertools.count()
 
 
@@ -74,3 +76,54 @@ def bucket(oss):
 def store(bucket):
     """A store in a bucket of its own, below a prefix; its streams go up in small parts."""
     return OssStore(f"oss://{bucket}/some/prefix", part_bytes=PART_BYTES, sleep=lambda seconds: None)
+
+
+class OssCloud(BucketCloud):
+    scheme = "oss"
+    store_type = OssStore
+    endpoint_variable = "OSS_ENDPOINT"
+    actions: ClassVar = {
+        "put": "PutObject",
+        "get": "GetObject",
+        "head": "HeadObject",
+        "list": "ListObjectsV2",
+        "delete": "DeleteObject",
+        "begin": "InitiateMultipartUpload",
+        "part": "UploadPart",
+        "complete": "CompleteMultipartUpload",
+    }
+    first_actions = ("GetBucketInfo",)
+    rights: ClassVar = {
+        "put": "oss:PutObject",
+        "get": "oss:GetObject",
+        "list": "oss:ListObjects",
+        "delete": "oss:DeleteObject",
+    }
+    failed = ("InternalError", 500)
+    throttled = ("SlowDown", 503)
+    taken = ("FileAlreadyExists", 409)
+    how_to_create = "ossutil mb oss://"
+    other_wrong_urls = (("oss://bucket/\\x", "no key that begins with a backslash"),)
+    large_bytes = 3 * PART_BYTES
+
+    def __init__(self, oss):
+        self._app = oss.app
+        self.faults, self.url = oss.faults, oss.url
+
+    def put_raw(self, bucket, name):
+        now = datetime.now(timezone.utc)
+        self._app.buckets[bucket].objects[name] = Stored(b"", "0" * 32, "Normal", now, "text/plain", {})
+
+    def pending(self, bucket):
+        return [one.key for one in self._app.buckets[bucket].uploads.values()]
+
+    def forget_uploads(self, bucket):
+        self._app.buckets[bucket].uploads.clear()
+
+    def ignore_conditions(self, monkeypatch):
+        monkeypatch.setattr("cloudspot_aliyun_sandbox.strict_oss._forbids", lambda request: False)
+
+
+@pytest.fixture
+def cloud(oss):
+    return OssCloud(oss)

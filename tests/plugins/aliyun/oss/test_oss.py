@@ -8,11 +8,9 @@ import oss2
 import pytest
 import urllib3
 
-from cloudspot import registry
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
-    ObjectExists,
     SpecError,
     StoreRefused,
     TransientError,
@@ -27,16 +25,6 @@ from cloudspot_aliyun.osslogs import OssLogSink
 
 def quick(bucket, **options):
     return OssStore(f"oss://{bucket}", sleep=lambda seconds: None, **options)
-
-
-def test_a_url_opens_it_and_a_wrong_one_is_said_to_be_wrong(bucket):
-    assert isinstance(registry.open_store(f"oss://{bucket}/x"), OssStore)
-    for url in ("oss:/x", "oss://A_b", "oss://ab", "oss://key:secret@bucket", "oss://bucket-x/a//b"):
-        with pytest.raises(SpecError, match=r"store"):
-            OssStore(url)
-    with pytest.raises(SpecError) as caught:
-        OssStore("oss://key:secret@bucket")
-    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("state", ["Enabled", "Suspended"])
@@ -95,40 +83,14 @@ def test_a_bucket_that_is_missing_and_one_of_another_account_are_said_so(oss, bu
         oss.app.foreign_buckets.clear()
 
 
-def test_a_put_that_was_throttled_is_made_again_and_one_whose_answer_is_lost_is_not(oss, bucket):
-    store = quick(bucket)
-    oss.faults.inject("PutObject", "SlowDown", status=503, times=3)
-    store.put("k", b"x", if_absent=True)
-    oss.faults.inject("PutObject", "InternalError", status=500, happens=True)
-    with pytest.raises(TransientError, match="InternalError"):
-        store.put("other", b"x", if_absent=True)
-    with pytest.raises(ObjectExists, match="other exists"):
-        store.put("other", b"x", if_absent=True)
-    assert oss.faults.count("PutObject") == 6
-
-
-def test_a_stream_whose_answer_was_lost_is_known_to_be_ours(oss, bucket):
-    store = quick(bucket, part_bytes=1 << 20)
-    for action, size in (("PutObject", 5), ("CompleteMultipartUpload", 3 << 20)):
-        oss.faults.inject(action, "InternalError", status=500, happens=True)
-        with store.open_upload(f"by/{action}", if_absent=True) as upload:
-            upload.write(bytes(size))
-            upload.commit()
-        assert store.head(f"by/{action}").size == size
-        with pytest.raises(ObjectExists), store.open_upload(f"by/{action}", if_absent=True) as upload:
-            upload.write(bytes(size))
-            upload.commit()
-    assert oss.app.buckets[bucket].uploads == {}
-
-
 def test_bytes_that_change_on_their_way_are_noticed(oss, bucket, monkeypatch):
     store = quick(bucket)
     whole = bytes(2 << 20)
     store.put("k", whole)
     monkeypatch.setattr("cloudspot_aliyun_sandbox.ossbuckets.Stored.crc", property(lambda self: 1))
-    with pytest.raises(TransientError, match="k: the bytes changed on their way"):
+    with pytest.raises(TransientError, match="k: the bytes changed on the way"):
         store.put("k", whole)
-    with pytest.raises(TransientError, match="k: the bytes changed on their way"):
+    with pytest.raises(TransientError, match="k: the bytes changed on the way"):
         store.get("k")
     assert store.get_range("k", 0, 5) == bytes(5)  # OSS tells the sum of the whole object only.
 
@@ -267,12 +229,6 @@ def test_endpoints_are_https_of_the_region_unless_the_environment_moves_them(mon
             oss_endpoint("cn-hangzhou")
 
 
-def test_nobody_there_is_a_transient_error_that_shows_no_url(oss, bucket, monkeypatch):
-    monkeypatch.setenv("OSS_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(TransientError, match=r"no answer from OSS: .*Connection refused"):
-        quick(bucket).get("k")
-
-
 def test_no_key_at_all_is_said_with_what_to_do(oss, bucket, monkeypatch):
     monkeypatch.delenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET")
     with pytest.raises(AuthError, match="must both be set"):
@@ -328,18 +284,6 @@ def test_an_answer_that_breaks_off_is_a_transient_error_and_never_a_short_object
             call()
 
 
-def test_a_server_that_ignores_ranges_is_refused(oss, bucket, monkeypatch):
-    store = quick(bucket)
-    store.put("k", b"0123456789")
-    monkeypatch.setattr("cloudspot_aliyun_sandbox.strict_oss._range_of", lambda *span, **options: None)
-    for call in (
-        lambda: store.get_range("k", 2, 3),
-        lambda: store.get_range_into("k", 2, bytearray(3)),
-    ):
-        with pytest.raises(StoreRefused, match="the server ignores ranges"):
-            call()
-
-
 def test_an_empty_object_has_no_range_however_the_server_says_so(oss, bucket, monkeypatch):
     store = quick(bucket)
     store.put("k", b"")
@@ -370,16 +314,3 @@ def test_no_sum_is_computed_by_crcmod_which_may_be_in_pure_python(oss, bucket, m
     for seq in range(2):
         sink.write([LogRecord(stream="1-0", seq=seq, time=datetime.now(timezone.utc), text="x")])
     assert [record.seq for record in sink.read("1-0")] == [0, 1]
-
-
-def test_a_range_is_read_into_a_buffer_that_is_there(bucket):
-    store = quick(bucket)
-    data = bytes(range(256)) * 10_000
-    store.put("k", data)
-    buffer = bytearray(len(data) - 5)
-    assert store.get_range_into("k", 10, memoryview(buffer)) == len(data) - 10
-    assert buffer[: len(data) - 10] == data[10:]
-    assert store.get_range_into("k", len(data), buffer) == 0
-    assert store.get_range_into("k", 0, bytearray()) == 0
-    with pytest.raises(ValueError, match="start must be >= 0"):
-        store.get_range_into("k", -1, buffer)

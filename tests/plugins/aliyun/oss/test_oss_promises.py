@@ -1,6 +1,7 @@
 """The promises of an object store, kept on OSS: over HTTP, by the real SDK, against a strict server."""
 
 import pytest
+from bucketstoretests import BucketStoreTests
 
 from cloudspot.testing.storekit import ObjectStoreTests
 from cloudspot_aliyun.oss import OssStore
@@ -9,14 +10,26 @@ from cloudspot_aliyun.oss import OssStore
 class TestPromises(ObjectStoreTests):
     """As any store."""
 
+    stream_bytes = 5 << 20
+
+    @pytest.fixture(autouse=True)
+    def fill_past_http(self, cloud, bucket):
+        self.fill = lambda store, keys: [cloud.put_raw(bucket, f"some/prefix/{key}") for key in keys]
+
 
 class TestPromisesAtTheTopOfTheBucket(ObjectStoreTests):
     """As any store, without a prefix."""
 
+    stream_bytes = 5 << 20
+
     @pytest.fixture
     def store(self, bucket):
-        return OssStore(f"oss://{bucket}", sleep=lambda seconds: None)
+        return OssStore(f"oss://{bucket}", part_bytes=1 << 20, sleep=lambda seconds: None)
 
     test_an_object_may_be_large = None
     test_of_many_processes_that_create_a_key_exactly_one_wins = None
     test_a_large_listing_is_complete = None
+
+
+class TestOssStore(BucketStoreTests):
+    """As any store in a bucket."""

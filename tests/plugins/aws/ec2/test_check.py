@@ -142,4 +142,4 @@ def test_a_clock_that_is_off_is_told(cloud, monkeypatch):
 
 def test_a_job_that_no_type_fits_is_told(cloud):
     found = failed(cloud.provider(), accelerator="B9000", accelerator_count=1)
-    assert found["offers"][0] == "no instance type fits; ask for less in resources, or in another region"
+    assert found["offers"][0] == "no machine type fits; ask for less in resources, or try another region"

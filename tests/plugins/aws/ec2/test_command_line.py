@@ -36,7 +36,7 @@ def run(cloud, tmp_path):
         (
             {"region": '"us-east-9"'},
             2,
-            'providers.aws.region: "us-east-9" is no region that this boto3 knows',
+            'providers.aws.region: there is no region "us-east-9" in this boto3',
         ),
         ({"instance_types": '["g5.xlrge"]'}, 2, 'us-east-1 has no "g5.xlrge"; did you mean "g5.xlarge"?'),
         ({"image": '"ami-0123456789abcdef0"'}, 2, 'providers.aws.image: there is no "ami-0123456789abcdef0"'),

@@ -57,7 +57,7 @@ def test_ec2_gives_no_other_notice(cloud, drill, notice_seconds):
 
 def test_a_machine_on_demand_is_never_reclaimed(cloud, drill):
     provider, machine = drill("on-demand")
-    with pytest.raises(CloudspotError, match="is no spot machine that runs"):
+    with pytest.raises(CloudspotError, match="is not a running spot machine"):
         provider.preempt(machine)
     assert cloud.host.reclaimed == []
 
@@ -65,7 +65,7 @@ def test_a_machine_on_demand_is_never_reclaimed(cloud, drill):
 def test_a_machine_that_is_gone_is_none_that_runs(cloud, drill):
     provider, machine = drill("spot")
     provider.provisioner().terminate([machine])
-    with pytest.raises(CloudspotError, match="is no spot machine that runs"):
+    with pytest.raises(CloudspotError, match="is not a running spot machine"):
         provider.preempt(machine)
 
 

@@ -3,8 +3,9 @@ import pytest
 
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Offer, Resources
+from cloudspot.plugin.answercache import FACTS_SECONDS
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.offers import FACTS_SECONDS, SPOT_PRICE_SECONDS, OfferFinder
+from cloudspot_aws.offers import SPOT_PRICE_SECONDS, AwsOfferFinder
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.pricing import endpoint_region
 from cloudspot_aws.provider import AwsProvider
@@ -137,7 +138,7 @@ def test_the_price_list_of_another_region_is_asked_elsewhere(cloud):
 
 def test_what_does_not_change_is_asked_for_once_an_hour_and_prices_once_a_minute(cloud, ec2_clients):
     now = 0.0
-    finder = OfferFinder(AwsOptions(instance_types=("m5.large",)), ec2_clients, monotonic=lambda: now)
+    finder = AwsOfferFinder(AwsOptions(instance_types=("m5.large",)), ec2_clients, monotonic=lambda: now)
 
     def asked():
         before = len(cloud.faults.calls)
@@ -175,7 +176,7 @@ def test_a_failure_is_not_kept(cloud):
     [
         (
             {"region": "us-east-9"},
-            'providers.aws.region: "us-east-9" is no region that this boto3 knows; did you mean "us-east-2"?',
+            'providers.aws.region: there is no region "us-east-9" in this boto3; did you mean "us-east-2"?',
         ),
         (
             {"image": "ami-0123456789abcdef0"},

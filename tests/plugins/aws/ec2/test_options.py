@@ -44,10 +44,13 @@ def test_logs_can_be_kept_as_long_as_cloudwatch_can_keep_them():
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"region": "virginia"}, 'providers.aws.region: "virginia" is none; expected one such as us-east-1'),
+        (
+            {"region": "virginia"},
+            'providers.aws.region: "virginia" is not a region; expected one such as us-east-1',
+        ),
         (
             {"zones": ["us-east-1a", "a"]},
-            'providers.aws.zones: "a" is none; expected one such as us-east-1a',
+            'providers.aws.zones: "a" is not a zone; expected one such as us-east-1a',
         ),
         (
             {"region": "eu-west-1", "zones": ["us-east-1a"]},
@@ -59,27 +62,27 @@ def test_logs_can_be_kept_as_long_as_cloudwatch_can_keep_them():
         ),
         (
             {"instance_types": ["g5"]},
-            'providers.aws.instance_types: "g5" is none; expected one such as g5.xlarge',
+            'providers.aws.instance_types: "g5" is not an instance type; expected one such as g5.xlarge',
         ),
         (
             {"image": "ubuntu"},
             (
-                'providers.aws.image: "ubuntu" is none; expected one such as ami-0123456789abcdef0 or '
+                'providers.aws.image: "ubuntu" is not an image; expected one such as ami-0123456789abcdef0 or '
                 "/aws/service/.../ami-id"
             ),
         ),
         (
             {"subnets": ["vpc-1"]},
-            'providers.aws.subnets: "vpc-1" is none; expected one such as subnet-0123456789abcdef0',
+            'providers.aws.subnets: "vpc-1" is not a subnet; expected one such as subnet-0123456789abcdef0',
         ),
         (
             {"security_groups": ["default"]},
-            'providers.aws.security_groups: "default" is none; expected one such as sg-0123456789abcdef0',
+            'providers.aws.security_groups: "default" is not a security group; expected one such as sg-0123456789abcdef0',
         ),
         (
             {"limit_role": "admin"},
             (
-                'providers.aws.limit_role: "admin" is none; expected one such as '
+                'providers.aws.limit_role: "admin" is not the ARN of a role; expected one such as '
                 "arn:aws:iam::123456789012:role/cloudspot-limit"
             ),
         ),
@@ -97,11 +100,14 @@ def test_logs_can_be_kept_as_long_as_cloudwatch_can_keep_them():
             'providers.aws.on_demand_prices: the price of "g5.xlarge" must be > 0, got 0',
         ),
         ({"max_price": 0}, "providers.aws.max_price: expected a number > 0, got 0"),
-        ({"tags": {"cloudspot-job": "x"}}, 'providers.aws.tags: "cloudspot-job" is not yours to set'),
+        (
+            {"tags": {"cloudspot-job": "x"}},
+            'providers.aws.tags: "cloudspot-job" is reserved; choose another name',
+        ),
         (
             {"tags": {"cost center": "x"}},
             (
-                'providers.aws.tags: "cost center" is no name of a tag that a machine can read: letters, digits, '
+                'providers.aws.tags: a machine cannot read the tag "cost center"; use letters, digits and '
                 "+-=._:@ only"
             ),
         ),

@@ -25,10 +25,35 @@ def job(aws):
     return f"job-{next(_numbers)}"
 
 
+@pytest.fixture(scope="module")
+def clients():
+    """Clients of the emulated AWS, whose address does not change; they take long to make."""
+    return AwsClients()
+
+
+@pytest.fixture(scope="module")
+def logs_client():
+    made = []
+
+    def make(url):
+        made[:] = made or [
+            boto3.session.Session().client("logs", region_name="eu-central-1", endpoint_url=url)
+        ]
+        return made[0]
+
+    return make
+
+
 @pytest.fixture
-def make_sink(job):
-    """``make_sink(**options)``: a sink of the test's own job; clients take long to make."""
-    common = {"store_url": STORE, "clients": AwsClients(), "sleep": lambda seconds: None}
+def logs(aws, logs_client):
+    """A client beside the sink, as a stranger's."""
+    return logs_client(aws.url)
+
+
+@pytest.fixture
+def make_sink(job, clients):
+    """``make_sink(**options)``: a sink of the test's own job."""
+    common = {"store_url": STORE, "clients": clients, "sleep": lambda seconds: None}
     return lambda **options: CloudWatchLogSink(job, **{**common, **options})
 
 
@@ -57,25 +82,21 @@ class TestPromisesInASharedGroup(LogSinkTests):
     test_a_line_may_be_very_long = None
 
 
-def logs():
-    return boto3.session.Session().client("logs", region_name="eu-central-1")
-
-
 def line(seq, text="text", at=None, stream="1-0"):
     return LogRecord(stream=stream, seq=seq, time=at or datetime.now(timezone.utc), text=text)
 
 
-def events(group, stream="1-0", prefix=""):
-    answer = logs().get_log_events(
+def events(logs, group, stream="1-0", prefix=""):
+    answer = logs.get_log_events(
         logGroupName=group, logStreamName=f"{prefix}{MARK}/{stream}", startFromHead=True
     )
     return answer["events"]
 
 
-def test_a_stranger_reads_lines_with_number_time_and_source(job, make_sink):
+def test_a_stranger_reads_lines_with_number_time_and_source(logs, job, make_sink):
     at = datetime.now(timezone.utc).replace(microsecond=250000) - timedelta(seconds=5)
     make_sink().write([line(0, "hello", at), line(1, "again", at)])
-    found = events(f"/cloudspot/{job}")
+    found = events(logs, f"/cloudspot/{job}")
     assert [json.loads(event["message"]) for event in found] == [
         {"seq": 0, "time": at.isoformat().replace("+00:00", "Z"), "source": "train", "text": "hello"},
         {"seq": 1, "time": at.isoformat().replace("+00:00", "Z"), "source": "train", "text": "again"},
@@ -83,22 +104,26 @@ def test_a_stranger_reads_lines_with_number_time_and_source(job, make_sink):
     assert [event["timestamp"] for event in found] == [int(at.timestamp() * 1000)] * 2
 
 
-def test_a_group_is_made_once_with_its_retention_and_one_that_is_there_is_left_alone(aws, job, make_sink):
+def test_a_group_is_made_once_with_its_retention_and_one_that_is_there_is_left_alone(
+    aws, logs, job, make_sink
+):
     make_sink(retention_days=7).write([line(0)])
     make_sink().write([line(0, stream="1-1")])
-    (group,) = logs().describe_log_groups(logGroupNamePrefix=f"/cloudspot/{job}")["logGroups"]
+    (group,) = logs.describe_log_groups(logGroupNamePrefix=f"/cloudspot/{job}")["logGroups"]
     assert group["retentionInDays"] == 7
-    logs().create_log_group(logGroupName=f"mine/{job}")
+    logs.create_log_group(logGroupName=f"mine/{job}")
     make_sink(group=f"mine/{job}").write([line(0)])
-    (group,) = logs().describe_log_groups(logGroupNamePrefix=f"mine/{job}")["logGroups"]
+    (group,) = logs.describe_log_groups(logGroupNamePrefix=f"mine/{job}")["logGroups"]
     assert "retentionInDays" not in group
-    assert [event["message"] for event in events(f"mine/{job}", "1-0", f"{job}/")] != []
+    assert [event["message"] for event in events(logs, f"mine/{job}", "1-0", f"{job}/")] != []
     assert aws.faults.count("PutRetentionPolicy") == 1
 
 
-def test_jobs_that_share_a_group_do_not_see_each_other(job):
-    one = CloudWatchLogSink(job, store_url=STORE, group="shared/pair")
-    other = CloudWatchLogSink(f"{job}-b", store_url=STORE, group="shared/pair")
+def test_jobs_that_share_a_group_do_not_see_each_other(job, clients):
+    one, other = (
+        CloudWatchLogSink(name, store_url=STORE, group="shared/pair", clients=clients)
+        for name in (job, f"{job}-b")
+    )
     one.write([line(0)])
     other.write([line(0, stream="2-0")])
     assert (one.streams(), other.streams()) == (("1-0",), ("2-0",))
@@ -209,10 +234,10 @@ def test_one_who_follows_does_not_fetch_what_he_has_seen(aws, make_sink, monkeyp
     assert aws.faults.count("GetLogEvents") - before == 1
 
 
-def test_what_others_write_into_the_stream_is_passed_over(job, make_sink):
+def test_what_others_write_into_the_stream_is_skipped(logs, job, make_sink):
     make_sink().write([line(0)])
     now = int(datetime.now(timezone.utc).timestamp() * 1000)
-    logs().put_log_events(
+    logs.put_log_events(
         logGroupName=f"/cloudspot/{job}",
         logStreamName=f"{MARK}/1-0",
         logEvents=[{"timestamp": now, "message": text} for text in ("hello", "{}", '{"seq": "x"}')],

@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+import os
+from typing import ClassVar
 
 import boto3
 import pytest
+from bucketstoretests import BucketCloud
+from lossyproxy import LossyProxy
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
 
+from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.s3 import S3Store
 
 PART_BYTES = 5 << 20
 _numbers = itertools.count()
 
 
+@pytest.fixture(scope="session")
+def make_client():
+    """``make_client(url)``: a client of the emulated S3 beside the store; they take long to make."""
+    made = {}
+
+    def make(url, region="eu-central-1"):
+        if (url, region) not in made:
+            made[url, region] = boto3.session.Session().client("s3", region_name=region, endpoint_url=url)
+        return made[url, region]
+
+    return make
+
+
 @pytest.fixture
-def make_bucket(aws):
+def s3(aws, make_client):
+    return make_client(aws.url)
+
+
+@pytest.fixture
+def make_bucket(aws, make_client):
     """``make_bucket(region)``: make an empty bucket and return its name."""
 
     def make(region="eu-central-1"):
         name = f"bucket-{next(_numbers)}"
-        client = boto3.session.Session().client("s3", region_name=region)
         options = {} if region == "us-east-1" else {"LocationConstraint": region}
+        client = make_client(aws.url, region)
         client.create_bucket(Bucket=name, **({"CreateBucketConfiguration": options} if options else {}))
         return name
 
@@ -36,75 +57,84 @@ def bucket(make_bucket):
     return make_bucket()
 
 
+_clients: dict[str, AwsClients] = {}
+"""By endpoint: clients take long to make."""
+
+
 @pytest.fixture
 def store(bucket):
     """A store in a bucket of its own, below a prefix; its streams go up in the smallest parts there are."""
-    return S3Store(f"s3://{bucket}/some/prefix", part_bytes=PART_BYTES, sleep=lambda seconds: None)
+    clients = _clients.setdefault(os.environ["AWS_ENDPOINT_URL"], AwsClients())
+    return S3Store(
+        f"s3://{bucket}/some/prefix", clients=clients, part_bytes=PART_BYTES, sleep=lambda seconds: None
+    )
 
 
-class Proxy:
-    """Stands between client and server; what is done with an answer is the test's to say."""
+class S3Cloud(BucketCloud):
+    scheme = "s3"
+    store_type = S3Store
+    endpoint_variable = "AWS_ENDPOINT_URL"
+    actions: ClassVar = {
+        "put": "PutObject",
+        "get": "GetObject",
+        "head": "HeadObject",
+        "list": "ListObjectsV2",
+        "delete": "DeleteObject",
+        "begin": "CreateMultipartUpload",
+        "part": "UploadPart",
+        "complete": "CompleteMultipartUpload",
+    }
+    first_actions = ("HeadBucket",)
+    rights: ClassVar = {
+        "put": "s3:PutObject",
+        "get": "s3:GetObject",
+        "list": "s3:ListBucket",
+        "delete": "s3:DeleteObject",
+    }
+    failed = ("InternalError", 500)
+    throttled = ("SlowDown", 503)
+    taken = ("PreconditionFailed", 412)
+    how_to_create = "aws s3 mb s3://"
+    other_wrong_urls = (
+        ("s3://bucket..x", "is not a bucket name"),
+        ("s3://fast--use1-az4--x-s3", "a directory bucket lists in no order"),
+    )
+    large_bytes = 3 * PART_BYTES
 
-    def __init__(self, upstream):
-        proxy, address = self, urlsplit(upstream).netloc
-        self.num_dropped = 0
-        self.drop = lambda method, path: False
-        """Say of a request whether its answer is lost on the way, after it had its effect."""
-        self.change_request = lambda body: body
-        self.cut_answer = False
-        """Break off in the middle of what is read."""
+    def __init__(self, aws, s3):
+        self._strict, self._client = aws.s3, s3
+        self.faults, self.url = aws.faults, aws.url
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    def put_raw(self, bucket, name):
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(bucket, name, b"")
 
-            def handle_any(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                connection = http.client.HTTPConnection(address)
-                try:
-                    connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-                    for name, value in self.headers.items():
-                        if name.lower() != "expect":
-                            connection.putheader(name, value)
-                    connection.endheaders(proxy.change_request(body))
-                    answer = connection.getresponse()
-                    data = answer.read()
-                finally:
-                    connection.close()
-                if proxy.drop(self.command, self.path):
-                    proxy.num_dropped += 1
-                    self.close_connection = True
-                    return
-                self.send_response(answer.status)
-                for name, value in answer.headers.items():
-                    if name.lower() not in {"connection", "transfer-encoding", "content-length"}:
-                        self.send_header(name, value)
-                length = answer.headers.get("Content-Length", str(len(data)))
-                self.send_header("Content-Length", length)
-                self.end_headers()
-                is_cut = proxy.cut_answer and self.command == "GET"
-                self.wfile.write(data[: len(data) // 2] if is_cut else data)
-                self.close_connection = is_cut
+    def pending(self, bucket):
+        return [one["Key"] for one in self._uploads(bucket)]
 
-            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any  # noqa: N815 - its names
+    def forget_uploads(self, bucket):
+        for one in self._uploads(bucket):
+            self._client.abort_multipart_upload(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
 
-            def log_message(self, *args):
-                pass
+    def ignore_conditions(self, monkeypatch):
+        monkeypatch.setattr(
+            type(self._strict),
+            "_check_condition",
+            lambda self, request: request.environ.pop("HTTP_IF_NONE_MATCH", None),
+        )
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
+    def _uploads(self, bucket):
+        return self._client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
 
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+
+@pytest.fixture
+def cloud(aws, s3):
+    return S3Cloud(aws, s3)
 
 
 @pytest.fixture
 def proxy(aws, monkeypatch):
-    """A proxy before the emulated S3, at which the store of the test asks."""
-    one = Proxy(aws.url)
+    """A proxy before the emulated S3, at which stores that are made after it ask."""
+    one = LossyProxy(aws.url)
     monkeypatch.setenv("AWS_ENDPOINT_URL", one.url)
     yield one
     one.close()

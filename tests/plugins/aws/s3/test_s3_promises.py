@@ -1,5 +1,8 @@
 """The store in S3 keeps the promises of a store, against a strict S3."""
 
+import pytest
+from bucketstoretests import BucketStoreTests
+
 from cloudspot.testing.storekit import ObjectStoreTests
 
 
@@ -7,3 +10,11 @@ class TestPromises(ObjectStoreTests):
     """As any store."""
 
     stream_bytes = 12 << 20
+
+    @pytest.fixture(autouse=True)
+    def fill_past_http(self, cloud, bucket):
+        self.fill = lambda store, keys: [cloud.put_raw(bucket, f"some/prefix/{key}") for key in keys]
+
+
+class TestS3Store(BucketStoreTests):
+    """As any store in a bucket."""

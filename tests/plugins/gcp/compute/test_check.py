@@ -52,7 +52,7 @@ def test_the_right_to_the_nodes_account_may_be_granted_on_that_account_alone(clo
     cloud.faults.denied = {"iam.serviceAccounts.actAs"}
     found = lines(cloud.provider())["permissions"]
     assert found.ok
-    assert found.detail.endswith("of the project; iam.serviceAccounts.actAs is not granted for all accounts")
+    assert found.detail.endswith("of the project; iam.serviceAccounts.actAs is not granted on all accounts")
 
 
 def test_where_resource_manager_cannot_be_asked_the_permissions_are_unknown(cloud):
@@ -120,7 +120,7 @@ def test_a_spot_quota_of_0_counts_against_the_other_one(cloud):
 
 def test_what_fits_nowhere_is_told(cloud):
     found = failed(cloud.provider(machine_types=()), cpus=4096)
-    assert found == {"offers": ("no machine type fits; ask for less in resources, or in another region", "")}
+    assert found == {"offers": ("no machine type fits; ask for less in resources, or try another region", "")}
 
 
 def test_an_option_that_names_what_does_not_exist_fails_the_offers(cloud):

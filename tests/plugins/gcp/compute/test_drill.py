@@ -58,9 +58,7 @@ def test_a_spot_machine_is_taken_with_the_notice_that_it_was_launched_with(
 @pytest.mark.parametrize("notice_seconds", [0.0, 60.0])
 def test_compute_engine_gives_no_other_notice(cloud, drill, notice_seconds):
     provider, machine = drill("spot")
-    with pytest.raises(
-        CloudspotError, match="takes this machine 120 s after its notice, and never otherwise"
-    ):
+    with pytest.raises(CloudspotError, match="reclaims this machine 120 s after its notice, never otherwise"):
         provider.preempt(machine, notice_seconds=notice_seconds)
     assert cloud.host.reclaimed == []
 
@@ -68,7 +66,7 @@ def test_compute_engine_gives_no_other_notice(cloud, drill, notice_seconds):
 def test_a_machine_on_demand_is_never_reclaimed(cloud, drill):
     provider, machine = drill("on-demand")
     with pytest.raises(
-        CloudspotError, match=r"is no spot machine that runs, .* instances delete cs-digits-1-"
+        CloudspotError, match=r"is not a running spot machine, .* instances delete cs-digits-1-"
     ):
         provider.preempt(machine)
     assert cloud.host.reclaimed == []
@@ -83,7 +81,9 @@ def test_a_machine_that_is_gone_is_not_there(cloud, drill):
 
 def test_what_is_no_machine_of_ours_is_not_touched(cloud, drill):
     provider, _ = drill("spot")
-    with pytest.raises(CloudspotError, match="web-1 is no machine of cloudspot's: expected ZONE/NAME/NUMBER"):
+    with pytest.raises(
+        CloudspotError, match="web-1 is not a machine of cloudspot's; expected ZONE/NAME/NUMBER"
+    ):
         provider.preempt("web-1")
     assert cloud.faults.calls == []
 

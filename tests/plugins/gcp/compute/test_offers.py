@@ -3,8 +3,9 @@ import pytest
 
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Offer, Resources
+from cloudspot.plugin.answercache import FACTS_SECONDS
 from cloudspot_gcp.lookups import is_called
-from cloudspot_gcp.offers import FACTS_SECONDS, FAILURE_SECONDS, OfferFinder
+from cloudspot_gcp.offers import FAILURE_SECONDS, GcpOfferFinder
 from cloudspot_gcp.options import GcpOptions
 
 GIB = 2**30
@@ -245,7 +246,7 @@ def test_what_does_not_change_is_asked_for_once_an_hour_and_a_list_that_failed_o
         machine_types=("n2-standard-4",),
         on_demand_prices={"n2-standard-4": 0.2},
     )
-    finder = OfferFinder(options, cloud.clients, monotonic=lambda: now)
+    finder = GcpOfferFinder(options, cloud.clients, monotonic=lambda: now)
 
     def asked():
         before = len(cloud.faults.calls)
@@ -278,7 +279,7 @@ def test_what_does_not_change_is_asked_for_once_an_hour_and_a_list_that_failed_o
     [
         (
             {"regions": ("us-central2",)},
-            'providers.gcp.regions: "us-central2" is no region; did you mean "us-central1"?',
+            'providers.gcp.regions: there is no region "us-central2"; did you mean "us-central1"?',
         ),
         (
             {"zones": ("us-central1-x",)},

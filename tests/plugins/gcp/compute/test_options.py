@@ -2,6 +2,7 @@ import pytest
 
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.tables import convert
+from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp import attributes
 from cloudspot_gcp.lookups import wanted_regions
 from cloudspot_gcp.options import DEFAULT_IMAGE, GcpOptions, check_options
@@ -50,16 +51,19 @@ def test_regions_are_the_options_the_zones_or_gclouds(monkeypatch, table, variab
     [
         (
             {"project": "123456789"},
-            'providers.gcp.project: "123456789" is none; expected one such as my-project-123',
+            'providers.gcp.project: "123456789" is not a project\'s id; expected one such as my-project-123',
         ),
-        ({"regions": ["iowa"]}, 'providers.gcp.regions: "iowa" is none; expected one such as us-central1'),
+        (
+            {"regions": ["iowa"]},
+            'providers.gcp.regions: "iowa" is not a region; expected one such as us-central1',
+        ),
         (
             {"zones": ["us-central1"]},
-            'providers.gcp.zones: "us-central1" is none; expected one such as us-central1-a',
+            'providers.gcp.zones: "us-central1" is not a zone; expected one such as us-central1-a',
         ),
         (
             {"regions": ["us-east1"], "zones": ["us-central1-a"]},
-            'providers.gcp.zones: "us-central1-a" is in none of the regions us-east1',
+            'providers.gcp.zones: "us-central1-a" is not in us-east1',
         ),
         ({"regions": ["us-east1", "us-east1"]}, 'providers.gcp.regions: names "us-east1" twice'),
         (
@@ -69,22 +73,22 @@ def test_regions_are_the_options_the_zones_or_gclouds(monkeypatch, table, variab
         (
             {"image": "ubuntu"},
             (
-                'providers.gcp.image: "ubuntu" is none; expected one such as projects/PROJECT/global/images/NAME '
+                'providers.gcp.image: "ubuntu" is not an image; expected one such as projects/PROJECT/global/images/NAME '
                 "or projects/PROJECT/global/images/family/FAMILY"
             ),
         ),
         (
             {"scopes": ["cloud-platform"]},
             (
-                'providers.gcp.scopes: "cloud-platform" is none; expected one such as '
+                'providers.gcp.scopes: "cloud-platform" is not a scope; expected one such as '
                 "https://www.googleapis.com/auth/cloud-platform"
             ),
         ),
         (
             {"scopes": []},
             (
-                'providers.gcp.scopes: is empty; expected ["https://www.googleapis.com/auth/cloud-platform"] '
-                "for instance"
+                "providers.gcp.scopes: is empty; expected for instance "
+                '["https://www.googleapis.com/auth/cloud-platform"]'
             ),
         ),
         (
@@ -94,7 +98,7 @@ def test_regions_are_the_options_the_zones_or_gclouds(monkeypatch, table, variab
         (
             {"on_demand_prices": {"big": 1.0}},
             (
-                'providers.gcp.on_demand_prices: "big" is no machine type; expected "g2-standard-8" or '
+                'providers.gcp.on_demand_prices: "big" is not a machine type; expected "g2-standard-8" or '
                 '"us-central1/g2-standard-8"'
             ),
         ),
@@ -104,16 +108,19 @@ def test_regions_are_the_options_the_zones_or_gclouds(monkeypatch, table, variab
         ),
         (
             {"labels": {"Team": "vision"}},
-            'providers.gcp.labels: "Team" is no label: a small letter, then at most 62 of a-z, 0-9, _ and -',
+            'providers.gcp.labels: "Team" is not a label; expected a small letter, then at most 62 of a-z, 0-9, _ and -',
         ),
-        ({"labels": {"cloudspot-job": "x"}}, 'providers.gcp.labels: "cloudspot-job" is not yours to set'),
+        (
+            {"labels": {"cloudspot-job": "x"}},
+            'providers.gcp.labels: "cloudspot-job" is reserved; choose another name',
+        ),
         (
             {"labels": {"team": "a/b"}},
-            'providers.gcp.labels: the value "a/b" of "team" is none: at most 63 of a-z, 0-9, _ and -',
+            'providers.gcp.labels: "a/b" is not a value for "team"; expected at most 63 of a-z, 0-9, _ and -',
         ),
         (
             {"labels": {f"l{i}": "" for i in range(41)}},
-            "providers.gcp.labels: 41 are too many; expected 40 at most",
+            "providers.gcp.labels: expected at most 40, got 41",
         ),
         (
             {"disk_type": "floppy"},
@@ -139,7 +146,7 @@ def test_a_machines_name_says_its_launch_and_rank_and_whose_it_is(job_id):
     name = attributes.machine_name(job_id, "gs://bucket", 12, 3)
     assert attributes.launch_and_rank(name) == (12, 3)
     assert attributes.is_of_job(name, job_id)
-    assert attributes.digest_in(name) == attributes.store_digest("gs://bucket")
+    assert attributes.digest_in(name) == store_digest("gs://bucket")
     assert attributes.job_of(name) == (job_id if len(job_id) <= 30 else None)
 
 

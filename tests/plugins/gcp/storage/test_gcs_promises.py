@@ -1,9 +1,20 @@
-"""The promises of an object store, kept by the one in Cloud Storage."""
+"""The store in Cloud Storage keeps the promises of a store, over HTTP to the emulated one."""
+
+import pytest
+from bucketstoretests import BucketStoreTests
 
 from cloudspot.testing.storekit import ObjectStoreTests
 
 
-class TestGcsStore(ObjectStoreTests):
-    """Over HTTP to the emulated Cloud Storage, as the SDK and another process see it."""
+class TestPromises(ObjectStoreTests):
+    """As any store."""
 
     stream_bytes = 5 << 20
+
+    @pytest.fixture(autouse=True)
+    def fill_past_http(self, cloud, bucket):
+        self.fill = lambda store, keys: [cloud.put_raw(bucket, f"some/prefix/{key}") for key in keys]
+
+
+class TestGcsStore(BucketStoreTests):
+    """As any store in a bucket."""

@@ -1,0 +1,75 @@
+"""Renders launches as requests that are stored and sent again unchanged, and reads them back."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import math
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from cloudspot.decoding import convert
+from cloudspot.errors import ProvisionError, SpecError
+from cloudspot.model import InstanceGroup, LaunchRequest
+
+GIB: Final = 2**30
+DEFAULT_EXTRA_GIB: Final = 50
+"""What is left free on the boot disk where nobody says how much is needed."""
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def encode_request(provider: str, body: msgspec.Struct) -> LaunchRequest:
+    """Return the request with this body; fields that are None are left out."""
+    value: dict[str, Any] = msgspec.to_builtins(body)
+    return LaunchRequest(
+        provider=provider, body={name: item for name, item in value.items() if item is not None}
+    )
+
+
+def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
+    """Return the body of a stored request.
+
+    Raises:
+        ProvisionError: it has another form: another provider or another version rendered it.
+    """
+    try:
+        body: Body = convert(request.body, type_)
+        return body
+    except msgspec.ValidationError as error:
+        message = f"the stored request of provider {request.provider!r} cannot be read here: {error}"
+        raise ProvisionError(message) from error
+
+
+def boot_disk_gib(group: InstanceGroup, *, wanted_bytes: int) -> int:
+    """Return the size of the boot disk: what the options say, else the image and the job's own needs.
+
+    It is never smaller than the image, whose size the offer tells.
+    """
+    image_gib = int(group.offer.details["image_gib"])
+    if wanted_bytes:
+        return max(math.ceil(wanted_bytes / GIB), image_gib)
+    return image_gib + (math.ceil(group.resources.disk_bytes / GIB) or DEFAULT_EXTRA_GIB)
+
+
+def pack_script(script: str, *, most: int, service: str) -> str | None:
+    """Return None if the boot script has at most ``most`` bytes, else the script compressed, in base64.
+
+    cloud-init unpacks gzip (its documentation, "User data formats"). Fetching the script by a signed URL
+    instead would put an expiring secret into a request that is stored and replayed.
+
+    Raises:
+        SpecError: it is too long even when compressed.
+    """
+    raw = script.encode()
+    if len(raw) <= most:
+        return None
+    # Without a time and a file name: the same script gives the same bytes.
+    packed = gzip.compress(raw, compresslevel=9, mtime=0)
+    if len(packed) > most:
+        raise SpecError(
+            f"the boot script has {len(raw)} bytes and {len(packed)} compressed; {service} accepts {most}: "
+            "put less into the boot profile"
+        )
+    return base64.b64encode(packed).decode("ascii")

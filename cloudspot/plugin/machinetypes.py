@@ -1,0 +1,59 @@
+"""What every cloud's machine types have in common, and which of them have what a node needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+import msgspec
+
+from cloudspot.model import Resources
+
+MIN_CPUS: Final = 2
+MIN_MEMORY_BYTES: Final = 8 * 2**30
+"""The smallest machine where the job does not say: torch, the agent and an arena need room."""
+
+
+class MachineType(msgspec.Struct, frozen=True, kw_only=True):
+    """What matters about a machine type when one is chosen; a plugin adds what its cloud knows besides."""
+
+    name: str
+    cpus: int
+    memory_bytes: int
+    accelerator: str | None = None
+    """As the cloud names it."""
+    accelerator_count: int = 0
+
+    def is_called(self, accelerator: str) -> bool:
+        """Return whether people mean this type's accelerator: ``rtx-pro-4500`` is ``RTX PRO 4500``."""
+        return _plain(accelerator) == _plain(self.accelerator or "")
+
+    def fits(self, resources: Resources) -> bool:
+        """Return whether it has what one node must have."""
+        if resources.accelerator is not None and not self.is_called(resources.accelerator):
+            return False
+        if resources.accelerator_count and self.accelerator_count < resources.accelerator_count:
+            return False
+        return self.cpus >= resources.cpus and self.memory_bytes >= resources.memory_bytes
+
+
+Type = TypeVar("Type", bound=MachineType)
+
+
+def fitting_types(types: Iterable[Type], resources: Resources) -> list[Type]:
+    """Return the types that have what one node must have, the smallest first.
+
+    A job that asks for no accelerator gets none, and at least ``MIN_CPUS`` and ``MIN_MEMORY_BYTES``.
+    """
+    wanted = msgspec.structs.replace(
+        resources,
+        cpus=resources.cpus or MIN_CPUS,
+        memory_bytes=resources.memory_bytes or MIN_MEMORY_BYTES,
+    )
+    asks = bool(resources.accelerator or resources.accelerator_count)
+    fitting = [one for one in types if one.fits(wanted) and (asks or not one.accelerator_count)]
+    return sorted(fitting, key=lambda one: (one.accelerator_count, one.cpus, one.memory_bytes, one.name))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace(" ", "-")

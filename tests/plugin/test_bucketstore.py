@@ -1,0 +1,263 @@
+"""What a fourth cloud's store takes: a bucket's requests, here over a dictionary, and no more."""
+
+import io
+import re
+import secrets
+from datetime import datetime, timezone
+
+import pytest
+
+from cloudspot.errors import AuthError, CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
+from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
+from cloudspot.plugin.bucketstore import BucketStore
+from cloudspot.plugin.multipart import PartedRequests, Passing, UploadGone
+from cloudspot.testing.storekit import ObjectStoreTests
+
+NOW = datetime.now(timezone.utc)
+
+
+class Refused(Exception):
+    """The SDK's error."""
+
+
+class DictBucket(Bucket):
+    scheme = "dict"
+    names = re.compile(r"[a-z]{2,}")
+    sdk_errors = (Refused,)
+    rights = {"read": "dict:Get"}  # noqa: RUF012 - as a plugin might write it
+    how_to_create = "mkdict dict://"
+    kinds = {  # noqa: RUF012
+        "exists": ObjectExists,
+        "missing": ObjectMissing,
+        "beyond": RangeBeyondEnd,
+        "no bucket": SpecError,
+        "gone": UploadGone,
+        "busy": Passing,
+        "denied": AuthError,
+        "lacking": StoreRefused,
+    }
+
+    def __init__(self, url, clients, sleep):
+        self.slept = []
+        super().__init__(url, self.slept.append)
+        self.held, self.uploads = {}, {}
+        self.refusals = []
+        self.num_connected = 0
+        self.change = lambda download: download
+
+    def connect(self):
+        self.num_connected += 1
+        return self.held
+
+    def kind_of(self, error, verb):
+        return self.kinds.get(str(error))
+
+    def translation(self, error, what):
+        return CloudspotError(f"{what}: the dictionary says: {error}")
+
+    def head(self, client, name):
+        data, writer = self.find(client, name)
+        return Described(len(data), NOW, writer)
+
+    def download(self, client, name, span):
+        data, _ = self.find(client, name)
+        if span is not None:
+            if span[0] >= len(data):
+                raise Refused("beyond")
+            data = data[span[0] : span[1] + 1]
+        return self.change(Download(io.BytesIO(data), len(data), span is not None))
+
+    def list_names(self, client, prefix, *, after, limit):
+        names = sorted(name for name in client if name.startswith(prefix) and name > (after or ""))
+        return [Listed(name, len(client[name][0]), NOW) for name in names[:limit]], len(names) > limit
+
+    def delete(self, client, name):
+        self.find(client, name)
+        del client[name]
+
+    def sign_get(self, client, name, seconds):
+        raise CloudspotError("a dictionary cannot presign")
+
+    def find(self, client, name):
+        if self.refusals:
+            raise Refused(self.refusals.pop())
+        try:
+            return client[name]
+        except KeyError:
+            raise Refused("missing") from None
+
+
+class DictUpload(PartedRequests):
+    def __init__(self, bucket, key, *, if_absent):
+        self._bucket, self._key, self._name, self._if_absent = bucket, key, bucket.full(key), if_absent
+
+    def begin(self, writer):
+        upload_id = secrets.token_hex(8)
+        self._bucket.uploads[upload_id] = (writer, {})
+        return upload_id
+
+    def send(self, upload_id, number, part):
+        self._bucket.uploads[upload_id][1][number] = bytes(part)
+
+    def complete(self, upload_id, parts):
+        writer, held = self._bucket.uploads[upload_id]
+        self.put(writer, b"".join(held[number] for number in sorted(held)))
+        del self._bucket.uploads[upload_id]
+
+    def put(self, writer, data):
+        with self._bucket.asking("write", self._key) as client:
+            made = (bytes(data), writer)
+            if self._if_absent:
+                if client.setdefault(self._name, made) is not made:
+                    raise Refused("exists")
+            else:
+                client[self._name] = made
+
+    def drop(self, upload_id):
+        self._bucket.uploads.pop(upload_id, None)
+
+
+class DictStore(BucketStore):
+    bucket_type = DictBucket
+    upload_type = DictUpload
+
+
+class TestPromises(ObjectStoreTests):
+    """As any store."""
+
+    is_shared = False
+    can_presign = False
+    stream_bytes = 1 << 20
+
+    @pytest.fixture
+    def store(self):
+        return DictStore("dict://bucket/some/prefix", part_bytes=300_000)
+
+
+@pytest.fixture
+def store():
+    store = DictStore("dict://bucket/some/prefix")
+    store.put("k", b"0123456789")
+    return store
+
+
+@pytest.fixture
+def bucket(store):
+    return store.bucket
+
+
+def test_names_in_the_bucket_have_the_prefix_and_no_upload_is_left(bucket, store):
+    with store.open_upload("s") as upload:
+        upload.write(b"x")
+        upload.commit()
+    assert sorted(bucket.held) == ["some/prefix/k", "some/prefix/s"]
+    assert bucket.uploads == {}
+    assert bucket.num_connected == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "message"),
+    [
+        ("missing", ObjectMissing, "dict://bucket/some/prefix: no object k"),
+        (
+            "no bucket",
+            SpecError,
+            "store dict://bucket/some/prefix: there is no bucket 'bucket'; create it (mkdict dict://bucket) or correct the name",
+        ),
+        (
+            "denied",
+            AuthError,
+            "dict://bucket/some/prefix: cannot read k: the dictionary says: denied; it takes dict:Get",
+        ),
+        (
+            "lacking",
+            StoreRefused,
+            "dict://bucket/some/prefix: cannot read k: the dictionary says: lacking; the server lacks what cloudspot needs: use another store",
+        ),
+        (
+            "strange",
+            CloudspotError,
+            "dict://bucket/some/prefix: cannot read k: the dictionary says: strange",
+        ),
+    ],
+)
+def test_an_error_becomes_cloudspots_by_its_kind(bucket, store, refusal, kind, message):
+    bucket.refusals = [refusal]
+    with pytest.raises(CloudspotError) as caught:
+        store.get("k")
+    assert (type(caught.value), str(caught.value)) == (kind, message)
+    assert bucket.slept == []
+
+
+def test_what_did_nothing_is_asked_again_five_times_in_all(bucket, store):
+    for call in (
+        lambda: store.get("k"),
+        lambda: store.get_range_into("k", 0, bytearray(1)),
+        lambda: store.head("k"),
+        lambda: store.delete("k"),
+    ):
+        bucket.refusals = ["busy"] * 5
+        bucket.slept.clear()
+        with pytest.raises(Passing, match="the dictionary says: busy"):
+            call()
+        assert bucket.slept == [0.1, 0.2, 0.4, 0.8]
+        bucket.refusals = ["busy"] * 4
+        call()
+        store.put("k", b"0123456789")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (
+            lambda found: Download(found.body, None, found.is_partial),
+            StoreRefused,
+            "an answer does not say how long it is",
+        ),
+        (
+            lambda found: Download(found.body, found.num_bytes, is_partial=False),
+            StoreRefused,
+            "the server ignores ranges",
+        ),
+        (
+            lambda found: Download(io.BytesIO(found.body.read()[:2]), found.num_bytes, found.is_partial),
+            CloudspotError,
+            "cannot read k: the connection broke after 2 of 3 bytes",
+        ),
+    ],
+)
+def test_an_answer_that_cannot_be_trusted_is_no_object(bucket, store, change, kind, message):
+    bucket.change = change
+    for call in (lambda: store.get_range("k", 2, 3), lambda: store.get_range_into("k", 2, bytearray(3))):
+        with pytest.raises(kind, match=message):
+            call()
+
+
+def test_a_body_is_closed_and_its_checksum_is_compared(bucket, store):
+    seen, bodies = [], []
+
+    def watched(found):
+        bodies.append(found.body)
+        return Download(found.body, found.num_bytes, found.is_partial, lambda data: seen.append(bytes(data)))
+
+    bucket.change = watched
+    store.get("k")
+    store.get_range("k", 1, 2)
+    store.get_range_into("k", 3, bytearray(4))
+    assert seen == [b"0123456789", b"12", b"3456"]
+    assert [body.closed for body in bodies] == [True] * 3
+
+
+def test_check_has_a_line_for_the_bucket_and_one_for_each_setting(bucket, store):
+    assert [(one.name, one.ok, one.detail) for one in store.check()] == [("bucket", True, bucket.url)]
+
+    def refuse(client):
+        raise Refused("strange")
+
+    assert [
+        (one.ok, one.detail)
+        for one in (
+            bucket.check_setting("x", lambda client: "off"),
+            bucket.check_setting("x", refuse),
+        )
+    ] == [(True, "off"), (False, f"{bucket.url}: cannot list: the dictionary says: strange")]
