@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -31,29 +31,20 @@ def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -
     Raises:
         CorruptData: ``data`` is not such a record; the message names ``key``.
     """
-    record: Record = _decode(data, record_type, key)
+    try:
+        try:
+            record: Record = decoding.decode(data, record_type)
+        except msgspec.ValidationError:
+            # A number that is not finite is a string; only the lax decoder reads it as a float.
+            record = decoding.decode(data, record_type, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptData(f"{key} is malformed: {error}") from error
     return record
 
 
 def decode_journal(data: bytes, *, key: str = "the record") -> JournalRecord:
-    """Return the journal record, of whichever kind, that ``data`` holds.
-
-    Raises:
-        CorruptData: ``data`` is not a journal record; the message names ``key``.
-    """
-    record: JournalRecord = _decode(data, JournalRecord, key)
-    return record
-
-
-def _decode(data: bytes, record_type: Any, key: str) -> Any:
-    try:
-        try:
-            return decoding.decode(data, record_type)
-        except msgspec.ValidationError:
-            # A number that is not finite is a string; only the lax decoder reads it as a float.
-            return decoding.decode(data, record_type, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptData(f"{key} is malformed: {error}") from error
+    """Return the journal record, of whichever kind; see ``decode``."""
+    return decode(data, cast("type[JournalRecord]", JournalRecord), key=key)
 
 
 def _is_finite(value: Any) -> bool:
