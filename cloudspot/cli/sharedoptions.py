@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from cloudspot.cli.completers import complete_jobs, complete_providers, complete_stores
 from cloudspot.cli.invocation import DEFAULT_PROVIDER, current_invocation
+from cloudspot.errors import SpecError
 
 STORE_VARIABLE = "CLOUDSPOT_STORE"
 STORE_HELP = (
@@ -48,6 +51,18 @@ store_option = click.option(
     shell_complete=complete_stores,
     help=STORE_HELP,
 )
+
+
+def parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return a callback that parses an option; a ValueError becomes a SpecError that names the option."""
+
+    def convert(_ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise SpecError(f"--{param.name}: {error}") from None
+
+    return convert
 
 
 def _note_debug(_ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:

@@ -46,9 +46,9 @@ def test_without_a_file_every_field_has_its_default(monkeypatch, tmp_path):
         ("[store]\na = 'b'", "store: unknown field; did you mean stores?"),
         ("stores = 3", "stores: expected a table, got 3"),
         ("[stores]\na = 3", "stores.a: expected a string, got 3"),
-        ("[stores]\na = 'b'", 'stores.a: "b" is no URL; expected one such as file:///'),
+        ("[stores]\na = 'b'", 'stores.a: "b" is not a store URL; expected one such as file:///'),
         ("[stores]\na = 's3://k:hunter2@b'", "stores.a: must not hold credentials"),
-        ("default_store = 'b'", 'default_store: "b" is no URL; expected one such as file:///'),
+        ("default_store = 'b'", 'default_store: "b" is not a store URL; expected one such as file:///'),
         ("default_store = 'x'\n\n[stores", "line 3: "),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_name_that_is_not_there_is_named_with_the_right_one(
     write(f'[stores]\nmine = "{jobs.store.url}"')
     jobs.store.url = variable
     assert jobs.run(*arguments, status=2).stderr == (
-        f'error: {origin}: "mien" is neither a URL such as file:///data/jobs nor a store of '
+        f'error: {origin}: "mien" is neither a URL such as file:///data/jobs nor a store in '
         f'{tmp_path}/config.toml; did you mean "mine"?\n'
     )
 

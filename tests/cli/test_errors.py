@@ -64,7 +64,7 @@ class Case:
     """Ids of jobs that the store holds."""
 
 
-STRANGE_NAME = "must be lower-case letters, digits and inner hyphens, 48 at most"
+STRANGE_NAME = "must be at most 48 lower-case letters, digits and inner hyphens"
 CASES = [
     # --- the job file as a file
     Case("missing file", "run nowhere.toml", "nowhere.toml: no such file"),
@@ -165,19 +165,19 @@ CASES = [
     Case(
         "entrypoint not there",
         "run",
-        'run.entrypoint: "other.py" is no file in the working directory {here}',
+        'run.entrypoint: "other.py" is not a file in the working directory {here}',
         job=JOB.replace("train", "other"),
     ),
     Case(
         "entrypoint is ignored",
         "run",
-        "run.entrypoint: 'train.py' in {here} is left out by .gitignore or .cloudspotignore, or is no file inside of it",
+        "run.entrypoint: 'train.py' in {here} is left out by .gitignore or .cloudspotignore, or is not a file inside it",
         files={".gitignore": "*.py\n"},
     ),
     Case(
         "workdir not there",
         "run",
-        'run.workdir: "nowhere" is no directory ({here}/nowhere)',
+        'run.workdir: "nowhere" is not a directory ({here}/nowhere)',
         job=JOB + 'workdir = "nowhere"\n',
     ),
     Case(
@@ -250,13 +250,13 @@ CASES = [
     Case(
         "a missing store",
         "run --provider bare",
-        "no store: provider 'bare' has no default; set store in the job file, --store or CLOUDSPOT_STORE",
+        "no store: provider 'bare' has no default; set store in the job file, or give --store or CLOUDSPOT_STORE",
         environ={"CLOUDSPOT_STORE": None},
     ),
     Case(
         "a store that is none",
         "run --store nowhere",
-        '--store: "nowhere" is neither a URL such as file:///data/jobs nor a store of {here}/.config/cloudspot/config.toml; there it knows none',
+        '--store: "nowhere" is neither a URL such as file:///data/jobs nor a store in {here}/.config/cloudspot/config.toml; no stores are defined there',
     ),
     Case(
         "a store in nobody's hands",
@@ -277,7 +277,7 @@ CASES = [
     Case(
         "credentials in the job file's store",
         "run",
-        "job.toml: store: must not hold credentials; the provider finds them in its own way",
+        "job.toml: store: must not hold credentials; the provider finds them itself",
         job='store = "s3://key:secret@bucket"\n' + JOB,
     ),
     Case(
@@ -315,21 +315,21 @@ CASES = [
     Case(
         "an id with slashes",
         "show a/../b",
-        "'a/../b' is no job id; ids are lower-case letters, digits and hyphens",
+        "'a/../b' is not a job id; ids are lower-case letters, digits and hyphens",
         5,
     ),
-    Case("an empty id", "show ''", "'' is no job id; ids are lower-case letters, digits and hyphens", 5),
+    Case("an empty id", "show ''", "'' is not a job id; ids are lower-case letters, digits and hyphens", 5),
     Case(
         "an ambiguous prefix",
         "stop digits",
-        "'digits' names 2 jobs: digits-1111, digits-2222",
+        "'digits' matches 2 jobs: digits-1111, digits-2222",
         5,
         jobs=("digits-1111", "digits-2222"),
     ),
     Case(
         "nothing to reclaim",
         "preempt digits",
-        "job digits-1111 has no running machine of rank 0; see: cloudspot show digits-1111 --store {store} (this store: CLOUDSPOT_STORE)",
+        "job digits-1111 has no running machine for node 0; see: cloudspot show digits-1111 --store {store} (this store: CLOUDSPOT_STORE)",
         1,
         jobs=("digits-1111",),
     ),
@@ -604,7 +604,7 @@ def test_a_home_that_may_not_be_written_is_named(desk, nobody):
     )
     assert (done.stderr.count("\n"), done.returncode) == (1, 4)
     done = nobody("init")
-    assert (done.stderr, done.returncode) == ("error: job.toml exists; --force replaces it\n", 2)
+    assert (done.stderr, done.returncode) == ("error: job.toml exists already; --force replaces it\n", 2)
     (desk.here / "job.toml").unlink()
     done = nobody("init")
     assert (done.stderr, done.returncode) == ("error: job.toml cannot be written: Permission denied\n", 1)

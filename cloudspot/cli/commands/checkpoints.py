@@ -114,7 +114,7 @@ def export(
             written = export_checkpoint(job, commit, target, only=only, whole=whole)
     except ObjectMissing as error:
         raise TransientError(
-            f"checkpoint {checkpoint} was deleted while it was read: job {job.id} is still running and keeps "
+            f"checkpoint {checkpoint} was deleted while it was read: job {job.id} has not ended and keeps "
             "only its newest ones; try again"
         ) from error
     if as_json:

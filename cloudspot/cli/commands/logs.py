@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,18 +14,21 @@ from typing import Any
 import click
 
 from cloudspot.cli.completers import complete_attempts
+from cloudspot.cli.joblog.logfiles import download_logs
+from cloudspot.cli.joblog.logpieces import list_streams, prune_log
 from cloudspot.cli.joblog.logtail import LogTail
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, record_line
 from cloudspot.cli.screen.printable import printable
-from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, store_option
+from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, parsed, store_option
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.jobfile.quantities import parse_moment
 from cloudspot.jobstore.log_streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
 
 FOLLOW_SECONDS = 1.0
+_to_moment = parsed(lambda text: parse_moment(text, now=datetime.now(timezone.utc).astimezone()))
 MATCH_STYLE = "red"
 """How a match of ``--grep`` looks."""
 SOURCES = ("train", "setup", "agent", METRICS)
@@ -44,10 +47,13 @@ SOURCES = ("train", "setup", "agent", METRICS)
 )
 @click.option(
     "--since",
+    callback=_to_moment,
     metavar="WHEN",
     help="Start at a time: `10m` (ago), `06:25`, `2026-11-20T06:25` (local time), `2026-11-20T06:25Z`.",
 )
-@click.option("--until", metavar="WHEN", help="Stop before a time, written as for --since.")
+@click.option(
+    "--until", callback=_to_moment, metavar="WHEN", help="Stop before a time, written as for --since."
+)
 @click.option("--node", "rank", type=click.IntRange(min=0), metavar="RANK", help="Only this node's lines.")
 @click.option(
     "--attempt",
@@ -83,15 +89,15 @@ def logs(
     job_id: str,
     follow: bool,
     count: int | None,
-    since: str | None,
-    until: str | None,
+    since: datetime | None,
+    until: datetime | None,
     rank: int | None,
     attempt: int | None,
     sources: Sequence[str],
     pattern: str | None,
     download: Path | None,
     listed: bool,
-    prune: str | None,
+    prune: datetime | None,
     yes: bool,
     store_url: str | None,
     as_json: bool,
@@ -123,33 +129,23 @@ def logs(
     _check_whole("--list", given)
     _check_whole("--prune", given)
     grep = _compile(pattern)
-    moment = _parse_moment("--since", since)
-    end = _parse_moment("--until", until)
-    oldest = _parse_moment("--prune", prune)
     job = open_job(store_url, job_id)
     launch = None if attempt is None else _launch_of(job, attempt)
-    shown = _Filter(sources=frozenset(sources), grep=grep, since=moment, until=end, with_metrics=as_json)
+    shown = _Filter(sources=frozenset(sources), grep=grep, since=since, until=until, with_metrics=as_json)
 
     def wanted(stream_launch: int, stream_rank: int) -> bool:
         return (launch is None or stream_launch == launch) and (rank is None or stream_rank == rank)
 
     if listed:
-        from cloudspot.cli.joblog.logpieces import list_streams
-
         list_streams(job, wanted=wanted, as_json=as_json)
-        return
-    if oldest is not None:
-        from cloudspot.cli.joblog import logpieces
-
-        logpieces.prune(job, oldest, wanted=wanted, yes=yes, as_json=as_json)
-        return
-    if download is not None:
-        from cloudspot.cli.joblog.logfiles import download_logs
-
+    elif prune is not None:
+        prune_log(job, prune, wanted=wanted, yes=yes, as_json=as_json)
+    elif download is not None:
         download_logs(job, download, wanted=wanted, shown=shown, as_json=as_json)
-        return
-    printer = _Printer(job, LogTail(job.log_sink, wanted=wanted), shown, grep, as_json=as_json)
-    _print(job, printer, count=count, follow=follow)
+    else:
+        _Printer(job, LogTail(job.log_sink, wanted=wanted), shown, as_json=as_json).print_log(
+            count, follow=follow
+        )
 
 
 @dataclass(frozen=True)
@@ -178,66 +174,53 @@ class _Filter:
 
 
 class _Printer:
-    """Prints the lines that pass the filter, from where it last stopped."""
+    """Prints the lines that pass the filter."""
 
-    def __init__(
-        self,
-        job: Job,
-        tail: LogTail,
-        shown: _Filter,
-        highlight: re.Pattern[str] | None,
-        *,
-        as_json: bool,
-    ) -> None:
+    def __init__(self, job: Job, tail: LogTail, shown: _Filter, *, as_json: bool) -> None:
+        self._job = job
         self._tail = tail
         self._shown = shown
-        self._highlight = highlight
         self._as_json = as_json
         self._name_nodes = not as_json and job.spec.nodes.max > 1
 
-    def begin(self, count: int | None) -> None:
+    def print_log(self, count: int | None, *, follow: bool) -> None:
+        """Print the log, or its last ``count`` lines; with ``follow``, until the job has ended."""
+        begun = False
+        complaint = ""
+        while True:
+            try:
+                # Asked before reading, so that what a node wrote before its end is still read below.
+                ended = not follow or self._job.history().finished is not None
+                if not begun:
+                    self._begin(count)
+                    begun = True
+                if follow or count is None:
+                    self._print(record for record in self._tail.new_records() if self._shown(record))
+            except TransientError as error:
+                if not follow:
+                    raise
+                ended = False
+                if str(error) != complaint:
+                    complaint = str(error)
+                    output.warn(f"{complaint}; trying again")
+            if ended:
+                return
+            time.sleep(FOLLOW_SECONDS)
+
+    def _begin(self, count: int | None) -> None:
         """Print the last ``count`` lines, or skip to the first line since the moment."""
         since = self._shown.since
         if count is not None:
-            self._print(iter(self._tail.last_records(count, since=since, shown=self._shown)))
+            self._print(self._tail.last_records(count, since=since, shown=self._shown))
         elif since is not None:
             self._tail.skip_before(since)
 
-    def go_on(self) -> None:
-        """Print the lines that have arrived since."""
-        self._print(record for record in self._tail.new_records() if self._shown(record))
-
-    def _print(self, records: Iterator[LogRecord]) -> None:
+    def _print(self, records: Iterable[LogRecord]) -> None:
         if not self._as_json:
-            print_records(records, name_nodes=self._name_nodes, highlight=self._highlight)
+            print_records(records, name_nodes=self._name_nodes, highlight=self._shown.grep)
             return
         for record in records:
             output.echo(json.dumps(_record_json(record)))
-
-
-def _print(job: Job, printer: _Printer, *, count: int | None, follow: bool) -> None:
-    """Print the log; with ``follow``, until the job has ended."""
-    begun = False
-    complaint = ""
-    while True:
-        try:
-            # Asked before reading, so that what a node wrote before its end is still read below.
-            ended = not follow or job.history().finished is not None
-            if not begun:
-                printer.begin(count)
-                begun = True
-            if follow or count is None:
-                printer.go_on()
-        except TransientError as error:
-            if not follow:
-                raise
-            ended = False
-            if str(error) != complaint:
-                complaint = str(error)
-                output.warn(f"{complaint}; trying again")
-        if ended:
-            return
-        time.sleep(FOLLOW_SECONDS)
 
 
 def print_records(
@@ -287,12 +270,3 @@ def _compile(pattern: str | None) -> re.Pattern[str] | None:
         return re.compile(pattern)
     except re.error as error:
         raise SpecError(f"--grep: {pattern!r} is not a regular expression: {error}") from None
-
-
-def _parse_moment(option: str, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        return parse_moment(text, now=datetime.now(timezone.utc).astimezone())
-    except ValueError as error:
-        raise SpecError(f"{option}: {error}") from None

@@ -6,7 +6,7 @@ import click
 
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import debug_option, job_argument, store_option
+from cloudspot.cli.sharedoptions import debug_option, job_argument, parsed, store_option
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.jobfile.quantities import parse_duration
 
@@ -22,18 +22,23 @@ from cloudspot.jobfile.quantities import parse_duration
     metavar="RANK",
     help="The node to reclaim.",
 )
-@click.option("--notice", metavar="DURATION", help='Time between the notice and the end, such as "30s".')
+@click.option(
+    "--notice",
+    callback=parsed(parse_duration),
+    metavar="DURATION",
+    help='Time between the notice and the end, such as "30s".',
+)
 @click.option("--no-notice", is_flag=True, help="Take the machine at once, without notice.")
 @store_option
 @debug_option
-def preempt(job_id: str, rank: int, notice: str | None, no_notice: bool, store_url: str | None) -> None:
+def preempt(job_id: str, rank: int, notice: float | None, no_notice: bool, store_url: str | None) -> None:
     """Reclaim one of a job's machines, as a drill.
 
     Without --notice or --no-notice, the machine gets the provider's usual notice.
     """
     if notice is not None and no_notice:
         raise SpecError("give --notice or --no-notice, not both")
-    notice_seconds = 0.0 if no_notice else _parse_notice(notice)
+    notice_seconds = 0.0 if no_notice else notice
     job = open_job(store_url, job_id)
     launch = job.first_history.open_launch
     slot = None if launch is None else launch.slots.get(rank)
@@ -46,12 +51,3 @@ def preempt(job_id: str, rank: int, notice: str | None, no_notice: bool, store_u
     if notice_seconds:
         how = f"with a notice of {output.duration_text(notice_seconds)}"
     output.echo(f"reclaiming {slot.instance_id} (node {rank} of launch {launch.number}) {how}")
-
-
-def _parse_notice(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise SpecError(f"--notice: {error}") from None

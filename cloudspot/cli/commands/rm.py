@@ -102,7 +102,7 @@ def _checked(store: ObjectStore, text: str) -> Job:
                 f"job {job.id} has ended, but its records are not closed yet; run: "
                 f"{job.command('reconcile --job')}"
             )
-        raise CloudspotError(f"job {job.id} is still running; stop it first: {job.command('stop --wait')}")
+        raise CloudspotError(f"job {job.id} has not ended; stop it first: {job.command('stop --wait')}")
     _check_provider(job, history)
     return job
 

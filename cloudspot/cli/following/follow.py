@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.interrupts import Detached, Interrupts
@@ -25,6 +25,9 @@ from cloudspot.jobstore.records import CheckpointId
 from cloudspot.model import LogRecord
 from cloudspot.story.events import Committed, NodeState
 from cloudspot.story.report import summarise
+
+if TYPE_CHECKING:
+    from cloudspot.cli.following.livescreen import LiveScreen
 
 LOG_SECONDS = 1.0
 """How often the log is looked at."""
@@ -121,20 +124,9 @@ def _commit_time(job: Job, checkpoint: CheckpointId) -> datetime | None:
         return None  # Deleted meanwhile, or unreachable now: its age is left out.
 
 
-class _Screen(Protocol):
-    """Where lines are shown."""
-
-    def print(self, lines: Sequence[Line]) -> None:
-        """Print lines."""
-
-    def warn(self, text: str) -> None:
-        """Print a warning."""
-
-    def check(self) -> None:
-        """Handle what has happened to the terminal meanwhile."""
-
-
 class _PlainScreen:
+    """Prints lines as they come, in place of a LiveScreen."""
+
     def print(self, lines: Sequence[Line]) -> None:
         for line in lines:
             echo_line(line)
@@ -153,7 +145,7 @@ class _Follower:
         self,
         job: Job,
         interrupts: Interrupts,
-        screen: _Screen,
+        screen: _PlainScreen | LiveScreen,
         feed: Feed,
         *,
         is_new: bool,

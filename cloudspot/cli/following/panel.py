@@ -181,7 +181,7 @@ def _place(view: View) -> Iterator[Text]:
     if offer is None:
         yield _labelled("on", Text(f"{view.provider}, nothing launched yet"))
         return
-    price = f"{offer.price_per_hour:g} {offer.currency} per hour"
+    price = f"{offer.price_per_hour:g} {offer.currency} an hour"
     last = "" if view.is_launched else ", the last launch"
     where = f"{view.provider}: {offer.market.value} {offer.instance_type} in {offer.zone} at {price}{last}"
     yield _labelled("on", Text(printable(where)))
@@ -224,11 +224,7 @@ def _node(node: NodeView, width: int, marks: _Marks) -> Text:
 
 
 def _cost(view: View) -> Text:
-    text = output.money_text(view.spent, view.currency)
-    if view.on_demand > 0:
-        saved = 100 * (1 - view.spent / view.on_demand)
-        text += f"; on demand {output.money_text(view.on_demand, view.currency)}: {saved:.0f}% saved"
-    return _labelled("cost", Text(text))
+    return _labelled("cost", Text(output.cost_text(view.spent, view.on_demand, view.currency)))
 
 
 def _saved(view: View) -> Text:

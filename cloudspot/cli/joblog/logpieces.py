@@ -82,7 +82,7 @@ def list_streams(job: Job, *, wanted: Wanted, as_json: bool) -> None:
     )
 
 
-def prune(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json: bool) -> None:
+def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json: bool) -> None:
     """Delete the pieces of the log that ended on an earlier day than the moment's, after a question.
 
     Raises:

@@ -90,11 +90,18 @@ def echo_title(value: Mapping[str, Any]) -> None:
     output.echo(f"job {output.styled(value['id'], 'bold')} {state}{detail}")
 
 
+def steps_lost_text(value: Mapping[str, Any]) -> str:
+    """Return how many steps were made again, as far as that is known."""
+    if value["steps_lost"] is None:
+        return "unknown"
+    return f"{'' if value['steps_lost_is_exact'] else 'at least '}{value['steps_lost']}"
+
+
 def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines about the whole job; ``value`` is what ``show --json`` prints."""
     cost, final, commit = value["cost"], value["final"], value["last_commit"]
     weights = None if final is None else final["weights_sha256"]
-    lost = "lost unknown" if value["steps_lost"] is None else f"{value['steps_lost']} lost"
+    lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
     return [
         ("attempts", str(len(value["attempts"]))),
         ("notices", str(len(value["notices"]))),
@@ -102,7 +109,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("last commit", _commit_text(commit)),
         ("duration", output.duration_text(value["time"]["total"])),
         ("goodput", _goodput_text(value)),
-        ("cost", _cost_text(cost)),
+        ("cost", output.cost_text(cost["spent"], cost["on_demand_equivalent"], cost["currency"])),
         ("weights", "" if weights is None else f"sha256 {weights}"),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),
@@ -116,15 +123,6 @@ def _commit_text(commit: Mapping[str, Any] | None) -> str:
     size = "" if commit["bytes"] is None else f", {output.size_text(commit['bytes'])}"
     verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
     return f"step {commit['step']}{size}{verified}"
-
-
-def _cost_text(cost: Mapping[str, Any]) -> str:
-    spent = output.money_text(cost["spent"], cost["currency"])
-    on_demand = cost["on_demand_equivalent"]
-    if on_demand <= 0:
-        return spent
-    saved = 100 * (1 - cost["spent"] / on_demand)
-    return f"{spent} (on demand {output.money_text(on_demand, cost['currency'])}: {saved:.0f}% saved)"
 
 
 def _goodput_text(value: Mapping[str, Any]) -> str:

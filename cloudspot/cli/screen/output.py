@@ -193,6 +193,14 @@ def money_text(amount: float, currency: str) -> str:
     return f"{amount:.4f} {currency}" if abs(amount) < 10 else f"{amount:,.2f} {currency}"
 
 
+def cost_text(spent: float, on_demand: float, currency: str) -> str:
+    """Return what was spent, with the saving against what the same machine time costs on demand."""
+    if on_demand <= 0:
+        return money_text(spent, currency)
+    saved = f"{100 * (1 - spent / on_demand):.0f}% saved"
+    return f"{money_text(spent, currency)} (on demand {money_text(on_demand, currency)}: {saved})"
+
+
 def size_text(num_bytes: float) -> str:
     """Return a size in binary units: ``900 B``, ``12.3 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

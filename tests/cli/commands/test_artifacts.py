@@ -42,7 +42,7 @@ def test_they_are_downloaded_once(jobs, job_id, tmp_path, monkeypatch):
     )
     assert (tmp_path / "digits-7k3f-artifacts" / "plots" / "a b.png").read_bytes() == b"png"
     assert jobs.run("artifacts", "download", job_id).stdout == (
-        "0 files (0 B) downloaded to digits-7k3f-artifacts, 2 were there already\n"
+        "0 files (0 B) downloaded to digits-7k3f-artifacts; 2 were already there\n"
     )
 
 
@@ -66,7 +66,7 @@ def test_patterns_choose(jobs, job_id, tmp_path):
     ]
     result = jobs.run("artifacts", "download", job_id, "*.gif", "--to", str(target), status=1)
     assert result.stderr.startswith(
-        "error: no artifact of job digits-7k3f is called '*.gif'; list them with: cloudspot artifacts ls "
+        "error: no artifact of job digits-7k3f matches '*.gif'; list them with: cloudspot artifacts ls "
         f"digits-7k3f --store {jobs.store.url}"
     )
 

@@ -168,7 +168,7 @@ def test_the_whole_state_is_in_the_file_with_its_numbers_beside(jobs, trained, t
 
 def test_what_is_no_tensor_is_named_and_left_out(jobs, trained, tmp_path):
     result = export(jobs, tmp_path / "x.safetensors", "--only", "optimizer")
-    assert result.stderr == "left out, as no tensors: param_groups\n"
+    assert result.stderr == "left out, not tensors: param_groups\n"
 
 
 def test_a_torch_file_is_what_torch_load_reads_without_pickled_code(jobs, trained, tmp_path):
@@ -223,7 +223,7 @@ def test_without_torch_the_error_names_the_command(jobs, trained, tmp_path):
     done = run(tmp_path / "model.pt")
     assert (done.returncode, done.stderr) == (
         1,
-        "error: a .pt file needs torch here; run: pip install torch (or export to .safetensors, which needs nothing)\n",
+        "error: a .pt file needs torch here; run: pip install torch (or export to .safetensors, which does not need it)\n",
     )
     done = run(tmp_path / "model.safetensors")
     assert (done.returncode, done.stderr) == (0, "")
@@ -251,7 +251,7 @@ def test_a_checkpoint_that_the_job_deletes_while_it_is_exported_is_not_called_co
     before_reading(keys, lambda: jobs.delete_checkpoint("new-1", CheckpointId(1, 20)))
     result = export(jobs, tmp_path / f"model{suffix}", status=7)
     assert result.stderr == (
-        "error: checkpoint 1-20 was deleted while it was read: job new-1 goes on, and keeps its newest "
+        "error: checkpoint 1-20 was deleted while it was read: job new-1 has not ended and keeps only its newest "
         "ones; try again\n"
     )
     assert list(tmp_path.glob("*model*")) == []
@@ -286,7 +286,7 @@ def test_a_directory_that_a_script_wrote_is_put_back_as_it_was(jobs, tmp_path):
     assert result.stderr == f"error: --to: {target} exists already; remove it first or name another\n"
     result = export(jobs, tmp_path / "m.safetensors", status=2)
     assert result.stderr == (
-        "error: checkpoint 2-100 is a directory that the script wrote itself: give --to DIR alone\n"
+        "error: checkpoint 2-100 is a directory that the script wrote itself: give only --to DIR\n"
     )
 
 

@@ -38,9 +38,9 @@ def test_an_empty_directory_gets_a_job_file_and_a_script_that_pass_the_plan(jobs
     directory = tmp_path / "new" / "try"
     lines = init(directory).stdout.splitlines()
     assert lines == [
-        f"wrote {directory}/train.py, a small training that works as it is",
+        f"wrote {directory}/train.py, a small training script that works as it is",
         f"wrote {directory}/job.toml for train.py",
-        f"see what it would buy with: cloudspot plan {directory}/job.toml; then: cloudspot run {directory}/job.toml",
+        f"see what it would launch: cloudspot plan {directory}/job.toml; start it: cloudspot run {directory}/job.toml",
     ]
     plan = jobs.run_json("plan", str(directory / "job.toml"))
     assert plan["id"].startswith("try-")
@@ -52,7 +52,7 @@ def test_a_script_that_is_there_is_named_and_left_as_it_is(project):
     (project / "other.py").write_text("import torch\n")
     lines = init().stdout.splitlines()
     assert lines[0] == "wrote job.toml for train.py"
-    assert lines[1] == "see what it would buy with: cloudspot plan; then: cloudspot run"
+    assert lines[1] == "see what it would launch: cloudspot plan; start it: cloudspot run"
     assert (project / "train.py").read_text() == SESSION
     spec = load_job(project / "job.toml")
     assert (spec.name, spec.run.entrypoint) == ("my-project-2", "train.py")
@@ -68,7 +68,7 @@ def test_which_of_several_scripts_is_asked(project):
     for name in ("a.py", "b.py"):
         (project / name).write_text("import torch\n")
     assert init(status=2).stderr == (
-        f"error: {project}: which of a.py, b.py is the training script? name it with --entrypoint\n"
+        f"error: {project}: a.py, b.py could each be the training script; name it with --entrypoint\n"
     )
     assert not (project / "job.toml").exists()
     init("--entrypoint", "b.py")
@@ -88,7 +88,7 @@ def test_a_script_that_is_not_inside_is_refused(project, name):
     (project.parent / "outside.py").touch()
     (project / "src").mkdir()
     assert init("--entrypoint", name, status=2).stderr == (
-        f'error: --entrypoint: "{name}" is no file inside {project}\n'
+        f'error: --entrypoint: "{name}" is not a file inside {project}\n'
     )
     assert not (project / "job.toml").exists()
 
@@ -96,14 +96,14 @@ def test_a_script_that_is_not_inside_is_refused(project, name):
 def test_a_script_without_a_session_is_told_what_it_lacks(project):
     (project / "train.py").write_text("import torch\n")
     result = init()
-    assert "train.py opens no session: after a reclaim it begins anew; see [checkpoint]" in result.stderr
+    assert "train.py opens no session: it starts over after a reclaim; see [checkpoint]" in result.stderr
     assert "# directory = " in (project / "job.toml").read_text()
 
 
 def test_a_job_file_is_replaced_only_by_force(project):
     (project / "job.toml").write_text("mine")
     (project / "train.py").write_text(SESSION)
-    assert init(status=2).stderr == "error: job.toml exists; --force replaces it\n"
+    assert init(status=2).stderr == "error: job.toml exists already; --force replaces it\n"
     assert (project / "job.toml").read_text() == "mine"
     init("--force")
     assert load_job(project / "job.toml").run.entrypoint == "train.py"

@@ -44,7 +44,7 @@ def test_one_attempt_alone(jobs):
 
 def test_an_attempt_that_never_was_is_an_error(jobs):
     result = jobs.run("logs", jobs.reclaimed_and_finished(), "--attempt", "3", status=2)
-    assert result.stderr == "error: --attempt must be <= 2, what digits-7k3f had so far: got 3\n"
+    assert result.stderr == "error: --attempt must be <= 2, the attempts of digits-7k3f so far: got 3\n"
 
 
 def test_one_node_alone(jobs):
@@ -211,7 +211,7 @@ def test_grep_shows_the_lines_that_match(jobs):
     assert texts(jobs.run("logs", job_id, "--grep", "step [14]0+$")) == ["step 40", "step 100"]
     assert texts(jobs.run("logs", job_id, "--grep", "4", "--tail", "1")) == ["step 41"]
     result = jobs.run("logs", job_id, "--grep", "step [", status=2)
-    assert result.stderr.startswith("error: --grep: 'step [' is no regular expression: ")
+    assert result.stderr.startswith("error: --grep: 'step [' is not a regular expression: ")
 
 
 def test_on_a_terminal_what_matches_is_coloured(jobs, capsys, monkeypatch):
@@ -276,7 +276,7 @@ def test_a_download_takes_the_filters_and_replaces_what_was_there(jobs, tmp_path
     assert path.read_text().endswith(" step 41\n")
     assert not list(tmp_path.glob(".*"))
     assert jobs.run("logs", "digits-7k3f", "--download", str(tmp_path), "--grep", "none").stdout == (
-        "job digits-7k3f has no such lines\n"
+        "job digits-7k3f has no such log\n"
     )
     result = jobs.run("logs", "digits-7k3f", "--download", str(tmp_path), "-f", status=2)
     assert result.stderr == ("error: --download writes whole files: give it without --follow and --tail\n")

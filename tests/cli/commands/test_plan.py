@@ -19,7 +19,7 @@ def test_plan_prints_what_a_dry_run_prints(jobs):
 
 def test_plan_stores_nothing_and_launches_nothing(jobs, local_home, tmp_path):
     result = jobs.run("plan", str(jobs.job_file))
-    assert result.stdout.splitlines()[-1] == "dry run: nothing was launched and nothing stored"
+    assert result.stdout.splitlines()[-1] == "dry run: nothing was launched or stored"
     assert not (tmp_path / "bucket").exists()
     assert list(local_home.iterdir()) == []
 
@@ -78,8 +78,8 @@ def test_prices_are_told_of_one_machine_and_of_all(jobs):
         begin = next(number for number, line in enumerate(lines) if line.startswith("offers"))
         return [" ".join(line.split()) for line in lines[begin + 1 : begin + 3]]
 
-    assert offers() == ["TYPE ZONE MARKET AN HOUR", "1 local local-a spot 0.3000 USD"]
+    assert offers() == ["TYPE ZONE MARKET PER HOUR", "1 local local-a spot 0.3000 USD"]
     assert offers("--set", "nodes=4") == [
-        "TYPE ZONE MARKET AN HOUR 4 NODES AN HOUR",
+        "TYPE ZONE MARKET PER HOUR 4 NODES PER HOUR",
         "1 local local-a spot 0.3000 USD 1.2000 USD",
     ]

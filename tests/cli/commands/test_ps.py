@@ -29,8 +29,7 @@ def test_an_empty_store_has_no_jobs(jobs):
         assert result.stdout == printed
         # It may be a slip.
         assert (
-            result.stderr
-            == f"warning: nothing is stored in {jobs.store.url}; is that the store that you mean?\n"
+            result.stderr == f"warning: nothing is stored in {jobs.store.url}; is that the store you meant?\n"
         )
     assert not jobs.store.root.exists()
 
@@ -129,7 +128,7 @@ def test_only_the_newest_ended_jobs_are_shown_unless_all_are_asked_for(jobs, mon
     jobs.running("going-1")
     result = jobs.run("ps")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["ID", "going-1", "broken-1"]
-    assert result.stderr == "1 more not shown; see all with --all\n"
+    assert result.stderr == "1 more; see them with --all\n"
     assert len(jobs.run_json("ps", "--all")) == 3
 
 
@@ -229,7 +228,7 @@ def test_the_first_in_the_order_are_those_that_are_shown(several, monkeypatch):
 
 def test_a_store_in_which_no_job_passes_says_so(several):
     assert (
-        several.run("ps", "--filter", "id=x").stdout == f"no job of {several.store.url} passes the filter\n"
+        several.run("ps", "--filter", "id=x").stdout == f"no job in {several.store.url} matches the filter\n"
     )
 
 
@@ -248,8 +247,8 @@ def test_a_store_in_which_no_job_passes_says_so(several):
         (["--filter", "state"], ["--filter must be FIELD, one of = != < <= > >=, and a value", "'state'"]),
         (["--filter", "cost>much"], ["--filter cost: expected a number, got 'much'"]),
         (["--filter", "duration>1x"], ["--filter duration: expected a duration such as"]),
-        (["--filter", "started<soon"], ["--filter started: expected a moment such as"]),
-        (["--filter", "state<x"], ["--filter state: is a text, which knows = and != only"]),
+        (["--filter", "started<soon"], ["--filter started: expected a time such as"]),
+        (["--filter", "state<x"], ["--filter state: text can only be compared with = and !="]),
     ],
 )
 def test_a_filter_that_is_wrong_names_what_is_right_before_anything_is_read(arguments, words, jobs):

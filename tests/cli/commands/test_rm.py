@@ -46,7 +46,7 @@ def test_it_asks_and_a_no_changes_nothing(jobs, monkeypatch):
     job_id = jobs.reclaimed_and_finished()
     before = all_keys(jobs.store)
     result = jobs.run("rm", job_id, status=2)
-    assert result.stderr == "error: nobody is there to be asked: give --yes to delete without a question\n"
+    assert result.stderr == "error: there is no terminal to ask on: give --yes to delete without a question\n"
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     for answer, status, last in (("n\n", 1, "nothing was deleted"), ("", 130, ""), ("y\n", 0, "")):
         assert all_keys(jobs.store) == before
@@ -63,7 +63,7 @@ def test_a_job_that_is_not_over_is_refused(jobs):
     before = all_keys(jobs.store)
     result = jobs.run("rm", "digits-7k3f", "going-abcd", "--yes", status=1)
     assert result.stderr.startswith(
-        "error: job going-abcd is not over; stop it first: cloudspot stop --wait going-abcd"
+        "error: job going-abcd has not ended; stop it first: cloudspot stop --wait going-abcd"
     )
     assert all_keys(jobs.store) == before
 
@@ -73,7 +73,7 @@ def test_one_that_has_ended_but_is_not_closed_is_refused(jobs):
     jobs.add_exit("going-abcd", 1, "succeeded", step=100, minutes=110)
     result = jobs.run("rm", "going-abcd", "--yes", status=1)
     assert result.stderr.startswith(
-        "error: job going-abcd has ended, and nobody has closed its records yet; run: cloudspot reconcile --job"
+        "error: job going-abcd has ended, but its records are not closed yet; run: cloudspot reconcile --job"
     )
 
 
@@ -89,7 +89,7 @@ def test_a_beginning_of_an_id_is_not_enough(jobs):
     jobs.reclaimed_and_finished()
     result = jobs.run("rm", "digits", "--yes", status=5)
     assert result.stderr == (
-        "error: rm takes whole ids: no job is called 'digits'; did you mean digits-7k3f?\n"
+        "error: rm needs the whole id: there is no job 'digits'; did you mean digits-7k3f?\n"
     )
     assert jobs.run("rm", "nothing", "--yes", status=5).stderr.startswith("error: no job 'nothing'")
 
@@ -97,7 +97,9 @@ def test_a_beginning_of_an_id_is_not_enough(jobs):
 def test_a_submission_that_may_be_under_way_is_left_alone(jobs, monkeypatch):
     jobs.store.put(keys.index("new-1"), b"0123456789abcdef")
     result = jobs.run("rm", "new-1", "--yes", status=1)
-    assert result.stderr.startswith("error: job new-1 is being submitted, or its submission was cut short ")
+    assert result.stderr.startswith(
+        "error: job new-1 is being submitted, or its submission was cut short: it began "
+    )
     monkeypatch.setattr("cloudspot.cli.commands.rm.LONGEST_SUBMISSION", timedelta(0))
     jobs.run("rm", "new-1", "--yes")
     assert all_keys(jobs.store) == set()

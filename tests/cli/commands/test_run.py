@@ -20,7 +20,7 @@ def test_a_dry_run_shows_offers_in_order_and_the_very_request_and_stores_nothing
     assert [offer[3] for offer in offers] == ["spot", "spot", "on-demand", "on-demand"]
     assert "    | #!/usr/bin/env bash" in lines
     assert "dry-1" in result.stdout
-    assert lines[-1] == "dry run: nothing was launched and nothing stored"
+    assert lines[-1] == "dry run: nothing was launched or stored"
     assert stored(jobs) == []
 
 

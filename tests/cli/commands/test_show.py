@@ -197,7 +197,7 @@ def test_an_ambiguous_id_lists_the_jobs(jobs):
     jobs.submit("digits-1")
     jobs.submit("digits-2")
     result = jobs.run("show", "digits", status=5)
-    assert result.stderr == "error: 'digits' names 2 jobs: digits-1, digits-2\n"
+    assert result.stderr == "error: 'digits' matches 2 jobs: digits-1, digits-2\n"
 
 
 @pytest.mark.parametrize("text", ["other", "../secrets", "", "UPPER"])
@@ -229,7 +229,7 @@ def test_many_nodes_are_counted_and_their_warnings_bounded(jobs):
     assert tables(lines)["LAUNCH"][0].endswith("62 running, 2 uploading")
     warned = [line.removeprefix("  warnings").strip() for line in lines if "short of memory" in line]
     assert warned == [f"node {rank} is short of memory" for rank in range(7)]
-    assert "and 57 more; all with --json" in "\n".join(lines)
+    assert "and 57 more; see them all with --json" in "\n".join(lines)
     assert len(jobs.run_json("show", "wide-1")["warnings"]) == 65
 
 
@@ -240,6 +240,6 @@ def test_of_many_nodes_that_failed_the_last_lines_of_some_will_do(jobs):
         f"last lines of node {rank} (exit code 1):" for rank in range(4)
     ]
     assert lines[-1] == (
-        "60 more nodes failed; see their lines with: "
+        "60 more nodes failed; see their last lines with: "
         f"cloudspot logs wide-1 --store {jobs.store.url} --node RANK"
     )

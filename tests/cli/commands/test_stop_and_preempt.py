@@ -8,7 +8,7 @@ from cloudspot.jobstore.reader import HistoryReader
 def test_a_job_without_a_machine_stops_at_once(jobs):
     jobs.submit("new-1")
     lines = jobs.run("stop", "new-1").stdout.splitlines()
-    assert lines[0] == "asked job new-1 to save a checkpoint and end"
+    assert lines[0] == "asked job new-1 to save a checkpoint and stop"
     history = HistoryReader(jobs.store, "new-1").read()
     assert history.stop.reason == "user"
     assert history.finished.outcome == "stopped"
@@ -21,7 +21,7 @@ def test_waiting_for_a_stop_ends_with_the_status_of_a_stopped_job(jobs):
 
 def test_a_job_that_has_ended_is_left_as_it_is(jobs):
     result = jobs.run("stop", jobs.reclaimed_and_finished())
-    assert result.stdout == "job digits-7k3f has ended already: succeeded\n"
+    assert result.stdout == "job digits-7k3f has already ended: succeeded\n"
     assert HistoryReader(jobs.store, "digits-7k3f").read().stop is None
 
 
@@ -42,7 +42,7 @@ def test_there_must_be_a_machine_to_reclaim(jobs, arguments):
     job_id = jobs.reclaimed_and_finished() if not arguments else jobs.running()
     result = jobs.run("preempt", job_id, *arguments, status=1)
     rank = 1 if arguments else 0
-    assert f"job {job_id} has no running machine of rank {rank}" in result.stderr
+    assert f"job {job_id} has no running machine for node {rank}" in result.stderr
 
 
 def test_notice_and_no_notice_contradict_each_other(jobs):

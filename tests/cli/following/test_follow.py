@@ -99,7 +99,7 @@ def test_a_job_ends_as_it_ended_also_where_it_cannot_be_summed_up(jobs, monkeypa
     assert follow(Job(Flaky(jobs.store, 1000), "new-1")) == 10
     said = capsys.readouterr().err.splitlines()
     assert said[-2:] == [
-        "warning: job new-1 stopped, but cannot be summed up now: no answer",
+        "warning: job new-1 stopped, but its summary cannot be read now: no answer",
         f"warning: see it with: cloudspot show new-1 --store {jobs.store.url}",
     ]
 

@@ -66,7 +66,7 @@ def test_all_of_it_at_80_columns():
     assert shown[8:] == [
         "on       local: spot gpu.4x in north-1a at 1.62 USD an hour",
         "node     0 running  10.0.0.4",
-        "cost     0.6500 USD; on demand 2.2800 USD: 71% saved",
+        "cost     0.6500 USD (on demand 2.2800 USD: 71% saved)",
         "saved    step 1200, 12s ago; an upload takes 1m 24s, a notice leaves 2m 00s",
         "!        an upload takes 84 s of the 120 s that a notice leaves",
         "         Ctrl-C detaches",
@@ -127,7 +127,7 @@ def test_a_job_that_waits_says_why():
     )
     assert shown[1] == "         launch 3 capacity: none left"
     assert not any(line.startswith("pace") for line in shown)
-    assert "on       local: spot gpu.4x in north-1a at 1.62 USD an hour, the last one" in shown
+    assert "on       local: spot gpu.4x in north-1a at 1.62 USD an hour, the last launch" in shown
 
 
 def test_before_anything_is_launched():

@@ -37,7 +37,7 @@ def test_each_nodes_log_is_listed_with_its_days_and_size(jobs):
     header, row = rows(jobs.run("logs", "going-1", "--list"))
     assert header == ["ATTEMPT", "NODE", "FROM", "TO", "SIZE", "LINES", "DELIVERY"]
     assert (row[:4], row[5]) == (["1", "0", day(3), day(1)], "B")
-    assert "unknown: the node has not told" in row[6]
+    assert "unknown: the node has not reported" in row[6]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_how_far_a_living_nodes_log_has_come_is_told_against_what_the_node_says(
 
 @pytest.mark.parametrize(
     ("num_lines", "delivery", "said"),
-    [(2, "complete", "complete"), (7, "incomplete", "5 lines never came")],
+    [(2, "complete", "complete"), (7, "incomplete", "5 lines never delivered")],
 )
 def test_of_a_node_that_is_gone_it_is_told_whether_all_came(jobs, num_lines, delivery, said):
     job_id = jobs.reclaimed_and_finished()
@@ -94,7 +94,7 @@ def test_a_node_whose_log_is_pruned_is_not_said_to_have_delivered_nothing(jobs):
     assert (
         jobs.run("logs", job_id, "--list", "--attempt", "1")
         .stdout.rstrip()
-        .endswith("  all 2 lines are gone: pruned, or they never came")
+        .endswith("  all 2 lines are gone: pruned or never delivered")
     )
     (found,) = jobs.run_json("logs", job_id, "--list", "--attempt", "1")
     assert (found["delivery"], found["lines"], found["node_lines"]) == ("gone", 0, 2)
@@ -102,7 +102,7 @@ def test_a_node_whose_log_is_pruned_is_not_said_to_have_delivered_nothing(jobs):
 
 def test_a_job_without_a_log_has_nothing_to_list(jobs):
     jobs.submit("new-1")
-    assert jobs.run("logs", "new-1", "--list").stdout == "job new-1 has no such lines\n"
+    assert jobs.run("logs", "new-1", "--list").stdout == "job new-1 has no such log\n"
     assert jobs.run_json("logs", "new-1", "--list") == []
 
 
@@ -131,7 +131,7 @@ def test_pruning_asks_and_a_no_deletes_nothing(jobs, monkeypatch):
     jobs.running("going-1")
     write(jobs, "going-1", "1-0", [9])
     result = jobs.run("logs", "going-1", "--prune", "7d", status=2)
-    assert result.stderr == "error: nobody is there to be asked: give --yes to delete without a question\n"
+    assert result.stderr == "error: there is no terminal to ask on: give --yes to delete without a question\n"
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     arguments = ["logs", "going-1", "--prune", "7d", "--store", jobs.store.url]
     for answer, status, left in (("n\n", 1, 1), ("y\n", 0, 0)):
@@ -144,11 +144,14 @@ def test_pruning_asks_and_a_no_deletes_nothing(jobs, monkeypatch):
 def test_what_contradicts_is_refused(jobs):
     jobs.running("going-1")
     for arguments, message in (
-        (("--list", "--tail", "3"), "--list is about whole days of a node: give it without --tail"),
-        (("--prune", "1d", "--grep", "x"), "--prune is about whole days of a node: give it without --grep"),
-        (("--list", "--prune", "1d"), "--list is about whole days of a node: give it without --prune"),
-        (("--yes",), "--yes answers the question of --prune: give both or none"),
-        (("--until", "1d", "--follow"), "--until and --follow contradict each other: give one of them"),
+        (("--list", "--tail", "3"), "--list works on whole days of a node's log: give it without --tail"),
+        (
+            ("--prune", "1d", "--grep", "x"),
+            "--prune works on whole days of a node's log: give it without --grep",
+        ),
+        (("--list", "--prune", "1d"), "--list works on whole days of a node's log: give it without --prune"),
+        (("--yes",), "--yes answers the question that --prune asks: give both or neither"),
+        (("--until", "1d", "--follow"), "give --until or --follow, not both: give one of them"),
         (("--prune", "2999-01-01"), "--prune must name a moment that is over: what is older is deleted"),
         (("--prune", "soon"), '--prune: expected a duration like "10m"'),
     ):
@@ -160,7 +163,9 @@ def test_a_log_that_ends_by_its_retention_alone_says_so(jobs, monkeypatch):
     write(jobs, "going-1", "1-0", [9])
     monkeypatch.setattr(ObjectStoreLogSink, "remove", LogSink.remove)
     result = jobs.run("logs", "going-1", "--prune", "7d", "--yes", status=1)
-    assert "this log cannot be pruned: where it is kept it ends by its retention alone" in result.stderr
+    assert (
+        "this log cannot be pruned: only the retention of the service that keeps it ends it" in result.stderr
+    )
 
 
 def test_lines_of_a_day_are_those_since_one_moment_and_until_another(jobs):

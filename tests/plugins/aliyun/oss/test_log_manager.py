@@ -65,7 +65,7 @@ def manage(store, tmp_path, monkeypatch):
 
 
 def beat(rank):
-    """What the node said last: of the second one, two lines never came."""
+    """What the node said last: of the second one, two lines never delivered."""
     return Heartbeat(
         counter=1,
         instance_id=f"i-{rank}",
@@ -123,7 +123,7 @@ def test_list_tells_days_sizes_and_the_state_of_the_sync(manage):
         3,
     )
     assert (first["delivery"], second["delivery"]) == ("complete", "incomplete")
-    assert "2 lines never came" in manage("logs", JOB, "--list").stdout
+    assert "2 lines never delivered" in manage("logs", JOB, "--list").stdout
 
 
 def test_prune_deletes_old_objects_and_no_others(oss, store, manage):
