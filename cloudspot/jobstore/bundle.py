@@ -183,15 +183,7 @@ def _check_entrypoint(workdir: Path, entrypoint: str, entries: list[_Entry]) -> 
     if any(entry.name == name for entry in entries):
         return
     if os.path.lexists(workdir / name):
-<<<<<<< HEAD
         reason = "is left out by .gitignore or .cloudspotignore, or is not a file inside it"
-=======
-<<<<<<< HEAD
-        reason = "is left out by .gitignore or .cloudspotignore, or is not a file inside it"
-=======
-        reason = "is left out by .gitignore or .cloudspotignore, or is not a file inside of it"
->>>>>>> cli
->>>>>>> train
     else:
         reason = "does not exist"
     raise BundleError(f"run.entrypoint: {entrypoint!r} in {workdir} {reason}")

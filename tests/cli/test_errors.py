@@ -171,15 +171,7 @@ CASES = [
     Case(
         "entrypoint is ignored",
         "run",
-<<<<<<< HEAD
         "run.entrypoint: 'train.py' in {here} is left out by .gitignore or .cloudspotignore, or is not a file inside it",
-=======
-<<<<<<< HEAD
-        "run.entrypoint: 'train.py' in {here} is left out by .gitignore or .cloudspotignore, or is not a file inside it",
-=======
-        "run.entrypoint: 'train.py' in {here} is left out by .gitignore or .cloudspotignore, or is not a file inside of it",
->>>>>>> cli
->>>>>>> train
         files={".gitignore": "*.py\n"},
     ),
     Case(
