@@ -41,7 +41,7 @@ class AgentArchive:
     sha256: str
     """The hash of ``data``, in hex."""
     digest: str
-    """The hash of the code of cloudspot and the plugins, in hex: an image with the same code needs no archive."""
+    """The code hash of cloudspot and the plugins, in hex: an image with the same code needs no archive."""
     requirements: tuple[str, ...]
     """What to install from the wheels; the others are dependencies."""
 
