@@ -548,11 +548,11 @@ def nobody(desk):
     """Run commands as somebody who owns nothing here, and may read and enter everything."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
-    for parent in (desk.here, *desk.here.parents[:-1]):
-        parent.chmod(parent.stat().st_mode | 0o055)
 
     def run(command, *, uid=NOBODY, **environ):
         full = {**desk.environ, **environ}
+        for parent in (desk.here, *desk.here.parents[:-1]):
+            parent.chmod(parent.stat().st_mode | 0o055)
         return subprocess.run(
             [sys.executable, "-c", BECOME, str(uid), *command.split()],
             cwd=desk.here,
