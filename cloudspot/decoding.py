@@ -1,9 +1,8 @@
-"""Bytes and plain values into typed ones, from any thread: the one way to msgspec's typed decoding.
+"""Turn bytes and plain values into typed ones, from any thread: the only use of msgspec's typed decoding.
 
-msgspec looks at a Struct's fields when it is first decoded into, and lets other threads see what it has
-found so far: two threads that meet there end the process with a segmentation fault (msgspec 0.22, found
-in a controller on a busy machine). So each type is looked at under a lock, once; from then on no lock is
-taken. The linter forbids msgspec's own functions everywhere else.
+msgspec inspects a type when it first decodes into it, and lets other threads see the half-made result:
+two threads that meet there crash the process with a segmentation fault (seen with msgspec 0.22). So each
+type is inspected once, under a lock. The linter forbids msgspec's own functions everywhere else.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ _decoders: dict[tuple[Any, bool], msgspec.json.Decoder[Any]] = {}
 def decode(data: bytes | str, type_: Any, *, strict: bool = True) -> Any:
     """Return the JSON value as a ``type_``.
 
-    ``strict`` off: a number may also be written as a string.
+    With ``strict`` off, a number may also be written as a string.
 
     Raises:
-        msgspec.ValidationError: it is none; a kind of DecodeError.
-        msgspec.DecodeError: ``data`` is no JSON.
-        UnicodeDecodeError: nor text.
+        msgspec.DecodeError: ``data`` is not JSON; as a ValidationError: it is not a ``type_``.
+        UnicodeDecodeError: ``data`` is not text.
     """
     return _decoder(type_, strict=strict).decode(data)
 
@@ -34,7 +32,7 @@ def convert(value: Any, type_: Any) -> Any:
     """Return a value of dicts, lists and scalars as a ``type_``.
 
     Raises:
-        msgspec.ValidationError: it is none.
+        msgspec.ValidationError: it is not one.
     """
     _decoder(type_, strict=True)
     return msgspec.convert(value, type_)

@@ -8,9 +8,8 @@ from typing import ClassVar
 class CloudspotError(Exception):
     """Base of all errors that the command line shows as one line.
 
-    The message names the field or resource, what was found and what to do next. It never holds a
-    credential or a signed URL. Anything that is not a ``CloudspotError`` is a bug of ours and keeps
-    its traceback.
+    The message names the field or resource, what was found and what to do next; it never holds a credential
+    or a signed URL. Any other exception is a bug of ours and keeps its traceback.
     """
 
     exit_code: ClassVar[int] = 1
@@ -18,19 +17,19 @@ class CloudspotError(Exception):
 
 
 class SpecError(CloudspotError):
-    """The job file or a command-line option is wrong: the user mends it; nothing was launched."""
+    """The job file or a command-line option is wrong: the user corrects it; nothing was launched."""
 
     exit_code = 2
 
 
 class PluginError(CloudspotError):
-    """A provider plugin is missing or broken: the user installs or mends it."""
+    """A provider plugin is missing or broken: the user installs or repairs it."""
 
     exit_code = 3
 
 
 class AuthError(CloudspotError):
-    """Credentials are missing, expired or lack a right: stop, nothing else will work either."""
+    """Credentials are missing, have expired or lack a right: stop, since nothing else will work either."""
 
     exit_code = 4
 
@@ -56,7 +55,7 @@ class CapacityError(ProvisionError):
 
 
 class QuotaError(ProvisionError):
-    """The account's limit is reached: tell the user and try elsewhere."""
+    """The account has reached a limit: tell the user and try elsewhere."""
 
 
 class TransientError(CloudspotError):
@@ -66,13 +65,13 @@ class TransientError(CloudspotError):
 
 
 class StoreRefused(CloudspotError):
-    """The object store does not keep a promise that cloudspot stands on: use another."""
+    """The object store breaks a promise that cloudspot relies on: use another."""
 
     exit_code = 6
 
 
 class ObjectExists(CloudspotError):
-    """A create-only put found the key taken: read it back; another writer won, or we met ourselves."""
+    """A create-only put found the key taken, by another writer or by our own earlier try: read it back."""
 
 
 class ObjectMissing(CloudspotError):
@@ -86,6 +85,6 @@ class CorruptData(CloudspotError):
 
 
 class BundleError(CloudspotError):
-    """The code bundle cannot be made or is not safe to extract."""
+    """The code bundle cannot be made, or is not safe to extract."""
 
     exit_code = 2

@@ -1,16 +1,16 @@
-"""The pluggy hooks that a plugin module implements.
+"""The pluggy hooks that a plugin module implements, and the entry points that name the module.
 
-A distribution names its plugin module in entry-point groups::
+A distribution declares what its plugin provides::
 
-    [project.entry-points."cloudspot.providers"]   # provider name -> plugin module
-    aws = "cloudspot_aws"
-    [project.entry-points."cloudspot.stores"]      # URL scheme -> plugin module
-    s3 = "cloudspot_aws"
-    [project.entry-points."cloudspot.sandboxes"]   # provider name -> plugin module, where it can be emulated
-    aws = "cloudspot_aws"
+    [project.entry-points."cloudspot.providers"]   # by provider name
+    acme = "cloudspot_acme"
+    [project.entry-points."cloudspot.stores"]      # by URL scheme
+    acme-blob = "cloudspot_acme"
+    [project.entry-points."cloudspot.sandboxes"]   # by provider name, where the cloud can be emulated
+    acme = "cloudspot_acme_sandbox"
 
-cloudspot imports the module only when that provider or scheme is used, and registers it with
-pluggy. The module must import quickly: SDKs are imported by the classes when first used.
+cloudspot imports the module only when that provider or scheme is used, and registers it with pluggy. The
+module must import quickly: its classes import SDKs when they first use them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
 @hookspec(firstresult=True)
 def cloudspot_provider(name: str) -> type[Provider] | None:
-    """Return the provider class of that name, or None when it is not this plugin's."""
+    """Return the provider class of that name, or None if this plugin has none."""
 
 
 @hookspec(firstresult=True)
 def cloudspot_object_store(url: str) -> ObjectStore | None:
-    """Open the object store at ``url``, or return None when the scheme is not this plugin's.
+    """Open the object store at ``url``, or return None if this plugin does not know the scheme.
 
-    Opening does no I/O; a wrong URL raises SpecError, everything else at first use.
+    Opening does no I/O: a malformed URL raises SpecError, and everything else is found at first use.
     """
 
 
 @hookspec(firstresult=True)
 def cloudspot_sandbox(name: str) -> type[object] | None:
-    """Return the class that emulates the cloud of that name, or None when it is not this plugin's.
+    """Return the :class:`cloudspot.emulation.cloud.EmulatedCloud` of that name, or None if there is none.
 
-    It is a :class:`cloudspot.emulation.cloud.EmulatedCloud`.
-    Where a library that only the emulation needs is missing, it raises PluginError, and the message
-    says what to run.
+    Where a library that only the emulation needs is missing, raise PluginError with the command that
+    installs it.
     """

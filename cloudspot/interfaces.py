@@ -1,11 +1,15 @@
 """The interfaces that a provider plugin implements; all that a plugin author has to read.
 
-Everything here is synchronous and must be thread-safe. A plugin translates its SDK's errors at its
-edge into :mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never
-sees an SDK.
+A plugin provides a :class:`Provider`, which makes a :class:`Provisioner` (machines), a
+:class:`PreemptionSource` (notices) and, where the cloud has them, a :class:`LogSink` (logs). An
+:class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider.
 
-Three clouds stand on them, and none of the three has met its real cloud yet: until one has, the
-interfaces may still move, and the changelog says so when they do.
+Everything is synchronous and must be thread-safe. A plugin translates its SDK's errors at its edge into
+:mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never sees an SDK.
+Unless a method says otherwise, it raises TransientError when a service does not answer, and AuthError when
+credentials are missing or lack a right.
+
+The interfaces may still change until one plugin has met its real cloud; the changelog says when they do.
 """
 
 from __future__ import annotations
@@ -43,22 +47,18 @@ _KEY_SEGMENT = re.compile(r"[\x20-\x7e]{1,255}")
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def check_key(key: str) -> None:
-    """Raise ValueError unless the key is one that every ObjectStore takes."""
-    for segment in key.split("/"):
-        if segment in (".", "..") or _KEY_SEGMENT.fullmatch(segment) is None:
-            raise ValueError(
-                f"key {key!r} must be ASCII words of 1 to 255 bytes with / between, none . or .."
-            )
-
-
 def is_key(text: str) -> bool:
-    """Say whether it is a key that every ObjectStore takes; a listing passes over what is none."""
-    try:
-        check_key(text)
-    except ValueError:
-        return False
-    return True
+    """Return whether the text is a valid key, which every ObjectStore accepts."""
+    return all(
+        segment not in (".", "..") and _KEY_SEGMENT.fullmatch(segment) is not None
+        for segment in text.split("/")
+    )
+
+
+def check_key(key: str) -> None:
+    """Raise ValueError unless the key is valid."""
+    if not is_key(key):
+        raise ValueError(f"key {key!r} must be ASCII words of 1 to 255 bytes with / between, none . or ..")
 
 
 def is_stream(text: str) -> bool:
@@ -76,52 +76,50 @@ class Provisioner(ABC):
     """Creates, lists and ends machines. Runs where the controller runs, never on a node."""
 
     token_seconds: ClassVar[float]
-    """How long the provider honours an idempotency token, in seconds, at the least."""
+    """For at least this many seconds the provider honours an idempotency token."""
     absence_proves_after_seconds: ClassVar[float]
-    """A machine once seen and absent from ``instances()`` for this long is dead, in seconds."""
+    """A machine that was seen once and is absent from ``instances()`` for this many seconds is dead."""
 
     @abstractmethod
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return the very request that ``create`` will send.
+        """Return the request that ``create`` will send, as ``--dry-run`` prints it and the intent stores it.
 
-        Pure: no I/O, and the same group gives the same request. It is what ``--dry-run`` prints and
-        what the intent stores.
+        Pure: no I/O, and the same group gives the same request.
         """
 
     @abstractmethod
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create all machines of the request, or none.
 
-        Called again with the same token and request it returns the same machines and creates none,
-        for at least ``token_seconds``. Returns as soon as the provider has accepted; the machines
-        may still be pending. Placement (one zone, a cluster group) is arranged here.
+        A repeated call with the same token and request creates nothing and returns the same machines, for
+        at least ``token_seconds``. Returns as soon as the provider has accepted; the machines may still be
+        pending. Placement (one zone, a cluster group) is arranged here.
 
         Raises:
-            CapacityError: the offer has none now, or fewer than ``min_nodes``; nothing is left.
-            QuotaError: the account's limit is reached; nothing is left.
-            AuthError: credentials are missing or lack the right.
-            ProvisionError: the request can never work (unknown image, bad name); nothing is left.
+            CapacityError: the offer has no room now for ``min_nodes`` machines; none is left running.
+            QuotaError: the account's limit is reached; none is left running.
+            ProvisionError: the request can never work (unknown image, bad name); none is left running.
             TransientError: the outcome is unknown; call again with the same token and request.
         """
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Make facts such as MASTER_ADDR known to the machines (tags, metadata); safe to repeat.
+        """Publish facts such as MASTER_ADDR to the machines (tags, metadata); safe to repeat.
 
-        The names are of ``model.ANNOUNCED``; a machine reads them by ``Provider.announced``. A provider that
-        names its machines names each by ``Instance.node_name``. Any controller may announce at any time, also
-        what has been announced before; nothing depends on it.
+        The names are in ``model.ANNOUNCED``; a machine reads them through ``Provider.announced``. A provider
+        that names its machines uses ``Instance.node_name``. Any controller may announce at any time, and
+        repeat what was announced before; nothing depends on it.
 
         Raises:
-            TransientError: not all machines have the facts; call again.
+            TransientError: some machines do not have the facts; call again.
         """
         return None
 
     @abstractmethod
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
-        """Return the machines that carry cloudspot's tags: every page, recently ended ones too.
+        """Return the machines that carry cloudspot's tags, from every page and including recently ended ones.
 
-        An ended machine is reported with its reason for as long as the provider can tell. A listing
-        may lag behind ``create``.
+        An ended machine is reported with its reason for as long as the provider knows it. A listing may lag
+        behind ``create``.
 
         Raises:
             TransientError: the listing failed; nothing is known.
@@ -131,14 +129,14 @@ class Provisioner(ABC):
     def terminate(self, instance_ids: Sequence[str]) -> None:
         """Ask for the end of the machines and return without waiting.
 
-        Unknown or already ended ids are no error, so it is safe to repeat.
+        Safe to repeat: unknown or ended ids are no error.
         """
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Remove what was made for the job beside its machines, such as a placement group; safe to repeat.
+        """Remove what was made for the job besides its machines, such as a placement group; safe to repeat.
 
-        Called when the job is finished and all its machines have ended, by any controller. ``store_url`` is
-        what its InstanceGroups had: another store may have a job of the same id.
+        Any controller calls it once the job is finished and all its machines have ended. ``store_url`` is
+        what the job's InstanceGroups had: another store may hold a job of the same id.
 
         Raises:
             TransientError: it cannot be removed yet; call again.
@@ -147,9 +145,9 @@ class Provisioner(ABC):
 
     @abstractmethod
     def offers(self, resources: Resources) -> Sequence[Offer]:
-        """Return what can be bought for these resources: type x zone x market, with prices.
+        """Return what can be bought for these resources (type x zone x market, with prices), in any order.
 
-        In any order; the policy sorts. Empty when nothing fits.
+        Empty when nothing fits.
         """
 
 
@@ -157,9 +155,9 @@ class PreemptionSource(ABC):
     """Tells a node that it will be taken. Runs on the node, on the standard library alone."""
 
     notice_seconds: float
-    """How long this provider's notices are, in seconds: the deadline of one that states no time, and the
-    most that a stated time is believed, since the node's wall clock may be wrong. Set it in the class,
-    or per instance where the job decides."""
+    """How long this provider's notices are, in seconds: the deadline of a notice that states no time, and the
+    longest that a stated time is believed, since the node's clock may be wrong. Set it in the class, or per
+    instance where the job decides."""
     poll_seconds: ClassVar[float] = 1.0
     """How often ``wait`` polls, in seconds."""
 
@@ -174,7 +172,7 @@ class PreemptionSource(ABC):
     def wait(self, timeout: float) -> PreemptionNotice | None:
         """Return as soon as there is a notice, or None after ``timeout`` seconds.
 
-        The default polls; a provider with a long poll overrides it.
+        The default polls; override it where the provider has a long poll.
         """
         end = time.monotonic() + timeout
         while True:
@@ -186,10 +184,10 @@ class PreemptionSource(ABC):
 
 
 class Upload(ABC):
-    """A streamed put. Nothing is visible under the key until ``commit``, which makes it visible whole.
+    """A streamed put. Nothing is visible under the key until ``commit``, which shows the whole object.
 
-    Used as a context manager, an upload that was not committed is aborted. One that has ended takes no
-    more: ``write`` and ``commit`` then raise ValueError.
+    Leaving it as a context manager aborts an upload that was not committed. After either end, ``write`` and
+    ``commit`` raise ValueError.
     """
 
     @abstractmethod
@@ -198,15 +196,15 @@ class Upload(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Make the object visible, whole.
+        """Make the whole object visible.
 
         Raises:
-            ObjectExists: opened with ``if_absent`` and the key is taken.
+            ObjectExists: the upload was opened with ``if_absent``, and the key is taken.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Drop what was written; safe to repeat, and after ``commit`` it does nothing."""
+        """Drop what was written. Safe to repeat; after ``commit`` it does nothing."""
 
     def __enter__(self) -> Upload:
         return self
@@ -224,11 +222,10 @@ class ObjectStore(ABC):
     """A flat, strongly consistent map from keys to bytes, with create-if-absent.
 
     A key is ``/``-separated words of 1 to 255 printable ASCII characters, none of them ``.`` or ``..``;
-    another is a ValueError (see ``check_key``). A put is atomic: no reader sees a part of it. After a put
-    returns, every get and listing shows it. No hold of a caller's buffer is kept.
+    every method raises ValueError for anything else. A put is atomic: no reader sees a part of it. Once it
+    returns, every get and listing shows it. No reference to a caller's buffer is kept.
 
-    All methods raise TransientError when the outcome is unknown (the caller reads back), and
-    AuthError when a right is missing.
+    TransientError means that the outcome is unknown: the caller reads back.
     """
 
     url: str
@@ -236,9 +233,9 @@ class ObjectStore(ABC):
 
     @property
     def canonical_url(self) -> str:
-        """Return the URL in a form that all spellings of it share, as far as can be told without a request.
+        """The URL in the one form that all its spellings share, as far as that shows without a request.
 
-        Machines carry it, to be told from those of another store's job of the same id.
+        Machines carry it, so that those of another store's job of the same id can be told apart.
         """
         scheme, separator, rest = self.url.partition("://")
         return scheme.lower() + separator + rest.rstrip("/")
@@ -248,8 +245,8 @@ class ObjectStore(ABC):
         """Store ``data`` under ``key``, replacing what was there.
 
         Raises:
-            ObjectExists: ``if_absent`` was given and the key is taken; nothing was changed. An SDK
-                that retries may have met its own put: callers that care read the key back.
+            ObjectExists: ``if_absent`` was given and the key is taken; nothing was changed. An SDK that
+                retries may have met its own put: callers to whom it matters read the key back.
         """
 
     @abstractmethod
@@ -264,7 +261,7 @@ class ObjectStore(ABC):
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return bytes ``start`` (inclusive, from 0) to ``start + length`` (exclusive).
 
-        Fewer bytes come back where the object ends earlier; none where ``start`` is at or past its end.
+        Returns fewer where the object ends earlier, and none from its end on.
 
         Raises:
             ObjectMissing: no such key.
@@ -272,12 +269,11 @@ class ObjectStore(ABC):
         """
 
     def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
-        """Read bytes from ``start`` (inclusive, from 0) into the buffer, and return how many there were.
+        """Fill the buffer with the bytes from ``start`` (inclusive, from 0); return how many there were.
 
-        The buffer is writable and in one piece. It is filled, unless the object ends earlier; what lies
-        behind the bytes that came is left undefined, and so is all of it after an error. For large reads
-        again and again: a buffer that is kept costs a fraction of fresh memory. This goes by way of
-        ``get_range``; override it where bytes can be read to where they belong.
+        There are fewer than the buffer holds only where the object ends earlier. The rest of the buffer is
+        then undefined, as is all of it after an error. A buffer used again and again costs a fraction of
+        fresh memory. The default goes through ``get_range``; override it where bytes can be read in place.
 
         Raises:
             ObjectMissing: no such key.
@@ -290,7 +286,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def head(self, key: str) -> ObjectMeta:
-        """Return what is known of the object without its bytes.
+        """Return the object's size and time.
 
         Raises:
             ObjectMissing: no such key.
@@ -300,8 +296,8 @@ class ObjectStore(ABC):
     def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
         """Return up to ``limit`` objects whose keys start with ``prefix`` and come after ``after``.
 
-        Keys are in ascending order of their bytes. ``after`` need not be a key. A store may return fewer
-        than ``limit`` and more to come.
+        Keys are in ascending order of their bytes. ``after`` need not be a key. A page may hold fewer than
+        ``limit`` objects although more follow. Names that are not valid keys are skipped.
 
         Raises:
             ValueError: ``limit`` is not positive.
@@ -317,10 +313,14 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def presign_get(self, key: str, *, seconds: float) -> str:
-        """Return a URL that reads the object for ``seconds`` without other credentials."""
+        """Return a URL that reads the object for ``seconds`` without other credentials.
+
+        Raises:
+            CloudspotError: the store has no such URLs.
+        """
 
     def check(self) -> Sequence[CheckResult]:
-        """Try whether the store can be used, and say what is missing and what it costs besides."""
+        """Find out whether the store can be used, what is missing, and what it costs besides."""
         return ()
 
     def list_objects(self, prefix: str) -> Iterator[ObjectMeta]:
@@ -335,16 +335,16 @@ class ObjectStore(ABC):
 
 
 class LogSink(ABC):
-    """Where log lines go and are read again after the machines are gone."""
+    """Where a job's log lines go, and where they can be read after the machines are gone."""
 
     is_in_store: ClassVar[bool] = False
-    """Its pieces are in the job's object store, and are removed with the job."""
+    """Its pieces lie in the job's object store and are removed with the job."""
 
     @abstractmethod
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Deliver records of one stream, in ascending ``seq``; returns when they are durable.
+        """Deliver records of one stream in ascending ``seq``; return when they are durable.
 
-        Delivering a record again (same stream and ``seq``) is no error and shows it once.
+        A record that is delivered again (same stream and ``seq``) is shown once.
 
         Raises:
             ValueError: the stream's name is not one that ``check_stream`` accepts.
@@ -362,16 +362,15 @@ class LogSink(ABC):
     def read_back(self, stream: str) -> Iterator[LogRecord]:
         """Yield the stream's records from the newest back to the first, each once.
 
-        A caller takes what it needs and stops: the last lines, or those since a moment. This reads the whole
-        stream first; override it where a stream can be read from its end, so that whoever attaches to an old
-        job waits for no more than a screen of its log.
+        Callers stop when they have what they need, such as the last screen of an old job's log. The default
+        reads the whole stream first; override it where a stream can be read from its end.
         """
         yield from reversed(list(self.read(stream)))
 
     def pieces(self) -> Sequence[LogPiece]:
         """Return what the log consists of, by stream and day, as far as the sink can tell.
 
-        This reads all streams; override it where the pieces can be listed.
+        The default reads all streams; override it where pieces can be listed.
         """
         found = []
         for stream in self.streams():
@@ -387,26 +386,26 @@ class LogSink(ABC):
         return found
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
-        """Delete pieces for good; one that is gone is no error.
-
-        A stream goes on behind what was removed from it.
+        """Delete pieces for good; a missing one is no error. The stream can be written to as before.
 
         Raises:
-            CloudspotError: nothing can be removed here; the message says what is done instead.
+            CloudspotError: nothing can be removed here; the message says what happens instead.
         """
-        raise CloudspotError("this log cannot be pruned: where it is kept it ends by its retention alone")
+        raise CloudspotError(
+            "this log cannot be pruned: only the retention of the service that keeps it ends it"
+        )
 
 
 class Provider(ABC):
-    """What a plugin registers: lazy factories of the interfaces. Importing it imports no SDK."""
+    """What a plugin registers: factories of the interfaces. Importing its module imports no SDK."""
 
     name: ClassVar[str]
-    """The entry point's name and the table ``[providers.NAME]`` of the job file."""
+    """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
     options_type: ClassVar[type[msgspec.Struct]]
     """The type of that table; a field without a default is required."""
     announce_seconds: ClassVar[float] = 0.0
-    """How long, in seconds, a node that is ready waits at most for what is announced to it. It can go on
-    without; 0: it looks once."""
+    """How many seconds a ready node waits at most for what is announced to it; it can go on without. 0: it
+    looks once."""
 
     def __init__(self, options: msgspec.Struct) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""
@@ -422,16 +421,16 @@ class Provider(ABC):
 
     @abstractmethod
     def node_identity(self) -> NodeIdentity:
-        """Say who this machine is; called on a node.
+        """Return who this machine is; called on a node.
 
         Raises:
             TransientError: the metadata service is not up yet.
         """
 
     def announced(self) -> Mapping[str, str]:
-        """Return what the provisioner has announced to this machine, as far as it shows; called on a node.
+        """Return what the provisioner has announced to this machine so far; called on a node.
 
-        Of ``model.ANNOUNCED``. Empty before it has come, and where a provider has no such thing.
+        The names are in ``model.ANNOUNCED``. Empty until they arrive, and for a provider without them.
 
         Raises:
             TransientError: the metadata service did not answer; nothing is known.
@@ -440,24 +439,22 @@ class Provider(ABC):
 
     @abstractmethod
     def boot_profile(self) -> BootProfile:
-        """Say how this provider's machines come from a bare boot to the agent."""
+        """Return how this provider's machines get from a bare boot to the agent."""
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return options that this environment decides where the job leaves them out, such as a region.
+        """Return the options, such as a region, that this environment decides where the job leaves them out.
 
-        Asked once, on submission, and stored with the job: every controller and node then has the same,
-        whatever its own environment says. A controller that looked for the machines elsewhere would see
-        none, and take them for dead. JSON values by the option's name, which takes precedence over what
-        the job's table says.
+        Asked once, on submission, and stored with the job, so that every controller and node uses the same
+        values: a controller that looked in another region would take the machines for dead. JSON values by
+        option name; they override the job's table.
 
         Raises:
             SpecError: an option is wrong or missing.
-            AuthError: there are no credentials.
         """
         return {}
 
     def default_store(self) -> str | None:
-        """Return the URL of the store to use where neither the job nor the user names one; None: none."""
+        """Return the URL of the store to use where neither the job nor the user names one, or None."""
         return None
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
@@ -465,15 +462,18 @@ class Provider(ABC):
         return None
 
     def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
-        """Try what a job needs (credentials, rights, network) and say what is missing.
+        """Try what a job needs (credentials, rights, network), and return what works and what is missing.
 
         ``resources`` is what one node of the job must have; None: no job is known.
         """
         return ()
 
     def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
-        """Reclaim a machine on purpose, for drills; providers that cannot raise CloudspotError.
+        """Reclaim a machine on purpose, for drills.
 
         ``notice_seconds`` of 0 takes it without notice; None uses the provider's usual notice.
+
+        Raises:
+            CloudspotError: the provider cannot.
         """
         raise CloudspotError(f"provider {self.name!r} cannot reclaim a machine on demand")

@@ -156,7 +156,7 @@ class PreemptionNotice(msgspec.Struct, frozen=True, kw_only=True):
     action: str = "terminate"
     """``terminate``, ``stop`` or ``hibernate``: all end the training on this machine."""
     source: str = ""
-    """Which channel told, such as ``imds`` or ``shutdown-script``."""
+    """Which channel told, such as ``metadata`` or ``shutdown-script``."""
 
 
 class ObjectMeta(msgspec.Struct, frozen=True, kw_only=True):

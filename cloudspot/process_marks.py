@@ -1,7 +1,7 @@
-"""Find and end every process that carries a mark in its environment, wherever it hid itself.
+"""Find and end every process that carries a mark in its environment, wherever it hides.
 
-A process can leave its group and its session, but on Linux not its environment: ``/proc`` shows the
-one it was started with. On macOS ``ps -E`` shows it, for one's own processes.
+A process can leave its group and its session, but not its environment: on Linux ``/proc`` shows the one it
+was started with, on macOS ``ps -E`` does for one's own processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PROC = Path("/proc")
 def marked_processes(name: str, value: str) -> tuple[int, ...]:
     """Return the ids of living processes started with ``name=value`` in their environment.
 
-    The calling process and zombies are left out. A process that another user owns is not seen.
+    Leaves out the calling process and zombies, and cannot see the processes of other users.
     """
     mark = f"{name}={value}".encode()
     if sys.platform == "linux":
@@ -28,7 +28,7 @@ def marked_processes(name: str, value: str) -> tuple[int, ...]:
 
 
 def is_marked(pid: int, name: str, value: str) -> bool:
-    """Say whether the process lives and was started with ``name=value`` in its environment."""
+    """Return whether the process lives and was started with ``name=value`` in its environment."""
     if sys.platform == "linux":
         try:
             environment = (_PROC / str(pid) / "environ").read_bytes()
@@ -46,7 +46,7 @@ def _scan_proc(mark: bytes) -> tuple[int, ...]:
             continue
         try:
             environment = (_PROC / entry.name / "environ").read_bytes()
-        except OSError:  # it ended meanwhile, or is not ours
+        except OSError:  # ended meanwhile, or not ours
             continue
         # A zombie's environment reads as empty, so it is left out without another look.
         if mark in environment.split(b"\0"):
@@ -65,10 +65,9 @@ def _scan_ps(mark: bytes) -> tuple[int, ...]:
 
 
 def kill_marked(name: str, value: str, *, timeout_seconds: float = 30.0) -> bool:
-    """SIGKILL every marked process until none is left; return whether none was left in time.
+    """SIGKILL marked processes until two looks in a row find none; return whether that came in time.
 
-    One pass is not enough: a process that forks while it is being looked for leaves a child behind, and
-    one in the middle of an exec has no environment for a moment. So nothing has to be found twice.
+    One look is not enough: a process may fork meanwhile, and in the middle of an exec it has no environment.
     """
     end = time.monotonic() + timeout_seconds
     num_empty = 0
@@ -85,7 +84,7 @@ def kill_marked(name: str, value: str, *, timeout_seconds: float = 30.0) -> bool
 
 
 def signal_process(pid: int, number: signal.Signals) -> None:
-    """Send a signal; a process that is gone is no error."""
+    """Send a signal; a process that has ended is no error."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""Providers by name and object stores by URL scheme; a plugin is imported only when it is used.
+"""Find providers by name and object stores by URL scheme; import a plugin only when it is used.
 
-A plugin names its module in an entry point (see :mod:`cloudspot.hookspecs`). The built-in ones come
-through the same hooks; nobody can take their names, and a broken plugin hides no other.
+Plugins are found by the entry points and hooks of :mod:`cloudspot.hookspecs`, and so are the built-in ones,
+whose names nobody can take. A broken plugin hides no other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -35,13 +35,13 @@ _BUILT_IN: Final = {
 
 @dataclass(frozen=True)
 class ProviderEntry:
-    """A provider that is installed, or would be if it were not broken."""
+    """An installed provider, working or broken."""
 
     name: str
     distribution: str
     version: str
     error: str | None
-    """Why it cannot be used; None: it can."""
+    """Why it cannot be used; None if it can."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def provider_class(name: str) -> type[Provider]:
 
 
 def open_provider(name: str, spec: JobSpec | None) -> Provider:
-    """Return the provider with the options of the job's ``[providers.NAME]``; does no I/O.
+    """Return the provider with the options of the job's ``[providers.NAME]``, without I/O.
 
-    Without a job every option has its default.
+    Without a job, options have their defaults.
 
     Raises:
         PluginError: as ``provider_class``.
@@ -86,15 +86,15 @@ def open_provider(name: str, spec: JobSpec | None) -> Provider:
 
 
 def open_store(url: str) -> ObjectStore:
-    """Open the object store at the URL; does no I/O.
+    """Open the object store at the URL, without I/O.
 
     Raises:
-        SpecError: it is no URL, or the plugin refuses it.
+        SpecError: it is not a URL, or the plugin refuses it.
         PluginError: no plugin for its scheme is installed, or it is broken.
     """
     match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
     if match is None:
-        raise SpecError(f'store "{url}" is no URL; expected one such as file:///absolute/path')
+        raise SpecError(f'store "{url}" is not a URL; expected one such as file:///absolute/path')
     scheme = match[1].lower()
     declared = _find(hookspecs.STORE_GROUP, scheme, _store_missing)
     hooks = _hooks(declared)
@@ -104,16 +104,16 @@ def open_store(url: str) -> ObjectStore:
         may_raise=CloudspotError,
     )
     if not isinstance(store, ObjectStore):
-        # Neither the URL nor what came back is shown: both may hold credentials.
+        # Show neither the URL nor what came back: both may hold credentials.
         found = type(store).__name__
         raise PluginError(
-            f"store plugin {declared} is broken: for {scheme}:// it returned a {found}, no ObjectStore"
+            f"store plugin {declared} is broken: for {scheme}:// it returned a {found}, not an ObjectStore"
         )
     return store
 
 
 def plugin_distributions(provider: str, store_url: str) -> tuple[str, ...]:
-    """Return the distributions that a node of this provider with this store needs, beside cloudspot.
+    """Return the distributions, besides cloudspot, that a node of this provider needs for this store.
 
     Raises:
         PluginError: one of the two is not installed.
@@ -127,12 +127,12 @@ def plugin_distributions(provider: str, store_url: str) -> tuple[str, ...]:
 
 
 def provider_names() -> tuple[str, ...]:
-    """Return the names of all installed providers; imports none of them."""
+    """Return the names of all installed providers, without importing them."""
     return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.PROVIDER_GROUP)))
 
 
 def store_schemes() -> tuple[str, ...]:
-    """Return the schemes of the URLs that the installed plugins open, sorted; imports none of them."""
+    """Return the URL schemes that installed plugins open, sorted, without importing them."""
     return tuple(sorted({declared.name for declared in _all_declared(hookspecs.STORE_GROUP)}))
 
 
@@ -143,23 +143,13 @@ def sandbox_class(name: str, base: type[R]) -> type[R]:
         PluginError: no such sandbox is installed (the message says what to run), or it is broken.
     """
     declared = _find(hookspecs.SANDBOX_GROUP, name, _sandbox_missing)
-    hooks = _hooks(declared)
-    class_ = _called(
-        f"sandbox {declared}", lambda: hooks.cloudspot_sandbox(name=name), may_raise=CloudspotError
-    )
-    if not (isinstance(class_, type) and issubclass(class_, base)):
-        fault = f"its hook cloudspot_sandbox returned {class_!r}, not a subclass of {base.__name__}"
-    elif inspect.isabstract(class_):
-        fault = f"{class_.__name__} lacks {', '.join(sorted(getattr(class_, '__abstractmethods__', ())))}"
-    elif getattr(class_, "name", None) != name:
-        fault = f'{class_.__name__}.name is {getattr(class_, "name", None)!r}, not "{name}"'
-    else:
-        return class_
-    raise PluginError(f"sandbox {declared} is broken: {fault}")
+    call = _hooks(declared).cloudspot_sandbox
+    class_ = _called(f"sandbox {declared}", lambda: call(name=name), may_raise=CloudspotError)
+    return _checked(f"sandbox {declared}", "cloudspot_sandbox", class_, base, name)
 
 
 def sandbox_names() -> tuple[str, ...]:
-    """Return the names of the sandboxes that are installed; imports none of them."""
+    """Return the names of all installed sandboxes, without importing them."""
     return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.SANDBOX_GROUP)))
 
 
@@ -180,10 +170,10 @@ def list_providers() -> tuple[ProviderEntry, ...]:
 def _find(group: str, name: str, missing: Callable[[str], str]) -> _Declared:
     """Return the plugin of that name."""
     if name in _BUILT_IN[group]:
-        # Nobody can take its place, so the installed distributions need not be searched: that takes longer
-        # than all else that `ps` does with few jobs.
+        # Nobody can take its place, so skip the search of the installed distributions: it takes longer than
+        # everything else in `ps` with few jobs.
         return _built_in(group, name)
-    # A usable one comes before those that only claim its name.
+    # A usable plugin comes before those that only claim its name.
     named = [declared for declared in _all_declared(group) if declared.name == name]
     if not named:
         raise PluginError(missing(name))
@@ -205,20 +195,20 @@ def _built_in(group: str, name: str) -> _Declared:
 
 
 def _judged(plugin: _Declared, group: str, others: list[_Declared]) -> _Declared:
-    """Return the plugin with the error that its name alone makes, if any."""
+    """Return the plugin, with the error that follows from its name alone, if any."""
     error = plugin.error
     rivals = [other.distribution for other in others if other.name == plugin.name and other is not plugin]
     if plugin.name in _BUILT_IN[group]:
         error = f'"{plugin.name}" is built in and cannot be replaced; uninstall {plugin.distribution}'
     elif rivals and error is None:
-        # Neither wins: which one is found first depends on the order of directories.
+        # Neither wins: which is found first depends on the order of directories.
         both = " and ".join(sorted({plugin.distribution, *rivals}))
         error = f'{both} both bring "{plugin.name}"; uninstall one of them'
     return _Declared(plugin.name, plugin.distribution, plugin.version, plugin.load, error)
 
 
 def _from_distributions(group: str) -> Iterator[_Declared]:
-    """Yield what the installed distributions declare; unreadable metadata of one hides no other."""
+    """Yield what installed distributions declare; one with unreadable metadata hides no other."""
     from importlib import metadata
 
     seen: set[str] = set()
@@ -228,7 +218,7 @@ def _from_distributions(group: str) -> Iterator[_Declared]:
             continue
         name = str(distribution.metadata["Name"])
         if name.lower() in seen:
-            continue  # the same distribution again, further down sys.path
+            continue  # shadowed: the same distribution further down sys.path
         seen.add(name.lower())
         version = str(distribution.metadata["Version"])
         try:
@@ -247,27 +237,31 @@ def _importer(module: str) -> Callable[[], object]:
 
 def _provider_class(declared: _Declared) -> type[Provider]:
     """Import a plugin and return its provider class, checked."""
-    hooks = _hooks(declared)
-    class_ = _called(f"provider {declared}", lambda: hooks.cloudspot_provider(name=declared.name))
-    if not (isinstance(class_, type) and issubclass(class_, Provider)):
-        fault = f"its hook cloudspot_provider returned {class_!r}, not a subclass of Provider"
+    what = f"provider {declared}"
+    call = _hooks(declared).cloudspot_provider
+    found = _called(what, lambda: call(name=declared.name))
+    class_: type[Provider] = _checked(what, "cloudspot_provider", found, Provider, declared.name)  # type: ignore[type-abstract]
+    options = getattr(class_, "options_type", None)
+    if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
+        raise PluginError(f"{what} is broken: {class_.__name__}.options_type is not a msgspec.Struct")
+    return class_
+
+
+def _checked(what: str, hook: str, class_: Any, base: type[R], name: str) -> type[R]:
+    """Return what a hook returned if it is a complete subclass of the base with the plugin's name."""
+    if not (isinstance(class_, type) and issubclass(class_, base)):
+        fault = f"its hook {hook} returned {class_!r}, not a subclass of {base.__name__}"
     elif inspect.isabstract(class_):
-        fault = f"{class_.__name__} lacks {', '.join(sorted(class_.__abstractmethods__))}"
-    elif getattr(class_, "name", None) != declared.name:
-        fault = f'{class_.__name__}.name is {getattr(class_, "name", None)!r}, not "{declared.name}"'
-    elif not _is_struct(getattr(class_, "options_type", None)):
-        fault = f"{class_.__name__}.options_type is no msgspec.Struct"
+        fault = f"{class_.__name__} lacks {', '.join(sorted(getattr(class_, '__abstractmethods__', ())))}"
+    elif getattr(class_, "name", None) != name:
+        fault = f'{class_.__name__}.name is {getattr(class_, "name", None)!r}, not "{name}"'
     else:
         return class_
-    raise PluginError(f"provider {declared} is broken: {fault}")
-
-
-def _is_struct(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, msgspec.Struct)
+    raise PluginError(f"{what} is broken: {fault}")
 
 
 def _hooks(declared: _Declared) -> Any:
-    """Import a plugin and return its hooks, alone in a plugin manager: nobody else answers for it."""
+    """Import a plugin and return its hooks, in a plugin manager of its own: no other plugin answers."""
     manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
     manager.add_hookspecs(hookspecs)
 
@@ -282,7 +276,7 @@ def _hooks(declared: _Declared) -> Any:
 def _called(
     what: str, call: Callable[[], R], *, may_raise: type[Exception] | tuple[type[Exception], ...] = ()
 ) -> R:
-    """Return what the plugin's code returns; an error that it may not raise becomes a PluginError."""
+    """Return what the plugin's code returns; an error it may not raise becomes a PluginError."""
     try:
         return call()
     except may_raise:
@@ -292,33 +286,32 @@ def _called(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the error in a line."""
+    """Return the error on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _provider_missing(name: str) -> str:
-    known = [declared.name for declared in _all_declared(hookspecs.PROVIDER_GROUP)]
+    known = list(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.PROVIDER_GROUP)))
+    return _missing(
+        "provider", name, known, f'"cloudspot[{name}]"' if _has_extra(name) else f"cloudspot-{name}"
+    )
+
+
+def _sandbox_missing(name: str) -> str:
+    if name == "local":
+        return 'provider "local" needs no sandbox: run the command as it is'
+    return _missing("sandbox", name, sandbox_names(), f"cloudspot-{name}-sandbox")
+
+
+def _missing(kind: str, name: str, known: Sequence[str], distribution: str) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     if near:
-        return f'no provider "{name}" is installed; did you mean "{near[0]}"?'
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-        return f'no provider "{name}" is installed; there are {", ".join(known)}'
-    wanted = f'"cloudspot[{name}]"' if _has_extra(name) else f"cloudspot-{name}"
-    return f'no provider "{name}" is installed; run: pip install {wanted}'
-
-
-def _has_extra(name: str) -> bool:
-    """Say whether this cloudspot's own metadata has an extra that brings the plugin of that name."""
-    from importlib import metadata
-
-    try:
-        requires = metadata.requires("cloudspot") or []
-    except metadata.PackageNotFoundError:
-        return False
-    pattern = re.compile(
-        rf"""cloudspot[-_.]{re.escape(name)}\b.*;.*\bextra\s*==\s*["']{re.escape(name)}["']"""
-    )
-    return any(pattern.match(line) for line in requires)
+        advice = f'did you mean "{near[0]}"?'
+    elif re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        advice = f"run: pip install {distribution}"
+    else:
+        advice = f"there are {', '.join(known) or 'none'}"
+    return f'no {kind} "{name}" is installed; {advice}'
 
 
 def _store_missing(scheme: str) -> str:
@@ -326,13 +319,13 @@ def _store_missing(scheme: str) -> str:
     return f"no installed plugin opens {scheme}:// URLs (there are {known}); install the plugin of that store"
 
 
-def _sandbox_missing(name: str) -> str:
-    known = sandbox_names()
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f'no sandbox "{name}" is installed; did you mean "{near[0]}"?'
-    if name == "local":
-        return 'provider "local" needs no sandbox: run the command as it is'
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-        return f'no sandbox "{name}" is installed; there are {", ".join(known) or "none"}'
-    return f'no sandbox "{name}" is installed; run: pip install "cloudspot-{name}[sandbox]"'
+def _has_extra(name: str) -> bool:
+    """Return whether this cloudspot's own metadata has an extra that brings the plugin of that name."""
+    from importlib import metadata
+
+    try:
+        requires = metadata.requires("cloudspot") or []
+    except metadata.PackageNotFoundError:
+        return False
+    pattern = rf"""cloudspot[-_.]{re.escape(name)}\b.*;.*\bextra\s*==\s*["']{re.escape(name)}["']"""
+    return any(re.match(pattern, line) for line in requires)

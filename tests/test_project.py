@@ -72,6 +72,23 @@ def test_every_link_between_the_documents_leads_somewhere(path):
             assert (path.parent / target).exists(), target
 
 
+CLOUDS = re.compile(
+    r"\b(aws|s3|ec2|imds|cloudwatch|amazon|gcp|gcs|google|compute engine|aliyun|alibaba|oss|ecs|azure)\b",
+    re.IGNORECASE,
+)
+
+
+def test_the_core_names_no_cloud():
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "cloudspot").rglob("*"))
+        if path.suffix in (".py", ".json", ".txt", ".toml", ".sh")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if CLOUDS.search(line)
+    ]
+    assert found == []
+
+
 def test_the_house_has_no_more_than_24_rooms():
     rooms = {
         path.stem

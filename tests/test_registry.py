@@ -202,7 +202,7 @@ def test_a_missing_scheme_is_named():
 
 
 def test_a_store_that_is_no_url_is_refused():
-    with pytest.raises(SpecError, match=r'^store "/data" is no URL'):
+    with pytest.raises(SpecError, match=r'^store "/data" is not a URL'):
         open_store("/data")
 
 
@@ -224,7 +224,7 @@ def test_a_store_that_is_no_url_is_refused():
         (GOOD.replace('name = "sky"', 'name = "sea"'), "Sky.name is 'sea', not \"sky\""),
         (
             GOOD.replace("options_type = Options", "options_type = dict"),
-            "Sky.options_type is no msgspec.Struct",
+            "Sky.options_type is not a msgspec.Struct",
         ),
         (
             GOOD.replace("def cloudspot_provider(name)", "def cloudspot_provdier(name)"),
@@ -279,7 +279,7 @@ def test_a_provider_whose_constructor_fails_is_a_broken_plugin(site):
 
 def test_a_store_that_is_none_is_a_broken_plugin(site):
     site.install("cloudspot-sky", code=GOOD.replace("return Store(url) if", "return dict() if"))
-    with pytest.raises(PluginError, match=r"for sky:// it returned a dict, no ObjectStore$"):
+    with pytest.raises(PluginError, match=r"for sky:// it returned a dict, not an ObjectStore$"):
         open_store("sky://user:hunter2@bucket")
 
 

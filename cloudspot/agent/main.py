@@ -19,9 +19,8 @@ from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.store_retry import insist
 from cloudspot.errors import PluginError, SpecError
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import codec, keys, launches
-from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore import launches
+from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.registry import open_provider, open_store
 
 _log = logging.getLogger("cloudspot.agent")
@@ -71,12 +70,10 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
 
 def _live(node: Node, pipe: NoticePipe) -> None:
     store = open_store(node.store_url)
-    deadline = time.monotonic() + START_SECONDS
-    submission = codec.decode(
-        insist(lambda: store.get(keys.spec(node.job_id)), deadline=deadline), Submission
-    )
     try:
-        spec = spec_from_json(submission.spec)
+        submission, spec = insist(
+            HistoryReader(store, node.job_id).read_job, deadline=time.monotonic() + START_SECONDS
+        )
         provider = open_provider(node.provider, spec)
     except SpecError as error:
         refuse(node, store, error)

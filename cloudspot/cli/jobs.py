@@ -11,11 +11,12 @@ from cloudspot.cli.config import default_store
 from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation
 from cloudspot.errors import JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
-from cloudspot.jobfile.spec import JobSpec, spec_from_json
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.records import Submission
 from cloudspot.registry import open_provider, open_store
 
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -118,14 +119,19 @@ class Job:
         return self.history()
 
     @cached_property
+    def submitted(self) -> tuple[Submission, JobSpec]:
+        """Read what was submitted."""
+        return self.reader.read_job()
+
+    @cached_property
     def spec(self) -> JobSpec:
         """Return the job file as it was submitted."""
-        return spec_from_json(self.first_history.submission.spec)
+        return self.submitted[1]
 
     @cached_property
     def provider(self) -> Provider:
         """Open the provider that the job was submitted to."""
-        return open_provider(self.first_history.submission.provider, self.spec)
+        return open_provider(self.submitted[0].provider, self.spec)
 
     @cached_property
     def log_sink(self) -> LogSink:

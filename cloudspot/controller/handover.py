@@ -8,7 +8,7 @@ from cloudspot.errors import TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import Suspicions
-from cloudspot.jobstore.suspicions import delete_suspicions, read_suspicions, write_suspicions
+from cloudspot.jobstore.suspicions import delete_suspicions, last_written, read_suspicions, write_suspicions
 
 
 class Handover:
@@ -36,12 +36,18 @@ class Handover:
         """Take in what earlier passes have left; return what went wrong, and it is asked for again."""
         try:
             found = read_suspicions(self._store, self._job_id)
+            now = None
+            if found is not None and found[0].endings:
+                # Only a write tells what the store's clock shows now.
+                write_suspicions(self._store, self._job_id, found[0])
+                now = last_written(self._store, self._job_id)
         except TransientError as error:
             return str(error)
         self._has_asked = True
         if found is not None:
-            self._stands, moment = found
-            self._memory.note_suspicions(self._stands, moment, self._clock.monotonic())
+            self._stands, written = found
+            self._memory.note_suspicions(self._stands, written, self._clock.monotonic())
+            self._memory.note_endings(self._stands, written, now or written)
         return None
 
     def leave(self, history: History) -> str | None:

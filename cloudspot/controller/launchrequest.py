@@ -14,9 +14,9 @@ from cloudspot.controller.policy import in_order
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore import keys
 from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore.submission import agent_key
 from cloudspot.model import InstanceGroup, LaunchRequest, Offer
 
 MAX_LIFE_SECONDS = 7 * 86400.0
@@ -141,7 +141,7 @@ def _install(submission: Submission) -> Install | None:
     if agent is None:
         return None
     return Install(
-        key=keys.agent(agent.sha256),
+        key=agent_key(submission, agent),
         sha256=agent.sha256,
         digest=agent.digest,
         requirements=agent.requirements,

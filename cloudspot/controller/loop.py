@@ -18,7 +18,7 @@ from cloudspot.controller.memory import Memory
 from cloudspot.controller.ownership import is_ours, store_label
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobfile.spec import JobSpec, spec_from_json
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, write_summary
@@ -187,7 +187,8 @@ class Controller:
         if history is not None:
             events += diff(self._last, history)
             self._last = history
-            self._spec = spec = self._spec or spec_from_json(history.submission.spec)
+            spec = self._spec
+            assert spec is not None, "the job file is read before the history"
             actions = self._decide(spec, history, None)
             if any(isinstance(action, FetchOffers) for action in actions):
                 yield "fetch offers"
@@ -222,6 +223,8 @@ class Controller:
         asked = self._clock.monotonic()
         history: History | None = None
         try:
+            if self._spec is None:
+                _, self._spec = self._reader.read_job()
             history = self._reader.read()
         except TransientError as error:
             problems.append(str(error))

@@ -58,7 +58,6 @@ class Memory:
 
         It counts only for what a look from now on sees too.
         """
-        self._left_ended = {one.ending: lengthened(one.known, moment) for one in left.endings}
         for one in left.suspects:
             if one.absent is not None:
                 self._left_absent[one.instance_id] = lengthened(one.absent, moment)
@@ -66,6 +65,15 @@ class Memory:
             if one.silent is not None:
                 seen = lengthened(one.silent, moment)
                 self._left_silent[left.launch, one.rank] = (one.counter, seen)
+
+    def note_endings(self, left: Suspicions, written: datetime, moment: datetime) -> None:
+        """Take in since when passes before this one have known what has ended.
+
+        No ending is ever taken back, so it counts up to this very pass: ``moment`` of the store's clock,
+        which is past. ``written`` is as for the suspicions.
+        """
+        for one in left.endings:
+            self._left_ended[one.ending] = lengthened(lengthened(one.known, written), moment)
 
     def note_listing(self, instances: Sequence[Instance] | None, monotonic: float) -> None:
         """Take in a listing that was asked for at ``monotonic``; None: it failed."""
@@ -116,10 +124,10 @@ class Memory:
 
     def _endings(self, history: History) -> list[Ending]:
         """Return what has ended, by the newest listing and these records."""
-        endings = [] if history.stop is None else [Ending()]
-        endings += [Ending(one.number) for one in history.launches if one.closed is not None]
+        endings = [Ending(one.number) for one in history.launches if one.closed is not None]
         launch = history.open_launch
-        if launch is not None:
+        if launch is not None and launch.is_attempt:
+            endings += [] if history.stop is None else [Ending()]
             endings += [
                 Ending(launch.number, rank)
                 for rank, slot in launch.slots.items()

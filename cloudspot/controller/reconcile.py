@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobfile.spec import JobSpec, spec_from_json
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, list_jobs
 from cloudspot.model import Instance, InstanceState
@@ -25,6 +27,14 @@ class Reconciled:
     tick: Tick | None
     error: CloudspotError | None
     """Why nothing could be done; the other jobs are served all the same."""
+
+
+@dataclass(frozen=True)
+class Unlisted:
+    """A provider that could not list its machines; the others are served all the same."""
+
+    provider: str
+    error: CloudspotError
 
 
 class Reconciler:
@@ -50,19 +60,20 @@ class Reconciler:
         self._clock = clock
         self._sleep = sleep
         self._controllers: dict[str, Controller] = {}
-        self._providers: dict[str, Provider] = {}
+        self._providers: dict[tuple[str, bytes], Provider] = {}
         self._settled: set[str] = set()
 
-    def run_pass(self, *, job_ids: Sequence[str] | None = None) -> Iterator[Reconciled]:
+    def run_pass(self, *, job_ids: Sequence[str] | None = None) -> Iterator[Reconciled | Unlisted]:
         """Drive each job (None: all of the store) as far as it goes now; yield what came of it.
 
         A job that was found finished, with all its machines gone, is left alone from then on, unless
-        a machine of it shows up.
+        a machine of it shows up. Providers that could not be asked for such machines come last.
 
         Raises:
-            TransientError: the jobs or machines could not be listed.
+            TransientError: the jobs could not be listed.
         """
-        self._settled -= {one.job_id for one in self._live_machines()}
+        live, problems = self._live_machines()
+        self._settled -= {one.job_id for one in live}
         for job_id in list_jobs(self._store) if job_ids is None else job_ids:
             if job_id in self._settled:
                 continue
@@ -75,34 +86,43 @@ class Reconciler:
                 self._settled.add(job_id)
                 self._controllers.pop(job_id, None)
             yield Reconciled(job_id, tick, None)
+        yield from problems
 
-    def orphans(self) -> tuple[Instance, ...]:
-        """Return live machines with cloudspot's tags whose job is not in this store.
+    def orphans(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
+        """Return live machines with cloudspot's tags whose job is not in this store, and who could not say.
 
         They are for the user to look at and never ended from here: another store may own them, as some say.
         Only the providers of the jobs that this reconciler has driven are asked.
 
         Raises:
-            TransientError: a listing failed.
+            TransientError: the jobs could not be listed.
         """
         known, label = set(list_jobs(self._store)), store_label(self._store)
+        live, problems = self._live_machines()
         return tuple(
-            one for one in self._live_machines() if one.job_id not in known or is_of_another_store(one, label)
-        )
+            one for one in live if one.job_id not in known or is_of_another_store(one, label)
+        ), problems
 
-    def _live_machines(self) -> list[Instance]:
-        return [
-            one
-            for provider in self._providers.values()
-            for one in provider.provisioner().instances()
-            if one.state is not InstanceState.ENDED
-        ]
+    def _live_machines(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
+        """Return the machines of all providers that answer, each once, and why the others do not."""
+        live: dict[tuple[str, str], Instance] = {}
+        problems = []
+        for (name, _), provider in self._providers.items():
+            try:
+                listed = provider.provisioner().instances()
+            except CloudspotError as error:
+                problems.append(Unlisted(name, error))
+                continue
+            live.update({(name, one.id): one for one in listed if one.state is not InstanceState.ENDED})
+        return tuple(live.values()), tuple(problems)
 
     def _controller(self, job_id: str) -> Controller:
         if job_id not in self._controllers:
-            submission = HistoryReader(self._store, job_id, sleep=self._sleep).read().submission
-            provider = self._open_provider(submission.provider, spec_from_json(submission.spec))
-            self._providers[submission.provider] = provider
+            submission, spec = HistoryReader(self._store, job_id, sleep=self._sleep).read_job()
+            provider = self._open_provider(submission.provider, spec)
+            # Options are part of what it lists: a region, say.
+            options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")
+            self._providers[submission.provider, options] = provider
             self._controllers[job_id] = Controller(
                 self._store, job_id, provider, clock=self._clock, sleep=self._sleep
             )

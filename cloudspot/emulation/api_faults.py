@@ -53,7 +53,7 @@ class Faults:
     tag_lag_seconds: float = 0.0
     """For so long a tag or label that was set on a machine does not show."""
     denied: set[str] = field(default_factory=set)
-    """Rights that the caller lacks, such as ``ec2:RunInstances`` or ``iam:PassRole``."""
+    """Rights that the caller lacks, in the cloud's own words."""
     rejected_keys: set[str] = field(default_factory=set)
     """Access keys that the cloud does not know."""
     expired_keys: set[str] = field(default_factory=set)

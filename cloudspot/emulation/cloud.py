@@ -157,8 +157,8 @@ class EmulatedCloud(ABC):
     notice_seconds: ClassVar[float] = 120.0
     """How long before a reclaim this cloud tells the machine, where nobody says otherwise."""
     foreign_variables: ClassVar[tuple[str, ...]] = ()
-    """What variables of the user's environment begin with that must not reach COMMAND, such as ``AWS_``:
-    it would else use the user's own account."""
+    """Prefixes of the variables in the user's environment that must not reach COMMAND, which would
+    otherwise use the user's own account."""
     network: ClassVar[str] = "10.77.0.0/16"
     """The machines' addresses, where the host can give them any: see ``MachineHost.network``."""
     metadata_addresses: ClassVar[tuple[str, ...]] = ("169.254.169.254",)
@@ -167,7 +167,7 @@ class EmulatedCloud(ABC):
     """``module:attribute`` of the :class:`MetadataService`; imported beside each machine."""
     host_names: ClassVar[Mapping[str, str]] = {}
     """Names that resolve on each machine, with their addresses, such as
-    ``{"metadata.google.internal": "169.254.169.254"}``."""
+    ``{"metadata.internal": "169.254.169.254"}``."""
     fetch_user_data: ClassVar[str]
     """Shell commands (POSIX, with curl) by which the machine's boot prints the user data of the
     service at ``$METADATA_URL`` (no slash at its end) as the cloud's images do; an end with another

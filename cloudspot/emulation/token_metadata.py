@@ -1,4 +1,4 @@
-"""The make of a metadata service with session tokens and a tree of texts, as EC2 has begun it."""
+"""The base of metadata services that want session tokens and answer with a tree of texts."""
 
 from __future__ import annotations
 

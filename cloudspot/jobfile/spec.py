@@ -1,4 +1,4 @@
-"""The job file: ``job.toml`` as typed values, and what is wrong with it in the user's own terms."""
+"""The job file, ``job.toml``, as typed values; errors name its fields as the user wrote them."""
 
 from __future__ import annotations
 
@@ -15,72 +15,51 @@ from cloudspot.jobfile.quantities import (
     PositiveDuration,
     Size,
     or_word,
-    parse_duration,
     parse_money,
-    parse_size,
 )
 from cloudspot.jobfile.tables import CREDENTIAL_NAME, FieldError, convert
 from cloudspot.jobfile.tables import Path as FieldPath
 from cloudspot.jobfile.toml import apply_override, read_toml
 from cloudspot.model import Resources
 
-__all__ = [
-    "CheckpointSpec",
-    "JobSpec",
-    "LimitsSpec",
-    "LogsSpec",
-    "Nodes",
-    "ResourcesSpec",
-    "RunSpec",
-    "SpotSpec",
-    "check_files",
-    "check_store_url",
-    "decode_options",
-    "load_job",
-    "parse_duration",
-    "parse_size",
-    "spec_from_json",
-    "spec_to_json",
-]
-
 Options = TypeVar("Options", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=0)]
 PositiveCount = Annotated[int, msgspec.Meta(ge=1)]
 
 MAX_NAME_LENGTH: Final = 48
-"""Characters of a job's name: a job id is a DNS label of 63, and the rest is room for its suffix."""
+"""Characters of a job's name. A job id is a DNS label of up to 63: the rest is room for its suffix."""
 MAX_WORLD_SIZE: Final = 9999
-"""Training processes of a job: the keys in the bucket give a rank four digits."""
+"""Training processes of a job: keys in the bucket give a rank four digits."""
 
 _NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``nodes``: how many equal machines; an integer N in the file stands for N to N."""
+    """``nodes``: how many equal machines. An integer N in the file means N to N."""
 
     min: PositiveCount
-    """With fewer machines the job does not run."""
+    """The job does not run with fewer machines."""
     max: PositiveCount
-    """So many are launched."""
+    """How many are launched."""
 
 
 class ResourcesSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[resources]``: what one node must have at the least; what is left out, the provider chooses."""
+    """``[resources]``: what one node must have at least. The provider chooses what is left out."""
 
     accelerator: str | None = None
     """The vendor's or the provider's name, such as ``"A100"``."""
     accelerator_count: Count = 0
-    """How many of them; 0 stands for 1 where ``accelerator`` is given."""
+    """How many of them; with ``accelerator``, 0 means 1."""
     cpus: Count = 0
     """Virtual CPUs."""
     memory: Size = 0
-    """Of the machine, not of the accelerator."""
+    """The machine's own, without the accelerator's."""
     disk: Size = 0
-    """Room on its disk."""
+    """The size of its disk."""
 
     def to_model(self) -> Resources:
-        """Return the resources as the provisioners take them."""
+        """Return the resources in the form that provisioners take."""
         return Resources(
             accelerator=self.accelerator,
             accelerator_count=self.accelerator_count or (1 if self.accelerator else 0),
@@ -91,7 +70,7 @@ class ResourcesSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[run]``: the code, and how it starts."""
+    """``[run]``: the code and how it starts."""
 
     workdir: str = "."
     """The directory that is sent to the machines and run in, relative to the job file. In a git checkout its
@@ -99,92 +78,91 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     written like ``.gitignore``, leaves out more or brings files back. ``.git``, ``.env`` and ``.env.*`` are
     never sent."""
     setup: str | None = None
-    """Shell commands, run in the working directory once on each machine before the training."""
+    """Shell commands that run once on each machine, in the working directory, before the training."""
     entrypoint: str
     """The training script, inside ``run.workdir``. ``torchrun`` starts it."""
     args: tuple[str, ...] = ()
     """The script's arguments."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    """Environment of setup and training. Stored with the job for all to read who may read the store; a
-    variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are cloudspot's
-    own."""
+    """Environment variables for setup and training. Anyone who can read the store can read them, so a
+    variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved."""
     python: str | None = None
-    """The interpreter for setup and training; left out: the provider's."""
+    """The interpreter for setup and training; the provider's if left out."""
     secrets: tuple[str, ...] = ()
-    """Names of variables of your own environment, whose values setup and training get. They are stored
-    apart from the job when it is submitted, deleted when it ends, and appear in no record, log or request."""
+    """Names of variables in your own environment whose values setup and training get. The values are stored
+    apart from the job on submission, deleted when it ends, and appear in no record, log or request."""
 
 
 class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[spot]``: which market, and when waiting for it ends."""
+    """``[spot]``: which market to buy on, and how long to wait for it."""
 
     policy: Literal["spot", "spot-then-on-demand", "on-demand"] = "spot-then-on-demand"
-    """``"spot"`` takes nothing else and waits. ``"spot-then-on-demand"`` buys on demand when there is no
-    spot machine. ``"on-demand"`` takes nothing else."""
+    """``"spot"`` waits for spot machines. ``"spot-then-on-demand"`` buys on demand when there is no spot
+    machine. ``"on-demand"`` buys only on demand."""
     max_wait: Duration | None = None
-    """How long the job is without a machine, since it last ran or was submitted, before it buys on demand,
-    or with ``"spot"`` fails; left out: 10 minutes, and without end with ``"spot"``."""
+    """How long the job waits without a machine, since it last ran or was submitted, before it buys on
+    demand or, with ``"spot"``, fails. If left out: 10 minutes, or without end with ``"spot"``."""
     deadline: PositiveDuration | None = None
-    """After the submission: when the job should be done. When it would come too late otherwise,
-    ``"spot-then-on-demand"`` prefers machines on demand. It ends nothing."""
+    """How long after its submission the job should be done. ``"spot-then-on-demand"`` buys on demand when it
+    would otherwise be late. It ends nothing."""
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[checkpoint]``: how often, how many, and whose."""
+    """``[checkpoint]``: how often, how many, and who writes them."""
 
     interval: Annotated[PositiveDuration | None, or_word("auto")] = None
-    """Between two checkpoints of a session. ``"auto"`` weighs what a save costs against how often machines
-    go without notice."""
+    """The time between two checkpoints of a session. ``"auto"`` weighs what a save costs against how often
+    machines go without notice."""
     keep: PositiveCount = 3
-    """How many of the newest good checkpoints stay in the store."""
+    """How many good checkpoints, the newest, stay in the store."""
     directory: str | None = None
-    """For scripts that write their own: which directories, inside ``run.workdir``, such as
-    ``"output/checkpoint-*"``. The number that a name ends with is its step. Left out: the script uses a
+    """The checkpoint directories of a script that writes its own, inside ``run.workdir``, such as
+    ``"output/checkpoint-*"``. The number at the end of a name is its step. If left out, the script uses a
     session."""
     complete_file: str | None = None
-    """A file inside such a directory that the script writes last. Without one, a directory is complete when
-    it has not changed for 10 s while the script was running."""
+    """A file in such a directory that the script writes last. Without one, a directory is complete when it
+    has not changed for 10 s while the script was running."""
 
 
 class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[logs]``: how the nodes' logs are delivered."""
+    """``[logs]``: how logs are delivered."""
 
     flush_seconds: PositiveDuration = msgspec.field(default=2.0, name="flush")
-    """How long a line may wait on the machine before it is sent."""
+    """How long a line may wait on its machine before it is sent."""
 
 
 class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[limits]``: what ends the job before its time.
+    """``[limits]``: what ends the job early.
 
-    At ``max_cost`` and ``max_runtime`` it saves a checkpoint and stops.
+    At ``max_cost`` and ``max_runtime`` the job saves a checkpoint and stops.
     """
 
     max_cost: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """What may be spent on machines, in all."""
+    """What may be spent on machines in all."""
     currency: str | None = None
-    """Three letters, as ISO 4217 has them; ``max_cost = "40 USD"`` sets it. Left out: that of the offers."""
+    """The ISO 4217 code, such as ``USD``; ``max_cost = "40 USD"`` sets it too. If left out: the offers'."""
     max_runtime: PositiveDuration | None = None
-    """How long machines may run, over all launches; several nodes count once."""
+    """How long machines may run, summed over all launches; the nodes of a launch count once."""
     max_restarts: Count = 3
-    """How many failures are followed by another try. A reclaim is no failure."""
+    """How many failures without a new checkpoint in between lead to another try. Reclaims do not count."""
     stuck_after: Annotated[PositiveDuration | None, or_word("off")] = 1800.0
-    """A training with a session that makes no step for so long is restarted, and leaves its stack traces in
-    the log."""
+    """A training with a session that makes no step for this long is restarted; its stack traces are in the
+    log."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A valid job file."""
 
     name: str
-    """Lower-case letters, digits and inner hyphens, 48 at most. Job ids begin with it."""
+    """At most 48 lower-case letters, digits and inner hyphens. Job ids begin with it."""
     store: str | None = None
-    """Where everything about the job lies, such as ``"file:///data/cloudspot"``. Without credentials. Left
-    out: the one that the command line names, or the provider's default."""
+    """The URL below which everything about the job is kept, such as ``"file:///data/cloudspot"``, without
+    credentials. If left out: the one that the command line names, or the provider's default."""
     nodes: Nodes = Nodes(min=1, max=1)
-    """How many equal machines. With fewer than ``min`` the job does not run."""
+    """How many equal machines. The job does not run with fewer than ``min``."""
     procs_per_node: PositiveCount = 1
-    """Training processes on a machine (``torchrun --nproc-per-node``). With ``nodes.max`` at most 9999 in
-    all."""
+    """Training processes on each machine (``torchrun --nproc-per-node``); at most 9999 over all ``nodes.max``
+    machines."""
     resources: ResourcesSpec = ResourcesSpec()
     run: RunSpec
     spot: SpotSpec = SpotSpec()
@@ -192,25 +170,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     logs: LogsSpec = LogsSpec()
     limits: LimitsSpec = LimitsSpec()
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    """One table a provider, ``[providers.NAME]``. Only the table of the provider that runs the job is read,
-    and its plugin says what may stand in it; so one file can serve several."""
+    """A table for each provider, ``[providers.NAME]``; its plugin defines the fields. Only the table of the
+    provider that runs the job is read, so one file can serve several."""
 
 
 def load_job(path: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
-    """Read and check the job file; each of ``overrides`` is ``a.b=c`` as given to ``--set``.
+    """Read and check the job file; each of ``overrides`` is ``a.b=c``, as given to ``--set``.
 
-    The value of an override is read as TOML where it is TOML, else as a string. Whether the named
-    files exist is for :func:`check_files`, and a provider's table for :func:`decode_options`.
+    :func:`check_files` checks whether the files exist, :func:`decode_options` a provider's table.
 
     Raises:
-        SpecError: names the file, the field, what was found and, where there is one, the nearest right name.
+        SpecError: the message names the file, the field, what was found and, if any, the nearest right name.
     """
     raw = read_toml(path)
     changed = [apply_override(raw, text, JobSpec) for text in overrides]
     try:
         return _decode(raw)
     except FieldError as error:
-        # The field itself, one inside of it, or the table that an override made of a plain field.
+        # The field itself, one inside it, or the table that an override made of a plain field.
         is_ours = any(error.path[: len(key)] == key[: len(error.path)] for key in changed if error.path)
         raise SpecError(f"{'--set' if is_ours else path}: {error}") from None
 
@@ -222,10 +199,10 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
 
 
 def spec_from_json(value: Mapping[str, Any]) -> JobSpec:
-    """Return the spec that ``spec_to_json`` was given.
+    """Return the spec that ``spec_to_json`` turned into JSON values.
 
     Raises:
-        SpecError: the value is no such spec, or one of a newer cloudspot.
+        SpecError: the value is not a spec, or that of a newer cloudspot.
     """
     try:
         return _decode(value)
@@ -234,10 +211,10 @@ def spec_from_json(value: Mapping[str, Any]) -> JobSpec:
 
 
 def decode_options(spec: JobSpec, provider_name: str, options_type: type[Options]) -> Options:
-    """Return the table ``[providers.NAME]`` as the plugin's own type; an absent table is an empty one.
+    """Return the table ``[providers.NAME]`` as the plugin's own type; an absent table counts as empty.
 
     Raises:
-        SpecError: names ``providers.NAME.field`` and what was found.
+        SpecError: the message names ``providers.NAME.field`` and what was found.
     """
     return convert(spec.providers.get(provider_name, {}), options_type, at=("providers", provider_name))
 
@@ -250,28 +227,26 @@ def check_files(spec: JobSpec, base: Path) -> Path:
     """
     workdir = (base / spec.run.workdir).resolve()
     if not workdir.is_dir():
-        raise FieldError(("run", "workdir"), f'"{spec.run.workdir}" is no directory ({workdir})')
+        raise FieldError(("run", "workdir"), f'"{spec.run.workdir}" is not a directory ({workdir})')
     if not (workdir / spec.run.entrypoint).is_file():
         raise FieldError(
-            ("run", "entrypoint"), f'"{spec.run.entrypoint}" is no file in the working directory {workdir}'
+            ("run", "entrypoint"), f'"{spec.run.entrypoint}" is not a file in the working directory {workdir}'
         )
     return workdir
 
 
 def check_store_url(url: str, path: FieldPath) -> None:
-    """Refuse what is no URL of a store, or holds credentials; ``path`` is the field that holds it.
+    """Check that the URL could be a store's; ``path`` is the field that holds it.
 
     Raises:
-        FieldError: it is none, or holds some, which are not shown.
+        FieldError: it is malformed, or holds credentials, which the message does not show.
     """
     match = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([^/]*)(/.*)?", url)
     if match is None:
-        raise FieldError(
-            path, f'"{url}" is no URL; expected one such as file:///absolute/path or s3://bucket/prefix'
-        )
+        raise FieldError(path, f'"{url}" is not a store URL; expected one such as file:///absolute/path')
     if "@" in match[2]:
-        # Not shown: it may hold a password.
-        raise FieldError(path, "must not hold credentials; the provider finds them in its own way")
+        # The URL is not shown: it may hold a password.
+        raise FieldError(path, "must not hold credentials; the provider finds them itself")
 
 
 def _decode(raw: Mapping[str, Any]) -> JobSpec:
@@ -308,12 +283,12 @@ def _split_money(limits: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(spec: JobSpec) -> None:
-    """Refuse what is well typed and still wrong."""
+    """Refuse what is well typed but wrong."""
     if not _NAME.fullmatch(spec.name):
         near = re.sub(r"[^a-z0-9]+", "-", spec.name.lower())[:MAX_NAME_LENGTH].strip("-")
         raise FieldError(
             ("name",),
-            f'"{spec.name}" must be lower-case letters, digits and inner hyphens, {MAX_NAME_LENGTH} at most'
+            f'"{spec.name}" must be at most {MAX_NAME_LENGTH} lower-case letters, digits and inner hyphens'
             + (f'; did you mean "{near}"?' if near else ""),
         )
     if spec.nodes.min > spec.nodes.max:
@@ -342,7 +317,7 @@ def _check_inside(path: FieldPath, value: str) -> None:
 
 
 def _check_environment(run: RunSpec) -> None:
-    """Refuse names that the nodes' shell cannot set, and secrets in the wrong place."""
+    """Refuse names that a node's shell cannot set, and secrets in the wrong place."""
     for i, name in enumerate(run.secrets):
         _check_variable(("run", "secrets", i), name)
         if name in run.secrets[:i]:
@@ -350,7 +325,7 @@ def _check_environment(run: RunSpec) -> None:
         if name in run.env:
             raise FieldError(
                 ("run", "env", name),
-                "is also in run.secrets; leave it out here: its value comes from your environment",
+                "is in run.secrets too; leave it out here: its value comes from your environment",
             )
     for name, value in run.env.items():
         _check_variable(("run", "env"), name)
@@ -359,12 +334,12 @@ def _check_environment(run: RunSpec) -> None:
         if value and CREDENTIAL_NAME.fullmatch(name):
             raise FieldError(
                 ("run", "env", name),
-                f'looks like a credential, and run.env is stored for all to read; use secrets = ["{name}"]',
+                f'looks like a credential, which anyone could read in the store; use secrets = ["{name}"]',
             )
 
 
 def _check_variable(path: FieldPath, name: str) -> None:
     if not _VARIABLE.fullmatch(name):
-        raise FieldError(path, f"{name!r} is no name of an environment variable")
+        raise FieldError(path, f"{name!r} is not the name of an environment variable")
     if name.startswith("CLOUDSPOT_"):
-        raise FieldError(path, f"{name!r}: the names CLOUDSPOT_... are cloudspot's own")
+        raise FieldError(path, f"{name!r}: names that begin with CLOUDSPOT_ are reserved")

@@ -14,7 +14,6 @@ from time import sleep as real_sleep
 
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.extraction import extract_bundle, is_safe_link
 from cloudspot.jobstore.ignores import Ignores
@@ -82,7 +81,7 @@ def make_bundle(
     """
     workdir = workdir.resolve()
     if not workdir.is_dir():
-        raise BundleError(f"run.workdir: {workdir} is no directory")
+        raise BundleError(f"run.workdir: {workdir} is not a directory")
     try:
         skipped: list[str] = []
         entries = sorted(_walk(workdir, workdir, Ignores(workdir), skipped), key=lambda entry: entry.name)
@@ -103,18 +102,18 @@ def make_bundle(
 
 def put_bundle(
     store: ObjectStore,
+    key: str,
     bundle: Bundle,
     *,
     open_progress: OpenProgress = no_progress,
     sleep: Callable[[float], None] = real_sleep,
 ) -> None:
-    """Put the bundle under its hash; one that is there already is not put again.
+    """Put the bundle under ``key``; one that is there already is not put again.
 
     Raises:
         CorruptData: something else lies under its key.
         TransientError: the store failed; call again.
     """
-    key = keys.code(bundle.sha256)
     store = patient(store, sleep=sleep)
     try:
         # Its bytes are checked where they are used; here their number tells a foreign object cheaply.
@@ -184,7 +183,7 @@ def _check_entrypoint(workdir: Path, entrypoint: str, entries: list[_Entry]) -> 
     if any(entry.name == name for entry in entries):
         return
     if os.path.lexists(workdir / name):
-        reason = "is left out by .gitignore or .cloudspotignore, or is not a file inside of it"
+        reason = "is left out by .gitignore or .cloudspotignore, or is not a file inside it"
     else:
         reason = "does not exist"
     raise BundleError(f"run.entrypoint: {entrypoint!r} in {workdir} {reason}")

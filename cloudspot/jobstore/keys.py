@@ -166,6 +166,26 @@ def agent(sha256: str) -> str:
     return f"agents/{sha256}"
 
 
+def own_agent(job_id: str) -> str:
+    """Return the key of the same where a job has them for itself."""
+    return f"jobs/{job_id}/agent"
+
+
+def own_code(job_id: str) -> str:
+    """Return the key of a code bundle that a job has for itself."""
+    return f"jobs/{job_id}/code"
+
+
+def removals_prefix(shared: str) -> str:
+    """Return the prefix of the marks of those who may be deleting what jobs share under ``shared``."""
+    return f"{shared}.removals/"
+
+
+def removal(shared: str, job_id: str) -> str:
+    """Return the key of one such mark: the removal of the job has it from its first look to its end."""
+    return removals_prefix(shared) + job_id
+
+
 def code(sha256: str) -> str:
     """Return the key of a code bundle, by the SHA-256 of its bytes in hex; create-only."""
     return f"code/{sha256}"

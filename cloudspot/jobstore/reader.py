@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloudspot.errors import JobNotFound, ObjectMissing
+from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.generations import read_generations
 from cloudspot.jobstore.history import History, LaunchHistory
@@ -30,6 +31,7 @@ from cloudspot.jobstore.records import (
     Submission,
     Summary,
 )
+from cloudspot.jobstore.submission import read_submission
 
 _SLOT = re.compile(r"launches/(\d{6,})/nodes/(\d{4,})")
 _NODE = re.compile(r"nodes/(\d{6,})/(\d{4,})/(heartbeat|notice|exit\.json)")
@@ -117,11 +119,20 @@ class HistoryReader:
             num_records=len(journal),
         )
 
+    def read_job(self) -> tuple[Submission, JobSpec]:
+        """Return the job's submission and the job file in it, without the rest of its history.
+
+        Raises:
+            JobNotFound: there is no such job, or its submission was cut short.
+            CorruptData: the submission is malformed.
+            SpecError: this version of cloudspot cannot read the job file.
+            TransientError: the store does not answer.
+        """
+        submission = self._read_submission()
+        return submission, spec_from_json(submission.spec)
+
     def _read_submission(self) -> Submission:
-        if self._submission is None:
-            self._submission = self._get(keys.spec(self._job_id), Submission)
-        if self._submission is None:
-            raise JobNotFound(f"no job {self._job_id!r} in {self._store.url}")
+        self._submission = self._submission or read_submission(self._store, self._job_id)
         return self._submission
 
     def _read_launches(self, intents: Sequence[Intent]) -> None:

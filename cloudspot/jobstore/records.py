@@ -61,6 +61,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     writer: str
     agent: StagedAgent | None = None
     """None: the image has cloudspot."""
+    has_own_code: bool = False
+    """Code and agent lie below the job's own prefix, as somebody was deleting those that jobs share."""
 
 
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,10 +77,8 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
     """``index/<id>``, while the job is being removed: what has to be known when its submission is gone."""
 
-    code_sha256: str | None
-    """None: the job never had a submission."""
-    agent_sha256: str | None = None
-    """Of the staged agent; None: the job had none."""
+    shared: tuple[str, ...]
+    """The keys of the code and the agent that the job may share with others."""
 
 
 # --- journal ------------------------------------------------------------------------------------

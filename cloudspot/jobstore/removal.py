@@ -4,6 +4,11 @@ The order makes that so. First the job's entry in the index is replaced by a not
 the id taken to the end. Then the submission goes: from there on every reader says that there is no such job,
 and no controller takes what is left of the journal for one that has not begun. Then the rest, the code
 and the staged agent if no other job has them, the journal, and last the entry itself.
+
+Before a removal looks for others that have the code, it puts a mark beside it, which stays until the code is
+deleted or spared. A submission that stands in the index looks for such marks, and where it finds one it
+brings a copy of its own. So either the submission sees the mark, or the removal, which looks later, sees the
+submission. A removal that is cut short leaves its mark; that costs others a copy, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import list_jobs
-from cloudspot.jobstore.records import Removal, Submission
+from cloudspot.jobstore.records import Removal
+from cloudspot.jobstore.submission import read_submission, shared_keys
 from cloudspot.model import ObjectMeta
 
 NUM_THREADS = 8
@@ -91,8 +97,12 @@ def remove_job(
 
     for page in _pages(store, keys.job_prefix(job_id)):
         delete_all(meta for meta in page if not meta.key.startswith(journal))
-    for key in sorted(_not_shared(store, _shareable(removal.code_sha256, removal.agent_sha256), job_id)):
+    for key in removal.shared:
+        store.put(keys.removal(key, job_id), b"")
+    for key in sorted(_not_shared(store, frozenset(removal.shared), job_id)):
         store.delete(key)
+    for key in removal.shared:
+        store.delete(keys.removal(key, job_id))
     # Again, for what a controller wrote that was in the middle of its pass: a summary.
     for page in _pages(store, keys.job_prefix(job_id)):
         delete_all(page)
@@ -104,26 +114,17 @@ def _begin(store: ObjectStore, job_id: str) -> Removal:
     entry = read_entry(store, job_id)
     if entry.removal is not None:
         return entry.removal
-    submission = _read_submission(store, job_id)
-    agent = None if submission is None else submission.agent
-    removal = Removal(
-        code_sha256=None if submission is None else submission.code_sha256,
-        agent_sha256=None if agent is None else agent.sha256,
-    )
+    try:
+        shared = tuple(sorted(shared_keys(read_submission(store, job_id))))
+    except JobNotFound:
+        shared = ()  # It was cut short.
+    removal = Removal(shared=shared)
     store.put(keys.index(job_id), codec.encode(removal))
     return removal
 
 
 def _parse(data: bytes, key: str) -> Removal | None:
     return codec.decode(data, Removal, key=key) if data.startswith(_NOTE) else None
-
-
-def _read_submission(store: ObjectStore, job_id: str) -> Submission | None:
-    key = keys.spec(job_id)
-    try:
-        return codec.decode(store.get(key), Submission, key=key)
-    except ObjectMissing:
-        return None
 
 
 def _pages(store: ObjectStore, prefix: str) -> Iterable[tuple[ObjectMeta, ...]]:
@@ -136,33 +137,26 @@ def _pages(store: ObjectStore, prefix: str) -> Iterable[tuple[ObjectMeta, ...]]:
             return
 
 
-def _shareable(code_sha256: str | None, agent_sha256: str | None) -> frozenset[str]:
-    """Return the keys of what a job may share with others."""
-    code = set() if code_sha256 is None else {keys.code(code_sha256)}
-    return frozenset(code if agent_sha256 is None else {*code, keys.agent(agent_sha256)})
-
-
-def _not_shared(store: ObjectStore, shareable: frozenset[str], job_id: str) -> frozenset[str]:
+def _not_shared(store: ObjectStore, shared: frozenset[str], job_id: str) -> frozenset[str]:
     """Return those of the keys that no other job needs, or may need."""
-    left, seen = shareable, {job_id}
+    left, seen = shared, {job_id}
     # Looked at again before anything goes: a job may have been submitted meanwhile.
     while left and (new := sorted(set(list_jobs(store)) - seen)):
-        needed = each(lambda other: _may_need(store, other, shareable), new, num_threads=NUM_THREADS)
+        needed = each(lambda other: _may_need(store, other, shared), new, num_threads=NUM_THREADS)
         left = left.difference(*needed)
         seen.update(new)
     return left
 
 
-def _may_need(store: ObjectStore, job_id: str, shareable: frozenset[str]) -> frozenset[str]:
+def _may_need(store: ObjectStore, job_id: str, shared: frozenset[str]) -> frozenset[str]:
     """Return what a job needs of the keys, or may need."""
     try:
-        submission = _read_submission(store, job_id)
-        if submission is not None:
-            agent = submission.agent
-            return _shareable(submission.code_sha256, None if agent is None else agent.sha256)
-        # Without a submission: under way, cut short, or half removed; the last has no use for them.
-        return shareable if read_entry(store, job_id).removal is None else frozenset()
+        try:
+            return shared_keys(read_submission(store, job_id))
+        except JobNotFound:
+            # Under way, cut short, or half removed; the last has no use for them.
+            return shared if read_entry(store, job_id).removal is None else frozenset()
     except JobNotFound:
         return frozenset()
     except CorruptData:
-        return shareable
+        return shared

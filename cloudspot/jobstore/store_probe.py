@@ -1,4 +1,4 @@
-"""Proves, before a job stands on it, that a store refuses a second create."""
+"""Proves, before a job relies on it, that a store refuses a second create of a key."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cloudspot.retrying import retry
 def probe(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Create a random key twice: the second time must be refused and must change nothing.
 
-    Some S3-like servers ignore the condition and overwrite, and so does OSS on a versioned bucket: on
-    them two controllers would both win, and a job would train twice. The key is deleted again.
+    Some servers ignore the condition and overwrite, others do so only on a bucket with versioning. There two
+    controllers would both win, and a job would train twice. The key is deleted again.
 
     Raises:
-        StoreRefused: the store does not keep its promise; the message says what it did.
-        AuthError: it may not be written, read or cleaned up.
+        StoreRefused: the store breaks its promise; the message says what it did.
+        AuthError: the rights to write, read or delete are missing.
         TransientError: it does not answer; nothing is known.
     """
     key = keys.probe(new_nonce())
@@ -37,7 +37,7 @@ def probe(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) ->
         if _second_create_is_accepted(store, key, second, sleep):
             raise StoreRefused(
                 f"{store.url}: a second create of the same key was accepted, so that two writers could both "
-                "win; use a store that refuses it (on OSS, a bucket without versioning)"
+                "win; use another store, or a bucket that never had versioning"
             )
         found = _get(store, key)
         if found != first:

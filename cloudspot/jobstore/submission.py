@@ -12,7 +12,7 @@ import msgspec
 
 from cloudspot import __version__
 from cloudspot.boot.agentarchive import AgentArchive
-from cloudspot.errors import CloudspotError, JobExists, ObjectMissing, SpecError
+from cloudspot.errors import CloudspotError, JobExists, JobNotFound, ObjectMissing, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_to_json
 from cloudspot.jobstore import codec, keys
@@ -74,21 +74,45 @@ def submit(
     if create(store, keys.index(job_id), submission.writer.encode(), sleep=sleep) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
     try:
-        put_bundle(store, bundle, open_progress=open_progress, sleep=sleep)
-        if agent is not None:
-            _put_agent(store, agent, open_progress=open_progress, sleep=sleep)
+        # The id is reserved: a removal that begins to delete what jobs share after this look finds this job.
+        has_own_code = any(_is_being_deleted(store, key) for key in shared_keys(submission))
+        submission = msgspec.structs.replace(submission, has_own_code=has_own_code)
+        put_bundle(store, code_key(submission), bundle, open_progress=open_progress, sleep=sleep)
+        if agent is not None and submission.agent is not None:
+            _put_agent(
+                store,
+                agent_key(submission, submission.agent),
+                agent,
+                open_progress=open_progress,
+                sleep=sleep,
+            )
         if secrets.values:
             store.put(keys.secrets(job_id), codec.encode(secrets))
     except BaseException:  # Ctrl-C too.
         # No record was put: nobody knows the job, and its id may be used again.
         with suppress(CloudspotError):
-            store.delete(keys.secrets(job_id))
+            for key in (keys.secrets(job_id), keys.own_code(job_id), keys.own_agent(job_id)):
+                store.delete(key)
             store.delete(keys.index(job_id))
         raise
     data = codec.encode(submission)
     if create(store, keys.spec(job_id), data, sleep=sleep) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
     return codec.decode(data, Submission)  # As every reader sees it: JSON has lists and no tuples.
+
+
+def read_submission(store: ObjectStore, job_id: str) -> Submission:
+    """Return the job's submission; ``HistoryReader.read_job`` checks the job file in it too.
+
+    Raises:
+        JobNotFound: there is no such job, or its submission was cut short.
+        CorruptData: the submission is malformed.
+    """
+    key = keys.spec(job_id)
+    try:
+        return codec.decode(patient(store).get(key), Submission, key=key)
+    except ObjectMissing:
+        raise JobNotFound(f"no job {job_id!r} in {store.url}") from None
 
 
 def new_submission(
@@ -111,11 +135,39 @@ def new_submission(
     )
 
 
+def code_key(submission: Submission) -> str:
+    """Return the key of the job's code."""
+    return keys.own_code(submission.job_id) if submission.has_own_code else keys.code(submission.code_sha256)
+
+
+def agent_key(submission: Submission, agent: StagedAgent) -> str:
+    """Return the key of the job's staged agent."""
+    return keys.own_agent(submission.job_id) if submission.has_own_code else keys.agent(agent.sha256)
+
+
+def shared_keys(submission: Submission) -> frozenset[str]:
+    """Return the keys of what the job shares with others, or may share."""
+    if submission.has_own_code:
+        return frozenset()
+    agent = submission.agent
+    return frozenset(
+        {code_key(submission)} if agent is None else {code_key(submission), agent_key(submission, agent)}
+    )
+
+
+def _is_being_deleted(store: ObjectStore, shared: str) -> bool:
+    return bool(store.list_page(keys.removals_prefix(shared), limit=1).objects)
+
+
 def _put_agent(
-    store: ObjectStore, agent: AgentArchive, *, open_progress: OpenProgress, sleep: Callable[[float], None]
+    store: ObjectStore,
+    key: str,
+    agent: AgentArchive,
+    *,
+    open_progress: OpenProgress,
+    sleep: Callable[[float], None],
 ) -> None:
-    """Put the archive under its hash, once for all jobs; a node checks its bytes."""
-    key = keys.agent(agent.sha256)
+    """Put the archive unless it is there; a node checks its bytes."""
     try:
         is_there = store.head(key).size == len(agent.data)
     except ObjectMissing:

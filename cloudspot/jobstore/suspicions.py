@@ -33,6 +33,14 @@ def write_suspicions(store: ObjectStore, job_id: str, suspicions: Suspicions) ->
     patient(store).put(keys.suspicions(job_id), codec.encode(suspicions))
 
 
+def last_written(store: ObjectStore, job_id: str) -> datetime | None:
+    """Return when anything was left last, by the store's clock; None: nothing is."""
+    try:
+        return patient(store).head(keys.suspicions(job_id)).modified_at
+    except ObjectMissing:
+        return None
+
+
 def delete_suspicions(store: ObjectStore, job_id: str) -> None:
     """Leave nothing."""
     patient(store).delete(keys.suspicions(job_id))

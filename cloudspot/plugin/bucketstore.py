@@ -1,12 +1,13 @@
-"""An object store in a cloud's bucket: all that S3, Cloud Storage and OSS have in common."""
+"""An object store in a cloud's bucket: all that the stores of several clouds have in common."""
 
 from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from cloudspot.errors import CloudspotError, ObjectMissing, StoreRefused
 from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
@@ -37,24 +38,29 @@ class BucketStore(ObjectStore):
     writer's mark, so that the store recognizes its own.
     """
 
+    bucket_type: ClassVar[Callable[..., Bucket]]
+    """Called with the URL, ``clients`` and ``sleep``."""
+    upload_type: ClassVar[Callable[..., PartedRequests]]
+    """Called with the bucket, a key and ``if_absent``; returns the requests of one upload."""
+    num_threads: ClassVar[int] = NUM_THREADS
+    """How many parts of a stream go up at once."""
+
     def __init__(
         self,
-        bucket: Bucket,
-        uploads: Callable[..., PartedRequests],
+        url: str,
         *,
+        clients: Any = None,
         part_bytes: int = PART_BYTES,
-        num_threads: int = NUM_THREADS,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Do no I/O.
+        """Read the URL; no I/O. Streams go up in parts of ``part_bytes``; ``clients`` are the plugin's.
 
-        ``uploads(key, if_absent=...)`` returns the requests of one upload. Streams go up in parts of
-        ``part_bytes``, ``num_threads`` of them at once.
+        Raises:
+            SpecError: ``url`` is not ``scheme://bucket`` or ``scheme://bucket/prefix``.
         """
-        self.url = bucket.url
-        self._bucket = bucket
-        self._uploads = uploads
+        self.url = url
+        self.bucket = type(self).bucket_type(url, clients, sleep)
         self._part_bytes = part_bytes
-        self._num_threads = num_threads
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -64,15 +70,15 @@ class BucketStore(ObjectStore):
 
         A replacing put whose answer is lost is not made again: it might undo a later one.
         """
-        requests, writer = self._uploads(key, if_absent=if_absent), secrets.token_hex(16)
+        requests, writer = self._requests(key, if_absent=if_absent), secrets.token_hex(16)
         with memoryview(data) as given, given.cast("B") as view:
             if not if_absent:
-                retry(lambda: requests.put(writer, view), sleep=self._bucket.sleep, kind=Passing)
+                retry(lambda: requests.put(writer, view), sleep=self.bucket.sleep, kind=Passing)
                 return
             settle(
                 lambda: requests.put(writer, view),
                 is_ours=lambda: self._writer_of(key) == writer,
-                sleep=self._bucket.sleep,
+                sleep=self.bucket.sleep,
             )
 
     def get(self, key: str) -> bytes:
@@ -108,21 +114,21 @@ class BucketStore(ObjectStore):
                         with view[filled : min(filled + READ_BYTES, length)] as block:
                             count = found.body.readinto(block)
                         if not count:
-                            raise self._bucket.cut_off(key, filled, length)
+                            raise self.bucket.cut_off(key, filled, length)
                         filled += count
                     with view[:length] as data:
                         found.verify(data)
                     return length
 
             try:
-                return self._bucket.ask("read", key, fill)
+                return self.bucket.ask("read", key, fill)
             except RangeBeyondEnd:
                 return 0
 
     def head(self, key: str) -> ObjectMeta:
         """Return what is known of the object; see ObjectStore."""
-        name = self._bucket.full(key)
-        found = self._bucket.ask("read", key, lambda client: self._bucket.head(client, name))
+        name = self.bucket.full(key)
+        found = self.bucket.ask("read", key, lambda client: self.bucket.head(client, name))
         return ObjectMeta(key=key, size=found.size, modified_at=found.modified_at)
 
     def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
@@ -132,12 +138,12 @@ class BucketStore(ObjectStore):
         """
         if limit < 1:
             raise ValueError(f"limit must be >= 1: got {limit}")
-        ours = self._bucket.prefix
+        ours = self.bucket.prefix
         start = None if after is None else ours + after
-        found, has_more = self._bucket.ask(
+        found, has_more = self.bucket.ask(
             "list",
             prefix,
-            lambda client: self._bucket.list_names(
+            lambda client: self.bucket.list_names(
                 client, ours + prefix, after=start, limit=min(limit, MAX_PAGE)
             ),
         )
@@ -153,23 +159,23 @@ class BucketStore(ObjectStore):
 
     def delete(self, key: str) -> None:
         """Remove the object; see ObjectStore."""
-        name = self._bucket.full(key)
+        name = self.bucket.full(key)
         try:
-            self._bucket.ask("delete", key, lambda client: self._bucket.delete(client, name))
+            self.bucket.ask("delete", key, lambda client: self.bucket.delete(client, name))
         except ObjectMissing:
             return
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start a streamed put; see ObjectStore. Holds a part for each thread in memory, and one more."""
         return PartedUpload(
-            self._uploads(key, if_absent=if_absent),
+            self._requests(key, if_absent=if_absent),
             key=key,
             url=self.url,
             if_absent=if_absent,
             found_writer=lambda: self._writer_of(key),
             part_bytes=self._part_bytes,
-            num_threads=self._num_threads,
-            sleep=self._bucket.sleep,
+            num_threads=self.num_threads,
+            sleep=self.bucket.sleep,
         )
 
     def presign_get(self, key: str, *, seconds: float) -> str:
@@ -178,11 +184,11 @@ class BucketStore(ObjectStore):
         Raises:
             ValueError: ``seconds`` is not in 1 to 604,800, which is the longest that clouds sign for.
         """
-        name = self._bucket.full(key)
+        name = self.bucket.full(key)
         if not 1 <= seconds <= MAX_PRESIGN_SECONDS:
             raise ValueError(f"seconds must be in 1 to {MAX_PRESIGN_SECONDS}: got {seconds}")
-        return self._bucket.ask(
-            "sign for", key, lambda client: self._bucket.sign_get(client, name, math.ceil(seconds))
+        return self.bucket.ask(
+            "sign for", key, lambda client: self.bucket.sign_get(client, name, math.ceil(seconds))
         )
 
     def check(self) -> Sequence[CheckResult]:
@@ -191,13 +197,16 @@ class BucketStore(ObjectStore):
             self.list_page("", limit=1)
         except CloudspotError as error:
             return (CheckResult(name="bucket", ok=False, detail=str(error)),)
-        return (CheckResult(name="bucket", ok=True, detail=self.url), *self._bucket.check_settings())
+        return (CheckResult(name="bucket", ok=True, detail=self.url), *self.bucket.check_settings())
+
+    def _requests(self, key: str, *, if_absent: bool) -> PartedRequests:
+        return type(self).upload_type(self.bucket, key, if_absent=if_absent)
 
     def _writer_of(self, key: str) -> str | None:
         """Return who wrote the object that stands there ("" unknown), or None where there is none."""
-        name = self._bucket.full(key)
+        name = self.bucket.full(key)
         try:
-            return self._bucket.ask("read", key, lambda client: self._bucket.head(client, name)).writer
+            return self.bucket.ask("read", key, lambda client: self.bucket.head(client, name)).writer
         except ObjectMissing:
             return None
 
@@ -209,14 +218,14 @@ class BucketStore(ObjectStore):
                 while len(data) < num_bytes:
                     more = found.body.read(num_bytes - len(data))
                     if not more:
-                        raise self._bucket.cut_off(key, len(data), num_bytes)
+                        raise self.bucket.cut_off(key, len(data), num_bytes)
                     data += more
                 with memoryview(data) as view:
                     found.verify(view)
                 return data
 
         try:
-            return self._bucket.ask("read", key, read)
+            return self.bucket.ask("read", key, read)
         except RangeBeyondEnd:
             return b""
 
@@ -225,7 +234,7 @@ class BucketStore(ObjectStore):
         self, client: Any, key: str, span: tuple[int, int] | None
     ) -> Iterator[tuple[Download, int]]:
         """Lend the answer to a read, and how many bytes it has."""
-        found = self._bucket.download(client, self._bucket.full(key), span)
+        found = self.bucket.download(client, self.bucket.full(key), span)
         try:
             if found.num_bytes is None:
                 raise StoreRefused(

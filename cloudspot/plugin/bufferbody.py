@@ -6,14 +6,14 @@ import io
 from typing import Final
 
 BLOCK_BYTES: Final = 1 << 20
-"""What is handed to the socket at once: enough that Python costs nothing beside the copying."""
+"""How much the socket gets at once: enough that Python costs nothing beside the copying."""
 
 
 class LentBody:
-    """A buffer as the file-like object that an HTTP client sends without copying it.
+    """A buffer as a file-like object, which HTTP clients send without copying it.
 
-    ``read`` returns views, and more than it was asked for: botocore, requests and urllib3 pass each on to
-    ``socket.sendall`` as it is, and ask for 16 KiB at a time.
+    ``read`` returns views, and more than was asked for: botocore, requests and urllib3 ask for 16 KiB at a
+    time, and pass each view to ``socket.sendall`` as it is.
     """
 
     def __init__(self, view: memoryview) -> None:
@@ -45,7 +45,7 @@ class LentBody:
         return self._position
 
     def release(self) -> None:
-        """Take back the view that was lent: in an error's traceback it would keep the buffer exported."""
+        """Take back the view that was lent: a traceback that holds it would keep the buffer exported."""
         if self._lent is not None:
             self._lent.release()
             self._lent = None

@@ -11,7 +11,7 @@ from cloudspot.interfaces import Provisioner
 from cloudspot.model import CheckResult, InstanceGroup, Market, Offer, Resources
 
 MAX_SKEW_SECONDS = 240.0
-"""Clouds refuse a request whose time is about five minutes off."""
+"""Clouds refuse a request as expired when its time is five minutes off or more."""
 
 
 class Checklist:

@@ -1,4 +1,4 @@
-"""From what a log service shows to lines: parts joined, repeats dropped, in the order of their numbers."""
+"""Makes lines of what a log service shows: joins parts, drops repeats, and orders by number."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import msgspec
 from cloudspot.model import LogRecord
 
 MAX_WAITING = 10_000
-"""So many lines wait for one that is missing before them; then it counts as lost."""
+"""How many lines wait for one that is missing before them; then it counts as lost."""
 SETTLED_MS = 60_000
-"""What was delivered so long ago and does not show will not."""
+"""A line that was delivered this long ago and does not show is lost."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Arrival:
 
     record: LogRecord
     at_ms: int
-    """The time that the service sorts it by."""
+    """The time by which the service sorts it."""
     ingested_ms: int
-    """When the service got it."""
+    """When the service received it."""
 
 
 class Joiner:
-    """Puts lines together that a service holds in several entries. They come when all parts have."""
+    """Joins lines that a service holds in several entries: a line is complete once all its parts came."""
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, str]] = {}
@@ -49,7 +49,7 @@ class Joiner:
 
 
 class Order:
-    """Passes lines on in the order of their numbers, each once."""
+    """Yields lines in the order of their numbers, each once."""
 
     def __init__(self, after: int) -> None:
         self._next = after + 1
@@ -57,7 +57,7 @@ class Order:
         self._num_added = 0
 
     def add(self, arrival: Arrival) -> Iterator[Arrival]:
-        """Yield what can be passed on now."""
+        """Take a line, and yield those that are next."""
         if arrival.record.seq < self._next:
             return
         self._num_added += 1
@@ -66,7 +66,7 @@ class Order:
             yield from self._pop()
 
     def rest(self, *, now_ms: int) -> Iterator[Arrival]:
-        """Yield what waits after a gap, but not what is so new that the gap may still close."""
+        """Yield what waits after a gap, except lines so new that the gap may still close."""
         while self._waiting:
             seq, _, arrival = self._waiting[0]
             if seq > self._next and now_ms - arrival.ingested_ms < SETTLED_MS:
@@ -75,7 +75,7 @@ class Order:
 
     @property
     def waiting(self) -> Iterator[Arrival]:
-        """Yield, in no order, what has not been passed on."""
+        """Yield, in no order, what has not been yielded."""
         yield from (arrival for _, _, arrival in self._waiting)
 
     def _pop(self) -> Iterator[Arrival]:
@@ -86,9 +86,9 @@ class Order:
 
 
 def read_back(pages: Iterator[list[Arrival]]) -> Iterator[LogRecord]:
-    """Yield lines from the newest back, each once, from pages that come from the end of a stream.
+    """Yield lines from the newest back, each once, from a stream's pages, the last page first.
 
-    Asks for no more pages than are needed. A line that no page has any more is passed over.
+    Asks for no more pages than needed, and skips lines that are on no page any more.
     """
     held: dict[int, LogRecord] = {}
     top: int | None = None
@@ -105,7 +105,7 @@ def read_back(pages: Iterator[list[Arrival]]) -> Iterator[LogRecord]:
         if not held:
             return
         if top not in held:
-            top = max(held)  # Nobody has the lines between.
+            top = max(held)  # The lines in between are lost.
         assert top is not None
         yield held.pop(top)
         top -= 1

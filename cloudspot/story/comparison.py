@@ -13,7 +13,7 @@ from cloudspot.jobstore.extraction import Member
 from cloudspot.jobstore.history import History
 from cloudspot.story.ledger import bill
 from cloudspot.story.progress import newest_step, steps_lost
-from cloudspot.story.report import metrics
+from cloudspot.story.report import metrics, steps_lost_json
 from cloudspot.story.states import job_state
 from cloudspot.story.timeline import Timeline
 
@@ -122,7 +122,7 @@ def results(history: History, times: Timeline, now: datetime) -> dict[str, Any]:
         "state": job_state(history),
         "offers": list(dict.fromkeys(launch.intent.offer.key for launch in history.attempts)),
         "step": newest_step(history),
-        "steps_lost": steps_lost(history),
+        **steps_lost_json(steps_lost(history)),
         "attempts": len(history.attempts),
         "generations": len(history.generations),
         "notices": sum(len(launch.notices) for launch in history.launches),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Exit, Generation, Heartbeat
@@ -33,34 +35,46 @@ def steps_total(history: History) -> int | None:
     return None
 
 
-def steps_lost(history: History) -> int | None:
+@dataclass(frozen=True)
+class StepsLost:
+    """How many begun steps had to be made again."""
+
+    num_steps: int
+    is_exact: bool
+    """False: there may be more. Of a machine that ended without a word only an older heartbeat is known."""
+
+
+def steps_lost(history: History) -> StepsLost | None:
     """Return how many begun steps were made again: for each restart, from its checkpoint to the loss.
 
     None where a script without a session was started again: nobody has counted its steps.
     """
-    lost = 0
+    total = StepsLost(0, is_exact=True)
     for number in range(1, len(history.generations)):
-        of_one = steps_lost_by(history, number)
-        if of_one is None:
+        lost = steps_lost_by(history, number)
+        if lost is None:
             return None
-        lost += of_one
-    return lost
+        total = StepsLost(total.num_steps + lost.num_steps, total.is_exact and lost.is_exact)
+    return total
 
 
-def steps_lost_by(history: History, number: int) -> int | None:
-    """Return how many steps that generation ``number`` had begun the next one did not resume behind.
+def steps_lost_by(history: History, number: int) -> StepsLost | None:
+    """Return how many of the steps that generation ``number`` had begun were made again by the next one.
 
-    Steps of still older generations count too, where the next one had to go back further. 0 for the
-    newest generation; None where the script has no session: nobody has counted its steps.
+    Steps of still older generations count too, where the next one had to go back further. None where the
+    script has no session: nobody has counted its steps.
     """
     if number >= len(history.generations):
-        return 0
+        return StepsLost(0, is_exact=True)
     if has_no_session(history):
         return None
     before, after = history.generations[number - 1], history.generations[number]
-    # Its heartbeat has moved on: a node that goes on says itself how far it was.
-    reached = last_step(history, before) if after.reached_step is None else after.reached_step
-    return max(0, reached - first_step(after))
+    if after.reached_step is not None:
+        # Its heartbeat has moved on: a node that goes on says itself how far it was.
+        reached, is_exact = after.reached_step, True
+    else:
+        reached, is_exact = last_step(history, before), bool(_exits_from(history, before))
+    return StepsLost(max(0, reached - first_step(after)), is_exact)
 
 
 def first_step(generation: Generation) -> int:
@@ -75,7 +89,7 @@ def last_step(history: History, generation: Generation) -> int:
     if not 1 <= generation.launch <= len(history.launches):
         return max(steps)
     launch = history.launches[generation.launch - 1]
-    exits = [one for one in own_exits(launch) if one.generation == generation.number]
+    exits = _exits_from(history, generation)
     if exits:
         # A drained node's word is the step of its commit; heartbeats and notices are older.
         return max([*steps, *(one.step for one in exits)])
@@ -83,6 +97,14 @@ def last_step(history: History, generation: Generation) -> int:
     if last_generation(history, launch) == generation:
         steps += [notice.step for notice in launch.notices.values()]
     return max(steps)
+
+
+def _exits_from(history: History, generation: Generation) -> list[Exit]:
+    """Return the last words of nodes that ended in the generation."""
+    if not 1 <= generation.launch <= len(history.launches):
+        return []
+    exits = own_exits(history.launches[generation.launch - 1])
+    return [one for one in exits if one.generation == generation.number]
 
 
 def has_no_session(history: History) -> bool:

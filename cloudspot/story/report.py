@@ -13,7 +13,14 @@ from cloudspot.story.advice import silence, warnings
 from cloudspot.story.answers import Answer
 from cloudspot.story.ledger import Ledger, LedgerLine, bill
 from cloudspot.story.outcomes import end_by_nodes, own_exit
-from cloudspot.story.progress import last_commit_id, newest_step, own_exits, steps_lost, steps_total
+from cloudspot.story.progress import (
+    StepsLost,
+    last_commit_id,
+    newest_step,
+    own_exits,
+    steps_lost,
+    steps_total,
+)
 from cloudspot.story.states import ended_at, is_over, job_state
 from cloudspot.story.stretches import Stretch
 from cloudspot.story.timeline import timeline
@@ -58,7 +65,7 @@ def show_json(
         "notices": [_notice(one) for one in times.answers],
         "step": newest_step(history),
         "steps_total": steps_total(history),
-        "steps_lost": steps_lost(history),
+        **steps_lost_json(steps_lost(history)),
         "metrics": metrics(history),
         "last_commit": None
         if newest is None
@@ -229,7 +236,15 @@ def _generation(generation: Generation, part: Stretch) -> dict[str, Any]:
         "training_from": None if part.started is None else _time(part.started),
         "training_until": None if part.ended is None else _time(part.ended),
         "last_step": part.last_step,
-        "steps_lost": part.steps_lost,
+        **steps_lost_json(part.steps_lost),
+    }
+
+
+def steps_lost_json(lost: StepsLost | None) -> dict[str, Any]:
+    """Return the steps that were made again as JSON values; None: nobody has counted them."""
+    return {
+        "steps_lost": None if lost is None else lost.num_steps,
+        "steps_lost_is_exact": lost is not None and lost.is_exact,
     }
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Heartbeat, Phase
 from cloudspot.story.outcomes import own_exit
-from cloudspot.story.progress import has_no_session, last_step, steps_lost_by
+from cloudspot.story.progress import StepsLost, has_no_session, last_step, steps_lost_by
 from cloudspot.story.states import job_state
 
 OVER = frozenset({"uploading", "ending", "restoring"})
@@ -33,8 +33,8 @@ class Stretch:
     """The newest step is in that state: behind ``kept_until`` nothing was trained any more."""
     last_step: int
     """The newest step begun."""
-    steps_lost: int | None
-    """That the next generation made again; None: nobody has counted them."""
+    steps_lost: StepsLost | None
+    """Those that the next generation made again; None: nobody has counted them."""
 
 
 def stretches(
@@ -140,7 +140,8 @@ class _Kept:
             restored, commit = current.restore_from, commits.get(current.restore_from)
             found = current.sealed_at or (None if commit is None else sealed_at(commit))
             self._sealed[restored.generation] = found
-            if restored.generation == current.number - 1 and steps_lost_by(history, restored.generation) == 0:
+            lost = steps_lost_by(history, restored.generation)
+            if restored.generation == current.number - 1 and lost == StepsLost(0, is_exact=True):
                 self.drained.add(restored.generation)
             current = history.generations[restored.generation - 1]
 

@@ -1,15 +1,14 @@
-"""A store that fails on purpose: refused calls, lost answers, outages, and hooks around puts and deletes."""
+"""A store that fails on purpose: failed calls, lost answers, outages, and hooks around puts and deletes."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -18,30 +17,29 @@ import msgspec
 from cloudspot.decoding import decode
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.interfaces import Data, ObjectStore, Upload
-from cloudspot.model import ObjectMeta, ObjectPage
+from cloudspot.jobstore.wrapped_store import T, WrappedStore
 
 
 class Outage(msgspec.Struct, frozen=True, kw_only=True):
-    """A time in which every call fails before it does anything, by the store's clock."""
+    """A time, by the store's clock, in which every call fails before it does anything."""
 
     start: float
-    """Inclusive; of ``time.time()`` unless the store was given another clock."""
+    """Inclusive; in ``time.time()`` unless the store has another clock."""
     end: float
     """Exclusive."""
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True):
-    """A point around a put or a delete at which something happens once (by default: SIGKILL to us)."""
+    """A point before or after a put or a delete at which something happens once: by default, SIGKILL."""
 
     keys: str
     """A glob over whole keys; ``*`` also matches ``/``."""
     when: Literal["before", "after"]
     skip: int = 0
-    """How many matching calls this process makes before the one that the hook meets; where ``when`` is
-    ``after``, only calls that succeeded count."""
+    """How many matching calls this process makes first; with ``after``, only calls that succeeded count."""
     method: Literal["put", "delete"] = "put"
     action: str = "kill"
-    """Passed on to ``on_hook``, which gives it its meaning."""
+    """Passed to ``on_hook``, which gives it its meaning."""
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,10 +48,10 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fail_every: int | None = None
     """Each Nth call raises TransientError before it does anything; at least 2."""
     lose_every: int | None = None
-    """Each Nth put that succeeded raises TransientError nevertheless. 1 loses every answer: then only
-    create-only puts, which are settled by reading back, ever come to an end."""
+    """Each Nth put that succeeded raises TransientError nevertheless. With 1, only create-only puts ever end:
+    reading back settles them."""
     lose_keys: str = "*"
-    """A glob: only puts of such keys lose their answer, and only they are counted for it."""
+    """A glob: only puts of such keys are counted, and lose their answer."""
     outages: tuple[Outage, ...] = ()
     hooks: tuple[Hook, ...] = ()
 
@@ -62,7 +60,7 @@ def load_plan(path: Path) -> FaultPlan:
     """Read a plan from its JSON file.
 
     Raises:
-        SpecError: it is no plan.
+        SpecError: it is not a plan.
     """
     try:
         plan: FaultPlan = decode(path.read_bytes(), FaultPlan)
@@ -72,16 +70,15 @@ def load_plan(path: Path) -> FaultPlan:
 
 
 def kill_this_process(*_: object) -> None:
-    """End this process as a power cut would; what a hook does unless told otherwise."""
+    """End this process as a power cut would: what a hook does by default."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class FaultyStore(ObjectStore):
+class FaultyStore(WrappedStore):
     """Wraps a store and follows a plan of faults.
 
-    Counters are this process's own; that a hook has fired is remembered in ``state_dir``, so that a
-    process which is started again after its kill is not killed again. ``calls`` counts what reached
-    this store by method, for tests that bound the number of requests.
+    Each process counts for itself, but ``state_dir`` remembers which hooks have fired, so that a restarted
+    process is not killed again. ``calls`` counts requests by method, for tests that bound their number.
     """
 
     def __init__(
@@ -97,8 +94,7 @@ class FaultyStore(ObjectStore):
             raise SpecError(f"fail_every must be >= 2, or nothing ever succeeds: got {plan.fail_every}")
         if plan.lose_every is not None and plan.lose_every < 1:
             raise SpecError(f"lose_every must be >= 1: got {plan.lose_every}")
-        self.url = inner.url
-        self.inner = inner
+        super().__init__(inner)
         self.plan = plan
         self.calls: Counter[str] = Counter()
         self._state_dir = state_dir
@@ -108,56 +104,17 @@ class FaultyStore(ObjectStore):
         self._num_puts = 0
         self._num_met = [0] * len(plan.hooks)
 
-    @property
-    def canonical_url(self) -> str:
-        """Return the store's own; see ObjectStore."""
-        return self.inner.canonical_url
-
-    def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
-        """Put, or fail by the plan; see ObjectStore."""
-        self._enter("put", key)
-        with self._around_put(key):
-            self.inner.put(key, data, if_absent=if_absent)
-
-    def get(self, key: str) -> bytes:
-        """Get, or fail by the plan; see ObjectStore."""
-        self._enter("get", key)
-        return self.inner.get(key)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Get a range, or fail by the plan; see ObjectStore."""
-        self._enter("get_range", key)
-        return self.inner.get_range(key, start, length)
-
-    def head(self, key: str) -> ObjectMeta:
-        """Ask for an object's size, or fail by the plan; see ObjectStore."""
-        self._enter("head", key)
-        return self.inner.head(key)
-
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
-        """List, or fail by the plan; see ObjectStore."""
-        self._enter("list_page", prefix)
-        return self.inner.list_page(prefix, after=after, limit=limit)
-
-    def delete(self, key: str) -> None:
-        """Delete, or fail by the plan; see ObjectStore."""
-        self._enter("delete", key)
-        self._fire("delete", "before", key)
-        self.inner.delete(key)
-        self._fire("delete", "after", key)
+    def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        """Go through ``get_range``, where subclasses can watch all reading of ranges."""
+        return ObjectStore.get_range_into(self, key, start, buffer)
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start an upload whose ``commit`` counts as a put; see ObjectStore."""
-        self._enter("open_upload", key)
-        return _FaultyUpload(self, key, self.inner.open_upload(key, if_absent=if_absent))
-
-    def presign_get(self, key: str, *, seconds: float) -> str:
-        """Sign a URL, which asks nothing of the store; see ObjectStore."""
-        return self.inner.presign_get(key, seconds=seconds)
+        return _FaultyUpload(self, key, super().open_upload(key, if_absent=if_absent))
 
     @property
     def num_calls(self) -> int:
-        """How many requests were made, failed ones included."""
+        """How many requests were made, including failed ones."""
         return sum(self.calls.values())
 
     def _enter(self, method: str, key: str) -> None:
@@ -171,23 +128,27 @@ class FaultyStore(ObjectStore):
         if self.plan.fail_every is not None and number % self.plan.fail_every == 0:
             raise TransientError(f"{self.url}: injected failure of call {number}, {method} of {key}")
 
-    @contextmanager
-    def _around_put(self, key: str) -> Iterator[None]:
-        self._fire("put", "before", key)
-        yield
-        self._fire("put", "after", key)
-        if self.plan.lose_every is None or not fnmatch.fnmatchcase(key, self.plan.lose_keys):
-            return
-        with self._lock:
-            self._num_puts += 1
-            is_lost = self._num_puts % self.plan.lose_every == 0
-        if is_lost:
-            raise TransientError(f"{self.url}: injected loss of the answer to put of {key}")
+    def _call(self, method: str, key: str, request: Callable[[], T]) -> T:
+        self._enter(method, key)
+        return self._meet(method, key, request)
+
+    def _meet(self, method: str, key: str, request: Callable[[], T]) -> T:
+        """Make the request between its hooks, and lose a put's answer if the plan says so."""
+        self._fire(method, "before", key)
+        answer = request()
+        self._fire(method, "after", key)
+        if method == "put" and self.plan.lose_every is not None and fnmatchcase(key, self.plan.lose_keys):
+            with self._lock:
+                self._num_puts += 1
+                is_lost = self._num_puts % self.plan.lose_every == 0
+            if is_lost:
+                raise TransientError(f"{self.url}: injected loss of the answer to put of {key}")
+        return answer
 
     def _fire(self, method: str, when: str, key: str) -> None:
         """Run the hooks that this call meets, unless they have run in this or another process."""
         for number, hook in enumerate(self.plan.hooks):
-            if (hook.method, hook.when) != (method, when) or not fnmatch.fnmatchcase(key, hook.keys):
+            if (hook.method, hook.when) != (method, when) or not fnmatchcase(key, hook.keys):
                 continue
             with self._lock:
                 self._num_met[number] += 1
@@ -215,8 +176,7 @@ class _FaultyUpload(Upload):
 
     def commit(self) -> None:
         self._store._enter("commit", self._key)  # noqa: SLF001 (one class in two parts)
-        with self._store._around_put(self._key):  # noqa: SLF001
-            self._inner.commit()
+        self._store._meet("put", self._key, self._inner.commit)  # noqa: SLF001
 
     def abort(self) -> None:
         self._inner.abort()

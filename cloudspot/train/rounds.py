@@ -146,14 +146,6 @@ class Rounds:
             self._next = step + 1
             return None
 
-    def try_begin(self, step: int) -> SaveOrder | bool:
-        """Do as ``begin``, but return True when the boundary is passed and False instead of waiting."""
-        with self._changed:
-            if self._may_pass(step):
-                self._next = step + 1
-                return True
-            return self._order if self._order is not None else False
-
     def _may_pass(self, step: int) -> bool:
         if self._hold is None:
             return True
@@ -360,7 +352,7 @@ class Rounds:
             order = SaveOrder(kind, None)
         self._over = decision["outcome"] == "finish"
         with self._changed:
-            if self._finished or order is None:
+            if order is None:
                 self._hold = None
             else:
                 self._order = order

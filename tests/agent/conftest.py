@@ -137,7 +137,7 @@ class Bench:
         code.mkdir(exist_ok=True)
         (code / "train.py").write_text(script)
         bundle = make_bundle(code, entrypoint="train.py")
-        put_bundle(self.store, bundle)
+        put_bundle(self.store, keys.code(bundle.sha256), bundle)
         spec = self.spec(**tables)
         submission = new_submission(spec, provider="given", bundle=bundle, job_id=JOB)
         identity = NodeIdentity(instance_id=f"m-{rank + 1}", rank=rank, address="127.0.0.1")

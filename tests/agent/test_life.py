@@ -899,17 +899,3 @@ def test_a_slot_of_another_machine_runs_nothing(bench):
     assert not (life.context.node.work / "ran").exists()
     with pytest.raises(ObjectMissing):
         bench.exit_record()
-
-
-# --- insisting ------------------------------------------------------------------------------------
-
-
-def test_insisting_tries_until_the_very_deadline(bench):
-    """It gave up when the next pause would have been longer than the time left: up to 15 s too early."""
-    life = bench.life()
-    store = FaultyStore(bench.store, down_for_ever(bench), bench.root / "state")
-    began = time.monotonic()
-    with pytest.raises(Exception, match="outage"):
-        life.context.insist(lambda: store.get("x"), deadline=began + 0.4)
-    assert time.monotonic() >= began + 0.4
-    assert store.calls["get"] >= 3

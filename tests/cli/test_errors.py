@@ -65,7 +65,7 @@ class Case:
     """Ids of jobs that the store holds."""
 
 
-STRANGE_NAME = "must be lower-case letters, digits and inner hyphens, 48 at most"
+STRANGE_NAME = "must be at most 48 lower-case letters, digits and inner hyphens"
 CASES = [
     # --- the job file as a file
     Case("missing file", "run nowhere.toml", "nowhere.toml: no such file"),
@@ -166,19 +166,19 @@ CASES = [
     Case(
         "entrypoint not there",
         "run",
-        'run.entrypoint: "other.py" is no file in the working directory {here}',
+        'run.entrypoint: "other.py" is not a file in the working directory {here}',
         job=JOB.replace("train", "other"),
     ),
     Case(
         "entrypoint is ignored",
         "run",
-        "run.entrypoint: 'train.py' in {here} is left out by .gitignore or .cloudspotignore, or is not a file inside of it",
+        "run.entrypoint: 'train.py' in {here} is left out by .gitignore or .cloudspotignore, or is not a file inside it",
         files={".gitignore": "*.py\n"},
     ),
     Case(
         "workdir not there",
         "run",
-        'run.workdir: "nowhere" is no directory ({here}/nowhere)',
+        'run.workdir: "nowhere" is not a directory ({here}/nowhere)',
         job=JOB + 'workdir = "nowhere"\n',
     ),
     Case(
@@ -278,7 +278,7 @@ CASES = [
     Case(
         "credentials in the job file's store",
         "run",
-        "job.toml: store: must not hold credentials; the provider finds them in its own way",
+        "job.toml: store: must not hold credentials; the provider finds them itself",
         job='store = "s3://key:secret@bucket"\n' + JOB,
     ),
     Case(

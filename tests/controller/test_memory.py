@@ -266,7 +266,8 @@ def test_an_ending_that_was_left_counts_and_is_left_again_longer(records, look):
     memory = Memory()
     known = KnownEnding(ending=Ending(1), known=Lasting(seconds=40.0, until=records.at(0)))
     left_behind = Suspicions(launch=0, suspects=(), endings=(known,), at=records.at(0), writer="w")
-    memory.note_suspicions(left_behind, records.at(60), 1.0)
+    memory.note_suspicions(left_behind, records.at(40), 1.0)
+    memory.note_endings(left_behind, records.at(40), records.at(60))
     longer = Lasting(seconds=100.0, until=records.at(60))
     assert endings_left(records, memory, history, records.instance()) == {Ending(1): longer}
     assert look(memory, history, monotonic=5.0).ending_seconds == {Ending(1): 100.0}

@@ -32,7 +32,8 @@ SILENCES = {"training": Training(hang=0.05), "nodes": (1, 1), "has_outages": Tru
 def test_drivers_that_pass_never_make_two_attempts_and_bring_each_job_to_its_end(drivers):
     results = [play(seed, drivers=drivers) for seed in range(NUM_HISTORIES)]
     assert sum(one.num_launches for one in results) > 2 * len(results)
-    assert sum(one.num_attempts for one in results) > 1.2 * len(results)
+    # Fewer than with drivers that stay and have the same clocks: none is closed for a clock that is off.
+    assert sum(one.num_attempts for one in results) > 1.15 * len(results)
 
 
 @pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])

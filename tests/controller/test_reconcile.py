@@ -1,5 +1,8 @@
+import copy
+import itertools
 import math
 import random
+from datetime import timedelta
 
 import pytest
 from simcloud import SimCloud, SimProvider
@@ -7,9 +10,10 @@ from simnodes import SimNode, Training
 from simulation import SimStore, World
 
 from cloudspot.controller.decide import SILENT_LIMIT_SECONDS
-from cloudspot.controller.reconcile import Reconciler
-from cloudspot.errors import JobNotFound, PluginError, TransientError
+from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
+from cloudspot.errors import AuthError, JobNotFound, PluginError, TransientError
 from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.delivering import CLOSED_GRACE_SECONDS, DELIVERY_GRACE_SECONDS, STOP_GRACE_SECONDS
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.model import EndReason, LaunchRequest
 from cloudspot.story.events import Warned
@@ -30,8 +34,10 @@ class Town:
         )
         self.opened = []
 
-    def submit(self, job_id, provider="sim"):
-        submission = self.records.change(self.records.history().submission, job_id=job_id, provider=provider)
+    def submit(self, job_id, provider="sim", options=None):
+        submission = self.records.history().submission
+        spec = {**submission.spec, "providers": {provider: options or {}}}
+        submission = self.records.change(submission, job_id=job_id, provider=provider, spec=spec)
         self.store.put(keys.spec(job_id), codec.encode(submission))
         self.store.put(keys.index(job_id), b"")
 
@@ -63,9 +69,9 @@ class Town:
     def reconciler(self):
         return Reconciler(self.store, self.open_provider, clock=self.world.clock(), sleep=self.world.sleep)
 
-    def stray(self, job_id, launch=1):
+    def stray(self, job_id, launch=1, zone="a"):
         """Create a machine that no controller asked for."""
-        body = {"job_id": job_id, "launch": launch, "num_nodes": 1, "zone": "a", "market": "spot"}
+        body = {"job_id": job_id, "launch": launch, "num_nodes": 1, "zone": zone, "market": "spot"}
         (machine,) = self.cloud._create(LaunchRequest(provider="sim", body=body))
         return machine
 
@@ -135,9 +141,91 @@ def test_machines_of_unknown_jobs_are_reported_and_never_ended(town):
     town.cloud.end(ended, EndReason.SELF)
     reconciler = town.reconciler()
     list(reconciler.run_pass())
-    assert [one.id for one in reconciler.orphans()] == [stray.id]
+    found, problems = reconciler.orphans()
+    assert ([one.id for one in found], problems) == ([stray.id], ())
     assert not stray.has_ended
     assert [state.value for _, state in stray.states] == ["running"]
+
+
+class Region(SimProvider):
+    """A provider that lists the machines of one zone alone."""
+
+    def __init__(self, cloud, zone):
+        super().__init__(cloud)
+        self._zone = zone
+
+    def provisioner(self):
+        listed = copy.copy(self._cloud)
+        listed.instances = lambda **wanted: [
+            one for one in self._cloud.instances(**wanted) if self._cloud.machines[one.id].zone == self._zone
+        ]
+        return listed
+
+
+@pytest.mark.parametrize("job_ids", [("east", "west"), ("west", "east")])
+def test_two_jobs_of_one_provider_in_two_regions_hide_no_orphan_of_each_other(town, job_ids):
+    for job_id in job_ids:
+        town.submit(job_id, options={"region": {"east": "a", "west": "b"}[job_id]})
+    strays = [town.stray("elsewhere", zone=zone) for zone in "ab"]
+
+    def open_region(_name, spec):
+        return Region(town.cloud, spec.providers["sim"]["region"])
+
+    reconciler = Reconciler(town.store, open_region, clock=town.world.clock(), sleep=town.world.sleep)
+    list(reconciler.run_pass())
+    found, problems = reconciler.orphans()
+    assert ({one.id for one in found}, problems) == ({one.id for one in strays}, ())
+
+
+def test_two_jobs_of_one_region_report_an_orphan_once(town):
+    for job_id in ("one", "two"):
+        town.submit(job_id, options={"tag": job_id})
+    stray = town.stray("elsewhere")
+    reconciler = town.reconciler()
+    list(reconciler.run_pass())
+    assert [one.id for one in reconciler.orphans()[0]] == [stray.id]
+
+
+def test_a_provider_whose_credentials_expire_keeps_no_job_of_another_from_its_driver(town):
+    """From the second pass on the machines of all providers are listed."""
+    clouds = {"sim": town.cloud, "expired": copy.copy(town.cloud)}
+    town.submit("one")
+    town.submit("two", provider="expired")
+    reconciler = Reconciler(
+        town.store,
+        lambda name, _spec: SimProvider(clouds[name]),
+        clock=town.world.clock(),
+        sleep=town.world.sleep,
+    )
+    list(reconciler.run_pass())
+    stray = town.stray("elsewhere")
+    expired = AuthError("the token has expired")
+
+    def instances(**_wanted):
+        raise expired
+
+    clouds["expired"].instances = instances
+    found, problems = reconciler.orphans()
+    assert ([one.id for one in found], problems) == ([stray.id], (Unlisted("expired", expired),))
+    told = drive(town, reconciler)
+    assert HistoryReader(town.store, "one").read().finished.outcome == "succeeded"
+    assert HistoryReader(town.store, "two").read().finished is None
+    assert Unlisted("expired", expired) in told
+    assert {one.error for one in told if isinstance(one, Reconciled) and one.job_id == "two"} == {expired}
+
+
+def test_the_job_file_is_read_without_the_jobs_history(town, monkeypatch):
+    town.start("one")
+    listed = []
+    list_page = town.store.list_page
+    monkeypatch.setattr(
+        town.store,
+        "list_page",
+        lambda prefix, **options: (listed.append(prefix), list_page(prefix, **options))[1],
+    )
+    (told,) = town.reconciler().run_pass()
+    assert not told.tick.acted
+    assert listed.count(keys.commits_prefix("one")) == 1
 
 
 # --- drivers that only pass -----------------------------------------------------------------------
@@ -254,3 +342,46 @@ def test_what_could_not_be_read_is_not_written_over(town, monkeypatch):
     assert told.tick.problems == ("throttled",)
     assert [event.text for event in told.tick.events if isinstance(event, Warned)] == ["throttled"]
     assert town.store.inner.get(keys.suspicions("one")) == before
+
+
+@pytest.mark.parametrize(
+    ("state", "grace"), [("running", STOP_GRACE_SECONDS), ("uploading", DELIVERY_GRACE_SECONDS)]
+)
+@pytest.mark.parametrize("minutes_off", [-11, 0, 11])
+def test_passes_end_a_node_that_ignores_a_stop_after_its_grace_whatever_clock_said_stop(
+    town, records, state, grace, minutes_off
+):
+    """A laptop that is 11 minutes slow says ``stop``: the next look terminated the nodes."""
+    machine = town.start("one")
+    town.world.kill(machine.life)
+    said_at = town.world.now() + timedelta(minutes=minutes_off)
+    asked_at = town.world.time
+    stop = records.change(records.stop(), at=said_at)
+    town.store.put(keys.stop("one"), codec.encode(stop))
+    counters = itertools.count(1000)
+
+    def terminated():
+        beat = records.heartbeat(instance_id=machine.id, counter=next(counters), state=state)
+        town.store.put(keys.heartbeat("one", 1, 0), codec.encode(beat))
+        return machine.states[-1][1].value != "running"
+
+    assert town.passes_until(terminated, seconds=60) is not None
+    # One pass to see it, one to learn when that was.
+    assert grace <= town.world.time - asked_at <= grace + 4 * 60
+
+
+def test_passes_that_are_a_new_process_each_end_a_machine_that_outlives_its_closed_launch(town, records):
+    machine = town.start("one")
+    town.world.kill(machine.life)
+    town.cloud.leave_user_code(machine)
+    said = records.exit("drained", instance_id=machine.id)
+    town.store.put(keys.exit_record("one", 1, 0), codec.encode(said))
+    assert town.passes_until(lambda: launches(town)[0].closed is not None, seconds=20) == 1
+    closed_at = town.world.time
+    assert suspected(town) == [keys.suspicions("one")]
+    gone = town.passes_until(lambda: machine.states[-1][1].value != "running", seconds=20)
+    assert gone is not None
+    assert CLOSED_GRACE_SECONDS <= town.world.time - closed_at <= CLOSED_GRACE_SECONDS + 3 * 20
+    town.passes_until(lambda: HistoryReader(town.store, "one").read().finished, seconds=20)
+    town.passes_until(lambda: not suspected(town), seconds=20)
+    assert suspected(town) == []

@@ -76,7 +76,7 @@ region = "here"
 
 
 BEYOND_THE_SCHEMA = re.compile(
-    r"line \d+: |nodes\.min must be <= |nodes\.max \* procs_per_node|contradicts max_cost|is also in run\.secrets"
+    r"line \d+: |nodes\.min must be <= |nodes\.max \* procs_per_node|contradicts max_cost|is in run\.secrets too"
     r"|looks like a credential|finite number"
 )
 """What no schema says of a job file: two fields at once, what looks like a secret, what is no TOML at all."""
@@ -265,7 +265,10 @@ def with_run(line):
         ),
         (SMALL + "[limits]\nmax_cost = 0", "job.toml: limits.max_cost: expected a number > 0, got 0"),
         (SMALL + "[providers]\nlocal = 3", "job.toml: providers.local: expected a table, got 3"),
-        (SMALL.replace("digits", "My Job!"), 'job.toml: name: "My Job!" must be lower-case letters'),
+        (
+            SMALL.replace("digits", "My Job!"),
+            'job.toml: name: "My Job!" must be at most 48 lower-case letters',
+        ),
         (
             SMALL.replace("train.py", "../train.py"),
             'job.toml: run.entrypoint: "../train.py" must be a path inside',
@@ -274,7 +277,10 @@ def with_run(line):
             SMALL.replace("train.py", "/train.py"),
             'job.toml: run.entrypoint: "/train.py" must be a path inside',
         ),
-        ("store = '/data'\n" + SMALL, 'job.toml: store: "/data" is no URL; expected one such as file:///'),
+        (
+            "store = '/data'\n" + SMALL,
+            'job.toml: store: "/data" is not a store URL; expected one such as file:///',
+        ),
     ],
 )
 def test_an_error_names_the_path_what_was_found_and_the_right_name(fault, text, message):
@@ -320,12 +326,12 @@ def test_a_name_that_makes_no_job_id_is_refused(fault, name):
 @pytest.mark.parametrize("store", ["s3://key:hunter2@bucket/x", "https://hunter2@host/x"])
 def test_credentials_in_the_store_url_are_refused_and_not_shown(fault, store):
     message = fault(f'store = "{store}"\n{SMALL}')
-    assert message == "job.toml: store: must not hold credentials; the provider finds them in its own way"
+    assert message == "job.toml: store: must not hold credentials; the provider finds them itself"
 
 
 def test_a_secret_is_not_also_a_plain_variable(fault):
     message = fault(SMALL + 'secrets = ["TOKEN"]\nenv = { TOKEN = "hunter2" }')
-    assert message.startswith("job.toml: run.env.TOKEN: is also in run.secrets")
+    assert message.startswith("job.toml: run.env.TOKEN: is in run.secrets too")
     assert "hunter2" not in message
 
 
@@ -421,10 +427,10 @@ def test_the_working_directory_is_relative_to_the_job_file(load, tmp_path):
 
 def test_a_missing_working_directory_or_entrypoint_is_named(load, tmp_path):
     with pytest.raises(
-        SpecError, match=r'^run\.entrypoint: "train\.py" is no file in the working directory /'
+        SpecError, match=r'^run\.entrypoint: "train\.py" is not a file in the working directory /'
     ):
         check_files(load(), tmp_path)
-    with pytest.raises(SpecError, match=r'^run\.workdir: "nowhere" is no directory \(/'):
+    with pytest.raises(SpecError, match=r'^run\.workdir: "nowhere" is not a directory \(/'):
         check_files(load(SMALL + 'workdir = "nowhere"'), tmp_path)
 
 

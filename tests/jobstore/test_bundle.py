@@ -127,7 +127,7 @@ def test_the_entrypoint_must_be_in_it(work):
     (work / ".cloudspotignore").write_text("train.py\n")
     with pytest.raises(BundleError, match=r"'train\.py' in .* is left out by"):
         make(work)
-    with pytest.raises(BundleError, match="no file inside"):
+    with pytest.raises(BundleError, match="not a file inside"):
         make_bundle(work, entrypoint="pkg")
     with pytest.raises(BundleError, match=r"run\.entrypoint"):
         make_bundle(work, entrypoint="../work/train.py/../../x")
@@ -160,9 +160,9 @@ def test_sockets_and_pipes_are_named_and_left_out(work, monkeypatch):
 
 
 def test_what_cannot_be_read_is_named(work, tmp_path):
-    with pytest.raises(BundleError, match="is no directory"):
+    with pytest.raises(BundleError, match="is not a directory"):
         make(tmp_path / "none")
-    with pytest.raises(BundleError, match="is no directory"):
+    with pytest.raises(BundleError, match="is not a directory"):
         make(work / "train.py")
     (work / b"\xff.txt".decode("utf-8", "surrogateescape")).write_text("")
     with pytest.raises(BundleError, match="must be UTF-8"):
@@ -186,17 +186,22 @@ def test_the_repr_of_a_bundle_does_not_hold_its_bytes(work):
 def test_a_bundle_is_stored_once_under_its_hash(work, store, tmp_path):
     bundle = make(work)
     counted = FaultyStore(store, FaultPlan(), tmp_path / "state")
-    put_bundle(counted, bundle)
+    put_bundle(counted, keys.code(bundle.sha256), bundle)
     assert store.get(keys.code(bundle.sha256)) == bundle.data
     assert counted.calls == {"head": 1, "put": 1}
-    put_bundle(counted, bundle)
+    put_bundle(counted, keys.code(bundle.sha256), bundle)
     assert counted.calls == {"head": 2, "put": 1}
 
 
 def test_a_bundle_survives_faults_and_another_submitter(work, store, tmp_path):
     bundle = make(work)
     for faults in ({"lose_every": 1}, {"fail_every": 2}):
-        put_bundle(FaultyStore(store, FaultPlan(**faults), tmp_path), bundle, sleep=lambda seconds: None)
+        put_bundle(
+            FaultyStore(store, FaultPlan(**faults), tmp_path),
+            keys.code(bundle.sha256),
+            bundle,
+            sleep=lambda seconds: None,
+        )
     assert store.get(keys.code(bundle.sha256)) == bundle.data
 
 
@@ -204,7 +209,7 @@ def test_something_else_under_the_bundles_key_is_refused(work, store):
     bundle = make(work)
     store.put(keys.code(bundle.sha256), b"half")
     with pytest.raises(CorruptData, match=f"code/{bundle.sha256} is not the code"):
-        put_bundle(store, bundle)
+        put_bundle(store, keys.code(bundle.sha256), bundle)
 
 
 def test_progress_counts_every_byte(work, store):
@@ -216,7 +221,7 @@ def test_progress_counts_every_byte(work, store):
         yield told[what].append
 
     bundle = make(work, open_progress=open_progress)
-    put_bundle(store, bundle, open_progress=open_progress)
+    put_bundle(store, keys.code(bundle.sha256), bundle, open_progress=open_progress)
     total, *counts = told["bundling code"]
     assert sum(counts) == total == 9 + 300 + 10
     assert told["uploading code"] == [None]

@@ -1,15 +1,19 @@
 """A job's data goes, whatever interrupts it, and nothing else does."""
 
+import hashlib
 from datetime import datetime, timezone
 
 import pytest
 from memorystore import InMemoryStore
 
+from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.errors import JobNotFound, TransientError
-from cloudspot.jobstore import codec, keys
+from cloudspot.jobfile.spec import spec_from_json
+from cloudspot.jobstore import codec, keys, submission
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission, new_nonce
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
+from cloudspot.jobstore.submission import read_submission
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
@@ -25,6 +29,7 @@ def store():
 
 
 def submit(store, job_id, sha256="ab" * 32, agent=None):
+    """Submit as ``submission.submit`` does, but for the contents."""
     submission = Submission(
         job_id=job_id,
         provider="local",
@@ -61,6 +66,10 @@ def write_job(store, job_id, checkpoints, **options):
         store.put(key, b"12345")
 
 
+def sha256_of(data):
+    return hashlib.sha256(data).hexdigest()
+
+
 def all_keys(store):
     return {meta.key for meta in store.list_objects("")}
 
@@ -87,7 +96,7 @@ def test_after_an_interruption_at_any_delete_the_next_call_finishes(checkpoints,
     counted = FaultyStore(whole, FaultPlan(), tmp_path / "none")
     remove_job(counted, "x")
     num_deletes = counted.calls["delete"]
-    assert num_deletes == 18
+    assert num_deletes == 19
     for number in range(num_deletes):
         for when in ("before", "after"):
             store = InMemoryStore()
@@ -104,7 +113,7 @@ def test_after_an_interruption_at_any_delete_the_next_call_finishes(checkpoints,
             left = all_keys(store)
             if keys.index("x") in left:
                 # The id is taken to the end, what is left can be found, and is known to go.
-                assert read_entry(store, "x").removal == Removal(code_sha256="ab" * 32)
+                assert read_entry(store, "x").removal == Removal(shared=(keys.code("ab" * 32),))
                 remove_job(store, "x", num_threads=num_threads)
             assert all_keys(store) == {keys.index("other"), keys.spec("other"), keys.code("cd" * 32)}
 
@@ -226,4 +235,179 @@ def test_a_hiccup_is_got_over_and_an_outage_is_not(store, checkpoints, tmp_path)
         remove_job(FaultyStore(store, down, tmp_path / "a"), "x", sleep=lambda seconds: None)
     unwell = FaultyStore(store, FaultPlan(fail_every=3), tmp_path / "b")
     remove_job(unwell, "x", sleep=lambda seconds: None)
+    assert all_keys(store) == set()
+
+
+# --- a submission in the same moment --------------------------------------------------------------
+
+
+@pytest.fixture
+def submit_for_real(tmp_path):
+    """Return a function that submits a job, always with the same code and agent; it returns its record."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("print(1)\n")
+    spec = spec_from_json({"name": "digits", "run": {"entrypoint": "train.py"}})
+    agent = AgentArchive(data=b"wheels", sha256="11" * 32, digest="d", requirements=("cloudspot",))
+
+    def submit(store, job_id):
+        return submission.submit(
+            store,
+            spec=spec,
+            provider="local",
+            workdir=work,
+            environ={},
+            job_id=job_id,
+            agent=agent,
+            sleep=lambda seconds: None,
+        )
+
+    return submit
+
+
+class Interleaved(FaultyStore):
+    """Calls a function before or after its n-th request of any kind."""
+
+    def __init__(self, inner, number, when, meanwhile):
+        super().__init__(inner, FaultPlan(), None)
+        self.number, self.when, self.meanwhile = number, when, meanwhile
+        self.num_requests = 0
+
+    def _between(self, when):
+        if (self.num_requests, when) == (self.number, self.when):
+            self.meanwhile()
+
+    def _do(self, call):
+        self.num_requests += 1
+        self._between("before")
+        try:
+            return call()
+        finally:
+            self._between("after")
+
+    def put(self, key, data, **options):
+        return self._do(lambda: super(Interleaved, self).put(key, data, **options))
+
+    def get(self, key):
+        return self._do(lambda: super(Interleaved, self).get(key))
+
+    def head(self, key):
+        return self._do(lambda: super(Interleaved, self).head(key))
+
+    def list_page(self, prefix, **options):
+        return self._do(lambda: super(Interleaved, self).list_page(prefix, **options))
+
+    def delete(self, key):
+        return self._do(lambda: super(Interleaved, self).delete(key))
+
+
+def check_whole(store, found):
+    """The job's machines get their code and their agent."""
+    assert sha256_of(store.get(submission.code_key(found))) == found.code_sha256
+    assert store.get(submission.agent_key(found, found.agent)) == b"wheels"
+
+
+def num_requests(store, do):
+    counted = Interleaved(store, 0, "", None)
+    do(counted)
+    return counted.num_requests
+
+
+def removed_but_for(store, job_id):
+    left = all_keys(store)
+    return {key for key in left if job_id not in key and not key.startswith(("code/", "agents/"))} == set()
+
+
+def test_a_submission_within_any_moment_of_a_removal_keeps_its_code(submit_for_real):
+    def fresh():
+        store = InMemoryStore()
+        submit_for_real(store, "old")
+        return store
+
+    total = num_requests(fresh(), lambda store: remove_job(store, "old", num_threads=1))
+    kept = 0
+    for number in range(1, total + 1):
+        for when in ("before", "after"):
+            store, found = fresh(), []
+
+            def meanwhile(store=store, found=found):
+                found.append(submit_for_real(store, "new"))
+
+            remove_job(Interleaved(store, number, when, meanwhile), "old", num_threads=1)
+            (made,) = found
+            check_whole(store, made)
+            assert removed_but_for(store, "new")
+            kept += keys.code(made.code_sha256) in all_keys(store)
+            remove_job(store, "new")
+            assert all_keys(store) == set()
+    assert 0 < kept < 2 * total
+
+
+def test_a_removal_within_any_moment_of_a_submission_leaves_it_its_code(submit_for_real):
+    def fresh():
+        store = InMemoryStore()
+        submit_for_real(store, "old")
+        return store
+
+    total = num_requests(fresh(), lambda store: submit_for_real(store, "new"))
+    for number in range(1, total + 1):
+        for when in ("before", "after"):
+            store = fresh()
+
+            def meanwhile(store=store):
+                remove_job(store, "old", num_threads=1)
+
+            made = submit_for_real(Interleaved(store, number, when, meanwhile), "new")
+            check_whole(store, made)
+            assert removed_but_for(store, "new")
+            remove_job(store, "new")
+            assert all_keys(store) == set()
+
+
+@pytest.mark.parametrize("is_third_removed", [False, True])
+def test_a_removal_that_was_suspended_before_it_deletes_the_code_deletes_nobodys(
+    submit_for_real, is_third_removed
+):
+    """Another removal of the same code comes to its end meanwhile, and a third job is submitted after it."""
+    store, found = InMemoryStore(), []
+    for job_id in ("a", "b", "c"):
+        submit_for_real(store, job_id)
+    if is_third_removed:
+        remove_job(store, "c")
+    code = keys.code(read_submission(store, "a").code_sha256)
+
+    class Suspended(FaultyStore):
+        def delete(self, key):
+            if key.startswith(f"{code}.removals/") or key == code:
+                remove_job(store, "b") if not found else None
+                found.append(submit_for_real(store, f"new-{len(found)}"))
+            super().delete(key)
+
+    remove_job(Suspended(store, FaultPlan(), None), "a")
+    assert found
+    for made in found:
+        check_whole(store, made)
+
+
+def test_a_removal_that_was_killed_costs_others_a_copy_of_their_own_and_nothing_else(submit_for_real):
+    store = InMemoryStore()
+    submit_for_real(store, "old")
+    code = keys.code(read_submission(store, "old").code_sha256)
+
+    class Dead(FaultyStore):
+        def delete(self, key):
+            if key == code:
+                raise Killed
+            super().delete(key)
+
+    with pytest.raises(Killed):
+        remove_job(Dead(store, FaultPlan(), None), "old")
+    first, second = submit_for_real(store, "first"), submit_for_real(store, "second")
+    assert (first.has_own_code, second.has_own_code) == (True, True)
+    remove_job(store, "old")
+    assert not [key for key in all_keys(store) if key.startswith(("code/", "agents/"))]
+    check_whole(store, first)
+    assert submit_for_real(store, "third").has_own_code is False
+    for job_id in ("first", "second", "third"):
+        remove_job(store, job_id)
     assert all_keys(store) == set()

@@ -37,7 +37,7 @@ class DictBucket(Bucket):
         "lacking": StoreRefused,
     }
 
-    def __init__(self, url="dict://bucket/some/prefix"):
+    def __init__(self, url, clients, sleep):
         self.slept = []
         super().__init__(url, self.slept.append)
         self.held, self.uploads = {}, {}
@@ -117,9 +117,9 @@ class DictUpload(PartedRequests):
         self._bucket.uploads.pop(upload_id, None)
 
 
-def make_store(bucket=None, **options):
-    bucket = DictBucket() if bucket is None else bucket
-    return BucketStore(bucket, lambda key, if_absent: DictUpload(bucket, key, if_absent=if_absent), **options)
+class DictStore(BucketStore):
+    bucket_type = DictBucket
+    upload_type = DictUpload
 
 
 class TestPromises(ObjectStoreTests):
@@ -131,19 +131,19 @@ class TestPromises(ObjectStoreTests):
 
     @pytest.fixture
     def store(self):
-        return make_store(part_bytes=300_000)
+        return DictStore("dict://bucket/some/prefix", part_bytes=300_000)
 
 
 @pytest.fixture
-def bucket():
-    return DictBucket()
-
-
-@pytest.fixture
-def store(bucket):
-    store = make_store(bucket)
+def store():
+    store = DictStore("dict://bucket/some/prefix")
     store.put("k", b"0123456789")
     return store
+
+
+@pytest.fixture
+def bucket(store):
+    return store.bucket
 
 
 def test_names_in_the_bucket_have_the_prefix_and_no_upload_is_left(bucket, store):

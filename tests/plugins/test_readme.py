@@ -18,6 +18,7 @@ else:
 from cloudspot import hookspecs
 
 README = Path(__file__).parents[2] / "plugins" / "README.md"
+SIMULATORS = Path(__file__).parents[1] / "simulators"
 TEXT = README.read_text(encoding="utf-8")
 BLOCKS = dict.fromkeys(("toml", "python"), ())
 for language, block in re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL):
@@ -48,7 +49,7 @@ def run(plugin, *words):
     return subprocess.run(
         [sys.executable, *words],
         cwd=plugin,
-        env={**os.environ, "PYTHONPATH": str(plugin)},
+        env={**os.environ, "PYTHONPATH": f"{plugin}{os.pathsep}{SIMULATORS}"},
         capture_output=True,
         text=True,
     )
@@ -77,4 +78,9 @@ def test_what_the_page_names_is_there():
         assert any((README.parents[1] / where / name).exists() for where in WHERE), name
 
 
-WHERE = ("cloudspot/testing", "plugins/aws/cloudspot_aws")
+WHERE = (
+    "cloudspot/emulation",
+    "cloudspot/plugin",
+    "cloudspot/testing",
+    "plugins/aws/cloudspot_aws",
+)

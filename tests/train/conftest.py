@@ -1,11 +1,14 @@
 """What the trainer's tests share: an agent's side of the hand-off, without an agent."""
 
+import atexit
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,14 @@ class Courier:
     def final(self) -> dict | None:
         return handoff.read_json(handoff.final_path(self.handoff))
 
+    def run_ranks(self, script: Path, *args: str, num_ranks: int, environment: dict[str, str]) -> str:
+        """Run a script to its end in ranks that are forked with torch imported; return what they printed."""
+        output = self.directory / f"output-{self.generation}"
+        statuses = _rank_server().run(script, args, num_ranks, environment, output)
+        text = output.read_text()
+        assert statuses == [0] * num_ranks, text
+        return text
+
     def run_torchrun(self, script: Path, *args: str, num_ranks: int, environment: dict[str, str]) -> str:
         """Run a script to its end under torchrun and return what it printed."""
         process = self.start_torchrun(script, *args, num_ranks=num_ranks, environment=environment)
@@ -110,6 +121,40 @@ class Courier:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+
+class RankServer:
+    """A process of ``jobs/rank_server.py``, one for all tests."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "jobs" / "rank_server.py")],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, script: Path, args: Sequence[str], num_ranks: int, environment: dict[str, str], output: Path
+    ) -> list[int]:
+        """Return the exit statuses of the ranks."""
+        order = {"script": str(script), "args": args, "num_ranks": num_ranks, "output": str(output)}
+        self._process.stdin.write(json.dumps({**order, "environment": environment}) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+@cache
+def _rank_server() -> RankServer:
+    server = RankServer()
+    atexit.register(server.close)
+    return server
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,6 +147,44 @@ def test_what_is_written_is_what_the_file_holds(slots):
                 data, dtype=expected.dtype, count=expected.numel(), offset=placement.offset
             )
             assert torch.equal(found.reshape(expected.shape), expected)
+
+
+def test_another_table_of_items_is_written_to_its_own_places(slots):
+    items = [Item(name, "uint8", (4,), 1) for name in "abc"]
+    slots.claim(100)
+    slot = slots.free_slot()
+    for names in ("ab", "bca"):
+        (part,) = plan([item for item in items if item.name in names], world_size=1).parts
+        slot.write(part, [torch.full((4,), ord(each.item.name), dtype=torch.uint8) for each in part])
+        assert slot.path.read_bytes()[: 4 * len(names)] == b"".join(
+            each.item.name.encode() * 4 for each in part
+        )
+
+
+MEMORY = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 5 kB\nSwapFree: 7 kB\n"}
+GROUP = "/sys/fs/cgroup/memory"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (MEMORY, 5 * 1024),
+        (MEMORY | {f"{GROUP}.max": "4096\n", f"{GROUP}.current": "1000\n"}, 3096),
+        (MEMORY | {f"{GROUP}.max": "1000000\n", f"{GROUP}.current": "1000\n"}, 5 * 1024),
+        (MEMORY | {f"{GROUP}.max": "max\n", f"{GROUP}.current": "1000\n"}, 5 * 1024),
+        (MEMORY | {f"{GROUP}.max": "what\n"}, 5 * 1024),
+        ({"/proc/meminfo": "MemTotal: 9 kB\n"}, None),
+        ({}, None),
+    ],
+)
+def test_free_memory_is_what_the_machine_and_its_group_have_left(monkeypatch, files, expected):
+    def read(path, **_):
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
+
+    monkeypatch.setattr(type(Path()), "read_text", read)
+    assert arena.free_memory_bytes() == expected
 
 
 def test_without_room_in_memory_the_slots_lie_on_disk(slots, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from cloudspot.train import SessionError, distributed
-from cloudspot.train.rounds import Rounds, SaveOrder
+from cloudspot.train.rounds import Rounds
 from cloudspot.train.stores import LocalStore
 
 
@@ -29,7 +29,7 @@ def test_each_rank_has_a_connection_of_its_own(server, clones):
 
 
 def test_a_store_that_cannot_be_shared_is_named():
-    with pytest.raises(SessionError, match="SimpleNamespace cannot be shared"):
+    with pytest.raises(SessionError, match="uses a SimpleNamespace, which ranks cannot share"):
         distributed._connect_again(types.SimpleNamespace())
 
 
@@ -54,19 +54,18 @@ def test_ranks_agree_over_tcp(server, wait_until):
         for rank in range(3)
     ]
     ranks[2].request_drain(guard=60.0, notice=True)
-    orders = [False]
 
     def agreed():
         for rank in ranks:
             rank.poll()
-        orders[:] = [rank.try_begin(5) for rank in ranks]
-        return all(isinstance(order, SaveOrder) for order in orders)
+        return all(rank._order is not None for rank in ranks)
 
     # Before the first promise a rank may pass the boundary: none of them is held yet.
     while not all(rank._hold is not None for rank in ranks):
         for rank in ranks:
             rank.poll()
     wait_until(agreed)
+    orders = [rank.begin(5) for rank in ranks]
     assert {(order.kind, order.step, order.avoid) for order in orders} == {("drain", 5, frozenset({2}))}
 
 

@@ -1,10 +1,10 @@
-"""The session under real torchrun, gloo on the CPU, with a courier in the agent's place."""
+"""The session in several ranks, gloo on the CPU, with a courier in the agent's place; some under torchrun."""
 
 import json
 import random
 import re
 import runpy
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ def undisturbed(tmp_path_factory):
     def run(script, courier, num_ranks):
         if num_ranks not in found:
             other = type(courier)(tmp_path_factory.mktemp("undisturbed"))
-            other.run_torchrun(script, num_ranks=num_ranks, environment=other.begin())
+            other.run_ranks(script, num_ranks=num_ranks, environment=other.begin())
             found[num_ranks] = other.final()
         return found[num_ranks]
 
@@ -44,7 +44,7 @@ def test_two_ranks_drain_at_one_step_and_resume_bit_equal(courier, script, undis
     assert {seal["kind"] for seal in seals.values()} == {"drain"}
     assert all(seal["nbytes"] > 1000 for seal in seals.values())
     assert seals[0]["rank_state"]["random"] != seals[1]["rank_state"]["random"]
-    output = courier.run_torchrun(script, num_ranks=2, environment=courier.begin(courier.carry(step)))
+    output = courier.run_ranks(script, num_ranks=2, environment=courier.begin(courier.carry(step)))
     assert f"rank 1 of 2 begins at {step}" in output
     assert courier.final() == expected
     assert sorted(courier.seals()) == [48]
@@ -62,7 +62,7 @@ def test_an_interval_save_of_two_ranks_resumes_bit_equal_after_a_kill(courier, s
     # The other rank fails in its next collective, and only there.
     assert output.count("[rank0]: Traceback") <= 1, output
     assert "Exception in thread" not in output
-    courier.run_torchrun(script, num_ranks=2, environment=courier.begin(courier.carry(step)))
+    courier.run_ranks(script, num_ranks=2, environment=courier.begin(courier.carry(step)))
     assert courier.final() == expected
 
 
@@ -75,11 +75,11 @@ def test_an_interval_save_of_two_ranks_resumes_bit_equal_after_a_kill(courier, s
     ],
 )
 def test_a_world_of_another_size_loads_and_goes_on(courier, script, old, new):
-    courier.run_torchrun(script, "--drain-at", "10", num_ranks=old, environment=courier.begin())
+    courier.run_ranks(script, "--drain-at", "10", num_ranks=old, environment=courier.begin())
     step = courier.drained()["step"]
     restore = courier.carry(step)
     samples = json.loads((restore / "restore.json").read_text())["parts"][0]["seal"]["objects"]["position"]
-    output = courier.run_torchrun(script, num_ranks=new, environment=courier.begin(restore))
+    output = courier.run_ranks(script, num_ranks=new, environment=courier.begin(restore))
     assert f"rank 0 of {new} begins at {step}" in output
     assert output.count(f"a checkpoint of {old} ranks is resumed by {new}") == 1
     # Four epochs of 192 samples, 8 a rank and step; the position is kept in samples of the whole world.
@@ -133,7 +133,7 @@ def test_another_world_takes_each_sample_once_and_its_loss_goes_on(courier, tmp_
     directory.mkdir()
     restore, bounds = None, []
     for num_ranks, drain_at in zip(sizes, (*drains, -1), strict=True):
-        courier.run_torchrun(
+        courier.run_ranks(
             script,
             *("--taken", str(directory), "--drain-at", str(drain_at)),
             num_ranks=num_ranks,
@@ -158,13 +158,13 @@ def test_another_world_takes_each_sample_once_and_its_loss_goes_on(courier, tmp_
 
 
 def test_rank_0_leaves_last_and_nothing_complains(courier, script):
-    output = courier.run_torchrun(script, "--drain-at", "5", num_ranks=3, environment=courier.begin())
+    output = courier.run_ranks(script, "--drain-at", "5", num_ranks=3, environment=courier.begin())
     lines = [line for line in output.splitlines() if not re.match(r"rank \d of 3 begins at 0$", line)]
     assert not [line for line in lines if "rror" in line or "arning" in line or "Traceback" in line], output
     assert len({courier.drained(rank)["step"] for rank in range(3)}) == 1
 
 
-def test_a_stopped_peer_makes_the_others_leave_without_a_save_at_the_guard(courier, tmp_path):
+def test_a_stopped_peer_makes_the_others_leave_without_a_save_at_the_guard(courier, tmp_path, wait_until):
     """Rank 1 never answers: the drain is off at its guard, and rank 0 leaves."""
     script = tmp_path / "mute.py"
     script.write_text(
@@ -181,14 +181,12 @@ def test_a_stopped_peer_makes_the_others_leave_without_a_save_at_the_guard(couri
         "for step in run.steps(10**9):\n"
         "    time.sleep(0.001)\n"
     )
-    process = courier.start_torchrun(script, num_ranks=2, environment=courier.begin())
-    end = time.monotonic() + 120
-    while handoff.read_progress(courier.handoff, 0) in {None, (0, None)}:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    courier.drain(seconds=1.0)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+    environment = courier.begin()
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(courier.run_ranks, script, num_ranks=2, environment=environment)
+        wait_until(lambda: handoff.read_progress(courier.handoff, 0) not in {None, (0, None)})
+        courier.drain(seconds=1.0)
+        ended.result(120)
     assert courier.drained(0) == {"step": None}
     assert courier.seals() == {}
 
@@ -196,9 +194,9 @@ def test_a_stopped_peer_makes_the_others_leave_without_a_save_at_the_guard(couri
 @pytest.mark.soak
 def test_three_exact_ranks_resume_bit_equal(courier, script, tmp_path_factory):
     other = type(courier)(tmp_path_factory.mktemp("undisturbed"))
-    other.run_torchrun(script, "--exact", num_ranks=3, environment=other.begin())
-    courier.run_torchrun(script, "--exact", "--drain-at", "9", num_ranks=3, environment=courier.begin())
-    courier.run_torchrun(script, "--exact", num_ranks=3, environment=courier.begin(courier.carry()))
+    other.run_ranks(script, "--exact", num_ranks=3, environment=other.begin())
+    courier.run_ranks(script, "--exact", "--drain-at", "9", num_ranks=3, environment=courier.begin())
+    courier.run_ranks(script, "--exact", num_ranks=3, environment=courier.begin(courier.carry()))
     assert courier.final() == other.final()
 
 
@@ -211,7 +209,7 @@ def test_random_moments_resume_bit_equal(courier, script, undisturbed, num_ranks
     restore, begun = None, 0
     while True:
         drain_at = chance.randrange(begun, expected["step"] + 4)
-        courier.run_torchrun(
+        courier.run_ranks(
             script, "--drain-at", str(drain_at), num_ranks=num_ranks, environment=courier.begin(restore)
         )
         if courier.final() is not None:

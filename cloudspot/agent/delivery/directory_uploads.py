@@ -88,8 +88,6 @@ class DirectoryUploads:
         if self._status.has_session:
             return
         for torn in self._directories.torn():
-            if (torn.name, torn.fingerprint) in self._known:
-                continue
             target = _free_path(self._node.torn / torn.name)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(torn.path, target)

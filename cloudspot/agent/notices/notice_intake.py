@@ -71,9 +71,8 @@ class NoticeIntake:
             threading.Thread(target=self._record, args=(reclaim,), name="notice record", daemon=True).start()
 
     def _read_pipe(self) -> None:
-        word = (
-            Word.NOTICE
-        )  # An agent before this one may have died before it recorded the notice in the file.
+        # First what the file says: an agent before this one may have died before it recorded that.
+        word = Word.NOTICE
         while not self._stopped.is_set():
             if word is Word.STOP:
                 _log.warning("SIGTERM: this machine is being shut down, or its agent is to stop")

@@ -11,7 +11,8 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.torchrun import log_tail
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
-from cloudspot.jobstore import bundle, keys
+from cloudspot.jobstore import bundle
+from cloudspot.jobstore.submission import code_key
 from cloudspot.process_marks import kill_marked
 
 _log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def fetch_code(context: NodeContext) -> None:
     if memory.code_ready:
         return
     try:
-        data = context.insist(lambda: context.store.get(keys.code(sha256)))
+        data = context.insist(lambda: context.store.get(code_key(context.job.submission)))
         bundle.extract_bundle(data, node.work, sha256=sha256)
     except (BundleError, CorruptData, ObjectMissing) as error:
         # The next machine would find the same bytes; but its disk may have the room that this one lacks.

@@ -14,13 +14,13 @@ from cloudspot.cli.charts.plots import check_plot, plot_two, take_picture
 from cloudspot.cli.completers import complete_jobs
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.jobsummary import read_commits_of
+from cloudspot.cli.screen.jobsummary import read_commits_of, steps_lost_text
 from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import debug_option, json_option, plot_option, store_option
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
-from cloudspot.jobstore import keys
 from cloudspot.jobstore.extraction import read_bundle
 from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.submission import code_key
 from cloudspot.story.comparison import (
     CodeFile,
     code_differences,
@@ -87,7 +87,7 @@ def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
     if value["same"]:
         return value
     try:
-        files = [_read_code(job, sha256) for job, sha256 in zip((a, b), hashes, strict=True)]
+        files = [_read_code(job) for job in (a, b)]
     except (ObjectMissing, CorruptData, BundleError) as error:
         return {**value, "files": None, "error": str(error)}
     value["files"] = code_differences(*files)
@@ -97,9 +97,10 @@ def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
     return value
 
 
-def _read_code(job: Job, sha256: str) -> dict[str, CodeFile]:
-    data = patient(job.store).get(keys.code(sha256))
-    return code_files(read_bundle(data, sha256=sha256))
+def _read_code(job: Job) -> dict[str, CodeFile]:
+    submission = job.first_history.submission
+    data = patient(job.store).get(code_key(submission))
+    return code_files(read_bundle(data, sha256=submission.code_sha256))
 
 
 def _echo_results(value: Mapping[str, Any]) -> None:
@@ -122,7 +123,7 @@ _ROWS: Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]] = (
     ("provider", lambda one: str(one["provider"])),
     ("offers", lambda one: ", ".join(one["offers"]) or "-"),
     ("step", lambda one: str(one["step"])),
-    ("steps lost", lambda one: "unknown" if one["steps_lost"] is None else str(one["steps_lost"])),
+    ("steps lost", steps_lost_text),
     ("attempts", lambda one: str(one["attempts"])),
     ("generations", lambda one: str(one["generations"])),
     ("notices", lambda one: str(one["notices"])),

@@ -14,7 +14,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, event_time, in_order_of_time
 from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import debug_option, store_option
-from cloudspot.controller.reconcile import Reconciled, Reconciler
+from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
@@ -87,11 +87,14 @@ class _Rounds:
         """Make one pass and print what it did.
 
         Raises:
-            TransientError: the jobs or the machines could not be listed.
+            TransientError: the jobs could not be listed.
         """
         self.num_errors = 0
         self._started = datetime.now(timezone.utc)
         for done in self._reconciler.run_pass(job_ids=self._job_ids()):
+            if isinstance(done, Unlisted):
+                self._complain_of(done)
+                continue
             self._print(done)
             self.is_settled = done.tick is not None and done.tick.is_settled
 
@@ -138,9 +141,15 @@ class _Rounds:
             self._complaints[about] = str(error)
             output.echo(f"error: {about}: {error}", style="red", error=True)
 
+    def _complain_of(self, unlisted: Unlisted) -> None:
+        self.complain(f"the machines of {unlisted.provider}", unlisted.error)
+
     def warn_of_orphans(self) -> None:
         """Name live machines that no job of this store owns."""
-        for machine in self._reconciler.orphans():
+        orphans, problems = self._reconciler.orphans()
+        for problem in problems:
+            self._complain_of(problem)
+        for machine in orphans:
             owner = f"{printable(machine.store_url)} has" if machine.store_url else "another store may have"
             output.warn(
                 f"machine {machine.id} runs for job {machine.job_id}, which is not in {self._store.url}; "

@@ -33,7 +33,7 @@ def sandbox(
 ) -> None:
     """Run a command inside an emulated cloud.
 
-    It needs no account and costs nothing. NAME is a provider's, such as aws. The cloud's API, object store
+    It needs no account and costs nothing. NAME is the provider's name. The cloud's API, object store
     and machines exist only on this host and only while COMMAND runs, and COMMAND's environment points every
     tool and SDK of the cloud at them. The machines really boot and really are reclaimed. Exits with
     COMMAND's status.

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from cloudspot.cli.screen import output
+from cloudspot.cli.screen.jobsummary import steps_lost_text
 
 BAR_WIDTH = 30
 _TIME_STYLES = {"training": "green", "lost": "red"}
@@ -76,7 +77,7 @@ def _echo_generations(value: Mapping[str, Any]) -> None:
             _ranges(one["ranks"]),
             "start" if one["restored"] is None else str(one["restored"]["step"]),
             str(one["last_step"]),
-            "unknown" if one["steps_lost"] is None else f"{one['steps_lost']}",
+            steps_lost_text(one),
             _training_time(one),
             _why(one),
         )

@@ -90,11 +90,18 @@ def echo_title(value: Mapping[str, Any]) -> None:
     output.echo(f"job {output.styled(value['id'], 'bold')} {state}{detail}")
 
 
+def steps_lost_text(value: Mapping[str, Any]) -> str:
+    """Return how many steps were made again, as far as that is known."""
+    if value["steps_lost"] is None:
+        return "unknown"
+    return f"{'' if value['steps_lost_is_exact'] else 'at least '}{value['steps_lost']}"
+
+
 def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines about the whole job; ``value`` is what ``show --json`` prints."""
     cost, final, commit = value["cost"], value["final"], value["last_commit"]
     weights = None if final is None else final["weights_sha256"]
-    lost = "lost unknown" if value["steps_lost"] is None else f"{value['steps_lost']} lost"
+    lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
     return [
         ("attempts", str(len(value["attempts"]))),
         ("notices", str(len(value["notices"]))),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from http import HTTPStatus
@@ -89,7 +88,7 @@ class OssBucket(Bucket):
     }
     how_to_create: ClassVar[str] = "ossutil mb oss://"
 
-    def __init__(self, url: str, clients: AliyunClients, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, url: str, clients: AliyunClients | None, sleep: Callable[[float], None]) -> None:
         """Read ``oss://bucket/prefix``; no I/O.
 
         Raises:
@@ -98,7 +97,7 @@ class OssBucket(Bucket):
         super().__init__(url, sleep)
         if self.prefix.startswith("\\"):
             raise SpecError(f"store {url}: OSS takes no key that begins with a backslash")
-        self._clients = clients
+        self._clients = clients or AliyunClients()
         self._keys: _Keys | None = None
 
     def connect(self) -> oss2.Bucket:
@@ -132,7 +131,6 @@ class OssBucket(Bucket):
             return client
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
-        """Return what an error of oss2's means, and renew a key that has expired; see Bucket."""
         code, status = error_code(error), status_of(error)
         if code in EXPIRED and self._keys is not None and self._keys.renew():
             return Passing
@@ -142,17 +140,14 @@ class OssBucket(Bucket):
         return ObjectMissing if not code and status == HTTPStatus.NOT_FOUND else _KINDS.get(code)
 
     def translation(self, error: Exception, what: str) -> CloudspotError:
-        """Return an error of oss2's as cloudspot's; see Bucket."""
         return translation(error, what)
 
     def head(self, client: Any, name: str) -> Described:
-        """Return what is known of the object; see Bucket."""
         answer = client.head_object(name)
         writer = str(answer.headers.get(WRITER, ""))
         return Described(answer.content_length, _moment(answer.last_modified), writer)
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
-        """Begin to read the object or some of its bytes; see Bucket."""
         answer = client.get_object(name, byte_range=span, headers={} if span is None else _STANDARD)
 
         def verify(data: memoryview) -> None:
@@ -165,22 +160,18 @@ class OssBucket(Bucket):
     def list_names(
         self, client: Any, prefix: str, *, after: str | None, limit: int
     ) -> tuple[Sequence[Listed], bool]:
-        """Return a page of names; see Bucket."""
         answer = client.list_objects_v2(prefix=prefix, start_after=after or "", max_keys=limit)
         found = [Listed(one.key, one.size, _moment(one.last_modified)) for one in answer.object_list]
         return found, bool(answer.is_truncated)
 
     def delete(self, client: Any, name: str) -> None:
-        """Remove the object; see Bucket."""
         client.delete_object(name)
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
-        """Return a URL that reads the object; see Bucket."""
         url: str = client.sign_url("GET", name, seconds, slash_safe=True)
         return url
 
     def check_settings(self) -> Sequence[CheckResult]:
-        """Say what the bucket keeps that is billed; see Bucket."""
         return (
             self.check_setting("bucket versioning", _versioning),
             self.check_setting("bucket lifecycle", _lifecycle),

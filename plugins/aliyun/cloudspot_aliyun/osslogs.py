@@ -1,13 +1,13 @@
-"""Log lines in OSS: appendable objects ``logs/<instance>/<date>/...``, as people of Alibaba Cloud know them.
+"""Log lines in OSS: appendable objects ``logs/<instance>/<date>/...``, as is usual on Alibaba Cloud.
 
 ::
 
     logs/i-bp1.../2026-11-20/digits-7kq2.1-0.000000000000.log     the job, its stream, its first line's number
-    jobs/digits-7kq2/logs/1-0/i-bp1...                            tells on which machines a stream was written
+    jobs/digits-7kq2/logs/1-0/i-bp1...                            a machine on which the stream was written
 
-An object holds lines without a gap, of one UTC date. A writer knows how long the object is and which line is
-its last; where an append finds it longer, the writer reads its end and appends only what is not there. So
-each line is there once, also where an answer was lost, or an agent began anew.
+An object holds lines of one UTC date, without a gap. A writer knows the object's length and its last line; if
+an append finds the object longer, the writer reads its end and appends only what is missing. So each line is
+there once, even if an answer was lost or an agent started again.
 Source: OSS API reference, AppendObject (checked 2026-11).
 """
 
@@ -32,7 +32,7 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logorder import Arrival, read_back
 from cloudspot.retrying import retry
-from cloudspot_aliyun import loglines
+from cloudspot_aliyun import osslogformat
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.metadata import EcsMetadata
 from cloudspot_aliyun.oss import OssStore
@@ -41,19 +41,19 @@ from cloudspot_aliyun.osspayload import digest_header
 
 LOGS: Final = "logs/"
 BLOCK_BYTES: Final = 4 << 20
-"""In such pieces a log is read from its beginning."""
+"""The size of the pieces in which a log is read from its beginning."""
 END_BYTES: Final = 128 << 10
-"""And in such from its end, at first: a screen of lines and more."""
+"""The size of the first piece that is read from its end: more than a screen of lines."""
 MAX_OBJECT_BYTES: Final = 1 << 30
-"""A longer one is followed by another: OSS takes 5 GiB, people less."""
+"""A longer object is followed by another: OSS takes 5 GiB, people less."""
 NUM_THREADS: Final = 8
-"""So many objects are deleted at once."""
+"""How many objects are deleted at once."""
 
 _INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class _Moved(TransientError):
-    """The object is longer than was known, or the answer to an append was lost: look, and go on."""
+    """The object is longer than was known, or the answer to an append was lost: look, and try again."""
 
 
 class _File(NamedTuple):
@@ -67,7 +67,7 @@ class _File(NamedTuple):
 
 @dataclass
 class _End:
-    """Where a writer goes on."""
+    """Where a writer continues."""
 
     key: str
     first: int
@@ -91,7 +91,7 @@ class OssLogSink(LogSink):
         instance_id: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Do no I/O. ``instance_id`` is the machine that writes; None: the one this is, by its metadata.
+        """Do no I/O. ``instance_id`` is the machine that writes; None: this one, by its metadata.
 
         Raises:
             SpecError: the store is not in OSS.
@@ -106,16 +106,15 @@ class OssLogSink(LogSink):
         self._instance_id = instance_id
         self._lock = threading.Lock()
         self._ends: dict[str, _End | None] = {}
-        """Of streams that this sink writes."""
+        """By stream that this sink writes."""
         self._instances: dict[str, tuple[str, ...]] = {}
-        """On which machines a stream was written, once it is known."""
+        """By stream: the machines on which it was written, once they are known."""
         self._read_to: dict[str, tuple[int, int]] = {}
-        """Of objects that were read: how far, and the last line's number there."""
+        """By object that was read: how far, and the last line's number there."""
 
     # --- writing ----------------------------------------------------------------------------------
 
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Deliver records of one stream; see LogSink."""
         if not records:
             return
         stream = records[0].stream
@@ -136,34 +135,34 @@ class OssLogSink(LogSink):
         end = self._ends[stream]
         if end is None or end.day != day or end.size >= MAX_OBJECT_BYTES:
             end = self._begin(stream, day, records[0].seq)
-        data = loglines.encode(records)
+        data = osslogformat.encode(records)
         try:
             size = self._append_bytes(end.key, end.size, data)
         except (PositionTaken, TransientError) as error:
             del self._ends[stream]
             raise _Moved(str(error)) from error
         except NotAppendable as error:
-            # Somebody has put a copy in its place, or an empty object: the log goes on in another.
+            # Somebody has replaced it by a copy or an empty object: the log continues in another.
             seq = records[0].seq
             self._ends[stream] = replace(self._begin(stream, day, max(seq, end.first + 1)), last_seq=seq - 1)
             raise _Moved(str(error)) from error
         self._ends[stream] = replace(end, size=size, last_seq=records[-1].seq)
 
     def _append_bytes(self, key: str, position: int, data: bytes) -> int:
-        # The sum in the answer is the whole object's: what changes on its way is noticed by Content-MD5.
+        # The checksum in the answer is of the whole object: Content-MD5 detects bytes that change on the way.
         headers = {"Content-Type": "text/plain; charset=utf-8", **digest_header(data)}
         with self._bucket.asking("append to", key) as client:
             answer = client.append_object(self._bucket.full(key), position, data, headers=headers)
         return int(answer.next_position)
 
     def _begin(self, stream: str, day: date, first: int) -> _End:
-        """Return the end of an object that is not there yet."""
+        """Return the end of an object that does not exist yet."""
         name = f"{self._job_id}.{stream}.{first:012d}.log"
         key = f"{LOGS}{self._instance()}/{day.isoformat()}/{name}"
         return _End(key, first, day, 0, first - 1)
 
     def _find_end(self, stream: str) -> _End | None:
-        """Return where the machine's log of the stream ends; the first time it is made known to readers."""
+        """Return where the machine's log of the stream ends; the first call announces it to readers."""
         instance = self._instance()
         marker = f"{keys.logs_prefix(self._job_id)}{stream}/{instance}"
         files = self._files_of(instance, stream)
@@ -179,7 +178,7 @@ class OssLogSink(LogSink):
         if self._instance_id is None:
             self._instance_id = EcsMetadata().require("meta-data/instance-id").strip()
         if _INSTANCE.fullmatch(self._instance_id) is None:
-            raise CloudspotError(f"{self._instance_id!r} is no id of an instance")
+            raise CloudspotError(f"{self._instance_id!r} is not an instance id")
         return self._instance_id
 
     # --- reading ----------------------------------------------------------------------------------
@@ -189,14 +188,13 @@ class OssLogSink(LogSink):
         return list_streams(self._store, self._job_id)
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
-        """Yield the stream's records with ``seq > after``, in order, each once; see LogSink."""
         newest = after
         files = self._files(stream)
         for number, file in enumerate(files):
             if number + 1 < len(files) and files[number + 1].first <= after + 1:
                 continue
             start, last = self._read_to.get(file.key, (0, -1))
-            # Read from its end only, or removed meanwhile and begun anew.
+            # It was read from its end only, or removed meanwhile and begun again.
             if last > after or start > file.size:
                 start = 0
             if start == 0 and after >= file.first:
@@ -209,7 +207,7 @@ class OssLogSink(LogSink):
             self._read_to[file.key] = file.size, last
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back; see LogSink. Fetches little more than is asked."""
+        """Yield the stream's records from the newest back; see LogSink. Fetches little more than needed."""
         files = self._files(stream)
         pages = (page for file in reversed(files) for page in self._back_through(file, stream))
         top = -1
@@ -218,7 +216,7 @@ class OssLogSink(LogSink):
                 top = max(top, record.seq)
                 yield record
         finally:
-            # Whoever goes on from here needs nothing that is there now.
+            # A reader that continues from here needs nothing that is there now.
             for file in files if top >= 0 else ():
                 self._read_to.setdefault(file.key, (file.size, top))
 
@@ -231,11 +229,10 @@ class OssLogSink(LogSink):
         ]
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
-        """Delete objects of the log; see LogSink."""
         each(self._store.delete, [piece.name for piece in pieces], num_threads=NUM_THREADS)
 
     def _files(self, stream: str) -> list[_File]:
-        """Return the objects of a stream, by their first line."""
+        """Return the objects of a stream, in the order of their first lines."""
         instances = self._instances.get(stream, ())
         if not instances:
             prefix = f"{keys.logs_prefix(self._job_id)}{stream}/"
@@ -250,21 +247,21 @@ class OssLogSink(LogSink):
         for meta in self._store.list_objects(prefix):
             match = name.fullmatch(meta.key.removeprefix(prefix))
             if match is not None:
-                with suppress(ValueError):  # A name of somebody else's that looks like a day, and is none.
+                with suppress(ValueError):  # Somebody else's name, which only looks like a day.
                     found.append(_File(int(match[2]), meta.key, meta.size, date.fromisoformat(match[1])))
         return sorted(found)
 
     def _start_after(self, file: _File, stream: str, after: int) -> int:
-        """Return where a line of the object begins before which no line's number exceeds ``after``.
+        """Return where a line begins such that no line before it has a number above ``after``.
 
-        By bisection: whoever wants the last hour of a long log fetches little more.
+        By bisection: a reader of the last hour of a long log fetches little more than that.
         """
         low, high = 0, file.size
         while high - low > BLOCK_BYTES:
             middle = (low + high) // 2
             block = self._range(file.key, middle, END_BYTES)
-            start = loglines.first_start(block)
-            first = next(loglines.decode(block[start:], stream), None)
+            start = osslogformat.first_start(block)
+            first = next(osslogformat.decode(block[start:], stream), None)
             if first is None or first.seq > after:
                 high = middle
             else:
@@ -281,10 +278,10 @@ class OssLogSink(LogSink):
             start += len(block)
             rest += block
             if start < file.size:
-                cut = loglines.last_start(rest)
-                yield from loglines.decode(rest[:cut], stream)
+                cut = osslogformat.last_start(rest)
+                yield from osslogformat.decode(rest[:cut], stream)
                 rest = rest[cut:]
-        yield from loglines.decode(rest, stream)
+        yield from osslogformat.decode(rest, stream)
 
     def _back_through(self, file: _File, stream: str) -> Iterator[list[Arrival]]:
         """Yield the lines of an object in pages from its end."""
@@ -295,8 +292,8 @@ class OssLogSink(LogSink):
             if len(block) < end - start:
                 return  # It was removed meanwhile.
             rest = block + rest
-            cut = 0 if start == 0 else loglines.first_start(rest)
-            page = [Arrival(record, 0, 0) for record in loglines.decode(rest[cut:], stream)]
+            cut = 0 if start == 0 else osslogformat.first_start(rest)
+            page = [Arrival(record, 0, 0) for record in osslogformat.decode(rest[cut:], stream)]
             rest, end, length = rest[:cut], start, min(length * 2, BLOCK_BYTES)
             if page:
                 yield page

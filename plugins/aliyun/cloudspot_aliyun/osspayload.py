@@ -1,8 +1,8 @@
-"""What OSS is sent and sends: bytes from where they lie, compared by their checksum.
+"""The bytes that OSS is sent and sends: from where they lie, and compared by their checksum.
 
-OSS tells the CRC-64 of what it has stored or sends. oss2 computes it by crcmod, which holds the
-interpreter's lock, and without a compiler installs itself in pure Python; fastcrc comes as a wheel, and is
-some forty times as fast as even the compiled one. It is the same sum: CRC-64/XZ is OSS's ECMA-182.
+OSS tells the CRC-64 of what it stores or sends. oss2 computes it by crcmod, which holds the interpreter's
+lock and, without a compiler, installs itself in pure Python; fastcrc comes as a wheel, and is about forty
+times as fast as the compiled crcmod. It is the same sum: CRC-64/XZ is OSS's ECMA-182.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cloudspot.interfaces import Data
 from cloudspot.plugin.bufferbody import LentBody
 
 SMALL_BYTES: Final = 1 << 20
-"""Up to this size a Content-MD5 goes along, so that OSS stores nothing that has changed on its way."""
+"""Up to this size a Content-MD5 goes along, so that OSS stores nothing that changed on the way."""
 CRC_HEADER: Final = "x-oss-hash-crc64ecma"
 
 
@@ -49,17 +49,17 @@ def payload(
 
 
 def digest_header(data: Data) -> dict[str, str]:
-    """Return the Content-MD5 of a body, by which OSS refuses what has changed on its way."""
+    """Return the Content-MD5 of a body, by which OSS refuses bytes that changed on the way."""
     digest = hashlib.md5(data, usedforsecurity=False).digest()
     return {"Content-MD5": base64.b64encode(digest).decode("ascii")}
 
 
 def compare(headers: Mapping[str, str], data: Data, what: str) -> None:
-    """Compare the sum that an answer's headers tell, if any, with that of the bytes.
+    """Compare the checksum in an answer's headers, if any, with that of the bytes.
 
     Raises:
         TransientError: they differ.
     """
     told = headers.get(CRC_HEADER)
     if told is not None and int(told) != crc64.xz(data):
-        raise TransientError(f"{what}: the bytes changed on their way (their CRC-64 is another)")
+        raise TransientError(f"{what}: the bytes changed on the way (their CRC-64 differs)")

@@ -24,13 +24,11 @@ class OssUploadRequests(PartedRequests):
         self._condition = {FORBID_OVERWRITE: "true"} if if_absent else {}
 
     def begin(self, writer: str) -> str:
-        """Begin a multipart upload; see PartedRequests."""
         with self._bucket.asking("write", self._key) as client:
             headers = {WRITER: writer, "Content-Type": BINARY}
             return str(client.init_multipart_upload(self._full, headers=headers).upload_id)
 
     def send(self, upload_id: str, number: int, part: memoryview) -> oss2.models.PartInfo:
-        """Send a part; see PartedRequests."""
         what = f"{self._bucket.url}: part {number} of {self._key}"
         with (
             self._bucket.asking("write", self._key) as client,
@@ -41,7 +39,6 @@ class OssUploadRequests(PartedRequests):
         return oss2.models.PartInfo(number, answer.etag)
 
     def complete(self, upload_id: str, parts: Sequence[oss2.models.PartInfo]) -> None:
-        """Make the parts the object; see PartedRequests."""
         with self._bucket.asking("write", self._key) as client:
             answer = client.complete_multipart_upload(
                 self._full, upload_id, list(parts), headers=self._condition
@@ -49,7 +46,6 @@ class OssUploadRequests(PartedRequests):
         self._bucket.check_create(answer.headers)
 
     def put(self, writer: str, data: memoryview) -> None:
-        """Store the object at once; see PartedRequests."""
         with (
             self._bucket.asking("write", self._key) as client,
             payload(data, f"{self._bucket.url}: {self._key}") as (body, headers, check),
@@ -60,6 +56,5 @@ class OssUploadRequests(PartedRequests):
         self._bucket.check_create(answer.headers)
 
     def drop(self, upload_id: str) -> None:
-        """Abort the upload; see PartedRequests."""
         with self._bucket.asking("write", self._key) as client:
             client.abort_multipart_upload(self._full, upload_id)

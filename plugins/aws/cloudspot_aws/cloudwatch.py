@@ -1,8 +1,8 @@
 """Log lines in CloudWatch Logs: a group for a job's id, a stream for each node of each launch.
 
-An event's message is JSON with the line's number, its time, its source and its text: by the number
-repeats are dropped and the order is kept, whatever clock the node had. Events carry the same time, but
-never one that CloudWatch would reject or sort before what was delivered earlier.
+An event's message is JSON with the line's number, its time, its source and its text. By the number readers
+drop repeats and keep the order, whatever the node's clock said. The event has the line's time, unless
+CloudWatch would reject it or sort it before what was delivered earlier.
 
 Source: CloudWatch Logs API reference, PutLogEvents and GetLogEvents (checked 2026-11).
 """
@@ -26,23 +26,23 @@ from cloudspot.plugin.logorder import Arrival, Order, read_back
 from cloudspot.plugin.machinetags import store_digest
 from cloudspot.retrying import retry
 from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.cloudwatchevents import EventReader
 from cloudspot_aws.errors import translated
-from cloudspot_aws.logevents import EventReader
 
 GROUP_PREFIX = "/cloudspot/"
 RETENTION_DAYS = (
     *(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731),
     *(1096, 1827, 2192, 2557, 2922, 3288, 3653),
 )
-"""What PutRetentionPolicy takes."""
+"""The values that PutRetentionPolicy accepts."""
 MAX_BATCH_BYTES = 1_048_576
 MAX_BATCH_EVENTS = 10_000
 EVENT_OVERHEAD_BYTES = 26
 MAX_TEXT = 40_000
-"""Longer lines become several events: in JSON a character takes at most six bytes, and an event could
-long hold 256 KiB only, as in some partitions it still does."""
+"""Longer lines become several events: in JSON a character takes up to six bytes, and in some partitions
+an event still holds only 256 KiB."""
 OVERLAP_MS = 30_000
-"""A reader that follows goes back so far: batches need not show in the order in which they came."""
+"""How far a reader that follows goes back: batches need not show in the order in which they came."""
 
 _GROUP = re.compile(r"[.\-_/#A-Za-z0-9]{1,512}")
 
@@ -65,9 +65,9 @@ class CloudWatchLogSink(LogSink):
     """A job's log in CloudWatch Logs. Thread-safe.
 
     By default the group is ``/cloudspot/<job>`` and its streams are ``<store>/<stream>``, where eight letters
-    stand for the store: another one may have a job of the same id. A group that is named is shared by jobs,
-    and its streams are ``<job>/<store>/<stream>``. A group that is missing is made, and keeps its events for
-    ``retention_days``; one that is there is left as it is.
+    stand for the store: another store may have a job of the same id. Jobs share a group that is named, and
+    their streams are ``<job>/<store>/<stream>``. A missing group is created, and keeps its events for
+    ``retention_days``; an existing one is left as it is.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CloudWatchLogSink(LogSink):
         """Do no I/O; ``store_url`` is the canonical one.
 
         Raises:
-            SpecError: the group has no valid name, or CloudWatch knows no such retention.
+            SpecError: the group's name is not valid, or CloudWatch has no such retention.
         """
         if group is not None and _GROUP.fullmatch(group) is None:
             raise SpecError(f"log group must be 1 to 512 letters, digits and .-_/#: got {group!r}")
@@ -100,10 +100,9 @@ class CloudWatchLogSink(LogSink):
         self._now = now
         self._times = EntryTimes(self._newest_time, now=now)
         self._seen: dict[str, tuple[int, int]] = {}
-        """Of each stream read: number and time of the last line that was passed on."""
+        """By stream read: number and time of the last line that was yielded."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Deliver records of one stream; see LogSink."""
         if not records:
             return
         stream = records[0].stream
@@ -117,7 +116,6 @@ class CloudWatchLogSink(LogSink):
             self._deliver(stream, batch)
 
     def streams(self) -> Sequence[str]:
-        """Return the names of the job's streams, sorted; see LogSink."""
         options: dict[str, Any] = {"logGroupName": self.group, "logStreamNamePrefix": self._prefix}
         found: list[str] = []
         while True:
@@ -134,7 +132,7 @@ class CloudWatchLogSink(LogSink):
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
 
-        A line that came a moment ago is held back while one before it is missing: it may show later.
+        A line that has just arrived is held back while one before it is missing: that one may show later.
         """
         check_stream(stream)
         seen = self._seen.get(stream)
@@ -164,12 +162,9 @@ class CloudWatchLogSink(LogSink):
         return found
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
-        """Delete streams; see LogSink."""
         for piece in pieces:
             try:
-                self._ask(
-                    "delete_log_stream", logGroupName=self.group, logStreamName=self._prefix + piece.stream
-                )
+                self._ask("delete_log_stream", **self._place(piece.stream))
             except _Missing:
                 continue
 
@@ -189,8 +184,7 @@ class CloudWatchLogSink(LogSink):
         try:
             answer = self._ask(
                 "get_log_events",
-                logGroupName=self.group,
-                logStreamName=self._prefix + stream,
+                **self._place(stream),
                 limit=1,
                 startFromHead=False,
             )
@@ -207,19 +201,14 @@ class CloudWatchLogSink(LogSink):
             answer = self._put(stream, events)
         rejected = answer.get("rejectedLogEventsInfo")
         if rejected:
-            # To deliver them again would help nobody, and hold up all lines to come.
+            # To deliver them again would not help, and would hold up all lines to come.
             _log.warning("CloudWatch rejects lines of %s for their time: %s; set the clock", stream, rejected)
 
     def _put(self, stream: str, events: list[dict[str, Any]]) -> Any:
-        return self._ask(
-            "put_log_events",
-            logGroupName=self.group,
-            logStreamName=self._prefix + stream,
-            logEvents=events,
-        )
+        return self._ask("put_log_events", **self._place(stream), logEvents=events)
 
     def _make(self, stream: str) -> None:
-        """Make the stream, and the group where there is none."""
+        """Create the stream, and the group if there is none."""
         try:
             self._make_stream(stream)
         except _Missing:
@@ -235,7 +224,7 @@ class CloudWatchLogSink(LogSink):
 
     def _make_stream(self, stream: str) -> None:
         try:
-            self._ask("create_log_stream", logGroupName=self.group, logStreamName=self._prefix + stream)
+            self._ask("create_log_stream", **self._place(stream))
         except _Taken:
             return
 
@@ -251,8 +240,7 @@ class CloudWatchLogSink(LogSink):
             try:
                 answer = self._ask(
                     "get_log_events",
-                    logGroupName=self.group,
-                    logStreamName=self._prefix + stream,
+                    **self._place(stream),
                     startFromHead=startFromHead,
                     **options,
                     **more,
@@ -272,8 +260,11 @@ class CloudWatchLogSink(LogSink):
 
     # --- requests ---------------------------------------------------------------------------------
 
+    def _place(self, stream: str) -> dict[str, Any]:
+        return {"logGroupName": self.group, "logStreamName": self._prefix + stream}
+
     def _ask(self, operation: str, **options: Any) -> Any:
-        """Make a request, again where it failed in passing: each of ours may be repeated."""
+        """Make a request, again if it failed in passing: each of ours may be repeated."""
         client = self._clients.client("logs", num_attempts=1)
 
         def call() -> Any:

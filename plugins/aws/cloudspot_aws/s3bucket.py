@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -67,7 +66,7 @@ class S3Bucket(Bucket):
     }
     how_to_create: ClassVar[str] = "aws s3 mb s3://"
 
-    def __init__(self, url: str, clients: AwsClients, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, url: str, clients: AwsClients | None, sleep: Callable[[float], None]) -> None:
         """Read ``s3://bucket/prefix``; no I/O.
 
         Raises:
@@ -78,7 +77,7 @@ class S3Bucket(Bucket):
             raise SpecError(
                 f"store {url}: a directory bucket lists in no order; use a general purpose bucket"
             )
-        self._clients = clients
+        self._clients = clients or AwsClients()
 
     def connect(self) -> Any:
         """Return a client of the region where the bucket is, which S3 is asked for.
@@ -102,23 +101,19 @@ class S3Bucket(Bucket):
         return client if found is None else self._client_in(found)
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
-        """Return what an error of botocore's means; see Bucket."""
         code = error_code(error)
         # The answer to a HEAD has no body, and so no other code.
         return SpecError if code == "404" and verb == "list" else _KINDS.get(code)
 
     def translation(self, error: Exception, what: str) -> CloudspotError:
-        """Return an error of botocore's as cloudspot's; see Bucket."""
         return translation(error, what)
 
     def head(self, client: Any, name: str) -> Described:
-        """Return what is known of the object; see Bucket."""
         answer = client.head_object(Bucket=self.name, Key=name)
         writer = answer.get("Metadata", {}).get(WRITER, "")
         return Described(answer["ContentLength"], answer["LastModified"], writer)
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
-        """Begin to read the object or some of its bytes; see Bucket."""
         options = {} if span is None else {"Range": f"bytes={span[0]}-{span[1]}"}
         answer = client.get_object(Bucket=self.name, Key=name, **options)
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
@@ -127,25 +122,21 @@ class S3Bucket(Bucket):
     def list_names(
         self, client: Any, prefix: str, *, after: str | None, limit: int
     ) -> tuple[Sequence[Listed], bool]:
-        """Return a page of names; see Bucket."""
         start = {} if after is None else {"StartAfter": after}
         answer = client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=limit, **start)
         found = [Listed(one["Key"], one["Size"], one["LastModified"]) for one in answer.get("Contents", ())]
         return found, bool(answer.get("IsTruncated"))
 
     def delete(self, client: Any, name: str) -> None:
-        """Remove the object; see Bucket."""
         client.delete_object(Bucket=self.name, Key=name)
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
-        """Return a URL that reads the object; see Bucket."""
         url: str = client.generate_presigned_url(
             "get_object", Params={"Bucket": self.name, "Key": name}, ExpiresIn=seconds
         )
         return url
 
     def check_settings(self) -> Sequence[CheckResult]:
-        """Say what the bucket keeps that is billed; see Bucket."""
         return (
             self.check_setting("bucket versioning", self._versioning),
             self.check_setting("bucket lifecycle", self._lifecycle),

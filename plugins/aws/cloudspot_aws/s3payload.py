@@ -1,4 +1,4 @@
-"""What S3 is sent: bytes from where they lie, with a checksum computed once."""
+"""The bytes that S3 is sent: from where they lie, with a checksum that is computed once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudspot.plugin.bufferbody import LentBody
 
 SMALL_BYTES = 1 << 20
 """Up to this size a copy is cheaper than the round trip of ``Expect: 100-continue``, with which botocore
-sends every file-like body. A larger one is then not sent at all where S3 refuses its headers."""
+sends every file-like body. A larger body is then not sent at all if S3 refuses the headers."""
 
 
 @contextmanager
@@ -32,9 +32,9 @@ def payload(data: Data) -> Iterator[Mapping[str, Any]]:
 
 
 def crc32(view: memoryview) -> str:
-    """Return the checksum as S3's header has it.
+    """Return the checksum as S3's header shows it.
 
-    CRC-32 is what the standard library computes at the speed of several sockets, without holding the
-    interpreter's lock; CRC-64/NVME and CRC-32C would need awscrt.
+    The standard library computes CRC-32 at the speed of several sockets, without holding the interpreter's
+    lock; CRC-64/NVME and CRC-32C would need awscrt.
     """
     return base64.b64encode(zlib.crc32(view).to_bytes(4, "big")).decode("ascii")

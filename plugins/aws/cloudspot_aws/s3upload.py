@@ -20,7 +20,6 @@ class S3UploadRequests(PartedRequests):
         self._condition = {"IfNoneMatch": "*"} if if_absent else {}
 
     def begin(self, writer: str) -> str:
-        """Begin a multipart upload; see PartedRequests."""
         with self._bucket.asking("write", self._key) as client:
             answer = client.create_multipart_upload(
                 **self._target, ChecksumAlgorithm="CRC32", Metadata={WRITER: writer}
@@ -28,24 +27,20 @@ class S3UploadRequests(PartedRequests):
         return str(answer["UploadId"])
 
     def send(self, upload_id: str, number: int, part: memoryview) -> dict[str, Any]:
-        """Send a part; see PartedRequests."""
         with self._bucket.asking("write", self._key) as client, payload(part) as what:
             answer = client.upload_part(**self._target, UploadId=upload_id, PartNumber=number, **what)
         return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": what["ChecksumCRC32"]}
 
     def complete(self, upload_id: str, parts: Sequence[dict[str, Any]]) -> None:
-        """Make the parts the object; see PartedRequests."""
         with self._bucket.asking("write", self._key) as client:
             client.complete_multipart_upload(
                 **self._target, UploadId=upload_id, MultipartUpload={"Parts": list(parts)}, **self._condition
             )
 
     def put(self, writer: str, data: memoryview) -> None:
-        """Store the object at once; see PartedRequests."""
         with self._bucket.asking("write", self._key) as client, payload(data) as what:
             client.put_object(**self._target, Metadata={WRITER: writer}, **self._condition, **what)
 
     def drop(self, upload_id: str) -> None:
-        """Abort the upload; see PartedRequests."""
         with self._bucket.asking("write", self._key) as client:
             client.abort_multipart_upload(**self._target, UploadId=upload_id)

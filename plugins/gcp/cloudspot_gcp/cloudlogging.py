@@ -1,13 +1,13 @@
 """Log lines in Cloud Logging: entries of text in one log of the project, labelled by job, store and node.
 
-An entry's labels carry the line's number: by it repeats are dropped and the order is kept, whatever clock
-the node had. Entries carry the line's time, but never one that Logging would refuse or sort before what was
-delivered earlier; the line's own is then a label too.
+An entry's labels carry the line's number, by which readers drop repeats and keep the order, whatever the
+node's clock said. An entry has the line's time, unless Logging would refuse it or sort it before what was
+delivered earlier; the line's own time is then a label too.
 
-The first line of a stream on each day (UTC) is marked: by these few entries streams and their days are found.
+The first line of a stream on each day (UTC) is marked: these few entries tell which streams and days exist.
 
-Logging answers 60 lists a minute for a whole project. One who follows therefore asks for all nodes of the
-job at once, and not more often than every two seconds for each thousand entries; one who is throttled waits.
+Logging answers 60 lists a minute for a whole project. A reader that follows therefore asks for all nodes of
+the job at once, and waits two seconds for each thousand entries before it asks again.
 
 Source: Cloud Logging API reference, entries.write and entries.list; "Quotas and limits" (checked 2026-11).
 """
@@ -16,29 +16,28 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime, timezone
 from typing import Any
 
 from cloudspot.errors import CloudspotError, SpecError
-from cloudspot.interfaces import LogSink, check_stream
+from cloudspot.interfaces import check_stream
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
 from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp.clients import GcpClients
-from cloudspot_gcp.logentries import MARK, day_of, iso, parse_time
-from cloudspot_gcp.logreading import LogReading, about_stream
-from cloudspot_gcp.logrequests import EntryRefused, LogRequests
+from cloudspot_gcp.cloudloggingentries import MARK, day_of, iso, parse_time
+from cloudspot_gcp.cloudloggingreader import CloudLoggingReader, about_stream
+from cloudspot_gcp.cloudloggingrequests import EntryRefused, LogRequests
 
 LOG_NAME = "cloudspot"
 MAX_BATCH_ENTRIES = 1000
 MAX_BATCH_BYTES = 5_000_000
-"""As counted here, where a character is six bytes of JSON; a request holds 10 MB."""
+"""Counted at six bytes of JSON for a character; a request can hold 10 MB."""
 ENTRY_OVERHEAD_BYTES = 500
 MAX_TEXT = 50_000
-"""Longer lines become several entries: a character takes at most four bytes, an entry holds 256 KiB."""
+"""Longer lines become several entries: a character takes up to four bytes, an entry holds 256 KiB."""
 SHARE_SECONDS = 2.0
 
 _LOG = re.compile(r"[A-Za-z0-9._-]{1,200}")
@@ -47,11 +46,11 @@ _LOG = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _log = logging.getLogger("cloudspot.gcp.logs")
 
 
-class CloudLoggingSink(LogSink):
+class CloudLoggingSink(CloudLoggingReader):
     """A job's log in Cloud Logging. Thread-safe.
 
-    ``log_name`` is the log that jobs share, ``cloudspot`` by default; how long it keeps its entries is its
-    log bucket's to say.
+    ``log_name`` is the log that jobs share, ``cloudspot`` by default; the retention of its log bucket decides
+    how long it keeps its entries.
     """
 
     def __init__(
@@ -74,20 +73,14 @@ class CloudLoggingSink(LogSink):
         if log_name is not None and _LOG.fullmatch(log_name) is None:
             raise SpecError(f"log name must be 1 to 200 letters, digits and .-_: got {log_name!r}")
         self._log_name = log_name or LOG_NAME
-        self._labels = {"job": job_id, "store": store_digest(store_url)}
-        self._requests = LogRequests(
-            clients or GcpClients(), log_name=self._log_name, labels=self._labels, sleep=sleep
-        )
-        self._reading = LogReading(
-            self._requests, labels=self._labels, share_seconds=share_seconds, now=now, clock=clock
-        )
-        self._lock = threading.RLock()
+        labels = {"job": job_id, "store": store_digest(store_url)}
+        requests = LogRequests(clients or GcpClients(), log_name=self._log_name, labels=labels, sleep=sleep)
+        super().__init__(requests, labels=labels, share_seconds=share_seconds, now=now, clock=clock)
         self._times = EntryTimes(self._newest_time, now=now)
         self._marked: dict[str, date] = {}
-        """Of each stream written to: the day of its last line, which is marked."""
+        """By stream written to: the day of its last line, which is marked."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Deliver records of one stream; see LogSink."""
         if not records:
             return
         stream = records[0].stream
@@ -100,41 +93,15 @@ class CloudLoggingSink(LogSink):
             max_entries=MAX_BATCH_ENTRIES,
         ):
             is_taken &= self._deliver(stream, batch)
-        with self._lock:
-            if is_taken:
-                self._marked[stream] = day_of(records[-1].time)
-            else:
-                self._marked.pop(stream, None)
-
-    def streams(self) -> Sequence[str]:
-        """Return the names of the job's streams, sorted; see LogSink.
-
-        One who follows may ask every moment: new ones then show in what is fetched for all streams.
-        """
-        return self._reading.streams()
-
-    def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
-        """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
-
-        A line that came a moment ago is held back while one before it is missing: it may show later.
-        """
-        check_stream(stream)
-        yield from self._reading.read(stream, after=after)
-
-    def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for."""
-        check_stream(stream)
-        yield from self._reading.read_back(stream)
-
-    def pieces(self) -> Sequence[LogPiece]:
-        """Return each stream as one piece, without its size; see LogSink. A list serves a thousand days."""
-        return self._reading.pieces()
+        if is_taken:
+            self._marked[stream] = day_of(records[-1].time)
+        else:
+            self._marked.pop(stream, None)
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
-        """Raise CloudspotError if there is anything to remove; see LogSink."""
         if pieces:
             raise CloudspotError(
-                f"lines of one job cannot be deleted from Cloud Logging: they end by the retention of the "
+                "lines of one job cannot be deleted from Cloud Logging: they expire by the retention of the "
                 f"log's bucket; to delete {self._log_name!r} with the lines of all its jobs, run: "
                 f"gcloud logging logs delete {self._log_name}"
             )
@@ -158,7 +125,7 @@ class CloudLoggingSink(LogSink):
                 yield {
                     "textPayload": text,
                     "timestamp": iso(at),
-                    # Entries of one time are listed in its order.
+                    # Entries of the same time are listed in the order of this.
                     "insertId": f"{about}-{stream}-{record.seq:012}-{number:06}",
                     "labels": labels,
                 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from http import HTTPStatus
@@ -72,14 +71,14 @@ class GcsBucket(Bucket):
     }
     how_to_create: ClassVar[str] = "gcloud storage buckets create gs://"
 
-    def __init__(self, url: str, clients: GcpClients, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, url: str, clients: GcpClients | None, sleep: Callable[[float], None]) -> None:
         """Read ``gs://bucket/prefix``; no I/O.
 
         Raises:
             SpecError: the URL does not name a bucket of Cloud Storage.
         """
         super().__init__(url, sleep)
-        self.clients = clients
+        self.clients = clients or GcpClients()
         if google_crc32c.implementation != "c":
             _log.warning(
                 "google-crc32c is installed without its compiled part: checksums take longer than the "
@@ -95,7 +94,6 @@ class GcsBucket(Bucket):
         return self.clients.storage().bucket(self.name)
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
-        """Return what an error of Google's means; see Bucket."""
         status, code = status_of(error), error_code(error)
         if status == HTTPStatus.NOT_FOUND:
             return SpecError if _NO_BUCKET in str(error) else _MISSING.get(verb, UploadGone)
@@ -104,20 +102,17 @@ class GcsBucket(Bucket):
         return Passing if code in THROTTLED else _KINDS.get(status)
 
     def translation(self, error: Exception, what: str) -> CloudspotError:
-        """Return an error of Google's as cloudspot's; see Bucket."""
         found = translation(error, what)
         if status_of(error) == HTTPStatus.BAD_REQUEST and _CHANGED in str(error):
             return TransientError(f"{found}: the bytes changed on the way")
         return found
 
     def head(self, client: Any, name: str) -> Described:
-        """Return what is known of the object; see Bucket."""
         blob = client.blob(name)
         blob.reload(retry=None, timeout=TIMEOUT)
         return Described(blob.size, blob.updated, str((blob.metadata or {}).get(WRITER, "")))
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
-        """Begin to read the object or some of its bytes; see Bucket."""
         path = f"/storage/v1/b/{quote(self.name, safe='')}/o/{quote(name, safe='')}"
         headers = {"Accept-Encoding": "identity"}
         if span is not None:
@@ -140,7 +135,6 @@ class GcsBucket(Bucket):
     def list_names(
         self, client: Any, prefix: str, *, after: str | None, limit: int
     ) -> tuple[Sequence[Listed], bool]:
-        """Return a page of names; see Bucket."""
         listing = client.list_blobs(
             prefix=prefix,
             # Storage lists from a name on, inclusive. No key comes between ``after`` and the same with a
@@ -158,7 +152,6 @@ class GcsBucket(Bucket):
         return (), False
 
     def delete(self, client: Any, name: str) -> None:
-        """Remove the object; see Bucket."""
         client.blob(name).delete(retry=None, timeout=TIMEOUT)
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
@@ -180,7 +173,6 @@ class GcsBucket(Bucket):
         return url
 
     def check_settings(self) -> Sequence[CheckResult]:
-        """Say what the bucket keeps that is billed, and what would keep jobs from working; see Bucket."""
         try:
             with self.asking("ask for", "the bucket's settings") as client:
                 client.reload(retry=None, timeout=TIMEOUT)

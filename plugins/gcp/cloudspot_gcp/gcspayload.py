@@ -1,4 +1,4 @@
-"""What Cloud Storage is sent: bytes from where they lie, with a checksum computed once."""
+"""The bytes that Cloud Storage is sent: from where they lie, with a checksum that is computed once."""
 
 from __future__ import annotations
 

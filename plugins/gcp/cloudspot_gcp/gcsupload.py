@@ -47,7 +47,6 @@ class GcsUploadRequests(PartedRequests):
         self._rest = b""
 
     def put(self, writer: str, data: memoryview) -> None:
-        """Store the whole object in one request; see PartedRequests."""
         described = {
             "name": self._full,
             "contentType": _CONTENT_TYPE,
@@ -77,7 +76,6 @@ class GcsUploadRequests(PartedRequests):
         return str(answer.headers["Location"])
 
     def send(self, upload_id: str, number: int, part: memoryview) -> Any:
-        """Send a part, from where Storage has it on; see PartedRequests."""
         if number != self._num_sent + 1:
             raise CloudspotError(f"{self._bucket.url}: a part of {self._key} before this one is missing")
         whole = len(part) - len(part) % UNIT_BYTES
@@ -90,14 +88,12 @@ class GcsUploadRequests(PartedRequests):
         return None
 
     def complete(self, upload_id: str, parts: Sequence[Any]) -> None:
-        """Send what is left, and make it the object; see PartedRequests."""
         with memoryview(self._rest) as rest:
             stored = self._carry(upload_id, rest, total=self._start + len(rest))
         if stored["crc32c"] != shown_crc32c(self._checksum):
             raise CloudspotError(f"{self._bucket.url}: {self._key} arrived damaged; upload it again")
 
     def drop(self, upload_id: str) -> None:
-        """Let Storage forget the upload; see PartedRequests."""
         with self._bucket.asking("write", self._key):
             # The answer is 499 on success, and 404 if the upload no longer exists.
             self._bucket.clients.session().delete(upload_id, timeout=TIMEOUT)
@@ -127,7 +123,7 @@ class GcsUploadRequests(PartedRequests):
             position = 0 if reached is None else int(reached[1]) + 1
             if not start <= position <= end:
                 raise CloudspotError(
-                    f"{self._bucket.url}: {self._key} stands at {position} bytes, not between {start} "
+                    f"{self._bucket.url}: {self._key} is at {position} bytes, not between {start} "
                     f"and {end}; upload it again"
                 )
             has_moved = self._position is None or position > self._position

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from cloudspot.agent.reclaim import understand
-from cloudspot.agent.training.drain_schedule import DrainSchedule
+from cloudspot.agent.training.drain_schedule import DrainSchedule, drain_at, guard_of
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
 
@@ -67,3 +67,23 @@ def test_a_save_within_the_notice_that_takes_longer_starts_the_drain_earlier(ben
 
 def test_a_notice_of_a_minute_drains_at_once(bench):
     assert Node(bench, notice_seconds=60.0).starts_after() == 0
+
+
+def test_a_short_notice_drains_at_once() -> None:
+    assert drain_at(130.0, now=100.0, save_seconds=1.0) == 100.0
+
+
+def test_a_long_notice_is_trained_through_until_a_minute_is_left() -> None:
+    assert drain_at(400.0, now=100.0, save_seconds=5.0) == 340.0
+
+
+def test_a_long_notice_leaves_three_times_what_a_save_costs() -> None:
+    assert drain_at(400.0, now=100.0, save_seconds=50.0) == 250.0
+
+
+def test_the_guard_keeps_back_one_and_a_half_uploads_and_a_second() -> None:
+    assert guard_of(100.0, now=0.0, upload_seconds=10.0) == 84.0
+
+
+def test_the_guard_leaves_two_fifths_of_the_time_to_the_ranks_whatever_the_upload_took() -> None:
+    assert guard_of(100.0, now=0.0, upload_seconds=1000.0) == 40.0

@@ -163,7 +163,9 @@ def test_a_log_that_ends_by_its_retention_alone_says_so(jobs, monkeypatch):
     write(jobs, "going-1", "1-0", [9])
     monkeypatch.setattr(ObjectStoreLogSink, "remove", LogSink.remove)
     result = jobs.run("logs", "going-1", "--prune", "7d", "--yes", status=1)
-    assert "this log cannot be pruned: where it is kept it ends by its retention alone" in result.stderr
+    assert (
+        "this log cannot be pruned: only the retention of the service that keeps it ends it" in result.stderr
+    )
 
 
 def test_lines_of_a_day_are_those_since_one_moment_and_until_another(jobs):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from lossyproxy import LossyProxy
 
-from cloudspot.emulation.faults import Faults
+from cloudspot.emulation.api_faults import Faults
 from cloudspot.errors import (
     AuthError,
     CloudspotError,

@@ -1,18 +1,15 @@
 """Real controllers on the strict ECS over HTTP, with the plugin between them; the nodes are simulated."""
 
 import base64
-import os
+from types import MappingProxyType
 
 import pytest
-from cloud_histories import Killed, Town, check_histories, play
-from launch_histories import OneAtATime
+from cloud_histories import Killed, Town
+from controllertests import ControllerTests, use_one_thread
 
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.jobfile.spec import decode_options
-from cloudspot.jobstore import parallel
 from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
-from cloudspot.model import EndReason
-from cloudspot.story.events import LaunchClosed
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner
 from cloudspot_aliyun.options import AliyunOptions
@@ -20,7 +17,6 @@ from cloudspot_aliyun.provider import AliyunProvider
 from cloudspot_aliyun.request import RELEASE_GRACE_SECONDS
 from cloudspot_aliyun_sandbox.strict_ecs import StrictEcs
 
-NUM_HISTORIES = 8
 TYPE = "ecs.gn7i-c8g1.2xlarge"
 CHEAP, DEAR = "cn-hangzhou-j", "cn-hangzhou-i"
 """The zones by their price."""
@@ -90,28 +86,27 @@ class EcsTown(Town):
         assert self.ecs.machines.alive() == []
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setattr(parallel, "ThreadPoolExecutor", OneAtATime)
-
-
 @pytest.fixture
-def found(ecs_door, cloud):
+def found(ecs_door, cloud, monkeypatch):
     """``found(**tables)``: found a town."""
+    use_one_thread(monkeypatch)
     return lambda **tables: EcsTown(ecs_door, cloud.secrets, **tables)
 
 
-# --- capacity -------------------------------------------------------------------------------------
+class TestControllersOnEcs(ControllerTests):
+    first, second = CHEAP, DEAR
+    zones_of_first = (CHEAP,)
+    launch_call, list_call = "RunInstances", "DescribeInstances"
+    throttled = "Throttling.User"
+    several = MappingProxyType({"deployment_set": "auto"})
+    no_capacity = "OperationDenied.NoStock"
+    quota_words = ("ask for more in the Quota Center",)
+    is_reclaim_told = False
+    num_histories = 8
+    soak_variable = "CLOUDSPOT_SOAK_ECS"
 
-
-def test_the_first_zone_has_no_stock_and_the_next_one_runs_the_job(found):
-    town = found()
-    town.faults.inject("RunInstances", "OperationDenied.NoStock", status=403, message="sold out")
-    assert town.run().finished.outcome == "succeeded"
-    assert town.outcomes() == [("spot", CHEAP, "capacity"), ("spot", DEAR, "succeeded")]
-    closed = [event.text for event in town.events if isinstance(event, LaunchClosed)]
-    assert "OperationDenied.NoStock" in closed[0]
-    town.check_end()
+    def sell_out_first(self, town):
+        town.faults.inject("RunInstances", "OperationDenied.NoStock", status=403, message="sold out")
 
 
 def test_a_zone_that_ecs_says_is_sold_out_is_not_even_tried(found):
@@ -119,28 +114,6 @@ def test_a_zone_that_ecs_says_is_sold_out_is_not_even_tried(found):
     town.faults.capacity[CHEAP, "*", "*"] = 0
     assert town.run().finished.outcome == "succeeded"
     assert town.outcomes() == [("spot", DEAR, "succeeded")]
-    town.check_end()
-
-
-def test_no_zone_has_stock_within_max_wait_and_the_job_fails(found):
-    town = found(spot={"policy": "spot", "max_wait": 300.0})
-    town.faults.capacity["*", "*", "*"] = 0
-    finished = town.run().finished
-    assert (finished.outcome, finished.exit_code) == ("failed", 1)
-    assert finished.detail == "no spot capacity within spot.max_wait of 300 s"
-    assert {outcome for _, _, outcome in town.outcomes()} == {"capacity"}
-    assert {zone for _, zone, _ in town.outcomes()} == {CHEAP, DEAR}
-    assert town.host.truth.machines == {}
-    town.check_end()
-
-
-def test_without_spot_stock_the_job_goes_by_pay_as_you_go_after_max_wait(found):
-    town = found(spot={"max_wait": 120.0})
-    town.faults.capacity["*", "*", "spot"] = 0
-    assert town.run().finished.outcome == "succeeded"
-    markets = [market for market, _, _ in town.outcomes()]
-    assert markets == ["spot"] * (len(markets) - 1) + ["on-demand"]
-    assert len(markets) > 2
     town.check_end()
 
 
@@ -152,46 +125,6 @@ def test_a_bid_below_the_market_waits_and_then_goes_by_pay_as_you_go(found):
         ("on-demand", "succeeded"),
     }
     assert "SpotPriceLowerThanPublicPrice" in town.history.launches[0].closed.detail
-    town.check_end()
-
-
-def test_a_quota_is_told_and_the_other_market_is_taken(found):
-    town = found(spot={"max_wait": 60.0})
-    town.faults.vcpu_quota["spot"] = 0
-    assert town.run().finished.outcome == "succeeded"
-    assert [(market, outcome) for market, _, outcome in town.outcomes()] == [
-        ("spot", "quota"),
-        ("spot", "quota"),
-        ("on-demand", "succeeded"),
-    ]
-    assert "ask for more in the Quota Center" in town.warnings()[0]
-    town.check_end()
-
-
-def test_two_nodes_are_all_or_none(found):
-    town = found(nodes={"min": 2, "max": 2})
-    town.faults.capacity[CHEAP, "*", "*"] = 1
-    assert town.run().finished.outcome == "succeeded"
-    assert town.outcomes() == [("spot", CHEAP, "capacity"), ("spot", DEAR, "succeeded")]
-    assert len(town.host.made) == 2
-    town.check_end()
-
-
-def test_every_third_call_is_throttled_and_the_job_succeeds(found):
-    town = found(nodes={"min": 2, "max": 2}, options={"deployment_set": "auto"})
-    town.faults.throttle_every = 3
-    assert town.run().finished.outcome == "succeeded"
-    assert any(call.error == "Throttling.User" for call in town.faults.calls)
-    town.faults.throttle_every = 0
-    town.check_end()
-
-
-def test_an_unwell_api_costs_time_and_no_machine(found):
-    town = found()
-    town.faults.inject("RunInstances", "InternalError", happens=True)
-    town.faults.inject("DescribeInstances", "ServiceUnavailable", status=503, times=6)
-    assert town.run().finished.outcome == "succeeded"
-    assert len(town.host.made) == 1
     town.check_end()
 
 
@@ -210,21 +143,6 @@ def test_machines_whose_controller_dies_right_after_their_launch_are_released_by
     life = 3600.0 + BOOT_LIMIT_SECONDS + DELIVERY_GRACE_SECONDS + RELEASE_GRACE_SECONDS
     due = town.journal[0].at.timestamp() + life
     assert all(due <= one.auto_release_at < due + 60.0 for one in machines)
-
-
-def test_a_reclaimed_machine_is_followed_by_another(found):
-    town = found()
-
-    def reclaim():
-        yield 25.0
-        machine = next(iter(town.host.truth.machines.values()))
-        town.host.truth.end(machine, EndReason.RECLAIMED)
-
-    town.world.start(reclaim())
-    assert town.run().finished.outcome == "succeeded"
-    assert town.outcomes()[-1][2] == "succeeded"
-    assert len(town.outcomes()) == 2
-    town.check_end()
 
 
 def test_a_living_machine_that_ecs_does_not_show_for_a_while_is_not_replaced(found):
@@ -259,19 +177,3 @@ def test_the_intents_bytes_are_what_ecs_gets(found):
     sent = {name: value for name, value in call.parameters.items() if name in asked}
     assert sent == {name: str(asked[name]) for name in sent}
     assert len(sent) == len([value for value in asked.values() if not isinstance(value, (list, dict))])
-
-
-# --- histories ------------------------------------------------------------------------------------
-
-
-def test_controllers_that_are_killed_between_any_two_requests_never_have_two_live_attempts(found):
-    check_histories([play(found, seed, several={"deployment_set": "auto"}) for seed in range(NUM_HISTORIES)])
-
-
-@pytest.mark.soak
-def test_many_histories_never_have_two_live_attempts(found):
-    first = NUM_HISTORIES
-    number = int(os.environ.get("CLOUDSPOT_SOAK_ECS", "40"))
-    check_histories(
-        [play(found, seed, several={"deployment_set": "auto"}) for seed in range(first, first + number)]
-    )

@@ -1,69 +1,120 @@
-import concurrent.futures
-import gzip
 from datetime import datetime, timezone
+from types import MappingProxyType
 
-import msgspec
 import pytest
+from provisionertests import (
+    SCRIPT,
+    AccountTests,
+    CompressedScriptTests,
+    LaunchKit,
+    ProvisionerTests,
+    RequestTokenTests,
+)
 
 from cloudspot.controller.ownership import MAX_LABEL
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
 from cloudspot.model import (
     ANNOUNCED,
     EndReason,
-    InstanceGroup,
     InstanceState,
-    LaunchRequest,
-    Market,
-    Resources,
 )
 from cloudspot_aliyun.options import MAX_OWN_TAGS, AliyunOptions
 from cloudspot_aliyun.provider import AliyunProvider
 
-SCRIPT = "#!/usr/bin/env bash\necho boot\n"
 STORE = "oss://bucket/prefix"
 TYPE = "ecs.gn7i-c8g1.2xlarge"
 ZONE = "cn-hangzhou-i"
 NO_STOCK = "OperationDenied.NoStock"
 
 
-class Kit:
-    """A provisioner of an emulated account, and requests for it."""
-
-    def __init__(self, cloud, **options):
-        self.cloud = cloud
-        self.decided_at = datetime.fromtimestamp(cloud.now, timezone.utc)
-        self.provisioner = cloud.provider(**{"instance_types": (TYPE,), **options}).provisioner()
-
-    def group(self, *, launch=1, num_nodes=1, market="spot", zone=ZONE, script=SCRIPT, **fields):
-        return InstanceGroup(
-            **{
-                "job_id": "digits-1",
-                "launch": launch,
-                "num_nodes": num_nodes,
-                "min_nodes": num_nodes,
-                "offer": self.cloud.offer(self.provisioner, market=market, zone=zone),
-                "resources": Resources(),
-                "user_data": script,
-                "max_seconds": 3600.0,
-                "decided_at": self.decided_at,
-                "store_url": STORE,
-                **fields,
-            }
-        )
-
-    def request(self, **fields):
-        return self.provisioner.render(self.group(**fields))
-
-    def launch(self, *, token="token-1", **fields):
-        return self.provisioner.create(self.request(**fields), token=token)
-
-    def listed(self, job_id="digits-1"):
-        return {one.id: one for one in self.provisioner.instances(job_id=job_id)}
+class Kit(LaunchKit):
+    defaults = MappingProxyType({"instance_types": (TYPE,)})
+    store = STORE
+    where = MappingProxyType({"zone": ZONE})
 
 
 @pytest.fixture
 def kit(cloud):
     return Kit(cloud)
+
+
+class TestEcsPromises(ProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):
+    name = "Alibaba Cloud"
+    service = "ECS"
+    launch_call, list_call = "RunInstances", "DescribeInstances"
+    throttled = ("Throttling.User", 400)
+    zone, type = ZONE, TYPE
+    image_gib = 20
+    are_ranks_known_at_once = False
+    max_script_bytes = 32768
+    account = "1234567890123456"
+    no_capacity = rf"^launching 2 spot {TYPE} in {ZONE}: .*sold out.*\({NO_STOCK}\)$"
+    strangers = ("i-bp1nobodys0000000", "machine-1")
+    not_visible = r"InvalidResourceId\.NotFound"
+    unreached = r"no answer from 127\.0\.0\.1: \[Errno \d+\] Connection refused$"
+
+    garbled_listing = "DescribeInstances: the answer cannot be read"
+
+    @pytest.fixture
+    def door(self, ecs_door):
+        return ecs_door
+
+    def disk_gib(self, request):
+        return request.body["run_instances"]["SystemDisk"]["Size"]
+
+    def launch_stranger(self, kit):
+        kit.cloud.ask(
+            "RunInstances",
+            ImageId="ubuntu_24_04_x64_20G_alibase_20261101.vhd",
+            InstanceType="ecs.g7.large",
+            VSwitchId="vsw-bp1cnhangzhou0001",
+            SecurityGroupId=next(iter(kit.cloud.place.groups)),
+        )
+
+    def tamper(self, kit, instance):
+        kit.cloud.ask(
+            "TagResources",
+            ResourceType="instance",
+            ResourceId=[instance.id],
+            Tag=[{"Key": "cloudspot-launch", "Value": "first"}],
+        )
+
+    def without_api(self, monkeypatch):
+        monkeypatch.setenv("ECS_ENDPOINT", "http://127.0.0.1:1")
+        return AliyunProvider(AliyunOptions(region="cn-hangzhou")).provisioner()
+
+    def check_facts(self, kit, rank, instance, machine):
+        facts = machine.metadata
+        assert facts["hostname"] == machine.host_name == f"digits-1-1-{rank}"
+        assert (facts["http-tokens"], facts["role"], facts["zone-id"]) == ("required", "cloudspot-node", ZONE)
+        assert facts["private-ipv4"] == machine.address
+
+    @pytest.mark.parametrize(
+        ("code", "status", "kind"),
+        [
+            ("Zone.NotOnSale", 403, CapacityError),
+            ("InvalidResourceType.NotSupported", 403, CapacityError),
+            ("InstanceType.Offline", 403, CapacityError),
+            ("OperationDenied.SpotPriceLowerThanPublicPrice", 403, CapacityError),
+            ("InvalidSpotPriceLimit.LowerThanPublicPrice", 400, CapacityError),
+            ("QuotaExceeded.PrivateIpAddress", 400, CapacityError),
+            ("QuotaExceed.ElasticQuota", 403, QuotaError),
+            ("QuotaExceed.PostPaidDisk", 403, QuotaError),
+            ("InvalidInstanceType.ValueUnauthorized", 403, QuotaError),
+            ("InsufficientBalance", 403, AuthError),
+            ("RealNameAuthenticationError", 403, AuthError),
+            ("Forbidden.RiskControl", 403, AuthError),
+            ("InvalidAccessKeyId.Inactive", 400, AuthError),
+            ("InvalidParameter.Conflict", 400, ProvisionError),
+            ("InternalError", 500, TransientError),
+            ("ServiceUnavailable", 503, TransientError),
+            ("IdempotentProcessing", 400, TransientError),
+            ("LastTokenProcessing", 400, TransientError),
+        ],
+    )
+    def test_each_refusal_says_what_to_do_next(self, kit, code, status, kind, capfd):
+        self.check_refusal(kit, code, status, kind)
+        assert capfd.readouterr() == ("", "")  # The SDK would have its own say.
 
 
 # --- the request ----------------------------------------------------------------------------------
@@ -136,53 +187,6 @@ def test_a_machine_by_pay_as_you_go_is_asked_for_without_a_word_of_spot(kit):
     ]
 
 
-def test_rendering_asks_nobody_and_gives_the_same_bytes_each_time(kit):
-    group = kit.group(num_nodes=2)
-    first = kit.provisioner.render(group)
-    num_calls = len(kit.cloud.faults.calls)
-    kit.cloud.now += 86400.0
-    again = msgspec.json.decode(msgspec.json.encode(group), type=InstanceGroup)
-    other = kit.cloud.provider(instance_types=(TYPE,)).provisioner()
-    assert msgspec.json.encode(other.render(again)) == msgspec.json.encode(first)
-    assert len(kit.cloud.faults.calls) == num_calls
-
-
-def test_the_request_is_the_same_after_it_was_stored(kit):
-    request = kit.request(num_nodes=2)
-    assert msgspec.json.decode(msgspec.json.encode(request), type=LaunchRequest) == request
-
-
-def test_the_system_disk_has_the_images_size_and_what_the_job_asks_on_top(kit):
-    def size(**resources):
-        request = kit.request(resources=Resources(**resources))
-        return request.body["run_instances"]["SystemDisk"]["Size"]
-
-    assert size() == str(20 + 50)
-    assert size(disk_bytes=100 * 2**30 + 1) == str(20 + 101)
-
-
-def test_a_long_boot_script_is_compressed_always_to_the_same_bytes(kit):
-    script = SCRIPT + "# so that it is long\n" * 3000
-    body = kit.request(script=script).body
-    assert body == kit.request(script=script).body
-    (instance,) = kit.launch(script=script)
-    assert gzip.decompress(kit.cloud.host.machines[instance.id].user_data).decode() == script
-
-
-def test_a_script_of_32_kib_goes_as_it_is(kit):
-    script = SCRIPT + "x" * (32768 - len(SCRIPT))
-    (instance,) = kit.launch(script=script)
-    assert kit.cloud.host.machines[instance.id].user_data == script.encode()
-
-
-def test_a_boot_script_that_is_too_long_even_compressed_is_refused(kit):
-    script = SCRIPT + "".join(f"{i**7 % 1000003:x}" for i in range(24000))
-    with pytest.raises(
-        SpecError, match=r"the boot script has \d+ bytes and \d+ compressed; ECS accepts 32768"
-    ):
-        kit.request(script=script)
-
-
 def test_more_machines_than_one_call_makes_are_refused(kit):
     with pytest.raises(SpecError, match="nodes: ECS launches at most 100 machines at once; got 101"):
         kit.request(num_nodes=101)
@@ -218,48 +222,6 @@ def test_every_jobs_machines_have_names_that_ecs_takes_and_ranks_at_their_end(ki
 # --- create ---------------------------------------------------------------------------------------
 
 
-def test_one_call_makes_all_machines_of_a_launch(kit):
-    made = kit.launch(num_nodes=3)
-    assert kit.cloud.faults.count("RunInstances") == 1
-    assert [(one.state, one.launch, one.job_id, one.market) for one in made] == [
-        (InstanceState.PENDING, 1, "digits-1", Market.SPOT)
-    ] * 3
-    listed = kit.listed()
-    assert set(listed) == {one.id for one in made} == set(kit.cloud.host.machines)
-    assert sorted((one.rank, one.zone, one.instance_type, one.store_url) for one in listed.values()) == [
-        (rank, ZONE, TYPE, STORE) for rank in range(3)
-    ]
-    assert len({one.address for one in listed.values()}) == 3
-
-
-def test_each_machine_boots_with_its_own_facts(kit):
-    made = kit.launch(num_nodes=2)
-    machines = [kit.cloud.host.machines[one.id] for one in made]
-    assert [one.job.rank for one in machines] == [0, 1]
-    for rank, machine in enumerate(machines):
-        assert machine.user_data == SCRIPT.encode()
-        assert (machine.job.job_id, machine.job.launch, machine.job.num_nodes) == ("digits-1", 1, 2)
-        facts = machine.metadata
-        assert facts["hostname"] == machine.host_name == f"digits-1-1-{rank}"
-        assert (facts["http-tokens"], facts["role"], facts["zone-id"]) == ("required", "cloudspot-node", ZONE)
-        assert facts["private-ipv4"] == machine.address
-
-
-def test_the_same_token_and_request_give_the_same_machines(kit):
-    first = kit.launch(num_nodes=2)
-    again = kit.launch(num_nodes=2)
-    assert [one.id for one in again] == [one.id for one in first]
-    assert len(kit.cloud.alive) == 2
-
-
-def test_many_at_once_with_one_token_make_one_set_of_machines(kit):
-    request = kit.request(num_nodes=2)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: kit.provisioner.create(request, token="t"), range(8)))
-    assert len({tuple(one.id for one in each) for each in made}) == 1
-    assert len(kit.cloud.alive) == 2
-
-
 def test_a_replay_sends_the_very_bytes_of_the_first_time(kit):
     request = kit.request(num_nodes=2)
     kit.provisioner.create(request, token="t")
@@ -272,12 +234,6 @@ def test_a_replay_sends_the_very_bytes_of_the_first_time(kit):
     )
     assert first == again
     assert first["AutoReleaseTime"] == "2026-09-21T15:44:00Z"
-
-
-def test_a_token_that_was_used_for_another_request_is_refused(kit):
-    kit.launch()
-    with pytest.raises(ProvisionError, match="IdempotentParameterMismatch"):
-        kit.launch(script=SCRIPT + "more\n")
 
 
 def test_a_token_counts_for_as_long_as_the_plugin_says_and_no_longer(kit):
@@ -293,29 +249,6 @@ def test_a_token_whose_machines_are_gone_makes_no_others(kit):
     kit.cloud.host.end(one.id, EndReason.RECLAIMED)
     assert [again.id for again in kit.launch()] == [one.id]
     assert kit.cloud.alive == []
-
-
-def test_a_request_of_somebody_elses_is_refused(kit):
-    with pytest.raises(ProvisionError, match="cannot be read here"):
-        kit.provisioner.create(LaunchRequest(provider="local", body={"job_id": "x"}), token="t")
-
-
-def test_no_stock_is_found_out_in_one_try_and_leaves_nothing(kit):
-    request = kit.request(num_nodes=2)
-    kit.cloud.faults.capacity[ZONE, "*", "spot"] = 1
-    with pytest.raises(
-        CapacityError, match=rf"^launching 2 spot {TYPE} in {ZONE}: .*sold out.*\({NO_STOCK}\)$"
-    ):
-        kit.provisioner.create(request, token="t")
-    assert kit.cloud.faults.count("RunInstances") == 1
-    assert kit.cloud.alive == []
-
-
-def test_fewer_machines_than_wished_but_enough_are_returned(kit):
-    kit.cloud.faults.capacity[ZONE, "*", "*"] = 2
-    made = kit.launch(num_nodes=3, min_nodes=2)
-    assert len(made) == 2
-    assert sorted(one.rank for one in kit.listed().values()) == [0, 1]
 
 
 def test_a_bid_below_the_markets_price_is_a_lack_of_capacity(cloud):
@@ -345,67 +278,6 @@ def test_an_account_in_arrears_stops_everything(kit):
         f"launching 1 spot {TYPE} in {ZONE}: the account cannot buy: Your account has been in arrears. "
         "(Account.Arrearage); settle it in the console's Expenses"
     )
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "kind"),
-    [
-        ("Zone.NotOnSale", 403, CapacityError),
-        ("InvalidResourceType.NotSupported", 403, CapacityError),
-        ("InstanceType.Offline", 403, CapacityError),
-        ("OperationDenied.SpotPriceLowerThanPublicPrice", 403, CapacityError),
-        ("InvalidSpotPriceLimit.LowerThanPublicPrice", 400, CapacityError),
-        ("QuotaExceeded.PrivateIpAddress", 400, CapacityError),
-        ("QuotaExceed.ElasticQuota", 403, QuotaError),
-        ("QuotaExceed.PostPaidDisk", 403, QuotaError),
-        ("InvalidInstanceType.ValueUnauthorized", 403, QuotaError),
-        ("InsufficientBalance", 403, AuthError),
-        ("RealNameAuthenticationError", 403, AuthError),
-        ("Forbidden.RiskControl", 403, AuthError),
-        ("InvalidAccessKeyId.Inactive", 400, AuthError),
-        ("InvalidParameter.Conflict", 400, ProvisionError),
-        ("InternalError", 500, TransientError),
-        ("ServiceUnavailable", 503, TransientError),
-        ("IdempotentProcessing", 400, TransientError),
-        ("LastTokenProcessing", 400, TransientError),
-    ],
-)
-def test_each_refusal_says_what_to_do_next(kit, code, status, kind, capfd):
-    request = kit.request()
-    kit.cloud.faults.inject("RunInstances", code, status=status)
-    with pytest.raises(kind, match=code) as error:
-        kit.provisioner.create(request, token="t")
-    assert type(error.value) is kind
-    assert kit.cloud.faults.count("RunInstances") == 1
-    assert capfd.readouterr() == ("", "")  # The SDK would have its own say.
-
-
-def test_a_throttled_launch_is_tried_three_times(kit):
-    request = kit.request()
-    kit.cloud.faults.inject("RunInstances", "Throttling.User", status=400, times=5)
-    with pytest.raises(TransientError, match="throttles the requests"):
-        kit.provisioner.create(request, token="t")
-    assert kit.cloud.faults.count("RunInstances") == 3
-    assert len(kit.provisioner.create(request, token="t")) == 1
-
-
-def test_a_lost_answer_leaves_the_outcome_open_and_the_replay_finds_the_machine(kit):
-    request = kit.request()
-    kit.cloud.faults.inject("RunInstances", "InternalError", happens=True)
-    with pytest.raises(TransientError):
-        kit.provisioner.create(request, token="t")
-    (instance,) = kit.provisioner.create(request, token="t")
-    assert kit.cloud.alive == [instance.id]
-
-
-def test_an_api_that_is_not_there_leaves_the_outcome_open(cloud, monkeypatch):
-    request = Kit(cloud).request()
-    monkeypatch.setenv("ECS_ENDPOINT", "http://127.0.0.1:1")
-    provisioner = AliyunProvider(AliyunOptions(region="cn-hangzhou")).provisioner()
-    with pytest.raises(
-        TransientError, match=r"no answer from 127\.0\.0\.1: \[Errno \d+\] Connection refused$"
-    ):
-        provisioner.create(request, token="t")
 
 
 @pytest.mark.parametrize(
@@ -459,21 +331,6 @@ def test_a_key_that_expires_in_mid_run_is_renewed_and_the_call_made_again(kit, m
 
 
 # --- instances ------------------------------------------------------------------------------------
-
-
-def test_a_job_sees_its_own_machines_only(kit):
-    (one,) = kit.launch()
-    (other,) = kit.launch(job_id="digits-2", token="t-2")
-    kit.cloud.ask(
-        "RunInstances",
-        ImageId="ubuntu_24_04_x64_20G_alibase_20261101.vhd",
-        InstanceType="ecs.g7.large",
-        VSwitchId="vsw-bp1cnhangzhou0001",
-        SecurityGroupId=next(iter(kit.cloud.place.groups)),
-    )
-    assert len(kit.cloud.alive) == 3
-    assert list(kit.listed()) == [one.id]
-    assert {found.id for found in kit.provisioner.instances()} == {one.id, other.id}
 
 
 def test_every_page_of_a_listing_is_read(kit):
@@ -530,49 +387,6 @@ def test_a_machine_without_its_tags_is_still_found_by_its_id(kit):
     before = kit.listed()[one.id]
     kit.cloud.ask("UntagResources", ResourceType="instance", ResourceId=[one.id], TagKey=["cloudspot-job"])
     assert kit.listed() == {one.id: before}
-
-
-def test_a_machine_whose_launch_tag_was_tampered_with_belongs_to_none(kit):
-    (one,) = kit.launch()
-    kit.cloud.ask(
-        "TagResources",
-        ResourceType="instance",
-        ResourceId=[one.id],
-        Tag=[{"Key": "cloudspot-launch", "Value": "first"}],
-    )
-    assert kit.listed()[one.id].launch == 0
-
-
-def test_a_young_machine_is_in_no_listing_and_its_token_finds_it(kit):
-    kit.cloud.faults.describe_lag_seconds = 10.0
-    (one,) = kit.launch()
-    assert kit.listed() == {}
-    assert [again.id for again in kit.launch()] == [one.id]
-    kit.cloud.now += 10
-    assert list(kit.listed()) == [one.id]
-
-
-def test_a_listing_that_fails_tells_nothing(kit):
-    kit.cloud.faults.inject("DescribeInstances", "InternalError", times=3)
-    with pytest.raises(TransientError, match="listing the machines: Alibaba Cloud failed"):
-        kit.listed()
-
-
-def test_a_listing_that_fails_once_is_made_again(kit):
-    (one,) = kit.launch()
-    kit.cloud.faults.inject("DescribeInstances", "ServiceUnavailable", status=503, times=2)
-    assert list(kit.listed()) == [one.id]
-
-
-def test_another_accounts_empty_listing_proves_nothing(cloud):
-    provisioner = cloud.provider(account="9999999999999999").provisioner()
-    with pytest.raises(AuthError) as error:
-        provisioner.instances()
-    assert str(error.value) == (
-        "providers.aliyun.account: the job's machines are in account 9999999999999999, and these credentials "
-        "are of 1234567890123456; use others"
-    )
-    assert cloud.provider(account="1234567890123456").provisioner().instances() == ()
 
 
 def test_a_profile_that_is_switched_to_another_account_in_mid_run_proves_nothing_and_launches_nothing(
@@ -666,13 +480,6 @@ def test_machines_that_may_not_be_tagged_find_each_other_by_their_records(kit):
     assert kit.cloud.faults.count("ModifyInstanceMetadataOptions") == 2
 
 
-def test_announcing_to_machines_that_are_not_visible_yet_is_tried_again(kit):
-    kit.cloud.faults.describe_lag_seconds = 10.0
-    made = kit.launch()
-    with pytest.raises(TransientError, match=r"InvalidResourceId\.NotFound"):
-        kit.provisioner.announce(made, {"MASTER_ADDR": "10.77.0.11"})
-
-
 def test_a_machine_is_released_by_ecs_when_its_time_is_up_though_nobody_asks_for_it(kit):
     (one,) = kit.launch()
     # An hour and a half after the minute in which it was decided on.
@@ -691,14 +498,6 @@ def test_a_short_life_ends_no_earlier_than_ecs_allows_by_a_clock_that_is_slow(ki
     kit.cloud.now += late + 15 * 60.0
     (one,) = kit.provisioner.create(request, token="t")
     assert kit.cloud.alive == [one.id]
-
-
-def test_terminating_is_safe_to_repeat_and_passes_over_unknown_ids(kit):
-    made = kit.launch(num_nodes=2)
-    for _ in range(2):
-        kit.provisioner.terminate(["i-bp1nobodys0000000", made[0].id, "machine-1", made[1].id])
-    assert kit.cloud.alive == []
-    assert sorted(kit.cloud.host.terminated) == sorted(one.id for one in made)
 
 
 def test_one_machine_that_cannot_be_released_yet_keeps_no_other(kit):
@@ -729,11 +528,6 @@ def test_an_api_that_is_unwell_is_not_asked_for_each_machine(kit):
     assert kit.cloud.faults.count("DeleteInstances") == 1
 
 
-def test_terminating_nothing_asks_nobody(kit):
-    kit.provisioner.terminate([])
-    assert kit.cloud.faults.calls == []
-
-
 def test_a_deployment_set_is_made_used_and_removed_with_the_job(cloud):
     kit = Kit(cloud, deployment_set="auto")
     made = kit.launch(num_nodes=2)
@@ -760,14 +554,3 @@ def test_one_node_needs_no_deployment_set(cloud):
 def test_without_a_deployment_set_release_asks_nobody(kit):
     kit.provisioner.release("digits-1")
     assert kit.cloud.faults.calls == []
-
-
-def test_an_answer_that_is_none_of_ecss_leaves_the_outcome_open(kit, ecs_door):
-    def proxy(environ, start_response):
-        start_response("200 OK", [("Content-Type", "text/html"), ("Content-Length", "6")])
-        return [b"<html>"]
-
-    request = kit.request()
-    ecs_door.app = proxy
-    with pytest.raises(TransientError, match="the answer cannot be read"):
-        kit.provisioner.create(request, token="t")

@@ -8,7 +8,7 @@ import pytest
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.model import LogRecord
 from cloudspot.testing.logkit import LogSinkTests
-from cloudspot_aliyun import loglines, osslogs
+from cloudspot_aliyun import osslogformat, osslogs
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.osslogs import OssLogSink
 
@@ -96,7 +96,7 @@ def test_an_append_whose_answer_is_lost_is_settled_by_looking(oss, store, make_s
     sink.write([line(1), line(2)])
     sink.write([line(3)])
     (held,) = objects(oss, store).values()
-    assert seqs(loglines.decode(held.data, "1-0")) == [0, 1, 2, 3]
+    assert seqs(osslogformat.decode(held.data, "1-0")) == [0, 1, 2, 3]
 
 
 def test_while_oss_is_away_the_lines_stay_with_the_caller_and_come_once_after(oss, store, make_sink):
@@ -108,14 +108,14 @@ def test_while_oss_is_away_the_lines_stay_with_the_caller_and_come_once_after(os
     oss.faults.__init__()
     sink.write([line(1)])
     (held,) = objects(oss, store).values()
-    assert seqs(loglines.decode(held.data, "1-0")) == [0, 1]
+    assert seqs(osslogformat.decode(held.data, "1-0")) == [0, 1]
 
 
 def test_an_agent_that_begins_anew_appends_only_what_is_not_there(oss, store, make_sink):
     make_sink().write([line(0), line(1)])
     make_sink().write([line(0), line(1), line(2)])
     (held,) = objects(oss, store).values()
-    assert seqs(loglines.decode(held.data, "1-0")) == [0, 1, 2]
+    assert seqs(osslogformat.decode(held.data, "1-0")) == [0, 1, 2]
 
 
 def test_of_two_writers_each_finds_what_the_other_has_appended(oss, store, make_sink):
@@ -125,7 +125,7 @@ def test_of_two_writers_each_finds_what_the_other_has_appended(oss, store, make_
     one.write([line(1), line(2)])
     other.write([line(2), line(3)])
     (held,) = objects(oss, store).values()
-    assert seqs(loglines.decode(held.data, "1-0")) == [0, 1, 2, 3]
+    assert seqs(osslogformat.decode(held.data, "1-0")) == [0, 1, 2, 3]
     assert [call.error for call in oss.faults.calls].count("PositionNotEqualToLength") == 2
 
 
@@ -213,7 +213,7 @@ def test_lines_of_any_text_come_back_from_the_file():
     written += [
         LogRecord(stream="1-0", seq=seq, time=START, text=text) for seq, text in enumerate(texts, start=4)
     ]
-    assert list(loglines.decode(loglines.encode(written), "1-0")) == written
+    assert list(osslogformat.decode(osslogformat.encode(written), "1-0")) == written
 
 
 @pytest.mark.parametrize("copy", [b"", b"no lines"])
@@ -235,7 +235,7 @@ def test_a_copy_in_its_place_gets_no_line_twice_from_an_agent_that_begins_anew(o
     (key,) = objects(oss, store)
     store.put(key, store.get(key))
     make_sink().write([line(0), line(1), line(2)])
-    assert [seqs(loglines.decode(one.data, "1-0")) for _, one in sorted(objects(oss, store).items())] == [
+    assert [seqs(osslogformat.decode(one.data, "1-0")) for _, one in sorted(objects(oss, store).items())] == [
         [0, 1],
         [2],
     ]

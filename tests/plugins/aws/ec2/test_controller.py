@@ -2,20 +2,16 @@
 
 import base64
 import os
+from types import MappingProxyType
 
 import pytest
-from cloud_histories import Town, check_histories, play
-from launch_histories import OneAtATime
+from cloud_histories import Town
+from controllertests import ControllerTests, use_one_thread
 
 from cloudspot.jobfile.spec import decode_options
-from cloudspot.jobstore import parallel
-from cloudspot.model import EndReason
-from cloudspot.story.events import LaunchClosed
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
 from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
-
-NUM_HISTORIES = 6
 
 
 class Ec2Town(Town):
@@ -76,14 +72,10 @@ class Ec2Town(Town):
         self.meet_fate()
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setattr(parallel, "ThreadPoolExecutor", OneAtATime)
-
-
 @pytest.fixture
-def found(ec2_server, ec2_clients, cloud):
+def found(ec2_server, ec2_clients, cloud, monkeypatch):
     """``found(**tables)``: found a town. The account is that of ``cloud``, emptied."""
+    use_one_thread(monkeypatch)
     towns = []
 
     def make(**options):
@@ -97,95 +89,16 @@ def found(ec2_server, ec2_clients, cloud):
         town.unhook()
 
 
-# --- capacity -------------------------------------------------------------------------------------
-
-
-def test_the_cheapest_zone_has_none_and_the_other_one_runs_the_job(found):
-    town = found()
-    town.faults.capacity["us-east-1b", "*", "*"] = 0
-    assert town.run().finished.outcome == "succeeded"
-    assert town.outcomes() == [("spot", "us-east-1b", "capacity"), ("spot", "us-east-1a", "succeeded")]
-    closed = [event.text for event in town.events if isinstance(event, LaunchClosed)]
-    assert "sufficient g5.xlarge capacity" in closed[0]
-    town.check_end()
-
-
-def test_no_zone_has_any_within_max_wait_and_the_job_fails(found):
-    town = found(spot={"policy": "spot", "max_wait": 300.0})
-    town.faults.capacity["*", "*", "*"] = 0
-    finished = town.run().finished
-    assert (finished.outcome, finished.exit_code) == ("failed", 1)
-    assert finished.detail == "no spot capacity within spot.max_wait of 300 s"
-    assert {outcome for _, _, outcome in town.outcomes()} == {"capacity"}
-    assert town.host.truth.machines == {}
-    assert 260 <= town.world.time < 460  # each computer's wall clock is up to 20 s off
-    town.check_end()
-
-
-def test_without_spot_capacity_the_job_goes_on_demand_after_max_wait(found):
-    town = found(spot={"max_wait": 120.0})
-    town.faults.capacity["*", "*", "spot"] = 0
-    assert town.run().finished.outcome == "succeeded"
-    markets = [market for market, _, _ in town.outcomes()]
-    assert markets == ["spot"] * (len(markets) - 1) + ["on-demand"]
-    town.check_end()
-
-
-def test_a_quota_is_told_and_the_other_market_is_taken(found):
-    town = found(spot={"max_wait": 60.0})
-    town.faults.vcpu_quota["spot"] = 0
-    assert town.run().finished.outcome == "succeeded"
-    assert [(market, outcome) for market, _, outcome in town.outcomes()] == [
-        ("spot", "quota"),
-        ("spot", "quota"),
-        ("on-demand", "succeeded"),
-    ]
-    assert "MaxSpotInstanceCountExceeded" in town.warnings()[0]
-    assert "ask for more in Service Quotas" in town.warnings()[0]
-    town.check_end()
-
-
-def test_two_nodes_are_all_or_none(found):
-    town = found(nodes={"min": 2, "max": 2})
-    town.faults.capacity["us-east-1b", "*", "*"] = 1
-    assert town.run().finished.outcome == "succeeded"
-    assert town.outcomes() == [("spot", "us-east-1b", "capacity"), ("spot", "us-east-1a", "succeeded")]
-    assert len(town.host.made) == 2
-    town.check_end()
-
-
-def test_every_third_call_is_throttled_and_the_job_succeeds(found):
-    town = found(nodes={"min": 2, "max": 2}, options={"placement_group": "auto"})
-    town.faults.throttle_every = 3
-    assert town.run().finished.outcome == "succeeded"
-    assert any(call.error == "RequestLimitExceeded" for call in town.faults.calls)
-    town.faults.throttle_every = 0
-    town.check_end()
-
-
-def test_an_unwell_api_costs_time_and_no_machine(found):
-    town = found()
-    town.faults.inject("RunInstances", "InternalError", happens=True)
-    town.faults.inject("DescribeInstances", "Unavailable", status=503, times=6)
-    assert town.run().finished.outcome == "succeeded"
-    assert len(town.host.made) == 1
-    assert town.outcomes()[-1][2] == "succeeded"
-    town.check_end()
-
-
-def test_a_reclaimed_machine_is_followed_by_another(found):
-    town = found()
-
-    def reclaim():
-        yield 25.0
-        machine = next(iter(town.host.truth.machines.values()))
-        town.host.truth.end(machine, EndReason.RECLAIMED)
-
-    town.world.start(reclaim())
-    assert town.run().finished.outcome == "succeeded"
-    assert [outcome for _, _, outcome in town.outcomes()] == ["reclaimed", "succeeded"]
-    assert town.history.launches[0].closed.machines[0].end_reason == "reclaimed"
-    town.check_end()
+class TestControllersOnEc2(ControllerTests):
+    first, second = "us-east-1b", "us-east-1a"
+    zones_of_first = ("us-east-1b",)
+    launch_call, list_call = "RunInstances", "DescribeInstances"
+    unwell = "Unavailable"
+    throttled = "RequestLimitExceeded"
+    several = MappingProxyType({"placement_group": "auto"})
+    no_capacity = "sufficient g5.xlarge capacity"
+    quota_words = ("MaxSpotInstanceCountExceeded", "ask for more in Service Quotas")
+    soak_variable = "CLOUDSPOT_SOAK_EC2"
 
 
 def test_the_placement_group_goes_with_the_job(found):
@@ -205,19 +118,3 @@ def test_the_intents_bytes_are_what_ec2_gets(found):
     asked = dict(intent.request.body["run_instances"])
     assert base64.b64decode(sent.pop("UserData")).decode() == asked.pop("UserData")
     assert sent == asked
-
-
-# --- histories ------------------------------------------------------------------------------------
-
-
-def test_controllers_that_are_killed_between_any_two_requests_never_have_two_live_attempts(found):
-    check_histories([play(found, seed, several={"placement_group": "auto"}) for seed in range(NUM_HISTORIES)])
-
-
-@pytest.mark.soak
-def test_many_histories_never_have_two_live_attempts(found):
-    first = NUM_HISTORIES
-    number = int(os.environ.get("CLOUDSPOT_SOAK_EC2", "40"))
-    check_histories(
-        [play(found, seed, several={"placement_group": "auto"}) for seed in range(first, first + number)]
-    )

@@ -38,7 +38,7 @@ def run(cloud, tmp_path):
         (
             {"regions": '["us-central9"]'},
             2,
-            'providers.gcp.regions: "us-central9" is no region; did you mean',
+            'providers.gcp.regions: there is no region "us-central9"; did you mean',
         ),
         ({"machine_types": '["n2-standart-4"]'}, 2, 'did you mean "n2-standard-4"?'),
         (

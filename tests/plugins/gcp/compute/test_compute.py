@@ -1,18 +1,21 @@
-import concurrent.futures
 import json
 
 import msgspec
 import pytest
 from google.cloud import compute_v1
+from provisionertests import (
+    SCRIPT,
+    LaunchKit,
+    ProvisionerTests,
+)
 
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
-from cloudspot.model import EndReason, InstanceGroup, InstanceState, LaunchRequest, Market, Resources
+from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp.request import request_id
 
-SCRIPT = "#!/usr/bin/env bash\necho boot\n"
 STORE = "gs://bucket/prefix"
 NAMES = [f"cs-digits-1-60e73611-1-{rank}" for rank in range(3)]
 BULK_INSERT = "compute.regionInstances.bulkInsert"
@@ -20,41 +23,108 @@ IN_A = "us-central1-a"
 FIRST_NUMBER = 7_000_000_000_000_000_001
 
 
-class Kit:
-    """A provisioner of an emulated project, and requests for it."""
+class Kit(LaunchKit):
+    store = STORE
 
-    def __init__(self, cloud, **options):
-        self.cloud = cloud
-        self.provisioner = cloud.provider(**options).provisioner()
-
-    def request(self, *, launch=1, num_nodes=1, market="spot", region=None, script=SCRIPT, **fields):
-        offer = self.cloud.offer(self.provisioner, market=market, region=region)
-        group = InstanceGroup(
-            **{
-                "job_id": "digits-1",
-                "launch": launch,
-                "num_nodes": num_nodes,
-                "min_nodes": num_nodes,
-                "offer": offer,
-                "resources": Resources(),
-                "user_data": script,
-                "max_seconds": 3600.0,
-                "store_url": STORE,
-                **fields,
-            }
-        )
-        return self.provisioner.render(group)
-
-    def launch(self, *, token="token-1", **fields):
-        return self.provisioner.create(self.request(**fields), token=token)
-
-    def listed(self, job_id="digits-1"):
-        return {one.id: one for one in self.provisioner.instances(job_id=job_id)}
+    def host_id(self, instance_id):
+        return instance_id.split("/")[1]
 
 
 @pytest.fixture
 def kit(cloud):
     return Kit(cloud)
+
+
+class TestComputePromises(ProvisionerTests):
+    name = "Google"
+    launch_call, list_call = BULK_INSERT, "compute.instances.aggregatedList"
+    num_list_tries = 4
+    throttled = ("rateLimitExceeded", 403)
+    broken = ("internalError", 500)
+    zone, type = IN_A, "n2-standard-4"
+    image_gib = 50
+    made_state = InstanceState.RUNNING
+    no_capacity = (
+        r"launching 2 spot n2-standard-4 in us-central1: .* does not have enough resources available"
+        r".*\(ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS\)$"
+    )
+    strangers = ("us-central1-b/cs-digits-1-60e73611-1-0/71", "machine-1", "us-central1-a/web-1/72")
+    not_visible = r"announcing to the machines: .* was not found"
+    unreached = r"no answer from 127\.0\.0\.1:1"
+    garbled_status = "502 Bad Gateway"
+    garbled_launch = r"launching 1 spot n2-standard-4 in us-central1: Google failed"
+    garbled_listing = "listing the machines: Google failed"
+    going_reason = EndReason.TERMINATED
+
+    @pytest.fixture
+    def door(self, compute_door):
+        return compute_door
+
+    def disk_gib(self, request):
+        (disk,) = request.body["bulk_insert"]["instanceProperties"]["disks"]
+        return disk["initializeParams"]["diskSizeGb"]
+
+    def launch_stranger(self, kit):
+        stranger = json.dumps(kit.request(job_id="stranger").body["bulk_insert"])
+        resource = compute_v1.BulkInsertInstanceResource.from_json(stranger)
+        resource.instance_properties.labels = {}
+        kit.cloud.client("RegionInstancesClient").bulk_insert_unary(
+            project="my-project-123", region="us-central1", bulk_insert_instance_resource_resource=resource
+        )
+
+    def tamper(self, kit, instance):
+        found = kit.cloud.listed()[NAMES[0]]
+        kit.cloud.client("InstancesClient").set_labels_unary(
+            project="my-project-123",
+            zone=IN_A,
+            instance=NAMES[0],
+            instances_set_labels_request_resource={
+                "labels": dict(found.labels) | {"cloudspot-launch": "7"},
+                "label_fingerprint": found.label_fingerprint,
+            },
+        )
+
+    def without_api(self, monkeypatch):
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://127.0.0.1:1")
+        provider = GcpProvider(GcpOptions(project="my-project-123"))
+        provider._clients = GcpClients(project="my-project-123")
+        return provider.provisioner()
+
+    def check_facts(self, kit, rank, instance, machine):
+        assert instance.id == f"{IN_A}/{NAMES[rank]}/{FIRST_NUMBER + rank}"
+        assert machine.host_name == NAMES[rank]
+        assert machine.tags["MASTER_ADDR"] == NAMES[0]
+        assert (machine.metadata["name"], machine.metadata["zone"]) == (NAMES[rank], IN_A)
+
+    @pytest.mark.parametrize(
+        ("code", "status", "kind"),
+        [
+            ("quotaExceeded", 403, QuotaError),
+            ("limitExceeded", 403, QuotaError),
+            ("resourceNotReady", 400, ProvisionError),
+            ("invalid", 400, ProvisionError),
+            ("conditionNotMet", 412, ProvisionError),
+            ("backendError", 503, TransientError),
+            ("internalError", 500, TransientError),
+            ("forbidden", 403, AuthError),
+            ("accessNotConfigured", 403, AuthError),
+            ("authError", 401, AuthError),
+        ],
+    )
+    def test_each_refusal_says_what_to_do_next(self, kit, code, status, kind):
+        self.check_refusal(kit, code, status, kind, num_calls=1 if status != 401 else 3)  # by fresh tokens
+
+    @pytest.mark.parametrize("action", [BULK_INSERT, "compute.regionOperations.wait"])
+    def test_a_lost_answer_leaves_the_outcome_open_and_the_replay_finds_the_machine(self, kit, action):
+        request = kit.request()
+        kit.cloud.compute.operation_seconds = 1.0
+        kit.cloud.faults.inject(action, "internalError", happens=True, times=4)
+        with pytest.raises(TransientError):
+            kit.provisioner.create(request, token="t")
+        kit.cloud.now += 1
+        kit.cloud.faults._injected.clear()
+        (instance,) = kit.provisioner.create(request, token="t")
+        assert kit.cloud.alive == [instance.id.split("/")[1]]
 
 
 # --- the request ----------------------------------------------------------------------------------
@@ -161,26 +231,6 @@ def test_without_a_notice_none_is_asked_for(cloud):
     assert {"key": "cloudspot-notice-seconds", "value": "0"} in properties["metadata"]["items"]
 
 
-def test_rendering_asks_nobody_and_gives_the_same_bytes_each_time(kit):
-    first = kit.request(num_nodes=2)
-    offer = kit.cloud.offer(kit.provisioner)
-    num_calls = len(kit.cloud.faults.calls)
-    group = InstanceGroup(
-        job_id="digits-1",
-        launch=1,
-        num_nodes=2,
-        min_nodes=2,
-        offer=msgspec.json.decode(msgspec.json.encode(offer), type=type(offer)),
-        resources=Resources(),
-        user_data=SCRIPT,
-        max_seconds=3600.0,
-        store_url=STORE,
-    )
-    other = kit.cloud.provider().provisioner()
-    assert msgspec.json.encode(other.render(group)) == msgspec.json.encode(first)
-    assert len(kit.cloud.faults.calls) == num_calls
-
-
 def test_what_is_sent_is_what_was_rendered_and_stored(kit):
     request = kit.request(num_nodes=2)
     stored = msgspec.json.decode(msgspec.json.encode(request), type=LaunchRequest)
@@ -189,16 +239,6 @@ def test_what_is_sent_is_what_was_rendered_and_stored(kit):
     (call,) = [call for call in kit.cloud.faults.calls if call.action == BULK_INSERT]
     assert call.parameters["body"] == request.body["bulk_insert"]
     assert call.parameters["requestId"] == request_id("token-1")
-
-
-def test_the_boot_disk_has_the_images_size_and_what_the_job_asks_on_top(kit):
-    def size(**resources):
-        request = kit.request(resources=Resources(**resources))
-        (disk,) = request.body["bulk_insert"]["instanceProperties"]["disks"]
-        return disk["initializeParams"]["diskSizeGb"]
-
-    assert size() == str(50 + 50)
-    assert size(disk_bytes=100 * 2**30 + 1) == str(50 + 101)
 
 
 def test_a_boot_script_of_256_kib_goes_and_a_longer_one_is_refused(kit):
@@ -219,48 +259,6 @@ def test_a_job_of_the_longest_id_has_machines_with_names_that_say_their_rank(kit
 
 
 # --- create ---------------------------------------------------------------------------------------
-
-
-def test_one_call_makes_all_machines_of_a_launch(kit):
-    made = kit.launch(num_nodes=3)
-    assert kit.cloud.faults.count(BULK_INSERT) == 1
-    assert [(one.id, one.rank, one.launch, one.job_id) for one in made] == [
-        (f"{IN_A}/{NAMES[rank]}/{FIRST_NUMBER + rank}", rank, 1, "digits-1") for rank in range(3)
-    ]
-    assert {(one.market, one.zone, one.store_url) for one in made} == {(Market.SPOT, IN_A, STORE)}
-    assert len({one.address for one in made}) == 3
-    assert set(kit.listed()) == {one.id for one in made}
-    assert sorted(kit.cloud.host.machines) == NAMES
-
-
-def test_each_machine_boots_with_its_own_facts(kit):
-    for rank, one in enumerate(kit.launch(num_nodes=2)):
-        machine = kit.cloud.host.machines[NAMES[rank]]
-        assert machine.user_data == SCRIPT.encode()
-        assert (machine.address, machine.host_name) == (one.address, NAMES[rank])
-        assert (machine.job.job_id, machine.job.launch, machine.job.rank, machine.job.num_nodes) == (
-            "digits-1",
-            1,
-            rank,
-            2,
-        )
-        assert machine.tags["MASTER_ADDR"] == NAMES[0]
-        assert (machine.metadata["name"], machine.metadata["zone"]) == (NAMES[rank], IN_A)
-
-
-def test_the_same_token_and_request_give_the_same_machines(kit):
-    first = kit.launch(num_nodes=2)
-    again = kit.launch(num_nodes=2)
-    assert [one.id for one in again] == [one.id for one in first]
-    assert len(kit.cloud.alive) == 2
-
-
-def test_many_at_once_with_one_token_make_one_set_of_machines(kit):
-    request = kit.request(num_nodes=2)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: kit.provisioner.create(request, token="t"), range(8)))
-    assert len({tuple(one.id for one in each) for each in made}) == 1
-    assert len(kit.cloud.alive) == 2
 
 
 def test_an_operation_that_takes_long_leaves_the_outcome_open_and_is_found_again(kit):
@@ -341,11 +339,6 @@ def test_machines_that_were_preempted_while_they_were_created_are_told_as_such(k
     assert (second.state, second.end_reason, second.rank) == (InstanceState.RUNNING, None, 1)
 
 
-def test_a_request_of_somebody_elses_is_refused(kit):
-    with pytest.raises(ProvisionError, match="cannot be read here"):
-        kit.provisioner.create(LaunchRequest(provider="local", body={"job_id": "x"}), token="t")
-
-
 def test_a_launch_of_names_that_are_taken_touches_none_of_their_machines(kit):
     """As when a token is sent again so late that nobody remembers it."""
     kit.launch(num_nodes=2)
@@ -359,24 +352,6 @@ def test_where_one_zone_has_too_few_another_zone_of_the_region_has_all(kit):
     kit.cloud.faults.capacity[IN_A, "*", "*"] = 1
     kit.cloud.faults.capacity["us-central1-b", "*", "*"] = 0
     assert {one.zone for one in kit.launch(num_nodes=2)} == {"us-central1-c"}
-
-
-def test_no_capacity_in_any_zone_is_told_by_its_cause_and_leaves_nothing(kit):
-    kit.cloud.faults.capacity["*", "*", "spot"] = 1
-    with pytest.raises(
-        CapacityError,
-        match=r"launching 2 spot n2-standard-4 in us-central1: .* does not have enough resources available"
-        r".*\(ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS\)$",
-    ):
-        kit.launch(num_nodes=2)
-    assert kit.cloud.faults.count(BULK_INSERT) == 1
-    assert kit.cloud.alive == []
-
-
-def test_fewer_machines_than_wished_but_enough_are_returned(kit):
-    kit.cloud.faults.capacity["*", "*", "*"] = 2
-    made = kit.launch(num_nodes=3, min_nodes=2)
-    assert [one.rank for one in made] == [0, 1]
 
 
 @pytest.mark.parametrize(("market", "metric"), [("spot", "PREEMPTIBLE_CPUS"), ("on-demand", "CPUS")])
@@ -424,84 +399,12 @@ def test_what_a_failed_launch_has_left_and_cannot_be_deleted_leaves_the_outcome_
     assert kit.cloud.alive == []
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "kind"),
-    [
-        ("quotaExceeded", 403, QuotaError),
-        ("limitExceeded", 403, QuotaError),
-        ("resourceNotReady", 400, ProvisionError),
-        ("invalid", 400, ProvisionError),
-        ("conditionNotMet", 412, ProvisionError),
-        ("backendError", 503, TransientError),
-        ("internalError", 500, TransientError),
-        ("forbidden", 403, AuthError),
-        ("accessNotConfigured", 403, AuthError),
-        ("authError", 401, AuthError),
-    ],
-)
-def test_each_refusal_says_what_to_do_next(kit, code, status, kind):
-    request = kit.request()
-    kit.cloud.faults.inject(BULK_INSERT, code, status=status, times=3)
-    with pytest.raises(kind, match=code) as error:
-        kit.provisioner.create(request, token="t")
-    assert type(error.value) is kind
-    assert kit.cloud.faults.count(BULK_INSERT) == (1 if status != 401 else 3)  # a fresh token is tried
-    assert kit.cloud.alive == []
-
-
 def test_an_api_that_is_not_enabled_says_how_to_enable_it(kit):
     request = kit.request()
     message = "Compute Engine API has not been used in project 1 before or it is disabled."
     kit.cloud.faults.inject(BULK_INSERT, "accessNotConfigured", status=403, message=message)
     with pytest.raises(AuthError, match=r"the API is not enabled; run: gcloud services enable compute\.goo"):
         kit.provisioner.create(request, token="t")
-
-
-def test_a_throttled_launch_is_tried_three_times(kit):
-    request = kit.request()
-    kit.cloud.faults.inject(BULK_INSERT, "rateLimitExceeded", status=403, times=5)
-    with pytest.raises(TransientError, match="Google throttles the requests"):
-        kit.provisioner.create(request, token="t")
-    assert kit.cloud.faults.count(BULK_INSERT) == 3
-    assert len(kit.provisioner.create(request, token="t")) == 1
-    assert kit.cloud.faults.count(BULK_INSERT) == 6
-
-
-@pytest.mark.parametrize("action", [BULK_INSERT, "compute.regionOperations.wait"])
-def test_a_lost_answer_leaves_the_outcome_open_and_the_replay_finds_the_machine(kit, action):
-    request = kit.request()
-    kit.cloud.compute.operation_seconds = 1.0
-    kit.cloud.faults.inject(action, "internalError", happens=True, times=4)
-    with pytest.raises(TransientError):
-        kit.provisioner.create(request, token="t")
-    kit.cloud.now += 1
-    kit.cloud.faults._injected.clear()
-    (instance,) = kit.provisioner.create(request, token="t")
-    assert kit.cloud.alive == [instance.id.split("/")[1]]
-
-
-def test_an_api_that_is_not_there_leaves_the_outcome_open(cloud, monkeypatch):
-    request = Kit(cloud).request()
-    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://127.0.0.1:1")
-    provider = GcpProvider(GcpOptions(project="my-project-123"))
-    provider._clients = GcpClients(project="my-project-123")
-    with pytest.raises(TransientError, match=r"no answer from 127\.0\.0\.1:1: .*refused"):
-        provider.provisioner().create(request, token="t")
-    with pytest.raises(TransientError, match=r"listing the machines: no answer from 127\.0\.0\.1:1"):
-        provider.provisioner().instances()
-
-
-def test_an_answer_that_is_none_of_googles_leaves_the_outcome_open(kit, compute_door):
-    def proxy(environ, start_response):
-        start_response("502 Bad Gateway", [("Content-Type", "text/html"), ("Content-Length", "6")])
-        return [b"<html>"]
-
-    request = kit.request()
-    compute_door.app = proxy
-    with pytest.raises(TransientError, match=r"launching 1 spot n2-standard-4 in us-central1: Google failed"):
-        kit.provisioner.create(request, token="t")
-    with pytest.raises(TransientError, match="listing the machines: Google failed"):
-        kit.listed()
 
 
 def put(request, path, value):
@@ -583,20 +486,6 @@ def test_a_listing_has_every_page(kit, monkeypatch):
     assert kit.cloud.faults.count("compute.instances.aggregatedList") == 3
 
 
-def test_a_job_sees_its_own_machines_only(kit):
-    (one,) = kit.launch()
-    (other,) = kit.launch(job_id="digits-2", token="t-2")
-    stranger = json.dumps(kit.request(job_id="stranger").body["bulk_insert"])
-    resource = compute_v1.BulkInsertInstanceResource.from_json(stranger)
-    resource.instance_properties.labels = {}
-    kit.cloud.client("RegionInstancesClient").bulk_insert_unary(
-        project="my-project-123", region="us-central1", bulk_insert_instance_resource_resource=resource
-    )
-    assert len(kit.cloud.alive) == 3
-    assert list(kit.listed()) == [one.id]
-    assert {found.id for found in kit.provisioner.instances()} == {one.id, other.id}
-
-
 @pytest.mark.parametrize(
     ("reason", "is_listed"),
     [
@@ -637,14 +526,6 @@ def test_a_machine_that_is_taken_and_then_deleted_was_reclaimed(kit):
     assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason.RECLAIMED)
 
 
-def test_a_machine_that_is_going_is_alive(kit):
-    (instance,) = kit.launch()
-    kit.cloud.host.ends_at_once = False
-    kit.provisioner.terminate([instance.id])
-    found = kit.listed()[instance.id]
-    assert (found.state, found.end_reason) == (InstanceState.SHUTTING_DOWN, EndReason.TERMINATED)
-
-
 def test_an_ended_machine_is_remembered_for_two_weeks_with_its_end(kit):
     (instance,) = kit.launch()
     kit.cloud.now += 100
@@ -662,40 +543,6 @@ def test_a_listed_machine_says_when_it_was_launched(kit):
     (found,) = kit.listed().values()
     assert found.launched_at.timestamp() == kit.cloud.now
     assert (found.instance_type, found.market) == ("n2-standard-4", Market.SPOT)
-
-
-def test_a_machine_whose_launch_label_was_tampered_with_belongs_to_none(kit):
-    kit.launch()
-    client = kit.cloud.client("InstancesClient")
-    labels = dict(kit.cloud.listed()[NAMES[0]].labels) | {"cloudspot-launch": "7"}
-    client.set_labels_unary(
-        project="my-project-123",
-        zone=IN_A,
-        instance=NAMES[0],
-        instances_set_labels_request_resource={
-            "labels": labels,
-            "label_fingerprint": kit.cloud.listed()[NAMES[0]].label_fingerprint,
-        },
-    )
-    (found,) = kit.listed().values()
-    assert found.launch == 0
-
-
-def test_a_young_machine_is_in_no_listing_and_its_launch_tells_of_it(kit):
-    kit.cloud.faults.describe_lag_seconds = 10.0
-    (instance,) = kit.launch(market="on-demand")
-    assert (instance.state, instance.rank, instance.market) == (InstanceState.PENDING, 0, Market.ON_DEMAND)
-    assert kit.listed() == {}
-    assert [one.id for one in kit.launch(market="on-demand")] == [instance.id]
-    kit.cloud.now += 10
-    assert list(kit.listed()) == [instance.id]
-
-
-def test_a_listing_that_fails_tells_nothing(kit):
-    kit.cloud.faults.inject("compute.instances.aggregatedList", "backendError", status=503, times=4)
-    with pytest.raises(TransientError, match="listing the machines: Google failed"):
-        kit.listed()
-    assert kit.cloud.faults.count("compute.instances.aggregatedList") == 4
 
 
 def test_a_listing_without_the_memory_of_what_ended_tells_nothing_either(kit):
@@ -763,27 +610,11 @@ def test_where_the_first_machine_is_missing_another_address_is_told(kit):
     assert kit.cloud.host.tags[NAMES[0]]["MASTER_ADDR"] == NAMES[0]
 
 
-def test_announcing_to_machines_that_are_not_visible_yet_is_tried_again(kit):
-    kit.cloud.faults.describe_lag_seconds = 10.0
-    made = kit.launch()
-    with pytest.raises(TransientError, match=r"announcing to the machines: .* was not found"):
-        kit.provisioner.announce(made, {"NUM_NODES": "2"})
-
-
 def test_attributes_that_somebody_else_has_just_changed_are_not_overwritten(kit):
     made = kit.launch(num_nodes=2)
     kit.cloud.faults.inject("compute.instances.setMetadata", "conditionNotMet", status=412)
     with pytest.raises(TransientError, match="conditionNotMet"):
         kit.provisioner.announce(made, {"NUM_NODES": "1"})
-
-
-def test_terminating_is_safe_to_repeat_and_passes_over_unknown_ids(kit):
-    made = kit.launch(num_nodes=2)
-    strangers = ["us-central1-b/cs-digits-1-60e73611-1-0/71", "machine-1", "us-central1-a/web-1/72"]
-    for _ in range(2):
-        kit.provisioner.terminate([strangers[0], made[0].id, *strangers[1:], made[1].id])
-    assert kit.cloud.alive == []
-    assert sorted(kit.cloud.host.terminated) == NAMES[:2]
 
 
 def test_a_machine_that_something_else_is_done_to_is_terminated_later(kit):
@@ -799,11 +630,6 @@ def test_one_machine_that_cannot_be_terminated_does_not_keep_the_others(kit):
     with pytest.raises(AuthError, match="deleting machines: access denied"):
         kit.provisioner.terminate([one.id for one in made])
     assert kit.cloud.alive == NAMES[:1]
-
-
-def test_terminating_nothing_asks_nobody(kit):
-    kit.provisioner.terminate([])
-    assert kit.cloud.faults.calls == []
 
 
 def test_stopped_machines_go_with_the_job_and_those_of_another_store_stay(kit):

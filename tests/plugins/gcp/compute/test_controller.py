@@ -1,23 +1,20 @@
 """Real controllers on the strict Compute Engine over HTTP, with the plugin between them; simulated nodes."""
 
-import os
+from types import MappingProxyType
 
 import pytest
-from cloud_histories import Town, check_histories, play
-from launch_histories import OneAtATime
+from cloud_histories import Town
+from controllertests import ControllerTests, closing_texts, use_one_thread
 from requests.adapters import HTTPAdapter
 
 from cloudspot.jobfile.spec import decode_options
-from cloudspot.jobstore import parallel
 from cloudspot.model import EndReason
-from cloudspot.story.events import LaunchClosed
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp.request import request_id
 from cloudspot_gcp_sandbox.strict_compute import StrictCompute
 
-NUM_HISTORIES = 6
 FIRST, SECOND = "us-central1", "us-east1"
 BULK_INSERT = "compute.regionInstances.bulkInsert"
 
@@ -102,32 +99,27 @@ class GcpTown(Town):
         assert self.compute.site.policies == {}
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setattr(parallel, "ThreadPoolExecutor", OneAtATime)
-
-
 @pytest.fixture
-def found(compute_door, cloud):
+def found(compute_door, cloud, monkeypatch):
     """``found(**tables)``: found a town."""
+    use_one_thread(monkeypatch)
     return lambda **tables: GcpTown(compute_door, cloud.clients, **tables)
 
 
-def closing_texts(town):
-    return [event.text for event in town.events if isinstance(event, LaunchClosed)]
+class TestControllersOnComputeEngine(ControllerTests):
+    first, second = FIRST, SECOND
+    zones_of_first = ("us-central1-a", "us-central1-b")
+    launch_call, list_call = BULK_INSERT, "compute.instances.aggregatedList"
+    broken, unwell = "internalError", "backendError"
+    throttled = "rateLimitExceeded"
+    several = MappingProxyType({"placement_policy": "auto"})
+    no_capacity = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
+    quota_words = ("Quota 'PREEMPTIBLE_CPUS' exceeded", "ask for more under IAM & Admin > Quotas")
+    soak_variable = "CLOUDSPOT_SOAK_GCP"
 
-
-# --- capacity -------------------------------------------------------------------------------------
-
-
-def test_the_first_regions_zones_have_none_and_the_other_region_runs_the_job(found):
-    town = found()
-    town.faults.capacity["us-central1-a", "*", "*"] = 0
-    town.faults.capacity["us-central1-b", "*", "*"] = 0
-    assert town.run().finished.outcome == "succeeded"
-    assert town.outcomes() == [("spot", FIRST, "capacity"), ("spot", SECOND, "succeeded")]
-    assert "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS" in closing_texts(town)[0]
-    town.check_end()
+    def found_slow(self, found, *, seed=None, **tables):
+        seconds = 15.0 if seed is None else [0.0, 0.0, 20.0][seed % 3]
+        return found(seed=seed, operation_seconds=seconds, **tables)
 
 
 def test_a_region_with_one_zone_that_has_machines_runs_the_job_there(found):
@@ -136,40 +128,6 @@ def test_a_region_with_one_zone_that_has_machines_runs_the_job_there(found):
     assert town.run().finished.outcome == "succeeded"
     assert town.outcomes() == [("spot", FIRST, "succeeded")]
     assert {one.zone for one in town.host.truth.machines.values()} == {"us-central1-b"}
-    town.check_end()
-
-
-def test_no_region_has_any_within_max_wait_and_the_job_fails(found):
-    town = found(spot={"policy": "spot", "max_wait": 300.0})
-    town.faults.capacity["*", "*", "*"] = 0
-    finished = town.run().finished
-    assert (finished.outcome, finished.exit_code) == ("failed", 1)
-    assert finished.detail == "no spot capacity within spot.max_wait of 300 s"
-    assert {outcome for _, _, outcome in town.outcomes()} == {"capacity"}
-    assert town.host.truth.machines == {}
-    town.check_end()
-
-
-def test_without_spot_capacity_the_job_goes_on_demand_after_max_wait(found):
-    town = found(spot={"max_wait": 120.0})
-    town.faults.capacity["*", "*", "spot"] = 0
-    assert town.run().finished.outcome == "succeeded"
-    markets = [market for market, _, _ in town.outcomes()]
-    assert markets == ["spot"] * (len(markets) - 1) + ["on-demand"]
-    town.check_end()
-
-
-def test_a_quota_is_told_and_the_other_market_is_taken(found):
-    town = found(spot={"max_wait": 60.0})
-    town.faults.vcpu_quota["spot"] = 0
-    assert town.run().finished.outcome == "succeeded"
-    assert town.outcomes() == [
-        ("spot", FIRST, "quota"),
-        ("spot", SECOND, "quota"),
-        ("on-demand", FIRST, "succeeded"),
-    ]
-    assert "Quota 'PREEMPTIBLE_CPUS' exceeded" in town.warnings()[0]
-    assert "ask for more under IAM & Admin > Quotas" in town.warnings()[0]
     town.check_end()
 
 
@@ -196,40 +154,6 @@ def test_an_operation_that_is_done_with_an_error_costs_a_launch_and_leaves_nothi
     town.check_end()
 
 
-def test_every_third_call_is_throttled_and_the_job_succeeds(found):
-    town = found(nodes={"min": 2, "max": 2}, options={"placement_policy": "auto"})
-    town.faults.throttle_every = 3
-    assert town.run().finished.outcome == "succeeded"
-    assert any(call.error == "rateLimitExceeded" for call in town.faults.calls)
-    town.faults.throttle_every = 0
-    town.check_end()
-
-
-def test_an_unwell_api_costs_time_and_no_machine(found):
-    town = found(operation_seconds=15.0)
-    town.faults.inject(BULK_INSERT, "internalError", happens=True)
-    town.faults.inject("compute.instances.aggregatedList", "backendError", status=503, times=6)
-    assert town.run().finished.outcome == "succeeded"
-    assert len(town.host.made) == 1
-    assert town.outcomes()[-1][2] == "succeeded"
-    town.check_end()
-
-
-def test_a_reclaimed_machine_is_followed_by_another(found):
-    town = found()
-
-    def reclaim():
-        yield 25.0
-        machine = next(iter(town.host.truth.machines.values()))
-        town.host.truth.end(machine, EndReason.RECLAIMED)
-
-    town.world.start(reclaim())
-    assert town.run().finished.outcome == "succeeded"
-    assert [outcome for _, _, outcome in town.outcomes()] == ["reclaimed", "succeeded"]
-    assert town.history.launches[0].closed.machines[0].end_reason == "reclaimed"
-    town.check_end()
-
-
 def test_the_placement_policy_and_stopped_machines_go_with_the_job(found):
     town = found(nodes={"min": 2, "max": 2}, options={"placement_policy": "auto"})
     assert town.run().finished.outcome == "succeeded"
@@ -244,24 +168,3 @@ def test_the_intents_bytes_are_what_compute_engine_gets(found):
     (call,) = [call for call in town.faults.calls if call.action == BULK_INSERT]
     assert call.parameters["requestId"] == request_id(intent.token)
     assert call.parameters["body"] == intent.request.body["bulk_insert"]
-
-
-# --- histories ------------------------------------------------------------------------------------
-
-
-def histories(found, seeds):
-    def slow(*, seed, **tables):
-        return found(seed=seed, operation_seconds=[0.0, 0.0, 20.0][seed % 3], **tables)
-
-    towns = [play(slow, seed, several={"placement_policy": "auto"}) for seed in seeds]
-    check_histories(towns)
-
-
-def test_controllers_that_are_killed_between_any_two_requests_never_have_two_live_attempts(found):
-    histories(found, range(NUM_HISTORIES))
-
-
-@pytest.mark.soak
-def test_many_histories_never_have_two_live_attempts(found):
-    number = int(os.environ.get("CLOUDSPOT_SOAK_GCP", "40"))
-    histories(found, range(NUM_HISTORIES, NUM_HISTORIES + number))

@@ -273,7 +273,7 @@ def test_a_url_that_cannot_be_signed_says_why(gcp, machine_store):
 
 
 def test_a_users_own_login_cannot_presign(gcp, machine_store):
-    machine_store._bucket.clients._found[0].service_account_email = None
+    machine_store.bucket.clients._found[0].service_account_email = None
     with pytest.raises(CloudspotError, match="cannot presign a URL by a user's own login") as caught:
         machine_store.presign_get("k", seconds=60)
     one_line(caught)

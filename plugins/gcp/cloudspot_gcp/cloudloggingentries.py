@@ -1,4 +1,4 @@
-"""From Cloud Logging's entries to lines, which are in one entry or several; and its times."""
+"""From Cloud Logging's entries to lines, which take one entry or several; and its format of times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudspot.model import LogRecord
 from cloudspot.plugin.logorder import Arrival, Joiner
 
 MARK = "day"
-"""The label ``mark`` of a stream's first line of each day: by it streams and their days are found."""
+"""The label ``mark`` of a stream's first line of each day, by which streams and their days are found."""
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 
@@ -19,17 +19,17 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 class EntryReader:
     """Turns entries of a stream into lines.
 
-    Logging compares labels without regard to case: what is another job's is passed over here.
+    Logging ignores case when it compares labels: this skips what belongs to another job.
     """
 
     def __init__(self, stream: str, labels: Mapping[str, str]) -> None:
-        """``labels`` are those that every entry of the job has."""
+        """Every entry of the job has the ``labels``."""
         self._stream = stream
         self._wanted = {**labels, "stream": stream}
         self._joiner = Joiner()
 
     def add(self, entry: Mapping[str, Any]) -> Iterator[Arrival]:
-        """Yield the line that this entry completes, if any; what others wrote is passed over."""
+        """Yield the line that this entry completes, if any; skip what others wrote."""
         labels: Mapping[str, str] = entry.get("labels") or {}
         if any(labels.get(name) != value for name, value in self._wanted.items()):
             return
@@ -50,28 +50,28 @@ class EntryReader:
 
 
 def parse_time(text: str) -> datetime:
-    """Return a time of Logging's, to the microsecond.
+    """Return a time as Logging writes it, to the microsecond.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a time.
     """
     found = _TIME.fullmatch(text)
     if found is None:
-        raise ValueError(f"no time: {text!r}")
+        raise ValueError(f"not a time: {text!r}")
     fraction = (found[2] or "")[:6].ljust(6, "0")
     return datetime.fromisoformat(f"{found[1]}.{fraction}+00:00")
 
 
 def milliseconds(text: str) -> int:
-    """Return a time of Logging's in milliseconds since 1970; 0 where there is none."""
+    """Return a time of Logging's in milliseconds since 1970; 0 if the text is empty."""
     return int(parse_time(text).timestamp() * 1000) if text else 0
 
 
 def iso(moment: datetime) -> str:
-    """Return a time as Logging takes it."""
+    """Return a time as Logging accepts it."""
     return f"{moment.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
 def day_of(moment: datetime) -> date:
-    """Return the day of a moment, as UTC has it."""
+    """Return the day of a moment in UTC."""
     return moment.astimezone(timezone.utc).date()

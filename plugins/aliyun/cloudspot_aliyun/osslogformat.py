@@ -1,11 +1,11 @@
-"""How log lines stand in a file that people read too: time, number, source and text, one after the other.
+"""The format of log lines in a file that people read too: time, number, source and text.
 
 ::
 
     2026-11-20T06:25:01.123456Z 41 train: step 100, loss 0.12
 
-A line break within a text begins a line with a tab. Lines of any other form are passed over: others may
-have written them.
+A line break within a text is followed by a tab. Lines of any other form are skipped: others may have written
+them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z (\d+) (\S+): (.*)
 
 
 def encode(records: Sequence[LogRecord]) -> bytes:
-    """Return the lines as they stand in a file; each ends with a newline."""
+    """Return the lines as they are in a file; each ends with a newline."""
     return b"".join(map(_encode_one, records))
 
 
 def decode(data: bytes, stream: str) -> Iterator[LogRecord]:
-    """Yield the records of whole lines, in their order there."""
+    """Yield the records of whole lines, in their order in the file."""
     held: re.Match[bytes] | None = None
     more: list[bytes] = []
     for line in data.split(b"\n"):
@@ -42,12 +42,12 @@ def decode(data: bytes, stream: str) -> Iterator[LogRecord]:
 
 
 def first_start(data: bytes) -> int:
-    """Return where the first record begins in a piece from a file's middle; its length where none does."""
+    """Return where the first record begins in a piece of a file; the piece's length if none does."""
     at = 0
     while at < len(data):
         end = data.find(b"\n", at)
         line = data[at : len(data) if end < 0 else end]
-        # What is before the first newline may be the rest of a line that only looks like a whole one.
+        # Before the first newline may be the rest of a line that only looks like a whole one.
         if at > 0 and _LINE.fullmatch(line):
             return at
         at = len(data) if end < 0 else end + 1
@@ -55,7 +55,7 @@ def first_start(data: bytes) -> int:
 
 
 def last_start(data: bytes) -> int:
-    """Return where the last line begins that may be a record's first; 0 where none does but the first."""
+    """Return where the last line begins that may be a record's first; 0 if only the first may be."""
     end = len(data)
     while True:
         at = data.rfind(b"\n", 0, end)
@@ -71,7 +71,7 @@ def _encode_one(record: LogRecord) -> bytes:
 
 
 def _record(match: re.Match[bytes], more: list[bytes], stream: str) -> Iterator[LogRecord]:
-    """Yield the record, unless it only looks like one: a month 13, or bytes that are no text."""
+    """Yield the record, unless it only looks like one: a month 13, or bytes that are not text."""
     try:
         text = b"\n".join((match[4], *more)).decode("utf-8", "surrogatepass")
         at = datetime.fromisoformat(match[1].decode("ascii")).replace(tzinfo=timezone.utc)

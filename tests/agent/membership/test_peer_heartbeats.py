@@ -11,7 +11,6 @@ import pytest
 from memorystore import InMemoryStore
 
 from cloudspot.agent.membership import heartbeat_writer, peer_heartbeats
-from cloudspot.agent.membership.heartbeat_size import MODULUS, change_count, fill_up
 from cloudspot.agent.membership.heartbeat_writer import HeartbeatWriter
 from cloudspot.agent.membership.peer_heartbeats import MAX_READS, PeerHeartbeats
 from cloudspot.agent.membership.peers import Standing
@@ -164,11 +163,3 @@ def test_a_restarted_agent_counts_its_changes_on(launch):
     HeartbeatWriter(nodes.contexts[1]).beat()
     nodes.peers[0]._pass()
     assert nodes.peers[0].beats()[1].state == "restoring"
-
-
-@pytest.mark.parametrize("length", [0, 1, 500, MODULUS - 1, MODULUS, 5000])
-def test_a_size_tells_changes_and_differs_from_beat_to_beat(length):
-    sizes = [len(fill_up(b"x" * length, num_beats=beats, num_changes=70)) for beats in range(100, 116)]
-    assert len({size % MODULUS for size in sizes}) == 16
-    assert {change_count(size) for size in sizes} == {70 % 64}
-    assert all(length <= size < length + MODULUS for size in sizes)

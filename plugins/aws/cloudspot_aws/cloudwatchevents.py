@@ -1,4 +1,4 @@
-"""From CloudWatch's events to lines, which are in one event or several."""
+"""From CloudWatch's events to lines, which take one event or several."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EventReader:
         self._joiner = Joiner()
 
     def add(self, event: Mapping[str, Any]) -> Iterator[Arrival]:
-        """Yield the line that this event completes, if any; what others wrote is passed over."""
+        """Yield the line that this event completes, if any; skip what others wrote."""
         try:
             line: _Line = decode(event["message"], _Line)
         except msgspec.DecodeError:

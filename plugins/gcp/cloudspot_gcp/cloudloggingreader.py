@@ -1,4 +1,4 @@
-"""A job's lines in Cloud Logging as they are read: from the start, from behind, and by one who follows."""
+"""Reads a job's lines in Cloud Logging: from the start, from the end, and on as they come."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
-from cloudspot.interfaces import is_stream
+from cloudspot.interfaces import LogSink, check_stream, is_stream
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logdelivery import MAX_AGE
 from cloudspot.plugin.logorder import Arrival, Order, read_back
-from cloudspot_gcp.logentries import MARK, EntryReader, day_of, iso, milliseconds, parse_time
-from cloudspot_gcp.logrequests import LogRequests
+from cloudspot_gcp.cloudloggingentries import MARK, EntryReader, day_of, iso, milliseconds, parse_time
+from cloudspot_gcp.cloudloggingrequests import LogRequests
 
 OVERLAP = timedelta(seconds=60)
-"""A reader that follows goes back so far: entries need not show in the order in which they came."""
+"""How far a reader that follows goes back: entries need not show in the order in which they came."""
 LIST_SECONDS = 30.0
-"""One who follows lists the streams so often; between, their lines tell of new ones."""
+"""How often a reader that follows lists the streams; in between, new lines tell it of new streams."""
 LOOK_BACK_MS = 3_600_000
-"""Where a line is missing, the stream is read again from so long before it."""
+"""If a line is missing, the stream is read again from this long before it."""
 
 
-class LogReading:
-    """Reads the streams of one job. Thread-safe."""
+class CloudLoggingReader(LogSink):
+    """The reading side of a job's log in Cloud Logging. Thread-safe."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LogReading:
         now: Callable[[], datetime],
         clock: Callable[[], float],
     ) -> None:
-        """``labels`` are those of all the job's entries; one who follows asks every ``share_seconds``."""
+        """All the job's entries have the ``labels``; a reader that follows asks every ``share_seconds``."""
         self._requests = requests
         self._labels = labels
         self._share_seconds = share_seconds
@@ -44,9 +44,9 @@ class LogReading:
         self._followed: dict[str, _Followed] = {}
         """The streams that were read to their end."""
         self._places: dict[str, tuple[int, int]] = {}
-        """Of each stream read from behind: a line, and since when Logging has got what follows it."""
+        """By stream that was read from the end: a line, and since when Logging has what follows it."""
         self._received_ms: int | None = None
-        """When Logging got the newest entry that was read for those who follow."""
+        """When Logging received the newest entry that was read for the followed streams."""
         self._shared_at: float | None = None
         self._wait_seconds = share_seconds
         self._known: set[str] = set()
@@ -54,9 +54,9 @@ class LogReading:
         self._listed_at: float | None = None
 
     def streams(self) -> Sequence[str]:
-        """Return the names of the job's streams, sorted.
+        """Return the names of the job's streams, sorted; see LogSink.
 
-        One who follows asks every moment: new ones then show in what is shared.
+        A reader that follows may ask at any time: new streams then show in the lists that all streams share.
         """
         with self._lock:
             age = None if self._listed_at is None else self._clock() - self._listed_at
@@ -68,10 +68,11 @@ class LogReading:
             return tuple(sorted(self._known))
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
-        """Yield the stream's records with ``seq > after``, in order, each once.
+        """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
 
-        A line that came a moment ago is held back while one before it is missing: it may show later.
+        A line that has just arrived is held back while one before it is missing: that one may show later.
         """
+        check_stream(stream)
         received_ms: int | None = None
         about = about_stream(stream)
         followed, (seq, place_ms) = self._followed.get(stream), self._places.get(stream, (0, 0))
@@ -95,7 +96,8 @@ class LogReading:
         self._follow(followed, received_ms=received_ms or 0)
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back. Fetches no more than is asked for."""
+        """Yield the stream's records from the newest back; see LogSink. Fetches no more than is needed."""
+        check_stream(stream)
         reader = EntryReader(stream, self._labels)
         received: dict[int, int] = {}
 
@@ -107,13 +109,13 @@ class LogReading:
 
         lowest_ms = self._now_ms()
         for record in read_back(pages()):
-            # Whoever reads on behind this line is spared what was delivered before it.
+            # A reader that continues after this line is spared what was delivered before it.
             lowest_ms = min(lowest_ms, received.pop(record.seq, lowest_ms))
             self._places[stream] = (record.seq, lowest_ms)
             yield record
 
     def pieces(self) -> Sequence[LogPiece]:
-        """Return each stream as one piece, without its size. One list serves a thousand days."""
+        """Return each stream as one piece, without its size; see LogSink. One list holds a thousand days."""
         days: dict[str, set[date]] = {}
         for entry in self._marks():
             day = day_of(parse_time(entry["labels"].get("time", entry["timestamp"])))
@@ -129,9 +131,9 @@ class LogReading:
         ]
 
     def _read_on(self, followed: _Followed, after: int) -> list[LogRecord] | None:
-        """Return what has come since, by a list that all who follow share.
+        """Return what has come since, from the lists that all followed streams share.
 
-        None: a line before it is not among that, and the stream has to be read by itself.
+        None: a line in between is not there, and the stream must be read by itself.
         """
         with self._lock:
             self._share()
@@ -147,9 +149,9 @@ class LogReading:
             return records
 
     def _follow(self, followed: _Followed, *, received_ms: int) -> None:
-        """Let a stream that was read to its end share in the lists from now on.
+        """Let a stream that was read to its end take part in the shared lists from now on.
 
-        ``received_ms`` is of when its reading began: what came since may be missing.
+        ``received_ms`` is when its reading began: what came since may be missing.
         """
         with self._lock:
             followed.received_ms = max(followed.received_ms, received_ms)
@@ -158,14 +160,14 @@ class LogReading:
                 self._received_ms = min(self._received_ms, followed.received_ms)
 
     def _share(self) -> None:
-        """Ask what has come for all streams, unless that was a moment ago: the longer, the more comes."""
+        """Ask what has come for all streams, unless that was a moment ago; wait longer after many pages."""
         if self._shared_at is None or self._clock() - self._shared_at >= self._wait_seconds:
             num_pages = self._fetch_new()
             self._wait_seconds = self._share_seconds * num_pages
             self._shared_at = self._clock()
 
     def _fetch_new(self) -> int:
-        """Hand to all streams that are followed what Logging got since the last time; count the lists."""
+        """Give all followed streams what Logging received since the last time; return the number of lists."""
         if self._received_ms is None:
             self._received_ms = min((one.received_ms for one in self._followed.values()), default=0)
         newest, num_pages = self._received_ms, 0
@@ -186,12 +188,12 @@ class LogReading:
             self._known.add(entry["labels"]["stream"])
 
     def _marks(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the entries that begin a day of a stream."""
+        """Yield the entries that begin a stream's day."""
         for page in self._requests.pages(f'labels.mark="{MARK}"'):
             yield from (entry for entry in page if self._stream_of(entry) is not None)
 
     def _stream_of(self, entry: Mapping[str, Any]) -> str | None:
-        """Return the stream of an entry of this very job: Logging compares without regard to case."""
+        """Return the stream of an entry, if it is this job's: Logging ignores case when it compares."""
         labels: Mapping[str, str] = entry.get("labels") or {}
         name = labels.get("stream", "")
         is_ours = all(labels.get(key) == value for key, value in self._labels.items())
@@ -208,11 +210,11 @@ class _Followed:
         self.stream = stream
         self._reader: EntryReader | None = None
         self.seq = after
-        """The number of the last line that was passed on."""
+        """The number of the last line that was yielded."""
         self.passed_ms = 0
-        """When Logging got that; 0: nobody knows."""
+        """When Logging received that line; 0: unknown."""
         self.received_ms = 0
-        """When Logging got the newest entry that was read, or might have got one that was not."""
+        """When Logging received the newest entry that was read, or may have received one that was not."""
         self.waiting: list[Arrival] = []
         """Lines that came with another stream's, or that wait for one before them."""
 
@@ -225,7 +227,7 @@ class _Followed:
         return found
 
     def wait_with(self, entry: Mapping[str, Any], labels: Mapping[str, str]) -> None:
-        """Keep the line that the entry completes, if any, until the stream is read on."""
+        """Keep the line that the entry completes, if any, until the stream is read further."""
         self.waiting += [one for one in self.take([entry], labels) if one.record.seq > self.seq]
 
     def passed_on(self, arrivals: Iterator[Arrival]) -> Iterator[LogRecord]:
@@ -241,7 +243,7 @@ def about_stream(stream: str) -> str:
 
 
 def _since(received_ms: int) -> str:
-    """Return the query for what Logging got since about then."""
+    """Return the query for what Logging has received since about then."""
     since = datetime.fromtimestamp(received_ms / 1000, timezone.utc) - OVERLAP
-    oldest = since - 2 * MAX_AGE  # Only to spare Logging a look at all that it has.
+    oldest = since - 2 * MAX_AGE  # Only to spare Logging a search through all that it has.
     return f'timestamp>="{iso(oldest)}" AND receiveTimestamp>="{iso(since)}"'

@@ -1,4 +1,4 @@
-"""The requests to Cloud Logging that a job's log is made of: entries written, and listed by queries."""
+"""The requests that a job's log makes to Cloud Logging: write entries, and list them by a query."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, error_code, status_of, t
 
 PAGE_ENTRIES = 1000
 NUM_THROTTLED_TRIES = 10
-"""Of a list: 51 s in all, since the quota is by the minute."""
+"""How often a throttled list is tried: 51 s in all, since the quota is per minute."""
 
 
 class EntryRefused(CloudspotError):
-    """An entry is not to Logging's liking."""
+    """Logging will never take an entry."""
 
 
 class _Throttled(TransientError):
-    """Nothing was done, since there were too many requests."""
+    """There were too many requests; nothing was done."""
 
 
 class _Unwell(TransientError):
@@ -47,15 +47,15 @@ class LogRequests:
         self._labels = labels
         self._sleep = sleep
         self.answered_ms = 0
-        """When Logging gave the last answer, by its own clock; 0: nobody knows."""
+        """When Logging gave the last answer, by its own clock; 0: unknown."""
 
     @property
     def log(self) -> str:
-        """Return the log as Logging calls it: ``projects/PROJECT/logs/NAME``."""
+        """Return the log's full name: ``projects/PROJECT/logs/NAME``."""
         return f"projects/{self._clients.project}/logs/{self._log_name}"
 
     def write(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Write entries with the labels, beside their own.
+        """Write entries with the labels, besides their own.
 
         Raises:
             EntryRefused: Logging will never take some of them; it has taken the others.
@@ -73,7 +73,7 @@ class LogRequests:
     def pages(
         self, about: str, *, order: str = "timestamp asc", size: int = PAGE_ENTRIES
     ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the entries that have the labels and that the query is about, page by page; at least one."""
+        """Yield the entries that have the labels and match the query, page by page; at least one page."""
         parts = [f'logName="{self.log}"']
         parts += [f'labels.{name}="{value}"' for name, value in self._labels.items()]
         body = {
@@ -91,7 +91,7 @@ class LogRequests:
             body["pageToken"] = token
 
     def _ask(self, method: str, body: Mapping[str, Any], *, num_tries: int = 5) -> Any:
-        """Make a request, again where it failed in passing: each of ours may be repeated."""
+        """Make a request, again if it failed in passing: each of ours may be repeated."""
 
         def call() -> Any:
             try:
@@ -123,7 +123,7 @@ class LogRequests:
 
 
 def _milliseconds(date: str) -> int:
-    """Return the time of a header, in milliseconds since 1970; 0 where there is none."""
+    """Return the time of a header, in milliseconds since 1970; 0 if there is none."""
     try:
         return int(parsedate_to_datetime(date).timestamp() * 1000)
     except ValueError:

@@ -1,0 +1,28 @@
+"""Notices from all sides, while the store is down; in a whole life: test_life."""
+
+import time
+from datetime import datetime, timedelta, timezone
+
+from cloudspot.agent.notices.notice_file import NoticeFile
+from cloudspot.agent.notices.notice_pipe import tell_agent
+from cloudspot.agent.reclaim import understand
+from cloudspot.model import PreemptionNotice
+from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
+
+
+def test_an_earlier_end_gets_through_while_the_first_notice_waits_for_the_store(bench, wait_until, tmp_path):
+    down = FaultyStore(bench.store, FaultPlan(outages=(Outage(start=0.0, end=1e12),)), tmp_path / "state")
+    life = bench.life(store=down)
+    life.notices.start()
+    now = datetime.now(timezone.utc)
+    directory = life.context.node.directory
+    for source, seconds in (("first", 100.0), ("second", 50.0), ("third", 10.0)):
+        notice = PreemptionNotice(deadline=now + timedelta(seconds=seconds), source=source)
+        NoticeFile(directory).give(understand(notice, notice_seconds=120.0, now=time.monotonic(), wall=now))
+        tell_agent(directory)
+        wait_until(
+            lambda source=source: (reclaim := life.context.orders.reclaim) and reclaim.notice.source == source
+        )
+    bench.provider.notices.notice = PreemptionNotice(deadline=now + timedelta(seconds=5), source="provider")
+    wait_until(lambda: life.context.orders.reclaim.notice.source == "provider")
+    assert NoticeFile(directory).read().notice.source == "provider"

@@ -1,0 +1,33 @@
+"""A notice on the monotonic clock: its deadline."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from cloudspot.agent.reclaim import understand
+from cloudspot.model import PreemptionNotice
+
+WALL = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
+
+
+def test_a_stated_time_is_believed_when_it_is_the_earlier_one() -> None:
+    notice = PreemptionNotice(deadline=WALL + timedelta(seconds=90))
+    assert understand(notice, notice_seconds=120.0, now=1000.0, wall=WALL).deadline == 1090.0
+
+
+def test_a_wall_clock_that_lags_promises_no_more_than_the_notice() -> None:
+    late = WALL - timedelta(minutes=10)
+    notice = PreemptionNotice(deadline=WALL + timedelta(seconds=90))
+    assert understand(notice, notice_seconds=120.0, now=1000.0, wall=late).deadline == 1120.0
+
+
+def test_a_notice_without_a_time_counts_from_when_it_was_seen() -> None:
+    assert (
+        understand(PreemptionNotice(deadline=None), notice_seconds=30.0, now=5.0, wall=WALL).deadline == 35.0
+    )
+
+
+def test_a_deadline_that_has_passed_is_now() -> None:
+    notice = PreemptionNotice(deadline=WALL - timedelta(seconds=3))
+    reclaim = understand(notice, notice_seconds=30.0, now=5.0, wall=WALL)
+    assert (reclaim.deadline, reclaim.deadline_at) == (5.0, WALL)
