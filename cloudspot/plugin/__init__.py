@@ -1,1 +1,1 @@
-"""What provider plugins build on: bucket stores, log delivery, checks, metadata. It names no cloud."""
+"""What provider plugins build on: bucket stores, checks, metadata clients. It names no cloud."""

@@ -330,6 +330,15 @@ def test_a_drain_cuts_a_waiting_interval_round_short():
     assert try_begin(zero, 0) == try_begin(two, 0) == SaveOrder(DRAIN, 0, frozenset({1}), ROOMS)
 
 
+def test_a_drain_goes_before_an_interval_save_that_was_asked_for_first():
+    zero, one = pair()
+    zero.request_interval()
+    zero.request_drain(guard=100.0, notice=False)
+    settle(zero, one)
+    assert json.loads(zero.store.get("round/0"))["kind"] == DRAIN
+    assert try_begin(zero, 0) == try_begin(one, 0) == SaveOrder(DRAIN, 0, rooms=ROOMS[:2])
+
+
 def test_without_a_decision_by_the_guard_all_leave_without_a_save():
     now = [0.0]
     zero, one = pair(now=now)
