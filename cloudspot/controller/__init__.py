@@ -1,1 +1,1 @@
-"""The controller: observe, decide, act; any number of them at once, and none needs to live."""
+"""The controller: observe, decide, act. Any number may run at once, and none has to keep running."""

@@ -1,4 +1,4 @@
-"""Acting: carries out what ``decide`` returned, one action and at most a call or two at a time."""
+"""Carries out what ``decide`` returned, one action at a time, each of at most a call or two."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from cloudspot.story.events import Event, Waiting, Warned
 from cloudspot.story.ledger import bill
 
 REPEAT_SECONDS = 30.0
-"""A machine that was told to end is told again after so long."""
+"""A machine that was told to end and still runs is told again after this long."""
 
 
 class Actor:
@@ -71,8 +71,8 @@ class Actor:
     def act(self, action: Action, spec: JobSpec, history: History, events: list[Event]) -> bool:
         """Carry out one action; return whether the next tick should follow without a wait.
 
-        A journal record that finds its number taken is a lost race and no error: whoever was first
-        has decided, and the next tick reads what.
+        If a journal record finds its number taken, the race is lost, and that is no error: whoever was
+        first has decided, and the next tick reads what.
 
         Raises:
             JobNotFound: the job has been removed since its records were read.
@@ -112,14 +112,14 @@ class Actor:
         return True
 
     def _check_existence(self) -> None:
-        """Refuse to write for, or launch, a job that was removed: nobody's records would meet ours.
+        """Refuse to write for a job that was removed, or to launch it: nobody would read the records.
 
-        A controller may have read all of them long ago, on a laptop that was closed meanwhile.
+        A controller may have read the job long ago, on a laptop that was closed since.
         """
         try:
             self._store.head(keys.spec(self._job_id))
         except ObjectMissing:
-            raise JobNotFound(f"no job {self._job_id!r} in {self._store.url} any more") from None
+            raise JobNotFound(f"job {self._job_id!r} is no longer in {self._store.url}") from None
 
     def _intent(self, action: OpenLaunch, spec: JobSpec, history: History) -> Intent:
         now = self._clock.now()
@@ -165,7 +165,7 @@ class Actor:
         )
 
     def _create(self, launch: LaunchHistory, events: list[Event]) -> bool:
-        """Send the intent's own bytes; they are never rendered again."""
+        """Send the intent's own bytes; the request is never rendered again."""
         intent = launch.intent
         try:
             instances = self._provisioner.create(intent.request, token=intent.token)
@@ -196,7 +196,7 @@ class Actor:
         ]
         if not due:
             return
-        # What ends now may have come late, and brought back what was released.
+        # A machine that ends now may have come late and brought back what was released.
         self._is_released = False
         self._provisioner.terminate(due)
         for one in due:

@@ -1,4 +1,4 @@
-"""What ``decide`` can ask for; the loop carries it out, and any of it may be repeated safely."""
+"""What ``decide`` can ask for. The loop carries it out; every action is safe to repeat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudspot.model import Instance, Offer
 
 @dataclass(frozen=True)
 class FetchOffers:
-    """Ask the provisioner for offers and decide again."""
+    """Ask the provisioner for offers, then decide again."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +33,29 @@ class Create:
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell the machines of the open launch of each other; nothing depends on it."""
+    """Tell the machines of the open launch about each other; nothing depends on it."""
 
     launch: int
     instances: tuple[Instance, ...]
     """By rank."""
     facts: Mapping[str, str]
-    """The same for all of them; names of ``model.ANNOUNCED``."""
+    """The same for all of them; the names are those in ``model.ANNOUNCED``."""
 
 
 @dataclass(frozen=True)
 class VoidSlot:
-    """Put void into a slot if no machine has claimed it: a void launch can never train."""
+    """Make a slot void unless a machine has claimed it: a launch with a void slot can never train."""
 
     launch: int
     rank: int
     outcome: str
-    """What the launch is closed with once the void stands."""
+    """The outcome with which the launch is closed once the void stands."""
     detail: str
 
 
 @dataclass(frozen=True)
 class CloseLaunch:
-    """Append the open launch's end at journal record ``number``."""
+    """Append the end of the open launch at journal record ``number``."""
 
     number: int
     launch: int
@@ -66,7 +66,7 @@ class CloseLaunch:
 
 @dataclass(frozen=True)
 class Finish:
-    """Append the job's end at journal record ``number``."""
+    """Append the end of the job at journal record ``number``."""
 
     number: int
     outcome: str
@@ -84,7 +84,7 @@ class Terminate:
 
 @dataclass(frozen=True)
 class RequestStop:
-    """Ask the nodes to checkpoint and end, on behalf of a limit."""
+    """Ask the nodes to checkpoint and end, since the job has reached a limit."""
 
     reason: str
     """``max_cost`` or ``max_runtime``."""

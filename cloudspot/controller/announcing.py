@@ -1,4 +1,4 @@
-"""What the machines of a launch are told of each other, and when; pure."""
+"""What the machines of a launch are told about each other, and when; pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cloudspot.model import DEFAULT_MASTER_PORT, Instance, InstanceState
 
 
 def announcement(launch: LaunchHistory, observed: Observed) -> tuple[Announce, ...]:
-    """Return what to announce, once a machine for each rank is listed and nobody else could be meant.
+    """Return what to announce, once each rank has a machine and it is clear which one.
 
-    The same for every controller that sees the same. Two machines of one rank, as a token that ran out
-    makes them, are told nothing before one of them has claimed it; the surplus one never is.
+    Every controller that sees the same announces the same. An expired token can make two machines of one
+    rank: they are told nothing until one of them has claimed the rank, and the other is never told.
     """
     nodes: dict[int, Instance] = {}
     owners = {slot.instance_id: rank for rank, slot in launch.slots.items()}

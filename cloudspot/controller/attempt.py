@@ -1,4 +1,4 @@
-"""Facts about one launch that follow from its records and the provider's word: death, success, outcome."""
+"""What the records and the provider's word say about one launch: who is dead, and how it ended; pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudspot.model import EndReason, Instance, InstanceState
 from cloudspot.story.outcomes import own_exit, permanent_failure, succeeded
 
 VOID_OUTCOMES = ("capacity", "quota", "refused", "voided")
-"""How a launch is closed that never trained; a void's detail begins with one of them."""
+"""How a launch that never trained is closed; the detail of a void begins with one of these."""
 
 
 def void_detail(outcome: str, detail: str) -> str:
@@ -20,7 +20,7 @@ def void_detail(outcome: str, detail: str) -> str:
 
 
 def void_outcome(launch: LaunchHistory) -> tuple[str, str]:
-    """Return the (outcome, detail) that the launch's void says; ``voided`` when it does not say."""
+    """Return the (outcome, detail) that the launch's void slot gives; ``voided`` if it gives none."""
     for _, slot in sorted(launch.slots.items()):
         if slot.instance_id is None:
             outcome, _, detail = slot.detail.partition(": ")
@@ -34,10 +34,10 @@ def find_instance(instance_id: str, observed: Observed) -> Instance | None:
 
 
 def provider_proves_death(instance_id: str, observed: Observed) -> bool:
-    """Say whether the provider's word proves that the machine runs nothing any more.
+    """Return whether the provider's word proves that the machine runs nothing any more.
 
-    ``ended`` proves it, and an absence that has lasted long enough. ``shutting-down`` is alive, a
-    short absence may be a lagging list, and silence is not death.
+    ``ended`` proves it, and so does an absence that has lasted long enough. A machine that is
+    ``shutting-down`` is alive, a short absence may be a listing that lags, and silence is not death.
     """
     instance = find_instance(instance_id, observed)
     if instance is not None:
@@ -46,7 +46,7 @@ def provider_proves_death(instance_id: str, observed: Observed) -> bool:
 
 
 def is_dead(launch: LaunchHistory, rank: int, observed: Observed) -> bool:
-    """Say whether the owner of the rank is proven to run no user code any more."""
+    """Return whether it is proven that the owner of the rank runs no user code any more."""
     if own_exit(launch, rank) is not None:
         return True
     slot = launch.slots.get(rank)
@@ -70,8 +70,8 @@ def machines_of(launch: LaunchHistory, observed: Observed) -> tuple[Instance, ..
 def attempt_outcome(history: History, launch: LaunchHistory, observed: Observed) -> tuple[str, str]:
     """Return (outcome, detail) of an attempt that is over.
 
-    A reclaim explains what its peers say (a rank whose peer was taken fails too), but neither a
-    success, nor an obeyed stop, nor a failure that is the script's own for good.
+    A reclaim explains the failures of the peers, since a rank whose peer was taken fails too. It does not
+    explain a success, a stop that was obeyed, or a failure that the script would repeat anywhere.
     """
     if succeeded(history, launch):
         return "succeeded", ""
@@ -124,7 +124,7 @@ def _last_words(launch: LaunchHistory, observed: Observed) -> list[str]:
 def bill_lines(launch: LaunchHistory, observed: Observed, now: datetime) -> tuple[Machine, ...]:
     """Return the machines of a launch that is being closed, for the journal.
 
-    A machine that still runs is counted until ``now``: the reaper ends it.
+    A machine that still runs is billed until ``now``; the reaper ends it.
     """
     ranks = {slot.instance_id: rank for rank, slot in launch.slots.items() if slot.instance_id}
     listed = {

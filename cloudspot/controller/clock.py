@@ -1,4 +1,4 @@
-"""The two clocks of a controller, handed in so that tests have their own."""
+"""A controller's two clocks, passed in so that tests can have their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 
 @dataclass(frozen=True)
 class Clock:
-    """The wall's clock for what people read, the monotonic one for durations."""
+    """The wall clock for what people read, the monotonic one for durations."""
 
     now: Callable[[], datetime]
     """Aware, UTC."""

@@ -1,9 +1,8 @@
-"""``decide``: from a job's records and what is observed to what is to be done; pure.
+"""``decide``: from a job's records and what is observed to what has to be done; pure.
 
-One call does one step of each kind; the loop reads again and calls again. Whatever it returns may
-be carried out by several controllers at once, late, twice or not at all: what makes that safe is
-that a launch is closed only after its void stands or its death is proven, and that journal records
-and slots are create-only.
+One call takes one step of each kind; the loop then reads and calls again. What it returns may be carried
+out by several controllers at once, late, twice or not at all. That is safe because a launch is closed only
+after its void stands or its death is proven, and because journal records and slots are create-only.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import End, succeeded
 
 BOOT_LIMIT_SECONDS = 20 * 60.0
-"""A machine that has not claimed its rank for so long hangs: its launch is made void."""
+"""A machine that has not claimed its rank after this long hangs, and its launch is made void."""
 
 
 def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
@@ -74,7 +73,7 @@ def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -
 
 
 def _release(observed: Observed) -> tuple[Action, ...]:
-    """Return what is left when nothing runs any more; what a machine still stands on cannot be removed."""
+    """Return what is left to do when nothing runs any more: what a machine still uses cannot be removed."""
     machines = observed.instances
     if machines is None or any(one.state is not InstanceState.ENDED for one in machines):
         return ()
@@ -110,7 +109,7 @@ def _next_launch(spec: JobSpec, history: History, observed: Observed, now: datet
     if history.stop is None and exceeded_limit(spec, history, observed, now) is not None:
         return ()
     if observed.instances is None:
-        # A provider that cannot list is no provider to launch on.
+        # No launch on a provider that cannot list what it runs.
         return ()
     if observed.offers is None:
         return (FetchOffers(),)
@@ -149,10 +148,9 @@ def _known(launch: LaunchHistory, observed: Observed) -> tuple[Instance, ...]:
 def _why_void(
     history: History, launch: LaunchHistory, observed: Observed, now: datetime
 ) -> tuple[str, str] | None:
-    """Return (outcome, detail) when the launch, not yet an attempt, had better never become one.
+    """Return (outcome, detail) if the launch, which is no attempt yet, had better never become one.
 
-    A void is always safe, since it either wins the slot or finds it claimed; so these are only
-    questions of patience.
+    A void is always safe: it either wins the slot or finds it claimed. So all this is only about patience.
     """
     if history.stop is not None:
         return "voided", f"stop requested ({history.stop.reason})"
@@ -195,7 +193,7 @@ def _watch_attempt(
     alive = [rank for rank in sorted(launch.slots) if rank not in dead]
     done = succeeded(history, launch)
     if done or len(alive) < spec.nodes.min:
-        # The survivors hold parts of a checkpoint: let them commit and say their last word.
+        # The survivors hold parts of a checkpoint: let them commit and write their exit records.
         waited = min((dead_seconds(launch, rank, observed) for rank in dead), default=0.0)
         if not done and any(
             _may_deliver(launch, rank, observed, waited, SURVIVOR_GRACE_SECONDS) for rank in alive
@@ -241,7 +239,7 @@ def _close(
     now: datetime,
 ) -> tuple[Action, ...]:
     if observed.instances is None:
-        # The bill needs the listing, and nothing that could follow works without the provider.
+        # The bill needs the listing, and whatever follows needs the provider.
         return ()
     machines = bill_lines(launch, observed, now)
     return (CloseLaunch(history.num_records + 1, launch.number, outcome, detail, machines),)

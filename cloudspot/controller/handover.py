@@ -1,4 +1,4 @@
-"""From pass to pass: the silences and absences that a driver which comes by leaves to the next one."""
+"""What a driver that only passes by leaves to the next one: silences, absences, and what has ended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cloudspot.jobstore.suspicions import delete_suspicions, last_written, read_
 
 
 class Handover:
-    """One controller's part in it: asks once, before its first look, and leaves what its first pass saw.
+    """One controller's part: it reads once, before its first look, and leaves what its first pass saw.
 
-    From then on its own memory counts, and what it has left only ages: a reader counts no more for that.
+    After that its own memory is better. What it has left only grows old, and no reader counts more for that.
     """
 
     def __init__(self, store: ObjectStore, job_id: str, *, memory: Memory, clock: Clock) -> None:
@@ -29,11 +29,11 @@ class Handover:
 
     @property
     def is_wanted(self) -> bool:
-        """Say whether nothing has been asked for yet."""
+        """Whether what earlier passes left has yet to be read."""
         return not self._has_asked
 
     def take(self) -> str | None:
-        """Take in what earlier passes have left; return what went wrong, and it is asked for again."""
+        """Read what earlier passes have left; return what went wrong, if anything, to be tried again."""
         try:
             found = read_suspicions(self._store, self._job_id)
             now = None
@@ -51,10 +51,9 @@ class Handover:
         return None
 
     def leave(self, history: History) -> str | None:
-        """Leave what is under suspicion, or take back what no longer is; return what went wrong.
+        """Leave what this pass has seen, or take back what is no longer true; return what went wrong.
 
-        A job of which nothing is suspected, and was not, costs no request. Who could not read what stands
-        there writes nothing over it.
+        A job in which all is well costs no request. What could not be read is not overwritten.
         """
         if not self._has_asked:
             return None

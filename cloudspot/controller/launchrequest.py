@@ -1,4 +1,4 @@
-"""From a job to the very request of a launch; rendering is pure, and so is what --dry-run prints."""
+"""Renders the request of a launch, the very one that is sent and that ``--dry-run`` prints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cloudspot.jobstore.submission import agent_key
 from cloudspot.model import InstanceGroup, LaunchRequest, Offer
 
 MAX_LIFE_SECONDS = 7 * 86400.0
-"""No machine lives longer than this; a longer job goes on with the next one."""
+"""No machine lives longer than this; a longer job goes on with another one."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PlannedLaunch:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What ``cloudspot run --dry-run`` shows: the offers in the order of trying, each with its request."""
+    """What ``cloudspot run --dry-run`` shows: the offers in order, each with its request."""
 
     job_id: str
     provider: str
@@ -45,7 +45,7 @@ def plan(
 ) -> LaunchPlan:
     """Return the first launch of the job for every offer that its policy allows, in order.
 
-    Asks the provider for its offers; sends nothing else. ``label``: see ``render_launch``.
+    Asks the provider for its offers and nothing else. For ``label`` see ``render_launch``.
 
     Raises:
         SpecError: no offer fits.
@@ -71,7 +71,7 @@ def plan(
 
 
 def find_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
-    """Return the offers that the job's policy allows, in the order of trying.
+    """Return the offers that the job's policy allows, in the order in which they are tried.
 
     Raises:
         SpecError: none fits, an option of the provider names what does not exist, or an offer is in another
@@ -102,9 +102,9 @@ def render_launch(
 ) -> LaunchRequest:
     """Return the request that the launch's intent stores and everyone replays.
 
-    A launch is all or none: all ``nodes.max`` machines come, or it is closed for lack of capacity.
-    ``label`` is what the machines carry of the store (``ownership.store_label``). ``decided_at`` is the time
-    of the intent. ``run_seconds`` is what of ``limits.max_runtime`` is used up.
+    A launch is all or nothing: all ``nodes.max`` machines come, or it is closed for lack of capacity.
+    ``label`` is the store's, as the machines carry it (``ownership.store_label``). ``decided_at`` is the time
+    of the intent. ``run_seconds`` is how much of ``limits.max_runtime`` is used up.
 
     Raises:
         SpecError: the offer is in another currency than ``limits.max_cost``.
@@ -160,8 +160,8 @@ def _check_currency(spec: JobSpec, provider_name: str, offer: Offer) -> None:
 def life_seconds(spec: JobSpec, run_seconds: float) -> float:
     """Return after how long a machine ends itself, whatever happens to its controllers.
 
-    ``limits.max_runtime`` is kept by the controllers, who ask the nodes to checkpoint; the machine's
-    own limit leaves room for that, and is the last resort when no controller lives.
+    The controllers keep ``limits.max_runtime``: they ask the nodes to checkpoint. The machine's own limit
+    leaves room for that; it is the last resort when no controller runs.
     """
     if spec.limits.max_runtime is None:
         return MAX_LIFE_SECONDS
@@ -172,8 +172,8 @@ def life_seconds(spec: JobSpec, run_seconds: float) -> float:
 def launch_token(submission: Submission, launch: int) -> str:
     """Return the idempotency token of a launch, as a UUID: the same for every controller.
 
-    It is made from the submission's nonce too: two stores may hold jobs of the same id, and one's
-    launch must never be answered with the other's machines.
+    The submission's nonce is part of it: two stores may hold jobs of the same id, and the launch of one
+    must never be answered with the machines of the other.
     """
     seed = f"cloudspot/{submission.job_id}/{submission.writer}/{launch}".encode()
     return str(uuid.UUID(bytes=hashlib.sha256(seed).digest()[:16], version=4))

@@ -29,9 +29,9 @@ from cloudspot.story.report import summarise
 
 POLL_SECONDS = 3.0
 MAX_BACKOFF_SECONDS = 30.0
-"""The longest wait between two looks, where the store or the provider does not answer."""
+"""The longest wait between two looks while the store or the provider does not answer."""
 SUMMARY_SECONDS = 5.0
-"""The summary is written at most so often; but its last version always is."""
+"""The summary is written no more often than this, except for its last version, which always is."""
 END_LIMIT_SECONDS = 300.0
 """How long the loop of a finished job waits for its machines to be gone."""
 MAX_TICKS_A_PASS = 50
@@ -42,21 +42,21 @@ class Tick:
     """What one look came to."""
 
     history: History | None
-    """As read at its start; None: the store did not answer."""
+    """As read at the start of the tick; None: the store did not answer."""
     instances: tuple[Instance, ...] | None
     """The job's machines; None: the provider did not answer."""
     actions: tuple[Action, ...] = ()
-    """What was decided; carried out up to the first that failed or came too late."""
+    """What was decided; carried out up to the first action that failed or came too late."""
     events: tuple[Event, ...] = ()
-    """What has happened since this controller's last tick."""
+    """What has happened since this controller's previous tick."""
     problems: tuple[str, ...] = ()
     """What did not answer; the next tick tries again."""
     acted: bool = False
-    """Something was changed that the next tick should look at without a wait."""
+    """Something was changed, and the next tick should follow without a wait."""
 
     @property
     def is_settled(self) -> bool:
-        """Say whether the job is finished, cleaned up, and every machine of it has ended."""
+        """Whether the job is finished and cleaned up, and all its machines have ended."""
         return (
             self.history is not None
             and self.history.finished is not None
@@ -68,7 +68,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class _Listing:
-    """What a provider has listed, and when it was asked (monotonic)."""
+    """What a provider listed, and when it was asked (monotonic)."""
 
     asked: float
     instances: tuple[Instance, ...] | None
@@ -77,8 +77,8 @@ class _Listing:
 class Controller:
     """One controller of one job; any number of them may run at once, anywhere.
 
-    All it keeps in memory is patience: it may be killed between any two calls, and another goes on.
-    One that comes by for a pass leaves what it has seen to the next. Not for several threads at once.
+    All it keeps in memory is patience: it may be killed between any two calls, and another one goes on.
+    One that makes a single pass leaves what it has seen to the next. For one thread at a time.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class Controller:
         self._warned: frozenset[str] = frozenset()
 
     def tick(self) -> Tick:
-        """Look once and do what is to be done now.
+        """Look once and do what has to be done now.
 
         Raises:
             JobNotFound: the store holds no such job.
-            AuthError: a right is missing: nothing else will work either.
+            AuthError: a right is missing, so nothing else will work either.
             CorruptData: a record is malformed.
         """
         return _run(self.steps())
@@ -120,9 +120,8 @@ class Controller:
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
         """Tick until the job is finished and its machines are gone; return its records.
 
-        ``on_tick`` is called after each tick. Raises as ``tick`` does; what is merely unwell is
-        tried again with growing waits. A machine that does not end is left to the next controller
-        after ``END_LIMIT_SECONDS``.
+        ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried with
+        growing waits. A machine that has not ended within ``END_LIMIT_SECONDS`` is left to others.
         """
         failures = 0
         finished_at: float | None = None
@@ -144,9 +143,9 @@ class Controller:
     def run_pass(self) -> Tick:
         """Tick until nothing is left to do for now; return the last tick, with the events of all.
 
-        For a controller that comes by now and then: it never sleeps. The first pass goes on from the
-        silences and absences that earlier passes, of any process, have left in the store, and leaves
-        them for the next; a later one has its own memory. Raises as ``tick`` does.
+        For a controller that comes by now and then: it never sleeps. The first pass goes on from what
+        earlier passes, of any process, have left in the store, and leaves what it saw for the next; later
+        passes of this controller have its own memory. Raises as ``tick`` does.
         """
         return _run(self.pass_steps())
 
@@ -155,7 +154,7 @@ class Controller:
         problem: str | None = None
         events: list[Event] = []
         if self._handover.is_wanted:
-            # Before the first look: what others have left counts up to a moment that lies before it.
+            # Before the first look, since what others have left counts up to a moment before it.
             yield "read suspicions"
             problem = self._handover.take()
         for _ in range(MAX_TICKS_A_PASS):
@@ -181,7 +180,7 @@ class Controller:
         acted = False
         yield "list instances"
         listing = self._list_instances(problems)
-        # After the listing: the intent of a machine that is listed is then always among the records.
+        # After the listing, so that the intent of every machine that is listed is among the records.
         yield "read history"
         history, instances = self._read_history(listing, problems)
         if history is not None:
@@ -219,7 +218,7 @@ class Controller:
     def _read_history(
         self, listing: _Listing, problems: list[str]
     ) -> tuple[History | None, tuple[Instance, ...] | None]:
-        """Return the records, and which of the listed machines are this job's: the records tell."""
+        """Return the records, and those of the listed machines that are this job's, by these records."""
         asked = self._clock.monotonic()
         history: History | None = None
         try:
@@ -270,7 +269,7 @@ class Controller:
         acted = False
         for action in actions:
             if isinstance(action, FetchOffers):
-                break  # They could not be had.
+                break  # The provider did not answer.
             yield type(action).__name__
             try:
                 acted = self._actor.act(action, spec, history, events) or acted
@@ -279,13 +278,13 @@ class Controller:
                 if not isinstance(action, Terminate):
                     break
             if isinstance(action, OpenLaunch | CloseLaunch | Finish):
-                break  # Won or lost, the journal has moved on: the rest is decided on what it says now.
+                break  # Won or lost, the journal has moved on; the rest is decided on what it says now.
         return acted
 
     def _tell(
         self, history: History, instances: tuple[Instance, ...] | None, problems: list[str]
     ) -> Generator[str, None, None]:
-        """Tell ``ps`` of the job; the protocol does not need it."""
+        """Write the summary for ``ps``; the protocol does not need it."""
         summary = summarise(history, self._clock.now(), instances=instances or ())
         if self._is_due(summary, is_last=history.finished is not None):
             yield "write summary"

@@ -1,4 +1,4 @@
-"""What one controller remembers from look to look, or was left: absences, silences, ages, its own answers."""
+"""What one controller remembers from look to look, or was left by others: absences, silences, endings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cloudspot.model import Instance, InstanceState, Offer
 from cloudspot.story.outcomes import own_exit
 
 MAX_GAP_SECONDS = 120.0
-"""What may count between two looks: a controller that slept for an hour has not watched for an hour."""
+"""The most that counts between two looks: a controller that slept for an hour has not watched for one."""
 
 
 @dataclass
 class _Timer:
-    """Adds up the time between looks that followed each other without a failure."""
+    """Adds up the time between looks that succeeded one after the other."""
 
     last: float | None = None
 
@@ -30,7 +30,7 @@ class _Timer:
         return gap
 
     def fail(self) -> None:
-        """Forget the last look: what follows is not counted from it."""
+        """Forget the last look, so that nothing is counted from it."""
         self.last = None
 
 
@@ -54,9 +54,9 @@ class Memory:
     _left_ended: dict[Ending, Lasting] = field(default_factory=dict)
 
     def note_suspicions(self, left: Suspicions, moment: datetime, monotonic: float) -> None:
-        """Take in what passes before this one have seen, up to ``moment`` of the store's clock.
+        """Take in what earlier passes have seen, up to ``moment`` of the store's clock.
 
-        It counts only for what a look from now on sees too.
+        It counts only for what a look from now on sees as well.
         """
         for one in left.suspects:
             if one.absent is not None:
@@ -67,16 +67,16 @@ class Memory:
                 self._left_silent[left.launch, one.rank] = (one.counter, seen)
 
     def note_endings(self, left: Suspicions, written: datetime, moment: datetime) -> None:
-        """Take in since when passes before this one have known what has ended.
+        """Take in for how long earlier passes have known what has ended.
 
-        No ending is ever taken back, so it counts up to this very pass: ``moment`` of the store's clock,
-        which is past. ``written`` is as for the suspicions.
+        No ending is ever taken back, so it counts up to this pass: to ``moment`` of the store's clock, which
+        is past. ``written`` is the moment that ``note_suspicions`` takes.
         """
         for one in left.endings:
             self._left_ended[one.ending] = lengthened(lengthened(one.known, written), moment)
 
     def note_listing(self, instances: Sequence[Instance] | None, monotonic: float) -> None:
-        """Take in a listing that was asked for at ``monotonic``; None: it failed."""
+        """Take in a listing that was requested at ``monotonic``; None: it failed."""
         if instances is None:
             self._instances = None
             self._listing.fail()
@@ -93,11 +93,11 @@ class Memory:
             elif instance_id in self._absent:
                 self._absent[instance_id] += gap
             else:
-                # The first look without it proves nothing of the time before.
+                # The first look without it proves nothing about the time before.
                 self._absent[instance_id] = self._left_absent.get(instance_id, BEGUN).seconds
 
     def note_history(self, history: History | None, monotonic: float) -> None:
-        """Take in the records that were asked for at ``monotonic``; None: reading failed."""
+        """Take in the records that were requested at ``monotonic``; None: reading failed."""
         if history is None:
             self._reading.fail()
             return
@@ -187,10 +187,10 @@ class Memory:
         )
 
     def suspicions(self, history: History, now: datetime) -> Suspicions | None:
-        """Return what to leave for the next pass; None: nothing is under suspicion.
+        """Return what to leave for the next pass; None: nothing.
 
-        What was left for this one goes on as it was when it was read. What this controller has added since
-        is not in it: the time of the next write holds that too.
+        What was left for this pass is left again as it was read. What this controller has added since is not
+        in it: the next pass counts it from the time of the write.
         """
         launch = history.open_launch
         suspects = () if launch is None else self._suspects(launch, now)
@@ -238,12 +238,12 @@ class Memory:
     def _missing(self, instance_id: str) -> Lasting | None:
         left = self._left_absent.get(instance_id)
         if self._instances is None:
-            # Not listed, so not seen: the time around this pass is not counted.
+            # Nothing was listed, so nothing was seen: the time around this pass does not count.
             return None if left is None else Lasting(seconds=left.seconds, until=None)
         if any(one.id == instance_id for one in self._instances):
             return None
-        # Where the machine came after the listing and before the records were read: nothing counts that
-        # was before the write, and by then it is known.
+        # The machine may have come between the listing and the reading of the records. No harm: nothing
+        # counts that was before the write, and by then it is known.
         return left or BEGUN
 
     def _still(self, launch: LaunchHistory, rank: int, now: datetime) -> Lasting | None:
@@ -255,7 +255,7 @@ class Memory:
 
 
 def _watched(launch: LaunchHistory) -> list[tuple[int, str]]:
-    """Return (rank, machine) of those who own a rank and have not said their last word."""
+    """Return (rank, machine) of those that own a rank and have written no exit record."""
     return [
         (rank, slot.instance_id)
         for rank, slot in sorted(launch.slots.items())

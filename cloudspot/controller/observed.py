@@ -1,4 +1,4 @@
-"""What one controller sees at one moment beside the bucket: the input of ``decide``."""
+"""What one controller sees at one moment, apart from the bucket: the input of ``decide``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudspot.model import Instance, Offer
 
 @dataclass(frozen=True)
 class CreateFailure:
-    """A definite refusal that this very controller got when it tried to create a launch."""
+    """A definite refusal that this controller got when it tried to create a launch."""
 
     launch: int
     outcome: str
@@ -23,32 +23,31 @@ class CreateFailure:
 class Observed:
     """The provider's word, and what this controller's own clock and memory add to it.
 
-    One that has just started knows less, and ``decide`` then waits longer. What it must never do is
-    to conclude more from less. A controller that comes by for a pass goes on from the silences and
-    absences that the passes before it have left in the store.
+    A controller that has just started knows less, and ``decide`` then waits longer; it must never conclude
+    more from less. One that makes a single pass goes on from what earlier passes have left in the store.
     """
 
     instances: tuple[Instance, ...] | None
-    """The job's machines by the newest listing; None: the listing failed, nothing is known."""
+    """The job's machines by the newest listing; None: the listing failed, and nothing is known."""
     created: tuple[Instance, ...] = ()
     """What ``create`` has returned to this controller for the open launch; a listing may lag."""
     absent_seconds: Mapping[str, float] = field(default_factory=dict)
-    """For each known machine that the newest listing lacks: for how long it has been lacking.
+    """For each known machine that the newest listing lacks: for how long it has been missing.
 
-    Known is what a slot, an earlier listing or an answer of ``create`` names. By the monotonic
-    clock, counted only between listings that succeeded.
+    A machine is known once a slot, a listing or an answer of ``create`` has named it. Counted by the
+    monotonic clock, and only between listings that succeeded.
     """
     known_seconds: Mapping[str, float] = field(default_factory=dict)
     """For each known machine: how long this controller has known it, by the monotonic clock."""
     silent_seconds: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """For each (launch, rank) of the open attempt: how long its heartbeat has not changed.
 
-    By the monotonic clock, counted only while this controller's own reads succeed.
+    Counted by the monotonic clock, and only while this controller's own reads succeed.
     """
     ending_seconds: Mapping[Ending, float] = field(default_factory=dict)
     """For each ending that this controller knows of: for how long it has known, counted like a silence."""
     token_age_seconds: float = 0.0
-    """An upper bound of the open intent's age: by its own time or by first sight, the longer."""
+    """The age of the open intent, at the most: by its own time or since first sight, whichever is longer."""
     token_seconds: float
     """The provisioner's figure."""
     absence_proves_after_seconds: float

@@ -1,4 +1,4 @@
-"""Whose a machine is: two stores in one account may hold jobs of the same id; pure."""
+"""Which store a machine belongs to: two stores in one account may hold jobs of the same id; pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from cloudspot.jobstore.history import History
 from cloudspot.model import Instance, InstanceState
 
 MAX_LABEL = 128
-"""Characters. Clouds take at least so many as a tag's value; one that takes fewer keeps it elsewhere."""
+"""Characters. Clouds allow at least this many in a tag's value; a plugin whose cloud allows fewer keeps the
+label elsewhere."""
 
 
 def store_label(store: ObjectStore) -> str:
-    """Return what machines carry of the store: its URL in the one form that all its spellings share."""
+    """Return the label that machines carry: the store's URL in the one form that all its spellings share."""
     url = store.canonical_url
     if len(url) <= MAX_LABEL:
         return url
@@ -22,17 +23,17 @@ def store_label(store: ObjectStore) -> str:
 
 
 def is_of_another_store(instance: Instance, label: str) -> bool:
-    """Say whether the machine carries another store's label; one that carries none does not."""
+    """Return whether the machine carries another store's label; one without a label does not."""
     return bool(instance.store_url) and instance.store_url != label
 
 
 def is_ours(instance: Instance, label: str, history: History | None) -> bool:
-    """Say whether a machine of the job's id is one of this job, of this very store.
+    """Return whether a machine of the job's id belongs to this job, in this very store.
 
-    One that carries no label may be, and is judged by its launch. One that has claimed a rank in our records
-    is, whatever it carries: the store may have a second name that nobody can tell to be one, and a machine
-    that we took for another's would be dead to us while it trains. None is that had ended before the job was
-    submitted: that was one of an earlier job of this id.
+    One without a label may, and is judged by its launch. One that has claimed a rank in our records does,
+    whatever its label: the store may have a second name that we cannot recognize, and a machine that we took
+    for another store's would be dead to us while it trains. One that had ended before the job was submitted
+    does not: it belonged to an earlier job of this id.
     """
     if history is not None and _ended_before(instance, history):
         return False
@@ -43,11 +44,11 @@ def is_ours(instance: Instance, label: str, history: History | None) -> bool:
 
 
 def _ended_before(instance: Instance, history: History) -> bool:
-    """Say whether the machine had ended when the job was submitted, so that it is one of a job of its name.
+    """Return whether the machine had ended when the job was submitted: it was an earlier job's.
 
-    A job that was removed leaves its id to another, and clouds tell for hours or weeks of machines that are
-    gone. Where two clocks differ, no harm is done: what is left out too soon is missing, which proves nothing
-    at once.
+    A job that was removed leaves its id to the next, and clouds list machines for hours or weeks after their
+    end. Clocks that differ do no harm: a machine that is left out too soon is missing, and an absence proves
+    nothing at once.
     """
     return (
         instance.state is InstanceState.ENDED

@@ -12,24 +12,24 @@ from cloudspot.jobstore.history import History
 from cloudspot.model import Market, Offer
 
 CAPACITY_COOL_SECONDS = 60.0
-"""An offer without capacity is left alone for so long; doubled for each further refusal in a row."""
+"""An offer without capacity is left alone for this long; doubled for each further refusal in a row."""
 MAX_CAPACITY_COOL_SECONDS = 900.0
-"""An offer without capacity is left alone no longer."""
+"""An offer without capacity is retried after this long at most."""
 QUOTA_COOL_SECONDS = 600.0
-"""A quota changes when somebody changes it."""
+"""The same for one refused for quota, since somebody has to raise that."""
 MAX_QUOTA_COOL_SECONDS = 3600.0
-"""Nor one that is refused for quota."""
+"""An offer refused for quota is retried after this long at most."""
 DEFAULT_MAX_WAIT_SECONDS = 600.0
-"""How long ``spot-then-on-demand`` waits for spot where the job names no ``spot.max_wait``."""
+"""How long ``spot-then-on-demand`` waits for spot if the job sets no ``spot.max_wait``."""
 MAX_REFUSALS_IN_A_ROW = 5
-"""So many offers refused one after the other: it is the request that is wrong, not the offer."""
+"""After this many offers refused one after the other the request is wrong, not the offer."""
 DEADLINE_SLACK_SECONDS = 600.0
 DEADLINE_FACTOR = 1.25
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """No offer will ever do: the job fails."""
+    """No offer will ever do, so the job fails."""
 
     why: str
 
@@ -39,12 +39,12 @@ def choose_offer(
 ) -> Offer | Wait | GiveUp:
     """Return the offer for the next launch, or how long to wait for one.
 
-    The cheapest comes first; among equals the zone whose last reclaim is longest ago. An offer that
+    The cheapest comes first; among equals, the zone whose last reclaim is longest ago. An offer that
     was just refused for capacity or quota cools down; one that can never work is not tried again.
 
-    ``spot`` waits for spot until ``spot.max_wait`` (since the job last ran or was submitted) is over
-    and then gives up. ``spot-then-on-demand`` takes on-demand then, or at once where there is no spot
-    offer at all, and prefers it when ``spot.deadline`` presses. ``on-demand`` takes nothing else.
+    ``spot`` waits for spot until ``spot.max_wait`` is over (since the job last ran or was submitted),
+    and then gives up. ``spot-then-on-demand`` then takes on-demand, and takes it at once if there is no
+    spot offer at all or ``spot.deadline`` is near. ``on-demand`` takes nothing else.
     """
     refused = _refused(history)
     if len(refused) >= MAX_REFUSALS_IN_A_ROW and all(
@@ -97,13 +97,13 @@ def in_order(spec: JobSpec, offers: Sequence[Offer]) -> tuple[Offer, ...]:
 
 
 def waiting_since(history: History) -> datetime:
-    """Return when the job last ran, or else when it was submitted."""
+    """Return when the job last ran, or when it was submitted if it never did."""
     ran = [one.closed.at for one in history.launches if one.closed is not None and one.is_attempt]
     return ran[-1] if ran else history.submission.at
 
 
 def cool_until(offer: Offer, history: History) -> datetime | None:
-    """Return until when the offer is left alone, or None when nothing speaks against it."""
+    """Return until when the offer is left alone; None: it may be tried now."""
     refusals = 0
     newest = None
     for launch in reversed(history.launches):
@@ -122,10 +122,10 @@ def cool_until(offer: Offer, history: History) -> datetime | None:
 
 
 def deadline_presses(spec: JobSpec, history: History, now: datetime) -> bool:
-    """Say whether the job may miss ``spot.deadline`` if it waits for spot or is reclaimed again.
+    """Return whether the job may miss ``spot.deadline`` if it waits for spot or is reclaimed again.
 
-    With the pace known from a heartbeat, what is left to do is compared with the time left; else the
-    last quarter of the time presses.
+    If a heartbeat tells the pace, the work left is compared with the time left; otherwise this is so in the
+    last quarter of the time.
     """
     if spec.spot.deadline is None:
         return False
@@ -142,7 +142,7 @@ def _seconds_to_go(history: History) -> float | None:
             done = beat.step - beat.restored_step
             if beat.steps_total is None or done <= 0 or rank not in launch.slots:
                 continue
-            # From the claim on: setup and restore are part of the pace of a job that is reclaimed.
+            # From the claim on: setup and restore are part of a job's pace when it is reclaimed.
             taken = (beat.at - launch.slots[rank].at).total_seconds()
             return max(0, beat.steps_total - beat.step) * max(taken, 0.0) / done
     return None

@@ -1,4 +1,4 @@
-"""One pass over all jobs of a store, for cron or a cloud function; and what machines nobody owns."""
+"""One pass over all jobs of a store, for cron or a cloud function; and the machines that nobody owns."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from cloudspot.model import Instance, InstanceState
 
 @dataclass(frozen=True)
 class Reconciled:
-    """What a pass came to for one job."""
+    """What a pass did for one job."""
 
     job_id: str
     tick: Tick | None
     error: CloudspotError | None
-    """Why nothing could be done; the other jobs are served all the same."""
+    """Why nothing could be done; the other jobs are driven all the same."""
 
 
 @dataclass(frozen=True)
 class Unlisted:
-    """A provider that could not list its machines; the others are served all the same."""
+    """A provider that could not list its machines; the others are asked all the same."""
 
     provider: str
     error: CloudspotError
 
 
 class Reconciler:
-    """Drives every job of a store; one that is kept between passes watches by its own clock.
+    """Drives every job of a store. One that is kept between passes goes by its own clock.
 
     Args:
         store: where the jobs are.
-        open_provider: by name and job file, as ``cloudspot.registry`` does it.
+        open_provider: opens a provider by name and job file, as ``cloudspot.registry`` does.
         clock: the clocks of all controllers.
-        sleep: between tries of one request.
+        sleep: called between the tries of one request.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Reconciler:
         """Drive each job (None: all of the store) as far as it goes now; yield what came of it.
 
         A job that was found finished, with all its machines gone, is left alone from then on, unless
-        a machine of it shows up. Providers that could not be asked for such machines come last.
+        one of its machines shows up. Providers that could not be asked for such machines come last.
 
         Raises:
             TransientError: the jobs could not be listed.
@@ -91,7 +91,7 @@ class Reconciler:
     def orphans(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
         """Return live machines with cloudspot's tags whose job is not in this store, and who could not say.
 
-        They are for the user to look at and never ended from here: another store may own them, as some say.
+        They are for the user to look at, and never ended from here: another store may own them.
         Only the providers of the jobs that this reconciler has driven are asked.
 
         Raises:

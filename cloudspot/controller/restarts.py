@@ -17,7 +17,7 @@ FIRST_DELAY_SECONDS = 10.0
 MAX_DELAY_SECONDS = 600.0
 """The longest wait after a failure."""
 FREE_RECLAIMS = 3
-"""So many reclaims in a row without a new checkpoint are relaunched at once; then with a growing delay."""
+"""This many reclaims in a row without a new checkpoint are relaunched at once, further ones ever later."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Go:
 
 
 def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
-    """Say what follows the last launch of a job that has no open one.
+    """Return what follows the last launch of a job that has no open one.
 
-    A reclaim is relaunched at once and as often as it takes. A failure, a machine lost or one that
-    never came to claim its rank is relaunched after a growing delay (at once where the machine was
-    lost after a new checkpoint: that is not the script's fault), and ends the job after more
-    than ``limits.max_restarts`` of them with no new checkpoint in between. A refusal for lack of
-    capacity or quota counts as neither: the policy turns to other offers.
+    A reclaim is relaunched at once, as often as it takes. After a failure, a lost machine or one that never
+    claimed its rank, the job is relaunched with a growing delay, and ends after more than
+    ``limits.max_restarts`` of these without a new checkpoint in between. (A machine lost after a new
+    checkpoint is not the script's fault, and is replaced at once.) A refusal for lack of capacity or quota is
+    neither: the policy turns to other offers.
     """
     last = history.launches[-1] if history.launches else None
     assert last is None or last.closed is not None
@@ -53,7 +53,7 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
     if delay > 0 and cause is not None and cause.closed is not None:
         left = delay - (now - cause.closed.at).total_seconds()
         if left > 0:
-            # A writer's clock that runs ahead must not stretch the delay.
+            # A writer whose clock runs ahead must not stretch the delay.
             return Wait(min(left, delay), f"{cause.closed.outcome}; trying again")
     return Go(last.closed.outcome)
 
@@ -62,7 +62,7 @@ def _delay(history: History, failures: list[LaunchHistory]) -> tuple[float, Laun
     if failures:
         newest = failures[0]
         assert newest.closed is not None
-        # With a new checkpoint it is also the first in a row.
+        # If it made a new checkpoint, it is also the first in its row.
         if newest.closed.outcome == "lost" and made_progress(history, newest):
             return 0.0, None
         return _grown(len(failures)), newest
@@ -79,7 +79,7 @@ def _grown(count: int) -> float:
 def failures_in_a_row(history: History) -> list[LaunchHistory]:
     """Return the failed launches since the last new checkpoint, newest first.
 
-    The launch that made that checkpoint is among them when it failed.
+    The launch that made that checkpoint is among them if it failed.
     """
     return _in_a_row(history, is_failure)
 
@@ -95,13 +95,13 @@ def _in_a_row(history: History, kind: Callable[[LaunchHistory], bool]) -> list[L
 
 
 def is_failure(launch: LaunchHistory) -> bool:
-    """Say whether a closed launch counts against ``limits.max_restarts``."""
+    """Return whether a closed launch counts against ``limits.max_restarts``."""
     closed = launch.closed
     return closed is not None and closed.outcome in {"failed", "lost", "voided"} and not is_reclaim(launch)
 
 
 def is_reclaim(launch: LaunchHistory) -> bool:
-    """Say whether the provider took a machine of the closed launch back, claimed or not."""
+    """Return whether the provider took back a machine of the closed launch, claimed or not."""
     closed = launch.closed
     if closed is None:
         return False
@@ -110,7 +110,7 @@ def is_reclaim(launch: LaunchHistory) -> bool:
 
 
 def made_progress(history: History, launch: LaunchHistory) -> bool:
-    """Say whether the launch committed a checkpoint beyond the one that it resumed from."""
+    """Return whether the launch committed a checkpoint beyond the one from which it resumed."""
     for generation in history.generations:
         if generation.launch != launch.number:
             continue
@@ -121,6 +121,6 @@ def made_progress(history: History, launch: LaunchHistory) -> bool:
 
 
 def exit_code_of(launch: LaunchHistory) -> int:
-    """Return the script's own exit code where a node reported one, else 1."""
+    """Return the script's own exit code if a node reported one, else 1."""
     exits = (own_exit(launch, rank) for rank in sorted(launch.slots))
     return next((one.exit_code for one in exits if one is not None and one.exit_code), 1)

@@ -55,10 +55,10 @@ def propose(
 def lineage(generations: Sequence[Generation], commits: Sequence[CheckpointId]) -> tuple[CheckpointId, ...]:
     """Return the checkpoints that the next generation may resume from, best first.
 
-    These are the commits of the newest generation, newest first; then the checkpoint that it was
-    restored from and the older ones of that generation; and so on back. What a generation committed
-    after its successor had chosen an older checkpoint is no candidate: a zombie outranks nobody. Only
-    where that older checkpoint is gone, and nothing was committed since, is there nobody to outrank.
+    These are the commits of the newest generation, newest first; then the checkpoint from which it was
+    restored and the older ones of that generation; and so on back. What a generation committed after its
+    successor had chosen an older checkpoint is no candidate: a zombie outranks nobody. It becomes one only if
+    that older checkpoint is gone and nothing was committed since, so that there is nobody to outrank.
     """
     by_number = {generation.number: generation for generation in generations}
     candidates: list[CheckpointId] = []
@@ -76,7 +76,7 @@ def lineage(generations: Sequence[Generation], commits: Sequence[CheckpointId]) 
         candidates += [CheckpointId(number, step) for step in steps]
         restored = by_number[number].restore_from
         if restored is None or restored.generation >= number:
-            break  # The first of its line; or a record that only a hostile writer makes.
+            break  # The first of its line, or a record that only a hostile writer makes.
         is_gone = not candidates and restored not in commits
         number, newest_step = restored.generation, None if is_gone else restored.step
     return tuple(candidates)

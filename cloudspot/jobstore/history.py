@@ -1,4 +1,4 @@
-"""The fold of a job's records: what every controller, ``ps`` and ``show`` look at."""
+"""A job's records folded into one value, as every controller, ``ps`` and ``show`` look at it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cloudspot.jobstore.records import (
 
 @dataclass(frozen=True)
 class LaunchHistory:
-    """All that the bucket says of one launch."""
+    """Everything that the bucket says about one launch."""
 
     intent: Intent
     closed: Closed | None
@@ -38,18 +38,18 @@ class LaunchHistory:
 
     @property
     def is_void(self) -> bool:
-        """Say whether some slot is void: this launch can never become an attempt."""
+        """Whether some slot is void, so that this launch can never become an attempt."""
         return any(slot.instance_id is None for slot in self.slots.values())
 
     @property
     def is_attempt(self) -> bool:
-        """Say whether every slot was claimed by a machine."""
+        """Whether every slot was claimed by a machine."""
         return len(self.slots) == self.intent.num_nodes and not self.is_void
 
 
 @dataclass(frozen=True)
 class History:
-    """All that the bucket says of one job, at one moment."""
+    """Everything that the bucket says about one job, at one moment."""
 
     submission: Submission
     stop: StopRequest | None

@@ -1,4 +1,4 @@
-"""The slots of a launch: who may run on it, decided once for ever (protocol P2)."""
+"""The slots of a launch: which machine may run as which rank, decided once and for all (protocol P2)."""
 
 from __future__ import annotations
 

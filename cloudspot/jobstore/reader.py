@@ -1,4 +1,4 @@
-"""Reads a job's records into a History, with few requests; lists the jobs; the summary for ``ps``."""
+"""Reads a job's records into a History, with few requests; lists jobs; reads and writes summaries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KINDS: dict[str, Any] = {"heartbeat": Heartbeat, "notice": Notice, "exit.json":
 def list_jobs(store: ObjectStore) -> tuple[str, ...]:
     """Return the ids of all jobs in the store, sorted.
 
-    One whose submission was cut short is listed too; reading it raises JobNotFound.
+    A job whose submission was cut short is listed too; reading it raises JobNotFound.
     """
     prefix = keys.index_prefix()
     names = (meta.key.removeprefix(prefix) for meta in patient(store).list_objects(prefix))
@@ -69,9 +69,9 @@ def write_summary(store: ObjectStore, summary: Summary) -> None:
 class HistoryReader:
     """Reads one job again and again; what never changes is read once. For one thread at a time.
 
-    A pass over a job where nothing is new costs: one get each for the journal, the stop request and
-    the generations, a listing of the commits; and while a launch is open, a listing of its slots
-    until all are taken, a listing of what its nodes say, and a get of each heartbeat.
+    A pass over a job in which nothing is new costs one get each for the journal, the stop request and the
+    generations, and a listing of the commits. While a launch is open it also costs a listing of the slots
+    until all are taken, a listing of what the nodes say, and a get of each heartbeat.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class HistoryReader:
         self._slots: dict[int, dict[int, Slot]] = {}  # launch -> rank -> record; so are the others
         self._nodes: dict[str, dict[int, dict[int, Any]]] = {kind: {} for kind in _KINDS}
         self._first_unsettled = 1
-        """The first launch that was not closed in the pass before: the older ones were read whole."""
+        """The first launch that was not closed in the previous pass: the older ones were read completely."""
 
     def read(self) -> History:
-        """Return all that the bucket says of the job now.
+        """Return everything that the bucket says about the job now.
 
-        What a record names is read after that record: a generation in a heartbeat, a commit in an
-        exit record, is in this history too.
+        What a record names is read after that record: a generation that a heartbeat names, or a commit that
+        an exit record names, is in this history too.
 
         Raises:
             JobNotFound: there is no such job, or its submission was cut short.
             CorruptData: a record is malformed.
-            TransientError: the store does not answer; what was read by then is kept.
+            TransientError: the store does not answer; what was read so far is kept.
         """
         submission = self._read_submission()
         journal = self._journal.read()
@@ -136,7 +136,7 @@ class HistoryReader:
         return self._submission
 
     def _read_launches(self, intents: Sequence[Intent]) -> None:
-        """Read what is new of the launches that were open in the last pass, or have come since."""
+        """Read what is new in the launches that were open in the previous pass, or have come since."""
         first = self._first_unsettled
         unsettled = [intent for intent in intents if intent.launch >= first]
         if not unsettled:

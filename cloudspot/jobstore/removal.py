@@ -1,8 +1,8 @@
-"""Deletes a job's data; whatever interrupts it, nobody trips over what is left, and it can be finished.
+"""Deletes a job's data, so that an interrupted removal harms nobody and can be finished.
 
-The order makes that so. First the job's entry in the index is replaced by a note of the removal; it keeps
-the id taken to the end. Then the submission goes: from there on every reader says that there is no such job,
-and no controller takes what is left of the journal for one that has not begun. Then the rest, the code
+The order ensures that. First a note of the removal replaces the job's entry in the index; it keeps the id
+taken to the end. Then the submission goes: from then on every reader says that there is no such job, and no
+controller takes what is left of the journal for that of a job that has not begun. Then go the rest, the code
 and the staged agent if no other job has them, the journal, and last the entry itself.
 
 Before a removal looks for others that have the code, it puts a mark beside it, which stays until the code is
@@ -30,7 +30,7 @@ from cloudspot.model import ObjectMeta
 
 NUM_THREADS = 8
 _NOTE = b"{"
-"""How the note of a removal begins; what a submission writes there is a nonce in hex."""
+"""How the note of a removal begins; a submission writes a nonce in hex."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def read_entry(store: ObjectStore, job_id: str) -> Entry:
 
 
 def measure(store: ObjectStore, job_id: str) -> tuple[int, int]:
-    """Return how many objects the job has, and their bytes; its code, which others may share, not counted."""
+    """Return how many objects the job has, and their bytes, without the code that jobs may share."""
     sizes = [meta.size for meta in patient(store).list_objects(keys.job_prefix(job_id))]
     return len(sizes), sum(sizes)
 
@@ -72,11 +72,11 @@ def remove_job(
     num_threads: int = NUM_THREADS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Delete all that belongs to the job; to finish what was interrupted, call it again.
+    """Delete everything that belongs to the job; after an interruption, call it again.
 
-    For a job that is finished and whose machines are gone: the caller has looked. The code and the staged
-    agent stay while another job has them, or may have them: one whose submission is under way. ``progress``
-    is told the bytes of what was deleted, as ``measure`` counts them.
+    The caller has made sure that the job is finished and its machines are gone. The code and the staged agent
+    stay while another job has them, or may have them since its submission is under way. ``progress`` is
+    called with the bytes of what was deleted, as ``measure`` counts them.
 
     Raises:
         JobNotFound: there is no such job.
@@ -103,14 +103,14 @@ def remove_job(
         store.delete(key)
     for key in removal.shared:
         store.delete(keys.removal(key, job_id))
-    # Again, for what a controller wrote that was in the middle of its pass: a summary.
+    # Again, for what a controller wrote in the middle of its pass: a summary.
     for page in _pages(store, keys.job_prefix(job_id)):
         delete_all(page)
     store.delete(keys.index(job_id))
 
 
 def _begin(store: ObjectStore, job_id: str) -> Removal:
-    """Note the removal, with what the submission says that is needed to the end; return the note."""
+    """Note the removal, with what has to be known when the submission is gone; return the note."""
     entry = read_entry(store, job_id)
     if entry.removal is not None:
         return entry.removal
@@ -140,7 +140,7 @@ def _pages(store: ObjectStore, prefix: str) -> Iterable[tuple[ObjectMeta, ...]]:
 def _not_shared(store: ObjectStore, shared: frozenset[str], job_id: str) -> frozenset[str]:
     """Return those of the keys that no other job needs, or may need."""
     left, seen = shared, {job_id}
-    # Looked at again before anything goes: a job may have been submitted meanwhile.
+    # Listed again before anything goes: a job may have been submitted meanwhile.
     while left and (new := sorted(set(list_jobs(store)) - seen)):
         needed = each(lambda other: _may_need(store, other, shared), new, num_threads=NUM_THREADS)
         left = left.difference(*needed)
@@ -149,7 +149,7 @@ def _not_shared(store: ObjectStore, shared: frozenset[str], job_id: str) -> froz
 
 
 def _may_need(store: ObjectStore, job_id: str, shared: frozenset[str]) -> frozenset[str]:
-    """Return what a job needs of the keys, or may need."""
+    """Return those of the keys that a job needs, or may need."""
     try:
         try:
             return shared_keys(read_submission(store, job_id))

@@ -1,4 +1,4 @@
-"""What drivers that come and go leave for each other of silence and absence; read with the store's time."""
+"""What drivers that only pass by leave for each other, read together with the store's time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cloudspot.jobstore.records import Suspicions
 def read_suspicions(store: ObjectStore, job_id: str) -> tuple[Suspicions, datetime] | None:
     """Return what was left, and a moment of the store's clock; None: nothing.
 
-    The moment lies between the write of what is returned and this call's return. What is malformed is
-    nothing: it is only advice, and the next write replaces it.
+    The moment lies between the write of what is returned and the return of this call. A malformed object
+    counts as nothing: it is only advice, and the next write replaces it.
     """
     store, key = patient(store), keys.suspicions(job_id)
     try:
-        # In this order: where another version comes between the two calls, its time is the later one, and
-        # what was seen before the first write was seen before the second. The other way round the time
-        # would be older than what is counted from it.
+        # In this order: if another version comes between the two calls, its time is later, and what was seen
+        # before the first write was seen before the second. The other way round, the time would be older
+        # than what is counted from it.
         left = codec.decode(store.get(key), Suspicions, key=key)
         return left, store.head(key).modified_at
     except (ObjectMissing, CorruptData):
@@ -34,7 +34,7 @@ def write_suspicions(store: ObjectStore, job_id: str, suspicions: Suspicions) ->
 
 
 def last_written(store: ObjectStore, job_id: str) -> datetime | None:
-    """Return when anything was left last, by the store's clock; None: nothing is."""
+    """Return when something was left last, by the store's clock; None: nothing stands."""
     try:
         return patient(store).head(keys.suspicions(job_id)).modified_at
     except ObjectMissing:

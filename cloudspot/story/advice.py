@@ -1,4 +1,4 @@
-"""What the user of a job should know and may not see at a glance; pure."""
+"""What the user of a job should know and might overlook; pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cloudspot.story.outcomes import last_generation, own_exit
 from cloudspot.story.stretches import own_beat, ranks_of
 
 SILENT_SECONDS = 5 * 60.0
-"""Heartbeats come every few seconds; clocks may differ by some."""
+"""Heartbeats come every few seconds, and clocks may differ a little."""
 MAX_NAMED = 4
-"""Of more nodes only their number is said."""
+"""If there are more nodes than this, only their number is given."""
 
 
 def warnings(history: History) -> tuple[str, ...]:
-    """Return what the user should know, each once: skipped checkpoints, then what the nodes say."""
+    """Return what the user should know, each once: skipped checkpoints, then the nodes' warnings."""
     found = [
         f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
         for generation in history.generations
@@ -29,7 +29,7 @@ def warnings(history: History) -> tuple[str, ...]:
 
 
 def silence(history: History, now: datetime) -> Iterator[str]:
-    """Yield a warning of the nodes that should speak and do not, by the reader's clock and theirs."""
+    """Yield a warning about nodes whose heartbeats are overdue, by the reader's clock and theirs."""
     launch = history.open_launch
     if launch is None or not launch.is_attempt:
         return

@@ -1,4 +1,4 @@
-"""What came of each notice: the checkpoint that the nodes made of the time that was left; pure."""
+"""What came of each notice: the checkpoint that the nodes made in the time that was left; pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Answer:
     notice: Notice
     rank: int
     commit: CheckpointId | None
-    """None: none was committed after it, or that is not known any more."""
+    """None: no checkpoint was committed after it, or that is no longer known."""
     committed_at: datetime | None
 
     @property
@@ -28,7 +28,7 @@ class Answer:
 
 
 def answers(history: History, commits: Mapping[CheckpointId, Commit]) -> Iterator[Answer]:
-    """Yield one for each notice, by launch and rank; ``commits`` as for the timeline."""
+    """Yield an answer for each notice, by launch and rank; ``commits`` is as for the timeline."""
     for launch in history.launches:
         for rank, notice in sorted(launch.notices.items()):
             checkpoint, at = _commit_behind(history, launch.number, rank, notice, commits)
@@ -40,7 +40,7 @@ def answers(history: History, commits: Mapping[CheckpointId, Commit]) -> Iterato
 def _commit_behind(
     history: History, launch: int, rank: int, notice: Notice, commits: Mapping[CheckpointId, Commit]
 ) -> tuple[CheckpointId | None, datetime | None]:
-    """Return the checkpoint in which the generation that had the notice left its state, and its time."""
+    """Return the checkpoint in which the generation with the notice left its state, and its time."""
     mine = [one for one in history.generations if one.launch == launch and rank in ranks_of(one)]
     during = [one for one in mine if one.at <= notice.at]
     if not during:

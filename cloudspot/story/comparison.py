@@ -18,24 +18,24 @@ from cloudspot.story.states import job_state
 from cloudspot.story.timeline import Timeline
 
 MAX_TEXT_BYTES = 256 << 10
-"""Of larger files it is only said that they differ."""
+"""Larger files are only said to differ."""
 MAX_DIFF_LINES = 200
 """Of one file."""
 
 
 @dataclass(frozen=True)
 class CodeFile:
-    """A file of a job's code, as far as it is to be compared."""
+    """A file of a job's code, as far as it is compared."""
 
     size: int
     digest: bytes
-    """Of all that counts: content, mode, a symlink's target."""
+    """Of all that matters: content, mode, a symlink's target."""
     text: str | None
-    """None: too large, or no text."""
+    """None: it is too large, or not text."""
 
 
 def code_files(members: Iterable[Member]) -> dict[str, CodeFile]:
-    """Return the files of a bundle by name; of the content only what a diff may need is kept."""
+    """Return the files of a bundle by name, with as much content as a diff may need."""
     return {member.name: _code_file(member) for member in members}
 
 
@@ -90,7 +90,7 @@ def code_differences(a: Mapping[str, CodeFile], b: Mapping[str, CodeFile]) -> li
 
 
 def _diff(path: str, a: CodeFile | None, b: CodeFile | None) -> list[str] | None:
-    """Return the lines of the unified diff; None where there is no text to compare."""
+    """Return the lines of the unified diff; None if there is no text to compare."""
     texts = [one.text for one in (a, b) if one is not None]
     if any(text is None for text in texts):
         return None
@@ -110,7 +110,7 @@ def _diff(path: str, a: CodeFile | None, b: CodeFile | None) -> list[str] | None
 
 
 def results(history: History, times: Timeline, now: datetime) -> dict[str, Any]:
-    """Return what came of a job, and how: what ``compare --json`` says of each."""
+    """Return how a job went: what ``compare --json`` says about each."""
     ledger = bill(history, now)
     goodput = times.goodput
     return {

@@ -13,7 +13,7 @@ from cloudspot.story.outcomes import own_exit
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened; ``text`` tells it in a line without the job's name."""
+    """One thing that happened; ``text`` tells it in one line, without the job's name."""
 
     text: str
 
@@ -36,7 +36,7 @@ class Claimed(Event):
 
 @dataclass(frozen=True)
 class NodeState(Event):
-    """A node says that it does something else now (``setup``, ``restoring``, ``running``, ...)."""
+    """A node has begun to do something else (``setup``, ``restoring``, ``running``, ...)."""
 
     launch: int
     rank: int
@@ -52,7 +52,7 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Noticed(Event):
-    """A node has a notice that it will be taken."""
+    """A node has a notice that its machine will be taken."""
 
     notice: Notice
 
@@ -66,14 +66,14 @@ class Committed(Event):
 
 @dataclass(frozen=True)
 class NodeEnded(Event):
-    """A node said its last word."""
+    """A node wrote its exit record."""
 
     exit: Exit
 
 
 @dataclass(frozen=True)
 class LaunchClosed(Event):
-    """A launch can train no more."""
+    """A launch can no longer train."""
 
     closed: Closed
 
@@ -104,11 +104,11 @@ class Warned(Event):
     """Something that the user should know."""
 
     at: datetime | None = None
-    """When it was said; None: by this controller, now."""
+    """When this was said; None: by this controller, now."""
 
 
 def diff(old: History | None, new: History) -> tuple[Event, ...]:
-    """Return what ``new`` has beyond ``old`` (None: nothing was known), about in order of happening."""
+    """Return what ``new`` has beyond ``old`` (None: nothing was known), roughly in the order of events."""
     return tuple(_diff(old, new))
 
 
@@ -162,7 +162,7 @@ def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Eve
 
 
 def _at_step(step: int, before: str) -> str:
-    """Return the end of a sentence; nothing where no step was made, or none that is known of."""
+    """Return the end of a sentence; empty if no step is known to have been made."""
     return f"{before}at step {step}" if step else ""
 
 

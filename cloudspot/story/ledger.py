@@ -30,12 +30,12 @@ class LedgerLine:
     price_per_hour: float
     spent: float
     on_demand_equivalent: float
-    """What the same time costs on demand."""
+    """What the same time would have cost on demand."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """What the job has cost so far; estimated from list prices, the provider's invoice rules."""
+    """What the job has cost so far, estimated from list prices; the provider's invoice is what counts."""
 
     spent: float
     on_demand_equivalent: float
@@ -43,7 +43,7 @@ class Ledger:
     machine_seconds: float
     """Over all machines."""
     run_seconds: float
-    """Over all launches, each counted as long as its longest machine."""
+    """Over all launches; each counts as long as its longest machine ran."""
     lines: tuple[LedgerLine, ...]
 
 

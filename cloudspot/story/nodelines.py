@@ -18,12 +18,12 @@ _STATES = {
     "uploading": "saving",
     "ending": "saving",
 }
-"""By what the node calls it; a node that drains trains until its trainer is over."""
+"""By the name that the node has for it; a node that drains trains until its trainer has ended."""
 
 
 @dataclass(frozen=True)
 class NodeLine:
-    """What one node has done, from the launch's request to the node's end."""
+    """What one node has done, from the request of its launch to its end."""
 
     launch: int
     rank: int

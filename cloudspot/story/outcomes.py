@@ -1,4 +1,4 @@
-"""How nodes and whole jobs ended, as the records alone tell it; pure."""
+"""How nodes and whole jobs ended, by the records alone; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STOP_DETAILS = {
     "max_cost": "limits.max_cost was reached",
     "max_runtime": "limits.max_runtime was reached",
 }
-"""What a person is told, by the reason in the request."""
+"""What the user is told, by the reason in the request."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class End:
 
 
 def end_by_nodes(history: History) -> End | None:
-    """Return the end that needs nobody's judgement, once nothing of the last launch runs; None: none yet."""
+    """Return the end that needs nobody's judgement, once nothing of the last launch runs; None: not yet."""
     last = history.launches[-1] if history.launches else None
     if last is not None and (
         succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded")
@@ -39,7 +39,7 @@ def end_by_nodes(history: History) -> End | None:
 
 
 def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
-    """Return the last word of the machine that owns the rank; another machine's word counts for nothing."""
+    """Return the exit record of the machine that owns the rank; another machine's does not count."""
     exit_record, slot = launch.exits.get(rank), launch.slots.get(rank)
     if exit_record is None or slot is None or exit_record.instance_id != slot.instance_id:
         return None
@@ -52,7 +52,7 @@ def last_generation(history: History, launch: LaunchHistory) -> Generation | Non
 
 
 def succeeded(history: History, launch: LaunchHistory) -> bool:
-    """Say whether every node of the attempt (of its newest generation) has ended with success."""
+    """Return whether every node of the attempt's newest generation has succeeded."""
     if not launch.is_attempt:
         return False
     generation = last_generation(history, launch)
@@ -62,6 +62,6 @@ def succeeded(history: History, launch: LaunchHistory) -> bool:
 
 
 def permanent_failure(launch: LaunchHistory) -> Exit | None:
-    """Return a node's word that no other machine will mend this failure, or None."""
+    """Return the exit record of a node whose failure no other machine would mend, or None."""
     exits = (own_exit(launch, rank) for rank in sorted(launch.slots))
     return next((one for one in exits if one is not None and one.outcome == "failed" and one.permanent), None)

@@ -1,4 +1,4 @@
-"""How far a job's training is, what it would resume from and what it has lost, from its records; pure."""
+"""How far a job has trained, what it would resume from and what it has lost, from its records; pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def newest_step(history: History) -> int:
 
 
 def steps_total(history: History) -> int | None:
-    """Return how many steps the training is to make, where it has said so."""
+    """Return how many steps the training is to make, if it has said so."""
     for launch in reversed(history.launches):
         final = next((one.final for one in own_exits(launch) if one.final is not None), None)
         totals = [beat.steps_total for beat in launch.heartbeats.values() if beat.steps_total is not None]
@@ -41,13 +41,13 @@ class StepsLost:
 
     num_steps: int
     is_exact: bool
-    """False: there may be more. Of a machine that ended without a word only an older heartbeat is known."""
+    """False: there may be more. A machine that ended without a word has left only an older heartbeat."""
 
 
 def steps_lost(history: History) -> StepsLost | None:
     """Return how many begun steps were made again: for each restart, from its checkpoint to the loss.
 
-    None where a script without a session was started again: nobody has counted its steps.
+    None if a script without a session was started again, since nothing counts its steps.
     """
     total = StepsLost(0, is_exact=True)
     for number in range(1, len(history.generations)):
@@ -61,8 +61,8 @@ def steps_lost(history: History) -> StepsLost | None:
 def steps_lost_by(history: History, number: int) -> StepsLost | None:
     """Return how many of the steps that generation ``number`` had begun were made again by the next one.
 
-    Steps of still older generations count too, where the next one had to go back further. None where the
-    script has no session: nobody has counted its steps.
+    Steps of older generations count too if the next one had to go back that far. None if the script has no
+    session, since nothing counts its steps.
     """
     if number >= len(history.generations):
         return StepsLost(0, is_exact=True)
@@ -70,7 +70,7 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
         return None
     before, after = history.generations[number - 1], history.generations[number]
     if after.reached_step is not None:
-        # Its heartbeat has moved on: a node that goes on says itself how far it was.
+        # A node that goes on says itself how far it was, since its heartbeat has moved on.
         reached, is_exact = after.reached_step, True
     else:
         reached, is_exact = last_step(history, before), bool(_exits_from(history, before))
@@ -91,7 +91,7 @@ def last_step(history: History, generation: Generation) -> int:
     launch = history.launches[generation.launch - 1]
     exits = _exits_from(history, generation)
     if exits:
-        # A drained node's word is the step of its commit; heartbeats and notices are older.
+        # A drained node's record has the step of its commit; heartbeats and notices are older.
         return max([*steps, *(one.step for one in exits)])
     steps += [beat.step for beat in launch.heartbeats.values() if beat.generation == generation.number]
     if last_generation(history, launch) == generation:
@@ -100,7 +100,7 @@ def last_step(history: History, generation: Generation) -> int:
 
 
 def _exits_from(history: History, generation: Generation) -> list[Exit]:
-    """Return the last words of nodes that ended in the generation."""
+    """Return the exit records of the nodes that ended in the generation."""
     if not 1 <= generation.launch <= len(history.launches):
         return []
     exits = own_exits(history.launches[generation.launch - 1])
@@ -108,7 +108,7 @@ def _exits_from(history: History, generation: Generation) -> list[Exit]:
 
 
 def has_no_session(history: History) -> bool:
-    """Say whether the script is known to open no session."""
+    """Return whether the script is known to open no session."""
     words: list[Heartbeat | Exit] = []
     for launch in history.launches:
         words += [*launch.heartbeats.values(), *own_exits(launch)]
@@ -117,5 +117,5 @@ def has_no_session(history: History) -> bool:
 
 
 def own_exits(launch: LaunchHistory) -> list[Exit]:
-    """Return the last words of the launch's own machines, in order of their ranks."""
+    """Return the exit records of the launch's own machines, in order of their ranks."""
     return [one for rank in sorted(launch.slots) if (one := own_exit(launch, rank)) is not None]

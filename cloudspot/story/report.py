@@ -1,4 +1,4 @@
-"""What ``show --json`` and ``ps`` say of a job, from its records; pure."""
+"""What ``show --json`` and ``ps`` say about a job, from its records; pure."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def show_json(
 
 
 def summarise(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Summary:
-    """Return the small record that ``ps`` reads; a listing makes the open launch's bill more exact."""
+    """Return the small record that ``ps`` reads; with ``instances`` the open launch's bill is more exact."""
     ledger = bill(history, now, instances=instances)
     submission = history.submission
     return Summary(
@@ -127,7 +127,7 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
 
 
 def detail(history: History) -> str:
-    """Return why the job is where it is, in a line; empty when there is nothing to say."""
+    """Return why the job is in its state, in one line; empty if there is nothing to say."""
     if history.finished is not None:
         return history.finished.detail
     end = end_by_nodes(history) if is_over(history) else None
@@ -153,7 +153,7 @@ def exit_code(history: History) -> int | None:
 
 
 def metrics(history: History) -> dict[str, float]:
-    """Return the newest metrics: the final ones, else those of the newest launch that has any."""
+    """Return the newest metrics: the final ones, or those of the newest launch that has any."""
     final = _final(history)
     if final is not None:
         return dict(final["metrics"])
@@ -241,7 +241,7 @@ def _generation(generation: Generation, part: Stretch) -> dict[str, Any]:
 
 
 def steps_lost_json(lost: StepsLost | None) -> dict[str, Any]:
-    """Return the steps that were made again as JSON values; None: nobody has counted them."""
+    """Return the steps that were made again, as JSON values; None: nothing has counted them."""
     return {
         "steps_lost": None if lost is None else lost.num_steps,
         "steps_lost_is_exact": lost is not None and lost.is_exact,

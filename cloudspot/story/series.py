@@ -1,4 +1,4 @@
-"""A job's metrics over its steps, out of its log, each step counted once however often it was made; pure."""
+"""A job's metrics by step, from its log; each step counts once, however often it was made; pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cloudspot.story.progress import first_step
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric: the values at some steps, in order of the steps. The three are equally long."""
+    """One metric: its values at some steps, in order. The three sequences are equally long."""
 
     name: str
     steps: Sequence[int]
     times: Sequence[float]
     """When the trainer logged each: seconds since 1970, UTC, by that machine's clock."""
     values: Sequence[float]
-    """As they were logged: NaN and the infinities too."""
+    """As they were logged, including NaN and infinities."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -54,7 +54,7 @@ class MetricSeries:
         """By stream."""
         self._names: dict[str, None] = {}
         self.num_malformed = 0
-        """Lines of metrics that could not be read; they were passed over."""
+        """How many lines of metrics could not be read and were skipped."""
 
     def know(self, generations: Sequence[Generation]) -> None:
         """Take in all generations known by now: they tell from where each one began again.
@@ -64,7 +64,7 @@ class MetricSeries:
         self._generations = tuple(generations)
 
     def add(self, record: LogRecord) -> bool:
-        """Take in a line; say whether it was one of metrics. Lines of a stream come in its order."""
+        """Take in a line and return whether it holds metrics. The lines of a stream must come in order."""
         if record.source != METRICS:
             return False
         parsed = _parse(record.text)
@@ -95,11 +95,11 @@ class MetricSeries:
         return tuple(self._names)
 
     def curve(self, name: str) -> Curve:
-        """Return the metric's curve; an empty one where nothing was logged under that name."""
+        """Return the metric's curve; an empty one if nothing was logged under that name."""
         return _joined(name, [piece for piece, is_lost in self._pieces(name) if not is_lost])
 
     def lost(self, name: str) -> tuple[Curve, ...]:
-        """Return what was logged of the metric and then made again, each stretch apart."""
+        """Return what was logged of the metric and then made again, one curve for each stretch."""
         return tuple(_joined(name, [piece]) for piece, is_lost in self._pieces(name) if is_lost)
 
     def newest(self) -> dict[str, float]:
@@ -141,10 +141,10 @@ class _Columns:
     def __init__(self) -> None:
         self.steps, self.times, self.values = array("q"), array("d"), array("d")
         self._stride = 1
-        """Of how many points one is kept."""
+        """One of this many points is kept."""
         self._num_seen = 0
         self._newest: tuple[int, float, float] | None = None
-        """Where it is not among the columns."""
+        """The newest point, if it is not among the columns."""
 
     def add(self, step: int, time: float, value: float, max_points: int | None) -> None:
         """Add a point behind the others; one of the same step as the last replaces it."""
@@ -177,12 +177,12 @@ class _Columns:
 
 @dataclass
 class _Run:
-    """What one stream logged without its steps going back: a generation, or several that lost nothing."""
+    """What one stream logged until its steps went back: a generation, or several that lost nothing."""
 
     launch: int
     rank: int
     time: float
-    """Of its first line; so is the step."""
+    """The time of its first line; the step is that line's too."""
     step: int
     last_step: int
     columns: dict[str, _Columns] = field(default_factory=dict)
@@ -199,7 +199,7 @@ def _joined(name: str, pieces: Sequence[_Columns]) -> Curve:
 
 
 def _parse(text: str) -> tuple[int, float, Mapping[str, float]] | None:
-    """Return a line's step, time and values; None where it is no such line."""
+    """Return a line's step, time and values; None if it holds no metrics."""
     try:
         line = json.loads(text)
         step, time, values = line["step"], line["time"], line["values"]

@@ -20,7 +20,7 @@ STATES = (
     "waiting",
     "unknown",
 )
-"""What a job does, one at a time, about in the order in which it comes to it."""
+"""What a job does, one thing at a time, roughly in the order in which it gets there."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Span:
 
 
 def between(marks: Iterable[Span], end: datetime) -> tuple[Span, ...]:
-    """Return the spans from each mark to the next; a clock that is behind moves no mark back."""
+    """Return the spans from each mark to the next; a clock that is slow moves no mark back."""
     found: list[Span] = []
     current: Span | None = None
     for mark in [*marks, Span("", end, end)]:
@@ -54,7 +54,7 @@ def between(marks: Iterable[Span], end: datetime) -> tuple[Span, ...]:
 
 
 def trained(part: Stretch, at: datetime, launch: int) -> Iterator[Span]:
-    """Yield where what was done from ``at`` on counts, and where what came then no longer does."""
+    """Yield the part of the time from ``at`` on that counts, and then the part that does not."""
     if part.kept_until is None:
         yield Span("unknown", at, at, launch, part.number)
         return

@@ -14,8 +14,8 @@ TERMINAL_STATES = frozenset({"succeeded", "failed", "stopped"})
 def job_state(history: History) -> str:
     """Return ``queued``, ``launching``, ``running``, ``draining``, ``waiting`` or ``stopping``, or its end.
 
-    A job is ``succeeded`` (or ``stopped``, or ``failed`` for good) as soon as its nodes have said so,
-    even when no controller was there to write the journal's last record.
+    A job is ``succeeded`` (or ``stopped``, or ``failed`` for good) as soon as its nodes have said so, even
+    if no controller was there to write the last record of the journal.
     """
     if history.finished is not None:
         return history.finished.outcome
@@ -34,22 +34,22 @@ def job_state(history: History) -> str:
     if not last.is_attempt:
         return "launching"
     generation = last_generation(history, last)
-    # A node that had a notice and died without a word is out of the generation that goes on.
+    # A node that had a notice and died without an exit record is not in the generation that goes on.
     members = last.slots.keys() if generation is None else {member.rank for member in generation.members}
     draining = any(own_exit(last, rank) is None for rank in members & last.notices.keys())
     return "draining" if draining else "running"
 
 
 def is_over(history: History) -> bool:
-    """Say whether the job has ended, by the same rule."""
+    """Return whether the job has ended, by the same rule."""
     return job_state(history) in TERMINAL_STATES
 
 
 def ended_at(history: History) -> datetime | None:
     """Return when the job ended; None while it goes on.
 
-    That is when its nodes had ended it, by the same rule: a controller may come by and write it down
-    days later. Where it was a controller that ended it (too many failures, say), it is its record's time.
+    That is when its nodes ended it, by the same rule: a controller may write that down days later. If a
+    controller ended it (after too many failures, say), it is the time of its record.
     """
     finished = None if history.finished is None else history.finished.at
     if not is_over(replace(history, finished=None)):

@@ -13,28 +13,28 @@ from cloudspot.story.progress import StepsLost, has_no_session, last_step, steps
 from cloudspot.story.states import job_state
 
 OVER = frozenset({"uploading", "ending", "restoring"})
-"""A node that does one of these after it ran has no trainer any more."""
+"""A node in one of these states after it ran has no trainer any more."""
 RAN = frozenset({"running", "training"})
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """What one generation has trained, as far as the records tell; what they do not tell is None."""
+    """What one generation has trained; whatever the records do not tell is None."""
 
     number: int
     started: datetime | None
-    """When the loop over the steps had begun on all nodes; of a script without a session, the script."""
+    """When the loop over the steps (without a session: the script) had begun on all nodes."""
     ended: datetime | None
-    """When the first node's trainer was over; ``now`` while none is."""
+    """When the first node's trainer had ended; ``now`` while all of them run."""
     kept_until: datetime | None
     """What was done until then is in the state from which the job goes on, or with which it ended:
-    ``started`` where nothing is, ``ended`` where all is."""
+    ``started`` if nothing is, ``ended`` if everything is."""
     was_drained: bool
-    """The newest step is in that state: behind ``kept_until`` nothing was trained any more."""
+    """The newest step is in that state: nothing was trained after ``kept_until``."""
     last_step: int
     """The newest step begun."""
     steps_lost: StepsLost | None
-    """Those that the next generation made again; None: nobody has counted them."""
+    """Those that the next generation made again; None: nothing has counted them."""
 
 
 def stretches(
@@ -46,7 +46,7 @@ def stretches(
 
 
 def phases_of(launch: LaunchHistory, rank: int) -> tuple[Phase, ...]:
-    """Return what the owner of the rank has said that it does, oldest first."""
+    """Return what the owner of the rank says it has done, oldest first."""
     beat = own_beat(launch, rank)
     return () if beat is None else beat.phases
 
@@ -58,7 +58,7 @@ def own_beat(launch: LaunchHistory, rank: int) -> Heartbeat | None:
 
 
 def after_trainer(phases: Sequence[Phase], generation: int) -> Sequence[Phase]:
-    """Return the phases behind those in which the node ran the generation; all for generation 0."""
+    """Return the phases after the node ran the generation; for generation 0, all phases."""
     if generation == 0:
         return phases
     ran = [n for n, one in enumerate(phases) if one.generation == generation and one.state in RAN]
@@ -66,7 +66,7 @@ def after_trainer(phases: Sequence[Phase], generation: int) -> Sequence[Phase]:
 
 
 def node_end(history: History, launch: LaunchHistory, rank: int, now: datetime) -> datetime | None:
-    """Return when the node ran nothing any more, ``now`` while it may; None where nobody has said it."""
+    """Return when the node stopped running anything, ``now`` while it may run; None if that is not known."""
     last = own_exit(launch, rank)
     if last is not None:
         return last.at
@@ -78,7 +78,7 @@ def node_end(history: History, launch: LaunchHistory, rank: int, now: datetime) 
 
 
 def ranks_of(generation: Generation) -> tuple[int, ...]:
-    """Return the ranks within their launch of the generation's nodes."""
+    """Return the ranks of the generation's nodes within their launch."""
     return tuple(member.rank for member in generation.members)
 
 
@@ -125,7 +125,7 @@ def _stretch(history: History, generation: Generation, now: datetime, kept: _Kep
 
 
 class _Kept:
-    """Until when each generation's work counts: found by going back from the job's newest state."""
+    """Until when each generation's work counts, found by going back from the job's newest state."""
 
     def __init__(self, history: History, commits: Mapping[CheckpointId, Commit]) -> None:
         self._sealed: dict[int, datetime | None] = {}
@@ -161,7 +161,7 @@ class _Kept:
     def _take_newest(
         self, history: History, newest: Generation, commits: Mapping[CheckpointId, Commit]
     ) -> None:
-        """Judge the newest generation, which no other resumes."""
+        """Judge the newest generation, from which no other has resumed."""
         launch = launch_of(history, newest)
         is_over = launch is not None and (
             launch.closed is not None or all(own_exit(launch, rank) for rank in ranks_of(newest))

@@ -57,7 +57,7 @@ class Timeline:
 
     @property
     def goodput(self) -> float | None:
-        """Return the share of the job's time in which it made the steps that count; None before any time.
+        """Return the share of the job's time in which it made steps that count; None if no time has passed.
 
         It is a lower bound where some of the time is ``unknown``.
         """
@@ -87,7 +87,7 @@ def timeline(
 
 
 def wanted_commits(history: History) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints whose manifests tell a time that no other record tells; ascending."""
+    """Return the checkpoints whose manifests hold a time that no other record has; ascending."""
     wanted: set[CheckpointId | None] = {
         one.restore_from
         for one in history.generations
@@ -113,7 +113,7 @@ def _marks(history: History, parts: tuple[Stretch, ...], now: datetime) -> Itera
 
 
 def _launch_end(history: History, launch: LaunchHistory, now: datetime) -> datetime | None:
-    """Return when nothing of the launch ran any more; None while something may."""
+    """Return when the launch stopped running anything; None while something may run."""
     if not launch.is_attempt:
         return None if launch.closed is None else launch.closed.at
     if launch.closed is None and not all(rank in launch.exits for rank in launch.slots):
@@ -143,7 +143,7 @@ def _attempt_marks(history: History, launch: LaunchHistory, parts: tuple[Stretch
 def _restoring(
     launch: LaunchHistory, ranks: tuple[int, ...], before: int, number: int | None
 ) -> Iterator[Span]:
-    """Yield where the nodes began to restore, behind generation ``before`` (0: behind their setup)."""
+    """Yield when the nodes began to restore after generation ``before`` (0: after their setup)."""
     begun = []
     for rank in ranks:
         behind = after_trainer(phases_of(launch, rank), before)

@@ -73,13 +73,13 @@ CASES = [
     Case(
         "binary garbage",
         "run",
-        "job.toml: line 2: is no text in UTF-8, so this is no TOML file",
+        "job.toml: line 2: not UTF-8 text, so not a TOML file",
         job=b"#\n\xff\xfe\0",
     ),
     Case(
         "a huge file",
         "run",
-        "job.toml: has more than 1 MiB, so this is no file of settings",
+        "job.toml: has more than 1 MiB, too much for a file of settings",
         job="#" * (MIB + 1),
     ),
     Case(

@@ -81,6 +81,14 @@ def test_a_token_that_is_too_old_is_not_replayed_but_void(records):
     assert (action.launch, action.rank, action.outcome) == (1, 0, "voided")
 
 
+@pytest.mark.parametrize("age", [0.0, 600.0])
+def test_a_launch_with_a_claimed_slot_is_neither_replayed_nor_void_for_its_token(records, age):
+    """Its machines have come, though no listing shows them yet."""
+    launch = records.launch(intent=records.intent(num_nodes=2), slots={0: records.slot("i-1-0")})
+    observed = records.observed(token_age_seconds=age, absent_seconds={"i-1-0": 1.0})
+    assert act(records, records.history(launch), observed) == ()
+
+
 @pytest.mark.parametrize("outcome", ["capacity", "quota", "refused"])
 def test_a_refusal_becomes_a_void_and_not_yet_a_closed_launch(records, outcome):
     history = records.history(records.launch(claimed=False))

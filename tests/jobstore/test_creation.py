@@ -32,6 +32,17 @@ def test_a_lost_answer_is_settled_by_reading_back(inner, tmp_path):
     assert create(store, "k", b"other", sleep=pytest.fail) == b"mine"
 
 
+def test_what_another_has_put_is_not_taken_for_our_own_where_our_answer_was_lost(inner, tmp_path):
+    """Else two machines would own one rank."""
+
+    class Overtaken(FaultyStore):
+        def put(self, key, data, *, if_absent=False):
+            inner.put(key, b"theirs")
+            raise TransientError("the answer was lost")
+
+    assert create(Overtaken(inner, FaultPlan(), tmp_path), "k", b"mine", sleep=pytest.fail) == b"theirs"
+
+
 def test_a_failed_put_is_made_again_after_a_growing_delay(inner, tmp_path):
     now, slept = [0.0], []
 

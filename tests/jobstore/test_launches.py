@@ -68,3 +68,10 @@ def test_claims_and_voids_that_race_over_a_faulty_store_agree(store, tmp_path):
     with ThreadPoolExecutor(8) as pool:
         seen = list(pool.map(act, range(32)))
     assert seen == [read_slots(store, "x", 1)[0]] * 32
+
+
+def test_a_foreign_object_among_the_slots_is_passed_over(store):
+    claim_slot(store, "x", 1, 0, machine("i-a"))
+    store.put(keys.slots_prefix("x", 1) + "0001.tmp", b"{")
+    store.put(keys.slots_prefix("x", 1) + "1", b"{")
+    assert set(read_slots(store, "x", 1)) == {0}

@@ -151,3 +151,30 @@ def test_records_are_what_the_table_of_types_says(store, checkpoints):
     assert isinstance(commit, Commit)
     assert all(isinstance(part, Part) for part in commit.parts)
     assert commit.parts[0].seal == checkpoints.seals(C, DATAS)[0].decode()
+
+
+def test_what_was_uploaded_whole_is_committed_unless_it_is_older_or_another_generations(store, checkpoints):
+    """The node that brought the last part may have died before it could commit."""
+    for checkpoint in (CheckpointId(1, 90), CheckpointId(2, 10), CheckpointId(2, 30)):
+        checkpoints.session(store, checkpoint, [b"a", b"b"], commit=False)
+    checkpoints.session(store, CheckpointId(2, 20), [b"a", b"b"])
+    manifests.upload_part(
+        store, "x", CheckpointId(2, 40), rank=0, num_parts=2, data=memoryview(b"a"),
+        seal=checkpoints.seals(CheckpointId(2, 40), [b"a", b"b"])[0], sealed_at=AT,
+    )  # fmt: skip
+    assert manifests.complete(store, "x", 2) == (CheckpointId(2, 30),)
+    assert manifests.read_commits(store, "x") == (CheckpointId(2, 20), CheckpointId(2, 30))
+    assert manifests.complete(store, "x", 2) == ()
+    assert manifests.complete(store, "x", 1) == (CheckpointId(1, 90),)
+
+
+def test_a_checkpoint_stands_until_its_commit_is_deleted(store, checkpoints):
+    assert not manifests.stands(store, "x", CheckpointId(1, 10))
+    commit = checkpoints.session(store, CheckpointId(1, 10), [b"a"])
+    assert manifests.stands(store, "x", CheckpointId(1, 10))
+    with pytest.raises(CorruptData, match="torn"), manifests.while_it_stands(store, "x", commit.id):
+        raise CorruptData("torn")
+    store.delete(keys.commit("x", 1, 10))
+    assert not manifests.stands(store, "x", CheckpointId(1, 10))
+    with pytest.raises(ObjectMissing), manifests.while_it_stands(store, "x", commit.id):
+        raise CorruptData("torn")

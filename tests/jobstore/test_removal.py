@@ -364,29 +364,33 @@ def test_a_removal_within_any_moment_of_a_submission_leaves_it_its_code(submit_f
             assert all_keys(store) == set()
 
 
-@pytest.mark.parametrize("is_third_removed", [False, True])
-def test_a_removal_that_was_suspended_before_it_deletes_the_code_deletes_nobodys(
-    submit_for_real, is_third_removed
-):
-    """Another removal of the same code comes to its end meanwhile, and a third job is submitted after it."""
+def test_a_removal_that_was_suspended_before_it_deletes_the_code_deletes_nobodys(submit_for_real, tmp_path):
+    """Meanwhile another removal of the same code spares it for a submission under way, and ends."""
     store, found = InMemoryStore(), []
-    for job_id in ("a", "b", "c"):
+    for job_id in ("a", "b"):
         submit_for_real(store, job_id)
-    if is_third_removed:
-        remove_job(store, "c")
     code = keys.code(read_submission(store, "a").code_sha256)
+
+    def kill(hook, key):
+        raise Killed
+
+    plan = FaultPlan(hooks=(Hook(keys="jobs/b/spec", when="after", method="delete"),))
+    with pytest.raises(Killed):
+        remove_job(FaultyStore(store, plan, tmp_path, on_hook=kill), "b")
 
     class Suspended(FaultyStore):
         def delete(self, key):
-            if key.startswith(f"{code}.removals/") or key == code:
-                remove_job(store, "b") if not found else None
-                found.append(submit_for_real(store, f"new-{len(found)}"))
+            if key == code:
+                store.put(keys.index("under-way"), b"0123456789abcdef")
+                remove_job(store, "b")
+                assert code in all_keys(store)
+                found.append(submit_for_real(store, "new"))
             super().delete(key)
 
     remove_job(Suspended(store, FaultPlan(), None), "a")
-    assert found
-    for made in found:
-        check_whole(store, made)
+    assert code not in all_keys(store)
+    (made,) = found
+    check_whole(store, made)
 
 
 def test_a_removal_that_was_killed_costs_others_a_copy_of_their_own_and_nothing_else(submit_for_real):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from cloudspot.jobstore.records import CheckpointId, Commit, Final, Skipped
-from cloudspot.story.progress import last_commit_id, steps_lost
+from cloudspot.story.progress import StepsLost, last_commit_id, steps_lost
 from cloudspot.story.report import show_json, summarise
 
 
@@ -65,6 +65,7 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
     ]
     assert [(one["launch"], one["step"]) for one in report["notices"]] == [(1, 37)]
     assert (report["step"], report["steps_total"], report["steps_lost"]) == (100, 100, 0)
+    assert report["steps_lost_is_exact"] is True
     assert report["last_commit"] == {"generation": 2, "step": 100, "verified": None, "bytes": None}
     assert report["cost"] == {
         "spent": 1.5,
@@ -117,7 +118,39 @@ def test_steps_between_the_last_checkpoint_and_a_loss_are_lost(records):
         generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
         commits=(CheckpointId(1, 40),),
     )
-    assert steps_lost(history) == 7
+    assert steps_lost(history) == StepsLost(7, is_exact=False)
+
+
+def test_zero_steps_lost_by_a_machine_that_died_without_a_word_is_told_as_the_least(records):
+    """Two steps were made again: the last heartbeat was 5 s old, and of the step of the last checkpoint."""
+    lost = records.launch(1, outcome="lost", heartbeats={0: records.heartbeat(step=40)})
+    history = records.history(
+        lost,
+        records.launch(2),
+        generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
+        commits=(CheckpointId(1, 40),),
+    )
+    report = show_json(history, records.at(200.0))
+    assert (report["steps_lost"], report["steps_lost_is_exact"]) == (0, False)
+    assert [(one["steps_lost"], one["steps_lost_is_exact"]) for one in report["generations"]] == [
+        (0, False),
+        (0, True),
+    ]
+
+
+def test_the_last_word_of_a_node_makes_the_steps_lost_exact(records):
+    said = records.exit("failed", step=45, generation=1)
+    history = records.history(
+        records.launch(1, outcome="failed", exits={0: said}, heartbeats={0: records.heartbeat(step=41)}),
+        records.launch(2),
+        generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
+        commits=(CheckpointId(1, 40),),
+    )
+    assert steps_lost(history) == StepsLost(5, is_exact=True)
+    elsewhere = records.change(said, generation=2)
+    other = records.change(history.launches[0], exits={0: elsewhere})
+    history = records.change(history, launches=(other, history.launches[1]))
+    assert steps_lost(history) == StepsLost(1, is_exact=False)
 
 
 def test_a_node_that_goes_on_says_itself_how_far_it_was(records):
@@ -127,7 +160,7 @@ def test_a_node_that_goes_on_says_itself_how_far_it_was(records):
         generations=(records.generation(1), records.generation(2, restored=(1, 40), reached_step=47)),
         commits=(CheckpointId(1, 40),),
     )
-    assert steps_lost(history) == 7
+    assert steps_lost(history) == StepsLost(7, is_exact=True)
 
 
 def test_steps_lost_add_up_over_restarts_and_start_from_what_was_restored(records):
@@ -145,7 +178,7 @@ def test_steps_lost_add_up_over_restarts_and_start_from_what_was_restored(record
         commits=(CheckpointId(1, 40), CheckpointId(1, 50)),
     )
     # Generation 1 committed 50 and went on from 40; generation 2 reached 45, and 3 starts anew.
-    assert steps_lost(history) == 10 + 45
+    assert steps_lost(history) == StepsLost(10 + 45, is_exact=False)
 
 
 def test_a_notice_tells_of_steps_that_no_heartbeat_knew(records):
@@ -161,7 +194,7 @@ def test_a_notice_tells_of_steps_that_no_heartbeat_knew(records):
         generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
         commits=(CheckpointId(1, 40),),
     )
-    assert steps_lost(history) == 4
+    assert steps_lost(history) == StepsLost(4, is_exact=False)
 
 
 @pytest.fixture
@@ -183,19 +216,22 @@ def sessionless(records):
 def test_of_a_script_without_a_session_only_its_checkpoints_are_known(records, sessionless):
     report = show_json(sessionless, records.at(9999.0))
     assert (report["step"], report["steps_total"], report["steps_lost"]) == (500, None, None)
+    assert report["steps_lost_is_exact"] is False
     assert report["final"] == {"step": 500, "weights_sha256": None, "metrics": {}}
     assert summarise(sessionless, records.at(9999.0)).steps_total is None
 
 
 def test_a_script_without_a_session_that_was_never_started_again_has_lost_nothing(records):
     launch = records.launch(heartbeats={0: records.heartbeat(has_session=False)})
-    assert steps_lost(records.history(launch, generations=(records.generation(1),))) == 0
+    assert steps_lost(records.history(launch, generations=(records.generation(1),))) == StepsLost(
+        0, is_exact=True
+    )
 
 
 def test_a_session_that_was_not_yet_opened_again_has_lost_what_it_had_begun(records, sessionless):
     first, second = sessionless.launches
     first = records.change(first, heartbeats={0: records.heartbeat(step=180)})
-    assert steps_lost(records.change(sessionless, launches=(first, second))) == 5
+    assert steps_lost(records.change(sessionless, launches=(first, second))) == StepsLost(5, is_exact=False)
 
 
 def test_the_last_checkpoint_is_the_lineages_and_not_a_zombies(records):

@@ -68,9 +68,8 @@ def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restore
         )
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
     if known and known[-1].restore_from is not None:
-        detail = (
-            f"checkpoint {known[-1].restore_from}, from which the job resumed last, is gone, and so are all"
-        )
+        gone = f"checkpoint {known[-1].restore_from}, from which the job last resumed, is gone"
+        detail = f"{gone}, and no other is left"
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
     return Restored(checkpoint=None)
 
