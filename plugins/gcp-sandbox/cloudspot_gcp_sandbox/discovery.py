@@ -293,7 +293,7 @@ def _routes(base: str, method: Mapping[str, Any]) -> Iterator[_Route]:
             literal = path[end : found.start()]
             end, num_literals = found.end(), num_literals + len(literal)
             inner = "[^/]+"
-            if found[1]:  # {+name} may hold slashes: what it may be stands beside it.
+            if found[1]:  # {+name} may hold slashes: its pattern stands beside it.
                 inner = method["parameters"][found[2]].get("pattern", ".+").strip("^$")
             pattern += f"{re.escape(literal)}(?P<{found[2]}>{inner})"
         literal = path[end:]
