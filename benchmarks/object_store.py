@@ -162,10 +162,10 @@ class Oss2:
     """What oss2 does by default."""
 
     def __init__(self) -> None:
-        import crcmod.crcmod
         import oss2
+        from crcmod.crcmod import _usingExtension as is_compiled
 
-        kind = "compiled" if crcmod.crcmod._usingExtension else "pure"  # noqa: SLF001 - said nowhere else
+        kind = "compiled" if is_compiled else "pure"
         self.name = f"oss2 (crcmod {kind})"
         self._bucket = oss2.Bucket(
             oss2.AuthV4(*ALIYUN_KEY), os.environ["OSS_ENDPOINT"], BUCKET, region=ALIYUN_REGION

@@ -1,4 +1,4 @@
-"""Frozen value types that every layer shares: machines, offers, notices, objects, log lines."""
+"""Frozen value types that all layers share: machines, offers, notices, objects, log lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Market(str, enum.Enum):
 
 
 class InstanceState(str, enum.Enum):
-    """The life of a machine. Only ``ENDED`` proves that it runs nothing any more."""
+    """The state of a machine. Only ``ENDED`` proves that it no longer runs anything."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -41,10 +41,10 @@ class EndReason(str, enum.Enum):
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node must have. ``None`` or 0 leaves the choice to the provider."""
+    """What one node must have; ``None`` or 0 leaves the choice to the provider."""
 
     accelerator: str | None = None
-    """The provider's or vendor's name, such as ``A100``."""
+    """The vendor's or provider's name, such as ``A100``."""
     accelerator_count: int = 0
     cpus: int = 0
     memory_bytes: int = 0
@@ -58,25 +58,25 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     market: Market
     price_per_hour: float
-    """Of one node, in ``currency``."""
+    """The price of one node, in ``currency``."""
     on_demand_price_per_hour: float
-    """What the same type costs on demand, for the comparison in the bill."""
+    """The same type's price on demand, for the comparison in the bill."""
     currency: str = "USD"
     details: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """What the plugin looked up for this offer and ``render`` needs, such as an image's id: rendering asks
-    nobody. Stored with the launch; holds no secret."""
+    """What the plugin looked up for this offer, such as an image's id, so that ``render`` needs no I/O. It is
+    stored with the launch and holds no secret."""
 
     @property
     def key(self) -> str:
-        """Name the offer uniquely within its provider."""
+        """The offer's unique name within its provider."""
         return f"{self.market.value}/{self.zone}/{self.instance_type}"
 
 
 DEFAULT_MASTER_PORT: Final = 29500
-"""torchrun's own."""
+"""torchrun's default."""
 ANNOUNCED: Final = ("MASTER_ADDR", "MASTER_PORT", "NUM_NODES")
-"""What machines are told of their launch: the first node's address, a port for setup scripts (each start of
-torchrun agrees on a free one of its own), and how many nodes there are."""
+"""The facts about its launch that a machine is told: the first node's address, a port for setup scripts (each
+start of torchrun agrees on a free one of its own), and the number of nodes."""
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +86,9 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     state: InstanceState
     job_id: str
     launch: int
-    """Which launch of the job it belongs to, counted from 1 (a tag on the machine)."""
+    """The launch that it belongs to, counted from 1 (a tag on the machine)."""
     rank: int | None = None
-    """The node's index within the launch, from 0, when the provider knows it."""
+    """The node's index within the launch, from 0, if the provider knows it."""
     end_reason: EndReason | None = None
     address: str | None = None
     zone: str | None = None
@@ -97,51 +97,51 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     launched_at: datetime | None = None
     ended_at: datetime | None = None
     store_url: str = ""
-    """What its InstanceGroup said; empty where the provider cannot tell."""
+    """Its InstanceGroup's; empty if the provider cannot tell."""
 
     @property
     def node_name(self) -> str:
-        """Return what people find the machine by: ``<job>-<launch>-<rank>``."""
+        """The name by which people find the machine: ``<job>-<launch>-<rank>``."""
         return f"{self.job_id}-{self.launch}" + ("" if self.rank is None else f"-{self.rank}")
 
 
 class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who the machine is that this process runs on, from its metadata service."""
+    """The machine that this process runs on, according to its metadata service."""
 
     instance_id: str
     rank: int
     """The node's index within its launch, from 0."""
     address: str
-    """At which the other nodes of the launch reach it."""
+    """Where the other nodes of the launch reach it."""
     zone: str | None = None
     instance_type: str | None = None
     market: Market | None = None
 
 
 class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launch asks for: ``num_nodes`` equal machines, or (gang) none."""
+    """What a launch asks for: ``num_nodes`` equal machines, or none."""
 
     job_id: str
     launch: int
     num_nodes: int
     min_nodes: int
-    """With fewer than this many machines the provider must end them and raise CapacityError."""
+    """With fewer machines than this, the provider must end them and raise CapacityError."""
     offer: Offer
     resources: Resources
     user_data: str
-    """The boot script, the same for each node; a node learns its rank from its metadata."""
+    """The boot script, the same for all nodes; a node learns its rank from its metadata."""
     max_seconds: float
-    """The cloud's own limit on a machine's life, where it has one."""
+    """How long a machine may live at most, for clouds that can enforce a limit."""
     decided_at: datetime | None = None
-    """When the launch was decided, for a limit that the cloud takes as a point in time; None: not known. The
-    machines come later, mostly at once and at most ``token_seconds``; and the clock is some controller's."""
+    """When the launch was decided, by some controller's clock, for clouds whose limit is a point in time;
+    None: not known. The machines come up to ``token_seconds`` later."""
     store_url: str = ""
-    """Where the job's records lie, without credentials, for a tag: people find the job by it, and controllers
-    tell the machine from those of another store's job of the same id."""
+    """The store of the job's records, without credentials, for a tag: it leads people to the job, and tells
+    controllers the machine from those of another store's job of the same id."""
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The very request that ``create`` will send; stored in the intent and replayed as it is."""
+    """The request that ``create`` sends; stored in the intent and replayed unchanged."""
 
     provider: str
     body: dict[str, Any]
@@ -149,18 +149,18 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreemptionNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider's word that this machine will be taken."""
+    """The provider's announcement that it will take this machine."""
 
     deadline: datetime | None
-    """When, by the provider's word (UTC); None when it names no time."""
+    """When it will be taken (UTC); None if the provider names no time."""
     action: str = "terminate"
-    """``terminate``, ``stop`` or ``hibernate``: all end the training on this machine."""
+    """``terminate``, ``stop`` or ``hibernate``; each ends the training on this machine."""
     source: str = ""
-    """Which channel told, such as ``metadata`` or ``shutdown-script``."""
+    """The channel it came by, such as ``metadata`` or ``shutdown-script``."""
 
 
 class ObjectMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store says of one object."""
+    """What a listing shows of an object."""
 
     key: str
     size: int
@@ -173,7 +173,7 @@ class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
 
     objects: tuple[ObjectMeta, ...]
     next_after: str | None
-    """Pass it as ``after`` for the next page; None when this was the last."""
+    """The ``after`` of the next page; None if this was the last."""
 
 
 class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,48 +182,47 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     """``<launch>-<rank>``: one machine's log."""
     seq: int
-    """Counts the lines of a stream from 0, without a gap; readers drop repeats by it."""
+    """The number of the line in its stream, from 0, without gaps; readers drop repeats by it."""
     time: datetime
     text: str
-    """The line without its newline; a progress bar is one line, with carriage returns between its states."""
+    """The line without its newline. A progress bar is one line, with carriage returns between its states."""
     source: str = "train"
-    """``train`` for the training script, ``setup`` for its setup, ``agent`` for ours."""
+    """``train`` for the training script, ``setup`` for its setup, ``agent`` for cloudspot's agent."""
 
 
 class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sink keeps, shows and removes as one: a file, an object, or a whole stream."""
+    """A unit that a sink keeps, lists and removes: a file, an object, or a whole stream."""
 
     stream: str
     name: str
-    """What the sink finds it by; for people too, where they can look for it."""
+    """The sink's name for it; where people can look it up, theirs too."""
     first_day: date
     """The UTC date of its first lines."""
     last_day: date
     """The UTC date of its newest lines."""
     num_bytes: int | None = None
-    """None: the service does not tell."""
+    """None: unknown."""
 
 
 class BootProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """How a provider's machines come from a bare boot to a running agent."""
+    """How a provider's machines get from a bare boot to a running agent."""
 
     agent_python: str = "python3"
-    """The interpreter that runs (or, on a stock image, creates the environment of) the agent."""
+    """The interpreter that runs the agent or, on a stock image, creates its environment."""
     train_python: str = "python3"
-    """The interpreter for setup and training where the job names none."""
+    """The interpreter for setup and training if the job names none."""
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Set in the boot script; holds no secret."""
     shutdown_command: str = "shutdown -h now"
     """Ends the machine from the inside."""
     end_code: str = ""
-    """For clouds that keep, and bill, what is only shut down: Python, of the standard library alone, run
-    before ``shutdown_command``. It asks the cloud to remove the machine, by the machine's own rights."""
+    """For clouds that keep and bill a machine that is only shut down: Python on the standard library alone
+    that asks the cloud, with the machine's own rights, to remove it. Run before ``shutdown_command``."""
     has_cloudspot: bool = False
-    """The image carries this very version: nothing is installed."""
+    """The image has this very version: nothing is installed."""
     fetch_code: str = ""
-    """For images that may not: Python, of the standard library alone, that defines ``fetch(store_url, key,
-    path)``: write the object to the file, by the rights that the machine itself has. An OSError is tried
-    again."""
+    """For images that may lack it: Python on the standard library alone that defines ``fetch(store_url, key,
+    path)``, which writes the object to the file with the machine's own rights. An OSError is retried."""
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,6 +231,6 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     ok: bool
     detail: str = ""
-    """What was found, in a line."""
+    """What was found, on one line."""
     remedy: str = ""
-    """What to do where it is not ok, in a line: a command, a right to be granted, a setting."""
+    """What to do if it is not ok, on one line: a command, a right to grant, a setting."""

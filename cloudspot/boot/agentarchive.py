@@ -39,9 +39,9 @@ class AgentArchive:
     data: bytes = field(repr=False)
     """A tar archive of wheels; no times, no owners."""
     sha256: str
-    """Of ``data``, in hex."""
+    """The hash of ``data``, in hex."""
     digest: str
-    """Of the code of cloudspot and the plugins: an image with the same code needs no archive."""
+    """The code hash of cloudspot and the plugins, in hex: an image with the same code needs no archive."""
     requirements: tuple[str, ...]
     """What to install from the wheels; the others are dependencies."""
 

@@ -18,9 +18,9 @@ end_machine() {
 
 mkdir -p "$CLOUDSPOT_NODE_DIR"
 
-# A machine that boots again has lost its timer, its agent and its memory, and clouds differ in whether
-# they then run this script: it ends itself, as if it had been taken. Of its own first boot it knows by a
-# file, which an image made from it carries along: hence the instance, and the launch.
+# A machine that boots again has lost its timer, its agent and its memory, so it ends itself, as if it had
+# been reclaimed. Clouds differ in whether they run this script at each boot. A file tells of the first boot;
+# it names the instance and the launch, because an image made from the machine carries it along.
 describe_machine() {
     cat /var/lib/cloud/data/instance-id 2>/dev/null
     echo "$CLOUDSPOT_STORE $CLOUDSPOT_JOB $CLOUDSPOT_LAUNCH"
@@ -40,7 +40,7 @@ describe_boot >"$CLOUDSPOT_NODE_DIR/first-boot"
 describe_machine >"$CLOUDSPOT_NODE_DIR/first-boot.machine"
 case $0 in
     /var/lib/cloud/*)
-        # cloud-init, which runs this script once, runs at each boot what lies there.
+        # cloud-init runs this script once, but at each boot what is in this directory.
         hook=/var/lib/cloud/scripts/per-boot/cloudspot-end-if-booted-again
         mkdir -p "${hook%/*}"
         {
@@ -50,15 +50,15 @@ case $0 in
             echo end_if_booted_again
         } >"$hook"
         chmod 755 "$hook"
-        # A crash is one way to boot again.
+        # The next boot may follow a crash.
         sync "$hook" "$CLOUDSPOT_NODE_DIR"/first-boot*
         ;;
 esac
 
 # --- installation ---
-# The agent is started again whenever it fails: it finds on disk and in the store what it needs to go
-# on. One that cannot run at all must not keep a paid machine: ten short runs in a row end it, and so
-# do fifty of any length. Whoever stops this loop stops the agent, which then saves and leaves.
+# Starts the agent again whenever it fails: it finds on disk and in the store what it needs to go on. An agent
+# that cannot run must not keep a paid machine: ten short runs in a row end the machine, and so do fifty of any
+# length. SIGTERM to this loop stops the agent, which then saves and leaves.
 run_agent() {
     local agent=0 delay=1 num_runs=0 num_short_runs=0 started status stopped=no ended=no
     trap 'stopped=yes; kill -TERM "$agent" 2>/dev/null' TERM
@@ -97,11 +97,11 @@ run_agent() {
     [ "$ended" = no ] || : >"$CLOUDSPOT_NODE_DIR/agent-ended"
 }
 
-# What a machine runs at its end by its provider's means tells the agent by this program, waits for it, and
-# speaks for one that is dead. An agent that has ended has said all there is to say.
+# The provider's shutdown hook runs this program: it tells the agent, waits for it, and reports for an agent
+# that is dead. An agent that has ended has reported already.
 write_on_shutdown() (
     program=$CLOUDSPOT_NODE_DIR/on-shutdown
-    umask 077 # the environment may hold what is nobody else's
+    umask 077 # the environment may hold secrets
     {
         echo "#!$BASH"
         export -p
@@ -112,9 +112,9 @@ CLOUDSPOT_ON_SHUTDOWN
 )
 write_on_shutdown
 
-# Where systemd runs, that loop is a unit: it does not end with the boot script's own unit, and when the
-# machine is shut down it is told first, while there is a network, and waited for. The training runs in it
-# too, so the unit must outlive a rank that is killed for want of memory, and set no limits of its own.
+# With systemd the loop is a unit: it does not end with the boot script's own unit, and at a shutdown it is
+# stopped first, while there is a network, and waited for. The training runs in it too, so the unit must
+# survive a rank that is killed for lack of memory, and set no limits of its own.
 units=/run/systemd/system
 
 start_unit() {

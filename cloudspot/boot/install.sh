@@ -1,7 +1,7 @@
 
-# The image may have no cloudspot, or another one: the agent then gets an environment of its own, from
-# the wheels that the submitter has staged. It needs Python alone; the rest comes with them, or, where
-# they hold no dependencies, from the package index.
+# The image may have no cloudspot, or another one. The agent then gets an environment of its own from the
+# wheels that the submitter has staged. It needs only Python: dependencies come with the wheels or else from
+# the package index.
 agent_home=$CLOUDSPOT_NODE_DIR/agent
 
 has_agent() {
@@ -16,7 +16,7 @@ install_agent() {
         "$agent_home" || return
     for staged in "$agent_home"/wheels/pip-*.whl; do :; done
     if [ -e "$staged" ]; then
-        # Debian's Python makes no environment with pip in it.
+        # Debian's Python cannot make an environment with pip.
         "$CLOUDSPOT_AGENT_PYTHON" -m venv --clear --without-pip "$agent_home/venv" || return
         set -- "$CLOUDSPOT_AGENT_PYTHON" "$staged/pip" --python "$agent_home/venv/bin/python"
     else

@@ -1,1 +1,1 @@
-"""An emulated cloud on one host: the base of the sandboxes, with machines that really boot."""
+"""The base of the sandboxes: a cloud emulated on one host, with machines that really boot."""

@@ -1,4 +1,4 @@
-"""What goes wrong in an emulated cloud, and how much there is to be had; tests and sandboxes set it."""
+"""The faults and the capacity of an emulated cloud's API, as tests and sandboxes set them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Call:
     parameters: Mapping[str, Any]
     region: str
     error: str | None
-    """The code of the error that was answered; None: it succeeded."""
+    """The error code in the answer; None: it succeeded."""
     access_key: str = ""
-    """Whose signature it carries; empty: none that could be read."""
+    """Whose signature it carries; empty: none was readable."""
 
 
 @dataclass
 class Injected:
-    """An error that the next matching calls get."""
+    """An error for the next matching calls."""
 
     action: str
     code: str
@@ -32,35 +32,35 @@ class Injected:
     status: int
     times: int
     happens: bool
-    """The call has its effect all the same, and only its answer is lost."""
+    """The call has its effect; only its answer is lost."""
 
 
 @dataclass
 class Faults:
-    """Set the fields at any time; a call sees them as they are then.
+    """Set the fields at any time; each call sees them as they are then.
 
-    Capacity is by (zone, instance type, market), where ``*`` stands for any; a number of machines, or
-    None for enough. The most specific entry counts: the zone before the type before the market.
+    Capacity is a number of machines, or None for unlimited, by (zone, instance type, market), where ``*``
+    matches any. The most specific entry counts: the zone before the type before the market.
     """
 
     capacity: dict[tuple[str, str, str], int | None] = field(default_factory=dict)
     vcpu_quota: dict[str, int] = field(default_factory=dict)
-    """By market, ``spot`` or ``on-demand``; without an entry, no limit."""
+    """By market, ``spot`` or ``on-demand``; unlimited without an entry."""
     throttle_every: int = 0
-    """Every so many calls of the API for machines, one is throttled; 0: none."""
+    """Each Nth call of the machines' API is throttled; 0: none."""
     describe_lag_seconds: float = 0.0
-    """For so long a new machine is in no listing, and unknown to every other call."""
+    """How long a new machine is in no listing and unknown to every other call."""
     tag_lag_seconds: float = 0.0
-    """For so long a tag or label that was set on a machine does not show."""
+    """How long a tag or label that was set on a machine does not show."""
     denied: set[str] = field(default_factory=set)
     """Rights that the caller lacks, in the cloud's own words."""
     rejected_keys: set[str] = field(default_factory=set)
     """Access keys that the cloud does not know."""
     expired_keys: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
-    """All that came, in order."""
+    """All calls, in order."""
     on_call: Callable[[Call], None] | None = None
-    """Hears of each call as well."""
+    """Called with each call."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,15 +77,15 @@ class Faults:
         times: int = 1,
         happens: bool = False,
     ) -> None:
-        """Let the next ``times`` calls of the action (``*``: of any) end with this error.
+        """Let the next ``times`` calls of the action (``*``: any) end with this error.
 
-        With ``happens`` the call has its effect first, as when an answer is lost on its way.
+        With ``happens``, the call has its effect first, as if the answer were lost.
         """
         with self._lock:
             self._injected.append(Injected(action, code, message, status, times, happens))
 
     def take(self, action: str) -> Injected | None:
-        """Return the error for this call, if one is injected, and use it up."""
+        """Return the error injected for this call, if any, and use it up."""
         with self._lock:
             for one in self._injected:
                 if one.times > 0 and one.action in {action, "*"}:
@@ -94,13 +94,13 @@ class Faults:
             return None
 
     def is_throttled(self) -> bool:
-        """Count a call, and say whether it is one too many."""
+        """Count a call, and return whether it is throttled."""
         with self._lock:
             self._num_counted += 1
             return self.throttle_every > 0 and self._num_counted % self.throttle_every == 0
 
     def capacity_of(self, zone: str, instance_type: str, market: str) -> int | None:
-        """Return how many such machines can run at once; None: as many as you like."""
+        """Return how many such machines can run at once; None: any number."""
         for key in (
             (zone, instance_type, market),
             (zone, instance_type, "*"),
@@ -123,10 +123,10 @@ class Faults:
             self.on_call(call)
 
     def actions(self) -> list[str]:
-        """Return the names of the actions that came, in order."""
+        """Return the actions of all calls, in order."""
         with self._lock:
             return [call.action for call in self.calls]
 
     def count(self, action: str) -> int:
-        """Return how often the action came."""
+        """Return how often the action was called."""
         return self.actions().count(action)

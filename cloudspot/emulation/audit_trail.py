@@ -1,4 +1,4 @@
-"""An emulated account's trail: a line for each request, with who made it and which rights it took."""
+"""An emulated account's audit trail: for each request, who made it and which rights it took."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def _now() -> datetime:
 
 
 class Trail:
-    """A file of JSON lines, as a cloud's audit log would have them in many more words. Thread-safe.
+    """A file of JSON lines, for ``Faults.on_call``; tests compare it with the policies in a plugin's docs.
 
-    It is a ``Faults.on_call``. What a policy in a plugin's docs grants is compared with it.
+    Thread-safe.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class Trail:
         resource: Callable[[Call], str],
         now: Callable[[], datetime] = _now,
     ) -> None:
-        """Begin a file.
+        """Open the file.
 
-        ``is_machine`` says whether an access key is a machine's, ``rights`` which rights a call took, in the
+        ``is_machine`` tells whether an access key is a machine's, ``rights`` which rights a call took, in the
         cloud's own words, and ``resource`` on what, or ``*``.
         """
         self._file = path.open("a", encoding="utf-8", buffering=1)
@@ -43,7 +43,7 @@ class Trail:
         self._lock = threading.Lock()
 
     def __call__(self, call: Call) -> None:
-        """Write a line; after ``close`` there is nobody left to read it."""
+        """Write a line; after ``close``, do nothing."""
         line = {
             "at": self._now().isoformat(),
             "by": "machine" if self._is_machine(call.access_key) else "user",
@@ -58,6 +58,6 @@ class Trail:
                 self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
-        """End the file; safe to repeat."""
+        """Close the file; safe to repeat."""
         with self._lock:
             self._file.close()

@@ -1,4 +1,4 @@
-"""A host of emulated machines that adds to each what its cloud's images and roles give it."""
+"""A host of emulated machines that gives each what its cloud's images and roles hold."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cloudspot.emulation.cloud import EmulatedMachine, MachineHost, MachineStatu
 
 
 class FurnishedHost(MachineHost):
-    """Another host, whose machines ``furnish`` changes before they boot.
+    """Passes calls on to another host; ``furnish`` changes each machine before it boots.
 
-    So the API that starts machines needs to know nothing of seeds of keys and of what images hold.
+    So the API that starts machines knows nothing of key seeds and images.
     """
 
     def __init__(self, host: MachineHost, furnish: Callable[[EmulatedMachine], EmulatedMachine]) -> None:
@@ -19,25 +19,25 @@ class FurnishedHost(MachineHost):
         self._furnish = furnish
 
     def allocate_address(self) -> str:
-        """Return an address that no machine has; see MachineHost."""
+        """See MachineHost."""
         return self._host.allocate_address()
 
     def start(self, machine: EmulatedMachine) -> None:
-        """Start to boot the machine as it is furnished; see MachineHost."""
+        """Start the furnished machine; see MachineHost."""
         self._host.start(self._furnish(machine))
 
     def terminate(self, machine_id: str) -> None:
-        """Ask for the machine's end; see MachineHost."""
+        """See MachineHost."""
         self._host.terminate(machine_id)
 
     def reclaim(self, machine_id: str, *, notice_seconds: float) -> None:
-        """Announce the end, and bring it; see MachineHost."""
+        """See MachineHost."""
         self._host.reclaim(machine_id, notice_seconds=notice_seconds)
 
     def set_tags(self, machine_id: str, tags: Mapping[str, str]) -> None:
-        """Replace the machine's tags; see MachineHost."""
+        """See MachineHost."""
         self._host.set_tags(machine_id, tags)
 
     def states(self) -> Mapping[str, MachineStatus]:
-        """Return how the machines are; see MachineHost."""
+        """See MachineHost."""
         return self._host.states()

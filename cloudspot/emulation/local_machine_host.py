@@ -1,4 +1,4 @@
-"""The host of emulated machines: the machines of ``cloudspot.local``, isolated where this host can."""
+"""The host of emulated machines: those of ``cloudspot.local``, isolated where this host can do it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from cloudspot.model import EndReason, InstanceState
 LOOPBACK_NETWORK = "127.77.0.0/16"
 """The machines' addresses where there are no namespaces."""
 LOOPBACK_PORT = 16925
-"""The metadata services' there; each has an address of its own."""
+"""The port of the metadata services there, each at an address of its own."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NUM_RESERVED = 10
-"""The first addresses of the network are not given to machines; clouds keep some, too."""
+"""Addresses at the start of the network that no machine gets; clouds reserve some too."""
 _END_SECONDS = 60.0
 _FOR_EVER_SECONDS = 1e9
 
@@ -39,7 +39,7 @@ Plan = Callable[[EmulatedMachine], tuple[PlannedReclaim, ...]]
 
 
 class LocalMachineHost(MachineHost):
-    """Emulated machines below a directory. They end when this process does, however it ends."""
+    """Emulated machines below a directory, which end when this process does, however it ends."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class LocalMachineHost(MachineHost):
         is_isolated: bool,
         plan: Plan | None = None,
     ) -> None:
-        """Make what the machines share; an isolated host runs inside ``run_enclosed``.
+        """Make what the machines share; an isolated host must run inside ``run_enclosed``.
 
-        ``plan`` says when a spot machine will be reclaimed.
+        ``plan`` returns when a spot machine will be reclaimed.
         """
         self._cloud = cloud
         self._is_isolated = is_isolated
@@ -60,7 +60,7 @@ class LocalMachineHost(MachineHost):
         network = ipaddress.IPv4Network(cloud.network if is_isolated else LOOPBACK_NETWORK)
         self.network = str(network)
         self.address = str(network[1])
-        """The host's own, where the cloud serves its APIs."""
+        """The host's own address, where the cloud serves its APIs."""
         self._ip_network = network
         self._machines: dict[str, MachineDirectory] = {}
         self._allocated: set[str] = set()
@@ -70,7 +70,7 @@ class LocalMachineHost(MachineHost):
         self._owner.enter_context(lock(directory / "owner.lock"))
         self._sources = directory / "image"
         for package in _editable_packages():
-            # As an image is: what is edited meanwhile does not change it.
+            # Like an image, unaffected by later edits.
             ignored = shutil.ignore_patterns("__pycache__", "*.tmp")
             shutil.copytree(package, self._sources / package.name, ignore=ignored)
         self._hosts = directory / "hosts"
@@ -80,7 +80,7 @@ class LocalMachineHost(MachineHost):
             make_bridge(self.address, network.prefixlen)
 
     def allocate_address(self) -> str:
-        """Return an address that no machine had; see MachineHost."""
+        """Return an address that no machine ever had; see MachineHost."""
         with self._lock:
             for number in range(_NUM_RESERVED, self._ip_network.num_addresses - 1):
                 address = str(self._ip_network[number])
@@ -90,7 +90,7 @@ class LocalMachineHost(MachineHost):
         raise CloudspotError(f"no address of {self.network} is left")
 
     def start(self, machine: EmulatedMachine) -> None:
-        """Start to boot the machine; see MachineHost."""
+        """See MachineHost."""
         with self._lock:
             if not _ID.fullmatch(machine.id):
                 raise ValueError(f"no machine can be named {machine.id!r}")
@@ -101,9 +101,9 @@ class LocalMachineHost(MachineHost):
             self._allocated.add(address)
             host_name = machine.host_name or f"ip-{address.replace('.', '-')}"
             with self._hosts.open("a", encoding="ascii") as hosts:
-                # In one write: the machines read it meanwhile.
+                # In one write, since machines read it meanwhile.
                 names = f"{host_name} {host_name.partition('.')[0]}"
-                # Mapped too: who listens on IPv6 looks up its callers that way.
+                # Mapped too: a server on IPv6 looks up its callers that way.
                 hosts.write(f"{address} {names}\n::ffff:{address} {names}\n")
             made = MachineDirectory.create(
                 self._directory / "machines" / machine.id,
@@ -112,33 +112,33 @@ class LocalMachineHost(MachineHost):
             )
             made.set_tags(machine.tags)
             self._machines[machine.id] = made
-        # The whole path of this process: the metadata service is a plugin's.
+        # The whole path of this process: a plugin brings the metadata service.
         starter = start_supervisor(made, python_path=os.pathsep.join(filter(None, sys.path)))
-        # Nobody waits for a machine, but it wants to be collected.
+        # Nobody waits for the starter, but somebody must reap it.
         threading.Thread(target=starter.wait, name=f"start {machine.id}", daemon=True).start()
 
     def terminate(self, machine_id: str) -> None:
-        """Ask for the machine's end; see MachineHost."""
+        """See MachineHost."""
         machine = self._machines.get(machine_id)
         if machine is not None:
             machine.request_termination()
             machine.settle(reason=EndReason.TERMINATED)
 
     def reclaim(self, machine_id: str, *, notice_seconds: float) -> None:
-        """Announce the end, and bring it; see MachineHost."""
+        """See MachineHost."""
         machine = self._machines.get(machine_id)
         if machine is not None:
             machine.request_reclaim(ReclaimRequest(notice_seconds=notice_seconds))
 
     def set_tags(self, machine_id: str, tags: Mapping[str, str]) -> None:
-        """Replace the machine's tags; see MachineHost."""
+        """See MachineHost."""
         machine = self._machines.get(machine_id)
         if machine is not None:
             with self._lock:
                 machine.set_tags(tags)
 
     def states(self) -> Mapping[str, MachineStatus]:
-        """Return how the machines are; see MachineHost."""
+        """See MachineHost."""
         found = {}
         for machine_id, machine in list(self._machines.items()):
             machine.settle()
@@ -153,7 +153,7 @@ class LocalMachineHost(MachineHost):
         return found
 
     def console(self, machine_id: str) -> str:
-        """Return what the machine has printed at its boot so far."""
+        """Return what the machine printed at its boot so far."""
         try:
             return self._machines[machine_id].console.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -164,7 +164,7 @@ class LocalMachineHost(MachineHost):
         return self._machines[machine_id]
 
     def close(self) -> None:
-        """End all machines and wait until they are gone; safe to repeat.
+        """End all machines and wait for their end; safe to repeat.
 
         Raises:
             CloudspotError: one does not end.
@@ -247,7 +247,7 @@ class LocalMachineHost(MachineHost):
 def emulated(
     cloud: EmulatedCloud, directory: Path, *, is_isolated: bool, plan: Plan | None = None
 ) -> Iterator[LocalMachineHost]:
-    """Bring the cloud up with a host of its own below the directory, and take both down again."""
+    """Start the cloud with a host of its own below the directory, and stop both at the end."""
     host = LocalMachineHost(directory, cloud, is_isolated=is_isolated, plan=plan)
     try:
         (directory / "cloud").mkdir()
@@ -260,7 +260,7 @@ def emulated(
 
 
 def _installation() -> tuple[str, ...]:
-    """Return the directories of this Python and of what is installed for it, wherever they lie."""
+    """Return the directories of this Python and of what is installed for it."""
     found = [sys.prefix, sys.base_prefix]
     if site.ENABLE_USER_SITE:
         found.append(site.getusersitepackages())
@@ -268,7 +268,7 @@ def _installation() -> tuple[str, ...]:
 
 
 def _editable_packages() -> tuple[Path, ...]:
-    """Return the directories of cloudspot's packages that lie where their sources are developed."""
+    """Return the directories of cloudspot's packages that are installed as editable."""
     installed = [Path(name).resolve() for name in _installation()]
     first: dict[str, Path] = {}
     for package in _packages():

@@ -1,7 +1,7 @@
-"""The credentials that roles of an emulated cloud get: made by the metadata service, known to the API.
+"""The credentials of an emulated cloud's roles: made by the metadata service, known to the API.
 
-The two are different processes. They share a seed, from which key, secret and token follow; the key
-itself says until when it holds.
+The two processes share only a seed, from which secret and token of a key follow; the key itself tells when
+it expires.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a role uses for a while."""
+    """A role's temporary credentials."""
 
     access_key: str
     secret_key: str
@@ -26,18 +26,18 @@ class Credentials:
 
 
 class RoleKeys:
-    """All the credentials of roles that one seed makes; a plugin's subclass gives them its cloud's looks."""
+    """All role credentials that follow from a seed; a plugin's subclass gives them its cloud's looks."""
 
     prefix: ClassVar[str]
-    """What the key of a role begins with, and no other key."""
+    """What the keys of roles, and no other keys, begin with."""
     token_prefix: ClassVar[str] = ""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
-        """What the metadata services are told, and nobody else."""
+        """Told only to the metadata services."""
 
     def issue(self, instance_id: str, *, expires_at: datetime) -> Credentials:
-        """Return the credentials of an instance's role, which hold until then (whole seconds)."""
+        """Return the credentials of an instance's role until ``expires_at``, in whole seconds."""
         seconds = int(expires_at.timestamp())
         moment = base64.b32encode(seconds.to_bytes(5, "big")).decode()
         owner = base64.b32encode(self._digest("owner", f"{instance_id}/{seconds}")[:5]).decode()
@@ -47,20 +47,20 @@ class RoleKeys:
         )
 
     def is_role_key(self, access_key: str) -> bool:
-        """Say whether it is a role's, by its looks."""
+        """Return whether it looks like a role's."""
         return access_key.startswith(self.prefix) and len(access_key) == len(self.prefix) + 16
 
     def secret_of(self, access_key: str) -> str:
-        """Return the secret that belongs to the key."""
+        """Return the key's secret."""
         return base64.b64encode(self._digest("secret", access_key)[:30]).decode()
 
     def token_of(self, access_key: str) -> str:
-        """Return the session token that must come with the key."""
+        """Return the session token that must accompany the key."""
         parts = [self._digest(f"token{number}", access_key) for number in range(8)]
         return self.token_prefix + base64.b64encode(b"".join(parts)).decode()
 
     def expires_at(self, access_key: str) -> datetime:
-        """Return until when the key holds; one that is malformed never did."""
+        """Return when the key expires; a malformed one expired in 1970."""
         start = len(self.prefix)
         try:
             seconds = int.from_bytes(base64.b32decode(access_key[start : start + 8]), "big")
@@ -73,7 +73,7 @@ class RoleKeys:
 
 
 class Secrets(Mapping[str, str]):
-    """The secrets of users, which are listed, and of roles, which follow from the seed."""
+    """The secrets of users, which are given, and of roles, which follow from the seed."""
 
     def __init__(self, users: Mapping[str, str], roles: RoleKeys) -> None:
         self._users = dict(users)

@@ -1,8 +1,8 @@
-"""A command with a whole emulated cloud around it: what ``cloudspot sandbox`` does.
+"""Run a command with an emulated cloud around it: what ``cloudspot sandbox`` does.
 
-Three processes take part. The *conductor* starts the other two and passes signals on; the *cloud*
-serves the APIs and hosts the machines, out of reach of the terminal's signals; the *command* is the
-user's own. Where the host can, all of them run enclosed, so that nothing outlives the conductor.
+There are three processes. The *conductor* starts the other two and passes signals on; the *cloud* serves the
+APIs and hosts the machines, out of reach of the terminal's signals; the *command* is the user's. Where the
+host can, all run enclosed, so that nothing outlives the conductor.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from cloudspot.model import Market
 _log = logging.getLogger(__name__)
 
 DEFAULT_NOTICE_SECONDS = 60.0
-"""Of the reclaim that nobody asked for, at most."""
+"""The longest notice of the default reclaim."""
 NOT_EXECUTABLE = 126
-"""The exit status of a command that cannot be run, as shells have it."""
+"""The exit status of a command that cannot be run, as in shells."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What is brought up around the command."""
+    """What to start around the command."""
 
     cloud: type[EmulatedCloud]
     plan: Plan
@@ -54,10 +54,10 @@ class Sandbox:
 
 
 def parse_reclaims(texts: Sequence[str], *, notice_seconds: float) -> Plan:
-    """Return when machines are reclaimed, from the values of ``--reclaim``; no value: the first, midway.
+    """Return when machines are reclaimed, by the values of ``--reclaim``; without any: the first, midway.
 
-    Each value is ``none`` or the fields of a ``[[providers.local.reclaims]]``, such as
-    ``launch=1,rank=0,after_steps=300,notice=2m``, or those of ``[providers.local.random_reclaims]``.
+    A value is ``none`` or holds the fields of a ``[[providers.local.reclaims]]``, such as
+    ``launch=1,rank=0,after_steps=300,notice=2m``, or of ``[providers.local.random_reclaims]``.
 
     Raises:
         SpecError: a value is wrong.
@@ -65,13 +65,13 @@ def parse_reclaims(texts: Sequence[str], *, notice_seconds: float) -> Plan:
     reclaims: list[Reclaim] = []
     chance: RandomReclaims | None = None
     if not texts:
-        # No longer notice than the agent needs: with two minutes small examples have ended before.
+        # Not longer than the agent needs: within two minutes, small examples end.
         notice = min(notice_seconds, DEFAULT_NOTICE_SECONDS)
         reclaims.append(Reclaim(launch=1, rank=0, after_share=0.5, notice=notice))
     for text in texts:
         if text == "none":
             if len(texts) > 1:
-                raise SpecError("--reclaim none stands alone: with another --reclaim it means nothing")
+                raise SpecError("--reclaim none excludes any other --reclaim")
             continue
         table = {"notice": notice_seconds, **_parse_pairs(text)}
         try:
@@ -92,7 +92,7 @@ def parse_reclaims(texts: Sequence[str], *, notice_seconds: float) -> Plan:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Refuse a command that is not there, before anything is brought up.
+    """Check that the command exists, before anything is started.
 
     Raises:
         SpecError: its program is not found.
@@ -103,7 +103,7 @@ def check_command(command: Sequence[str]) -> None:
 
 @contextmanager
 def sandbox_directory(name: str, *, keep: bool) -> Iterator[Path]:
-    """Make a directory for one sandbox; it is deleted at the end, or by the next one if we are killed."""
+    """Make a directory for one sandbox; deleted at the end, or by the next sandbox if we are killed."""
     home = state_home() / "sandboxes"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     _sweep(home)
@@ -123,7 +123,7 @@ def run_in_sandbox(sandbox: Sandbox, command: Sequence[str]) -> int:
     """Run the command with the emulated cloud around it, and return its exit status.
 
     Raises:
-        CloudspotError: the cloud does not come up.
+        CloudspotError: the cloud does not start.
     """
     report = sandbox.directory / "failure.json"
 
@@ -135,7 +135,7 @@ def run_in_sandbox(sandbox: Sandbox, command: Sequence[str]) -> int:
             report.write_text(json.dumps(failure), encoding="utf-8")
             return type(error).exit_code
 
-    sys.stdout.flush()  # or the processes that we fork would write it again
+    sys.stdout.flush()  # or forked processes write it again
     sys.stderr.flush()
     status = enclosure.run_enclosed(conduct) if sandbox.is_isolated else conduct()
     if report.exists():
@@ -145,7 +145,7 @@ def run_in_sandbox(sandbox: Sandbox, command: Sequence[str]) -> int:
 
 
 def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
-    # Ours to close: the cloud ends with it, however we end. Nobody else inherits it.
+    # The cloud ends when our end of the leash closes, however we end; nobody else inherits it.
     leash, hand = os.pipe()
     reader, writer = os.pipe()
 
@@ -178,7 +178,7 @@ def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
 
 
 def _serve(sandbox: Sandbox, leash: int, writer: int) -> int:
-    """Be the cloud until the conductor lets go of the leash."""
+    """Be the cloud until the conductor drops the leash."""
     os.setsid()  # the terminal's Ctrl-C is the command's
     if sys.platform == "linux":
         namespaces.die_with_parent()
@@ -197,7 +197,7 @@ def _serve(sandbox: Sandbox, leash: int, writer: int) -> int:
                 answer.write(json.dumps({"environment": dict(cloud.environment())}).encode())
                 answer.close()
                 os.read(leash, 1)
-        except Exception as error:  # noqa: BLE001 # whatever it is, the user hears of it
+        except Exception as error:  # noqa: BLE001 # whatever it is, tell the user
             _log.exception("the cloud failed")
             if answer.closed:
                 return 1
@@ -224,7 +224,7 @@ def _command_environment(cloud: type[EmulatedCloud], added: Mapping[str, str]) -
 
 
 def _path() -> str:
-    """Return PATH, on which this very cloudspot is found too, though the last."""
+    """Return PATH with this cloudspot's directory at the end."""
     return os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
 
 
@@ -234,8 +234,8 @@ def _parse_pairs(text: str) -> dict[str, object]:
         name, sign, value = pair.partition("=")
         if not sign or not name or not value:
             raise SpecError(
-                f'--reclaim {text}: "{pair}" is no FIELD=VALUE; '
-                'write "none" or such as launch=1,rank=0,after_steps=300,notice=2m'
+                f'--reclaim {text}: "{pair}" is not FIELD=VALUE; '
+                'write "none" or, for example, launch=1,rank=0,after_steps=300,notice=2m'
             )
         try:
             table[name] = decode(value, Any)
@@ -245,7 +245,7 @@ def _parse_pairs(text: str) -> dict[str, object]:
 
 
 def _sweep(home: Path) -> None:
-    """Delete what sandboxes that were killed have left."""
+    """Delete what killed sandboxes left."""
     for path in home.iterdir():
         if (path / "keep").exists() or not path.is_dir():
             continue

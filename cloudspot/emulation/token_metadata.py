@@ -30,19 +30,19 @@ _PAGE = """\
 """
 
 Tree = Mapping[str, Any]
-"""Directories by name, or what returns one; a leaf is its text."""
+"""Entries by name: a text, a tree, or a function that returns one."""
 
 
 class TokenedMetadata(MetadataService):
-    """One machine's service; a plugin's subclass says how its cloud's differs, and what there is to read."""
+    """One machine's service; a plugin's subclass brings its cloud's names and the data."""
 
     versions: ClassVar[tuple[str, ...]]
-    """Of the interface, as they are listed; ``latest`` among them."""
+    """The interface's versions as they are listed, ``latest`` among them."""
     pass_header: ClassVar[str]
-    """What a request carries its token in, in lower case; asked for with ``-ttl-seconds`` after it."""
+    """The token's header, in lower case; with ``-ttl-seconds`` after it, the one that asks for a token."""
     token_prefix: ClassVar[str] = ""
     bare_status: ClassVar[int] = 401
-    """The answer to a request without a token where one is required; a wrong token gets 401."""
+    """The answer to a request that lacks a required token; a wrong token gets 401."""
     titles: ClassVar[Mapping[int, str]] = {
         400: "Bad Request",
         401: "Unauthorized",
@@ -64,14 +64,14 @@ class TokenedMetadata(MetadataService):
 
     @abstractmethod
     def tree(self) -> Tree:
-        """Return what lies below a version, but the user data."""
+        """Return what lies below a version, except the user data."""
 
     @abstractmethod
     def needs_token(self) -> bool:
-        """Say whether this machine's service answers nobody without a token."""
+        """Return whether this machine's service requires a token."""
 
     def token_hops(self) -> int | None:
-        """Return how far a token travels; None: as far as any packet."""
+        """Return the hop limit of answers with a token; None: the usual one."""
         return None
 
     def answer(self, request: Request) -> Answer:
@@ -87,7 +87,7 @@ class TokenedMetadata(MetadataService):
         return self._find(path)
 
     def _give_token(self, request: Request) -> Answer:
-        # What came through a proxy is not the machine's own.
+        # A request through a proxy is not the machine's own.
         if "x-forwarded-for" in request.headers:
             return self.refuse(403)
         life_header = f"{self.pass_header}-ttl-seconds"
@@ -131,7 +131,7 @@ class TokenedMetadata(MetadataService):
         node = node() if callable(node) else node
         if not isinstance(node, Mapping):
             return self.refuse(404) if path.endswith("/") else _text(str(node))
-        # Directories end in a slash, but the top ones' names never did.
+        # Directories end in a slash, except at the top.
         slash = "/" if rest else ""
         return _text(
             "\n".join(
@@ -141,7 +141,7 @@ class TokenedMetadata(MetadataService):
         )
 
     def refuse(self, status: int) -> Answer:
-        """Return the page of an error."""
+        """Return an error page."""
         return Answer(status, _PAGE.format(status, self.titles[status]).encode(), "text/html")
 
 

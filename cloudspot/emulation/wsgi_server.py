@@ -1,4 +1,4 @@
-"""A WSGI application on a port of this machine, in threads."""
+"""Serve a WSGI application on a port of this machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """Serves from its construction until ``close``."""
+    """Serves in threads, from its construction until ``close``."""
 
     def __init__(self, app: WSGIApplication, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Start; port 0 is any free one."""
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # Else it prints each request.
+        """Start; port 0: any free one."""
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # or it prints each request
         self._server = make_server(host, port, app, threaded=True)
         self.url = f"http://{host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="emulated-api", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop to serve."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,1 +1,1 @@
-"""The job file: what people write in it, as typed values, and what is wrong with it in their own terms."""
+"""The job file: its fields as typed values, its schema, and errors in the user's own terms."""

@@ -1,4 +1,4 @@
-"""The JSON Schema of the job file and of plugins' tables, and the docstrings of their fields."""
+"""The JSON Schema of the job file and of plugins' tables, with the docstrings of their fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.jobfile.quantities import MONEY_PATTERN
 from cloudspot.jobfile.spec import MAX_NAME_LENGTH, JobSpec
 
 DRAFT: Final = "http://json-schema.org/draft-07/schema#"
-"""What editors understand; nothing newer is used."""
+"""The version that editors understand."""
 
 _INSIDE: Final = r"^(?![/~])(?!(?:[^\\]*/)?\.\.(?:/|$))[^\\]+$"
 """A path that stays inside the working directory."""
@@ -31,17 +31,17 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("checkpoint", "complete_file"): {"pattern": _INSIDE},
     ("limits", "max_cost"): {"type": ["number", "string"], "pattern": MONEY_PATTERN},
 }
-"""What ``load_job`` asks of a field beyond its type."""
+"""What ``load_job`` requires of a field beyond its type."""
 
 
 def job_schema(options: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
-    """Return the schema of a job file (JSON Schema, draft 7), each field with its docstring.
+    """Return the schema of a job file (JSON Schema, draft 7), with the docstring of each field.
 
-    It refuses what ``load_job`` refuses, but for what concerns two fields at once (``nodes.min`` above
+    It refuses what ``load_job`` refuses, except for rules about two fields at once (``nodes.min`` above
     ``nodes.max``), credentials in ``run.env``, and files that do not exist.
 
     Args:
-        options: For each provider the type of its own table; any table stands for one not named here.
+        options: The type of each provider's own table; a provider not named here may have any table.
     """
     schema = _table(JobSpec, ())
     nodes = schema["properties"]["nodes"]
@@ -55,9 +55,9 @@ def job_schema(options: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
 
 
 def field_docs(type_: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the docstring of each field of the struct, on one line, by the field's name in TOML.
+    """Return the docstring of each field, on one line, by the field's name in TOML.
 
-    Empty for a field without one, and for all where the source is not at hand.
+    Empty for a field without one, and for all fields if the source is not available.
     """
     names = dict(zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True))
     docs = dict.fromkeys(names.values(), "")

@@ -1,7 +1,6 @@
 """Durations, moments, sizes and money as people write them: ``"10m"``, ``"50GiB"``, ``"12.50 USD"``.
 
-A plugin uses :data:`Duration` and :data:`Size` for the fields of its own table, and gets the same
-spellings and the same errors as the job file's own fields.
+Plugins use :data:`Duration` and :data:`Size` in their own tables, with the same spellings and errors.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _DURATION_PATTERN: Final = (
 )
 _SIZE_PATTERN: Final = rf"^\s*{_DIGITS}(?:B|[KMGT]i?B)\s*$"
 MONEY_PATTERN: Final = rf"^{_ABOVE_0}\s*{_DIGITS}(?:[A-Z]{{3}})?\s*$"
-"""What ``parse_money`` takes, more than nothing, as a regular expression."""
+"""What ``parse_money`` accepts above 0, as a regular expression."""
 
 Duration = Annotated[
     float,
@@ -67,7 +66,7 @@ def parse_duration(text: str) -> float:
     """Return the seconds in a duration such as ``"500ms"``, ``"90s"``, ``"10m"``, ``"1h30m"``, ``"2d"``.
 
     Raises:
-        ValueError: it is none; the message says what is expected.
+        ValueError: it is not one; the message says what is expected.
     """
     stripped = text.strip()
     if not _DURATION.fullmatch(stripped):
@@ -80,12 +79,12 @@ def parse_duration(text: str) -> float:
 
 
 def parse_moment(text: str, *, now: datetime) -> datetime:
-    """Return the moment that is meant by ``"10m"`` (ago), ``"06:25"`` or ``"2026-11-20T06:25:04Z"``.
+    """Return the moment of ``"10m"`` (ago), ``"06:25"`` (the last one) or ``"2026-11-20T06:25:04Z"``.
 
-    What names no zone is of ``now``'s; a time of day is the last one before ``now``, which must be aware.
+    A text without a zone is in that of ``now``, which must be aware.
 
     Raises:
-        ValueError: it is none; the message says what is expected.
+        ValueError: it is not one; the message says what is expected.
     """
     stripped = text.strip()
     if _DURATION.fullmatch(stripped):
@@ -94,7 +93,7 @@ def parse_moment(text: str, *, now: datetime) -> datetime:
         if _TIME_OF_DAY.fullmatch(stripped):
             moment = datetime.combine(now.date(), time.fromisoformat(stripped), now.tzinfo)
             return moment if moment <= now else moment - timedelta(days=1)
-        # Before Python 3.11 fromisoformat knows no Z.
+        # Before Python 3.11, fromisoformat does not accept Z.
         moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", stripped))
     except ValueError:
         raise ValueError(
@@ -107,7 +106,7 @@ def parse_size(text: str) -> int:
     """Return the bytes in a size such as ``"50GiB"``, ``"500MB"`` or ``"1.5TiB"``.
 
     Raises:
-        ValueError: it is none, or its unit is ambiguous; the message says what is expected.
+        ValueError: it is not one, or its unit is ambiguous; the message says what is expected.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -129,10 +128,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_money(text: str) -> tuple[float, str | None]:
-    """Return the amount and the currency (ISO 4217, None when not written) in ``"12.50 USD"``.
+    """Return the amount in ``"12.50 USD"`` and the currency (ISO 4217; None if not written).
 
     Raises:
-        ValueError: it is no amount; the message says what is expected.
+        ValueError: it is not an amount; the message says what is expected.
     """
     match = _MONEY.fullmatch(text.strip())
     if match is None:

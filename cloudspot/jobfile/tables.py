@@ -1,4 +1,4 @@
-"""From a raw TOML table to a typed struct, with errors that name the path and the nearest right name."""
+"""Convert a raw TOML table to a typed struct, with errors that name the path and the nearest field."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Path = tuple[str | int, ...]
 CREDENTIAL_NAME: Final = re.compile(
     r"(?i).*(password|passwd|secret|(api|secret|access|private)_?key|(auth|access|bearer|hf|hub)_token)"
 )
-"""A field or variable of such a name most likely holds a credential: its value is never shown."""
+"""A field or variable of such a name most likely holds a credential; its value is never shown."""
 
 _PARSERS: Final[Mapping[str, Callable[[str], float | int]]] = {
     "duration": parse_duration,
@@ -46,7 +46,7 @@ _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
 class FieldError(SpecError):
-    """A field is wrong: ``path: what was found and what to do``."""
+    """A field is wrong; the message is ``path: what was found and what to do``."""
 
     def __init__(self, path: Path, text: str) -> None:
         super().__init__(f"{show_path(path)}: {text}" if path else text)
@@ -54,7 +54,7 @@ class FieldError(SpecError):
 
 
 def show_path(path: Path) -> str:
-    """Return the path as the user would write it: ``run.args[1]``."""
+    """Return the path as users write it, such as ``run.args[1]``."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -66,7 +66,7 @@ def show_path(path: Path) -> str:
 
 
 def convert(raw: Mapping[str, Any], type_: type[T], *, at: Path = ()) -> T:
-    """Return the table ``raw`` as a ``type_``; ``at`` is the table's own path in the file.
+    """Return the table ``raw`` as a ``type_``; ``at`` is the table's path in the file.
 
     Unknown fields are refused at every depth, even where the struct allows them. The types and words of
     :mod:`cloudspot.jobfile.quantities` are understood.
@@ -85,7 +85,7 @@ def convert(raw: Mapping[str, Any], type_: type[T], *, at: Path = ()) -> T:
 
 
 def expects_text(type_: type[msgspec.Struct], path: Sequence[str]) -> bool:
-    """Say whether the field at ``path`` takes a string and no other TOML value."""
+    """Return whether the field at ``path`` takes only strings."""
     node: inspect.Type = inspect.type_info(type_)
     for step in path:
         node = _bare(node)
@@ -102,7 +102,7 @@ def expects_text(type_: type[msgspec.Struct], path: Sequence[str]) -> bool:
 
 
 def _bare(node: inspect.Type) -> inspect.Type:
-    """Return the type without its metadata, and without ``| None``."""
+    """Return the type without metadata and ``| None``."""
     if isinstance(node, inspect.Metadata):
         return _bare(node.type)
     if isinstance(node, inspect.UnionType):
@@ -113,7 +113,7 @@ def _bare(node: inspect.Type) -> inspect.Type:
 
 
 def _extra(node: inspect.Type) -> dict[str, Any]:
-    """Return what the Metas of the type, or of a union's members, say in ``extra``."""
+    """Return the merged ``extra`` of the type's Metas, and of a union's members."""
     if isinstance(node, inspect.Metadata):
         return {**_extra(node.type), **(node.extra or {})}
     if isinstance(node, inspect.UnionType):
@@ -129,7 +129,7 @@ class _Reader:
     at: Path
 
     def prepare(self, value: Any, node: inspect.Type, path: Path) -> Any:
-        """Return the value with its quantities parsed; refuse what msgspec would let pass."""
+        """Return the value with quantities parsed; refuse what msgspec would accept."""
         extra = _extra(node)
         word = extra.get("word")
         if word is not None and value == word:
@@ -160,7 +160,7 @@ class _Reader:
         return value
 
     def nearest(self, name: str, path: Path, siblings: Sequence[str]) -> str:
-        """Return advice for an unknown name: a near sibling, a field elsewhere, or the whole list."""
+        """Return advice for an unknown name: a similar sibling, a field elsewhere, or the whole list."""
         elsewhere = {inner[-1]: (*self.at, *inner) for inner in _field_paths(self.root)}
         near = difflib.get_close_matches(name, siblings, n=1)
         far = difflib.get_close_matches(name, elsewhere, n=1, cutoff=0.8)
@@ -172,7 +172,7 @@ class _Reader:
 
 
 def _quantity(value: Any, quantity: str, word: str | None, path: Path) -> Any:
-    """Return the number that a field of a quantity type was given."""
+    """Return a quantity's number."""
     if isinstance(value, str):
         try:
             return _PARSERS[quantity](value)
@@ -185,7 +185,7 @@ def _quantity(value: Any, quantity: str, word: str | None, path: Path) -> Any:
 
 
 def _choices(node: inspect.Type) -> tuple[str, ...]:
-    """Return the strings that a Literal or an Enum allows; none for any other type."""
+    """Return the strings that a Literal or an Enum allows; empty for other types."""
     if isinstance(node, inspect.LiteralType):
         return tuple(str(value) for value in node.values)
     if isinstance(node, inspect.EnumType):
@@ -204,7 +204,7 @@ def _field_paths(node: inspect.Type, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def _field_error(message: str, raw: Any, at: Path) -> FieldError:
-    """Return msgspec's error in the job file's terms."""
+    """Return msgspec's error in terms of the job file."""
     match = _AT.fullmatch(message)
     text, where = (match[1], match[2]) if match else (message, "")
     missing = re.fullmatch(r"Object missing required field `(.*)`", text)
@@ -223,7 +223,7 @@ def _field_error(message: str, raw: Any, at: Path) -> FieldError:
 
 
 def _follow(raw: Any, steps: Sequence[str], got: str) -> tuple[Path, Any]:
-    """Return the path and the value at msgspec's steps, where ``...`` is some key of a table."""
+    """Return the path and the value at msgspec's steps, where ``...`` stands for any key of a table."""
     path: list[str | int] = []
     value = raw
     for i, step in enumerate(steps):
@@ -255,7 +255,7 @@ def _kind(value: Any) -> str:
 
 
 def _found(value: Any, path: Path) -> str:
-    """Return what was found, as the user wrote it, unless it may be a credential."""
+    """Return what was found as the user wrote it, unless it may be a credential."""
     kind = _kind(value)
     hidden = "env" in path or any(isinstance(step, str) and CREDENTIAL_NAME.fullmatch(step) for step in path)
     if kind in ("array", "object") or hidden:

@@ -1,4 +1,4 @@
-"""TOML files and ``--set`` overrides as raw tables."""
+"""Read TOML files and ``--set`` overrides as raw tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ else:
     import tomli as tomllib
 
 MAX_BYTES: Final = 1 << 20
-"""What a person writes is never longer; a data file named by mistake is not read whole."""
+"""Longer than anything a person writes, so that a data file named by mistake is not read whole."""
 
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
@@ -27,12 +27,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the file's raw table.
 
     Raises:
-        SpecError: there is no such file, it cannot be read, or it is no TOML; the message names the line.
+        SpecError: the file cannot be read, or is not TOML; the message names the line.
     """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
-        # Some editors begin a file with a byte order mark.
+        # Some editors write a byte order mark.
         text = data.decode("utf-8-sig")
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
@@ -40,9 +40,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise SpecError(f"{path}: line {line}: is no text in UTF-8, so this is no TOML file") from None
+        raise SpecError(f"{path}: line {line}: not UTF-8 text, so not a TOML file") from None
     if len(data) > MAX_BYTES:
-        raise SpecError(f"{path}: has more than {MAX_BYTES >> 20} MiB, so this is no file of settings")
+        raise SpecError(f"{path}: has more than {MAX_BYTES >> 20} MiB, too much for a file of settings")
     try:
         raw: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -53,15 +53,15 @@ def read_toml(path: Path) -> dict[str, Any]:
 def apply_override(raw: dict[str, Any], text: str, type_: type[msgspec.Struct]) -> tuple[str, ...]:
     """Put one ``a.b=c`` into the raw table of a ``type_``; return its path.
 
-    The value is read as TOML where it is TOML, unless the field takes only strings; else it is a string.
+    The value is read as TOML if it is TOML, unless the field takes only strings; otherwise it is a string.
 
     Raises:
-        SpecError: the text is no ``FIELD=VALUE``, or a field on the way is no table.
+        SpecError: the text is not ``FIELD=VALUE``, or a field on the way is not a table.
     """
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     if not equals or not _KEY.fullmatch(key):
-        # The text is not shown: a value may be a credential.
+        # The text is not shown: it may hold a credential.
         raise SpecError("--set: expected FIELD=VALUE, as in --set limits.max_cost=20")
     path = tuple(key.split("."))
     table = raw

@@ -1,4 +1,4 @@
-"""The code bundle: a working directory as one deterministic archive, named by its content."""
+"""Make the code bundle: a working directory as one deterministic archive, named by its content."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from time import sleep as real_sleep
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.creation import create
-from cloudspot.jobstore.extraction import extract_bundle, is_safe_link
+from cloudspot.jobstore.extraction import is_safe_link
 from cloudspot.jobstore.ignores import Ignores
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.transfer_progress import OpenProgress, no_progress
 
-__all__ = ["MAX_BYTES", "Bundle", "extract_bundle", "make_bundle", "put_bundle"]
-
 MAX_BYTES = 100 << 20
-"""Of a bundle's files together, unless the caller says otherwise: code is small, data is not code."""
+"""All files together, unless the caller says otherwise: code is small, and data is not code."""
 _NUM_NAMED = 5
 _NUM_WEIGHTY = 50
-"""A file with less than this share of the whole is not what makes it large."""
+"""A file below this share of the whole, one part in 50, is not what makes the bundle large."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +36,13 @@ class Bundle:
     sha256: str
     """Of ``data``, in hex."""
     files: tuple[str, ...]
-    """What is in it, sorted, relative to the working directory."""
+    """The names in it, sorted, relative to the working directory."""
     skipped: tuple[str, ...]
-    """What was left out without being ignored, with the reason: links that lead out, sockets, pipes."""
+    """What was left out although nothing ignores it, with the reason: links that lead out, sockets, pipes."""
 
     @property
     def size(self) -> int:
-        """Return the bytes of the archive."""
+        """The archive's size in bytes."""
         return len(self.data)
 
 
@@ -57,7 +55,7 @@ class _Entry:
     size: int
     is_executable: bool
     target: str | None
-    """Of a symlink."""
+    """What a symlink leads to; None for a file."""
 
 
 def make_bundle(
@@ -70,14 +68,14 @@ def make_bundle(
     are not kept.
 
     Args:
-        workdir: The directory.
+        workdir: The directory to archive.
         entrypoint: A file that must be in the bundle, relative to ``workdir``.
         max_bytes: The most that the files may have together, before compression.
         open_progress: Hears of the progress.
 
     Raises:
-        BundleError: the code is too large (the message names the largest files), the entrypoint is not
-            in it, or a file cannot be read.
+        BundleError: the code is too large (the message names the largest files), lacks the entrypoint, or
+            has a file that cannot be read.
     """
     workdir = workdir.resolve()
     if not workdir.is_dir():
@@ -108,21 +106,21 @@ def put_bundle(
     open_progress: OpenProgress = no_progress,
     sleep: Callable[[float], None] = real_sleep,
 ) -> None:
-    """Put the bundle under ``key``; one that is there already is not put again.
+    """Put the bundle under ``key``, unless it is there already.
 
     Raises:
-        CorruptData: something else lies under its key.
+        CorruptData: its key holds something else.
         TransientError: the store failed; call again.
     """
     store = patient(store, sleep=sleep)
     try:
-        # Its bytes are checked where they are used; here their number tells a foreign object cheaply.
+        # The size reveals a foreign object cheaply; the bytes are checked where they are used.
         is_same = store.head(key).size == bundle.size
     except ObjectMissing:
         with open_progress("uploading code", None):  # one request: there is nothing to count
             is_same = create(store, key, bundle.data, sleep=sleep) is None
     if not is_same:
-        raise CorruptData(f"{store.url}: {key} is not the code it is named by; delete it and submit again")
+        raise CorruptData(f"{store.url}: {key} is not the code it is named after; delete it and submit again")
 
 
 def _walk(workdir: Path, directory: Path, ignores: Ignores, skipped: list[str]) -> Iterator[_Entry]:
@@ -151,7 +149,7 @@ def _walk(workdir: Path, directory: Path, ignores: Ignores, skipped: list[str]) 
 
 
 def _without_loose_links(workdir: Path, entries: list[_Entry], skipped: list[str]) -> list[_Entry]:
-    """Drop the symlinks that lead out of the bundle, to what it leaves out, or nowhere."""
+    """Drop the symlinks that lead out of the bundle, nowhere, or to something that it leaves out."""
     root = workdir.resolve()
     inside = {entry.name for entry in entries if entry.target is None}
     inside |= {parent.as_posix() for name in inside for parent in Path(name).parents}
@@ -175,7 +173,7 @@ def _resolve(path: Path) -> Path | None:
     try:
         return path.resolve(strict=False)
     except (OSError, RuntimeError):
-        return None  # A loop of symlinks.
+        return None  # a loop of symlinks
 
 
 def _check_entrypoint(workdir: Path, entrypoint: str, entries: list[_Entry]) -> None:
@@ -208,7 +206,7 @@ def _mib(size: int) -> str:
 
 def _archive(entries: list[_Entry], progress: Callable[[int], None]) -> bytes:
     buffer = io.BytesIO()
-    # Neither a name nor a time in gzip's header, so that equal code gives equal bytes.
+    # No name and no time in gzip's header, so that equal code gives equal bytes.
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=buffer, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,

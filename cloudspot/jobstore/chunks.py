@@ -1,4 +1,4 @@
-"""The chunks of a committed checkpoint, as they lie in the store: read whole, and compared."""
+"""Read the chunks of a committed checkpoint from the store, and compare them with their checksums."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cloudspot.jobstore.parts import xxh3_128
 from cloudspot.jobstore.records import Chunk, Commit, Part
 
 BLOCK_BYTES = 8 << 20
-"""Large enough for a request to be worth its latency."""
+"""Large enough to make a request worth its latency."""
 
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """A chunk, where it lies, and where its bytes belong in its part."""
+    """A chunk: its key, and where its bytes belong in its part."""
 
     key: str
     chunk: Chunk
@@ -42,7 +42,7 @@ def stored_chunks(job_id: str, commit: Commit) -> list[StoredChunk]:
 
 
 def check_sizes(store: ObjectStore, job_id: str, commit: Commit, chunks: Sequence[StoredChunk]) -> None:
-    """Check, by a listing, that these chunks are there and as long as the manifest says.
+    """Check by a listing that the chunks are there and as long as the manifest says.
 
     Raises:
         CorruptData: one is missing or has another size.
@@ -58,14 +58,14 @@ def check_sizes(store: ObjectStore, job_id: str, commit: Commit, chunks: Sequenc
 
 @contextmanager
 def read_chunk(store: ObjectStore, stored: StoredChunk, buffer: bytearray) -> Iterator[memoryview]:
-    """Lend the bytes of a chunk, verified; they lie in the buffer, which holds a byte more at least.
+    """Lend the verified bytes of a chunk; the buffer must hold at least one byte more.
 
     Raises:
         CorruptData: it is missing, cut short or changed.
     """
     with memoryview(buffer) as room:
         try:
-            # One byte more than there should be tells a longer object without reading all of it.
+            # Asking for one byte more reveals a longer object without reading all of it.
             with room[: stored.chunk.size + 1] as target:
                 size = store.get_range_into(stored.key, 0, target)
         except ObjectMissing as error:
@@ -78,10 +78,10 @@ def read_chunk(store: ObjectStore, stored: StoredChunk, buffer: bytearray) -> It
 
 
 def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, bytes]]:
-    """Yield the bytes of a chunk block by block, each with its offset; they are verified when it ends.
+    """Yield the bytes of a chunk in blocks, each with its offset; they are verified only at the end.
 
-    For a reader that can take back what it has made of them: with ``BLOCK_BYTES`` at a time it needs a
-    fraction of the memory, and memory that is used again is several times as fast as fresh one.
+    For readers that can discard what they have made of them: ``BLOCK_BYTES`` at a time need a fraction of
+    the memory.
 
     Raises:
         CorruptData: the chunk is missing, cut short or changed.
@@ -91,7 +91,7 @@ def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, 
         length = min(BLOCK_BYTES, stored.chunk.size - start)
         is_last = start + length == stored.chunk.size
         try:
-            block = store.get_range(stored.key, start, length + is_last)  # as above
+            block = store.get_range(stored.key, start, length + is_last)  # one more, as above
         except ObjectMissing as error:
             raise CorruptData(f"chunk {stored.key} is missing") from error
         if len(block) != length:

@@ -1,9 +1,9 @@
-"""Records as JSON bytes and back; bytes that are not a record of the type raise CorruptData."""
+"""Encode records as JSON bytes and decode them again."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -15,9 +15,9 @@ Record = TypeVar("Record")
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """Return the record as one line of JSON; the same record gives the same bytes.
+    """Return the record as one line of JSON; equal records give equal bytes.
 
-    A float that is not finite (the loss of a training that diverged) is kept, as a string.
+    A float that is not finite, such as the loss of a training that diverged, is kept as a string.
     """
     if _is_finite(record):
         return msgspec.json.encode(record)
@@ -26,34 +26,25 @@ def encode(record: msgspec.Struct) -> bytes:
 
 
 def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -> Record:
-    """Return the record that ``data`` holds. Fields that are not known here are passed over.
+    """Return the record that ``data`` holds, without the fields that are unknown here.
 
     Raises:
-        CorruptData: ``data`` is no such record; the message names ``key``.
+        CorruptData: ``data`` is not such a record; the message names ``key``.
     """
-    record: Record = _decode(data, record_type, key)
+    try:
+        try:
+            record: Record = decoding.decode(data, record_type)
+        except msgspec.ValidationError:
+            # A number that is not finite is a string; only the lax decoder reads it as a float.
+            record = decoding.decode(data, record_type, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptData(f"{key} is malformed: {error}") from error
     return record
 
 
 def decode_journal(data: bytes, *, key: str = "the record") -> JournalRecord:
-    """Return the journal record that ``data`` holds, of whichever kind.
-
-    Raises:
-        CorruptData: ``data`` is no journal record; the message names ``key``.
-    """
-    record: JournalRecord = _decode(data, JournalRecord, key)
-    return record
-
-
-def _decode(data: bytes, record_type: Any, key: str) -> Any:
-    try:
-        try:
-            return decoding.decode(data, record_type)
-        except msgspec.ValidationError:
-            # A number that is not finite is a string; only the lax decoder reads it as a float.
-            return decoding.decode(data, record_type, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptData(f"{key} is malformed: {error}") from error
+    """Return the journal record, of whichever kind; see ``decode``."""
+    return decode(data, cast("type[JournalRecord]", JournalRecord), key=key)
 
 
 def _is_finite(value: Any) -> bool:

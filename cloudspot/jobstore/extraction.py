@@ -1,4 +1,4 @@
-"""Takes a code bundle apart without trusting it: nothing is written until every member was judged."""
+"""Extract a code bundle without trusting it: nothing is written until every member was judged."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cloudspot.errors import BundleError, CorruptData
 from cloudspot.jobstore.integrity import is_safe_path
 
 MAX_EXTRACTED_BYTES = 1 << 30
-"""Of all files together: a small archive can unpack to any size."""
+"""All files together: a small archive can unpack to any size."""
 MAX_MEMBERS = 200_000
 _HEADER_BYTES = 4096
-"""The most that a member takes up beside its content, on average."""
+"""The most that a member takes besides its content, on average."""
 _KINDS = {
     tarfile.REGTYPE: "file",
     tarfile.AREGTYPE: "file",
@@ -33,26 +33,26 @@ _KINDS = {
 def extract_bundle(
     source: bytes | Path, dest: Path, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTES
 ) -> None:
-    """Extract a bundle into ``dest``, which appears whole; what was there before is replaced.
+    """Extract a bundle into ``dest``, which appears whole and replaces what was there.
 
-    Files, directories and relative symlinks that stay inside are all it may hold.
+    It may hold only files, directories and relative symlinks that stay inside.
 
     Args:
         source: The archive, or its path.
         dest: The directory to make.
-        sha256: What the archive's SHA-256 must be, in hex; checked before anything else.
+        sha256: The archive's expected SHA-256 in hex, checked before anything else.
         max_bytes: The most that its files may have together.
 
     Raises:
         CorruptData: the hash differs.
-        BundleError: it is no archive, or holds something that is not safe; nothing was written.
+        BundleError: it is not an archive, or holds something unsafe; nothing was written.
     """
     data = source if isinstance(source, bytes) else source.read_bytes()
     _check(data, sha256, max_bytes)
     staging = dest.parent / f".{dest.name}.extracting"
     replaced = dest.parent / f".{dest.name}.replaced"
     try:
-        for leftover in (staging, replaced):  # Of a process that was killed in the middle.
+        for leftover in (staging, replaced):  # Left by a process that was killed in the middle.
             shutil.rmtree(leftover, ignore_errors=True)
         staging.mkdir(parents=True)
         with _opened(data, max_bytes) as archive:
@@ -71,18 +71,18 @@ class Member:
 
     name: str
     content: bytes = field(repr=False)
-    """Of a symlink: none."""
+    """Empty for a symlink."""
     is_executable: bool
     target: str | None
-    """Of a symlink."""
+    """What a symlink leads to; None for a file."""
 
 
 def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTES) -> Iterator[Member]:
-    """Yield what an archive holds, one file in memory at a time; nothing is written.
+    """Yield what an archive holds, with one file in memory at a time, and write nothing.
 
     Raises:
         CorruptData: the hash differs from ``sha256``, in hex.
-        BundleError: it is no archive, or holds something that is not safe.
+        BundleError: it is not an archive, or holds something unsafe.
     """
     _check(data, sha256, max_bytes)
     with _opened(data, max_bytes) as archive:
@@ -98,7 +98,7 @@ def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTE
 
 
 def _check(data: bytes, sha256: str, max_bytes: int) -> None:
-    """Judge the archive as a whole, before any of its members is used."""
+    """Judge the whole archive before any of its members is used."""
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise CorruptData(f"the code bundle's SHA-256 is {found}, not {sha256}; submit the job again")
@@ -106,11 +106,11 @@ def _check(data: bytes, sha256: str, max_bytes: int) -> None:
 
 
 def is_safe_link(name: str, target: str) -> bool:
-    """Say whether a symlink called ``name`` to ``target`` stays inside, whatever the others lead to.
+    """Return whether a symlink ``name`` to ``target`` stays inside, wherever other symlinks lead.
 
-    It may climb only first, and not above the root; then only descend. With all symlinks like this,
-    and all their parents real directories, each step of a chain of them stays inside; a ``..`` after
-    a name could climb out of wherever that name leads.
+    It may climb only first, never above the root, and then only descend. If all symlinks are like this, and
+    all their parents real directories, every step of a chain of them stays inside; a ``..`` after a name
+    could climb out of wherever that name leads.
     """
     segments = target.split("/")
     ups = 0
@@ -128,10 +128,10 @@ def _check_members(data: bytes, max_bytes: int) -> None:
             kind = _KINDS.get(member.type)
             if kind is None or member.issparse():
                 raise BundleError(
-                    f"the code bundle holds {member.name!r}, which is no file, directory or symlink"
+                    f"the code bundle holds {member.name!r}, which is not a file, directory or symlink"
                 )
             if not is_safe_path(member.name) or member.size < 0:
-                raise BundleError(f"the code bundle holds {member.name!r}, which is no safe relative path")
+                raise BundleError(f"the code bundle holds {member.name!r}, which is not a safe relative path")
             if kind == "symlink" and not is_safe_link(member.name, member.linkname):
                 raise BundleError(f"the code bundle's symlink {member.name!r} leads out: {member.linkname!r}")
             if member.name in kinds:
@@ -184,11 +184,11 @@ def _opened(data: bytes, max_bytes: int) -> Iterator[tarfile.TarFile]:
         ):
             yield archive
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
-        raise BundleError(f"the code bundle is no archive that can be read: {error}") from error
+        raise BundleError(f"the code bundle cannot be read as an archive: {error}") from error
 
 
 class _Bounded(io.RawIOBase):
-    """Reads up to a number of bytes: what is packed does not say how large it is."""
+    """Reads at most a number of bytes: packed data does not say how large it is."""
 
     def __init__(self, inner: io.BufferedIOBase, max_bytes: int) -> None:
         self._inner = inner
@@ -198,5 +198,5 @@ class _Bounded(io.RawIOBase):
         data = self._inner.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
         self._left -= len(data)
         if self._left < 0:
-            raise BundleError("the code bundle unpacks to more than it may")
+            raise BundleError("the code bundle unpacks to more than is allowed")
         return data

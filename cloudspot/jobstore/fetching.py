@@ -64,12 +64,12 @@ def fetch(
     num_threads: int = NUM_THREADS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Bring a checkpoint to the disk, verified.
+    """Write a checkpoint to the disk, verified.
 
-    A session's goes into ``directory``, which is made if need be: ``part-<rank>.bin`` for each rank, and
-    ``restore.json`` last. A script's own is put back as the directory it was, below ``directory`` (the
-    working directory), where it appears whole, once it is whole. Existing files of other names are
-    left alone, and no symlink is followed. ``progress`` is told the bytes as they come.
+    A session's goes into ``directory``, which is made if needed: ``part-<rank>.bin`` for each rank, and
+    ``restore.json`` last. A script's own becomes the directory it was, below ``directory`` (the working
+    directory), and appears there only when it is whole. Existing files of other names are left alone, and no
+    symlink is followed. ``progress`` is told the bytes as they come.
 
     Raises:
         CorruptData: the manifest is not safe to follow, or a chunk is missing, cut short or changed.
@@ -80,8 +80,7 @@ def fetch(
     store = patient(store, sleep=sleep)
     chunks = stored_chunks(job_id, commit)
 
-    # A buffer for each thread, which is kept: memory that is touched for the first time costs more than the
-    # reading and the writing.
+    # Each thread keeps its buffer: touching fresh memory costs more than the reading and the writing.
     own = threading.local()
     room = 1 + max((stored.chunk.size for stored in chunks), default=0)
 
@@ -92,7 +91,7 @@ def fetch(
             _write(root, files, stored, data)
         progress(stored.chunk.size)
 
-    # Before a byte is written: what a manifest claims must be there, so that no claim fills the disk.
+    # What the manifest claims must be there before a byte is written: no claim may fill the disk.
     check_sizes(store, job_id, commit, chunks)
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -135,7 +134,7 @@ def _fetch_directories(
     staging = {name: directory / f".cloudspot-fetching-{number}" for number, name in enumerate(names)}
     for name, path in staging.items():
         _make_parents(directory, name)
-        _remove(path)  # Of an agent that was killed in the middle.
+        _remove(path)  # Left by an agent that was killed in the middle.
         path.mkdir()
     roots = {part.rank: staging[part.directory or ""] for part in commit.parts}
     for part in commit.parts:
@@ -152,7 +151,7 @@ def _fetch_directories(
 
 
 def _create(path: Path, size: int) -> None:
-    """Create the file anew; what had its name, be it a symlink, goes."""
+    """Create the file anew, in place of whatever has its name."""
     _remove(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -162,7 +161,7 @@ def _create(path: Path, size: int) -> None:
 
 
 def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryview) -> None:
-    """Write a chunk's bytes to the files over which its part is spread."""
+    """Write a chunk's bytes to the files that its part is spread over."""
     position = 0
     for name, offset, length in extents(files, stored.start, stored.chunk.size):
         descriptor = os.open(root / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -177,7 +176,7 @@ def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryv
 
 
 def _make_parents(directory: Path, name: str) -> None:
-    """Make the directories above ``name``; none may be a symlink, which could lead out."""
+    """Make the directories above ``name``; a symlink among them, which could lead out, is refused."""
     path = directory
     for segment in name.split("/")[:-1]:
         path /= segment

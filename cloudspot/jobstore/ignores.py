@@ -20,14 +20,13 @@ _REDIRECTING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 class Ignores:
     """Judges the entries of a working directory, from the top down.
 
-    In a checkout git lists the files: tracked ones even where a pattern names them, untracked ones unless
-    they are ignored, and those of submodules and nested repositories by their own rules. Elsewhere, and
-    where git is not installed or refuses, the .gitignore files are read here, from the enclosing
-    checkout's top down. A working directory that its own checkout ignores was named on purpose: only the
-    ignore files inside of it count.
+    In a checkout git lists the files: tracked ones even if a pattern names them, and those of submodules and
+    nested repositories by their own rules. Elsewhere, and if git is missing or refuses, .gitignore files are
+    read here, from the enclosing checkout's top down. If its own checkout ignores the working directory, only
+    the ignore files inside it count, since the user chose it on purpose.
 
-    Patterns of .cloudspotignore come on top: they leave out or bring back whatever git says. Deeper
-    ignore files outrank those above.
+    Patterns of .cloudspotignore leave out or bring back files whatever git says. Deeper ignore files outrank
+    those above.
     """
 
     def __init__(self, workdir: Path) -> None:
@@ -39,7 +38,7 @@ class Ignores:
         self._own = _IgnoreFiles.around(workdir, top or workdir, ".cloudspotignore", _PYTHON_LEFTOVERS)
 
     def match(self, path: Path, *, is_directory: bool) -> bool:
-        """Return whether the entry is left out; nothing below a directory that is left out is asked for."""
+        """Return whether the entry is left out; a directory that is needs no look at what is below it."""
         if is_secret(path.name):
             return True
         verdict = self._own.check(path, is_directory=is_directory)

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's records make sense: pure checks that trust no one; nothing is unpickled."""
+"""Check that a checkpoint's records make sense: pure, trusting no writer, and without unpickling."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from cloudspot.jobstore.records import Commit, Part
 from cloudspot.jobstore.seals import Seal, plan_digest, read_seal
 
 MAX_CHUNK_BYTES = 512 << 20
-"""A chunk is held in memory as a whole when it is read."""
+"""A chunk is read into memory as a whole."""
 MAX_PARTS = 10_000
-"""The keys give a rank four digits."""
+"""Keys give a rank four digits."""
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
 def check_commit(commit: Commit) -> None:
     """Check that the manifest describes one whole checkpoint and nothing unsafe.
 
-    Each part is in order by itself, all ranks are there, once and in order, and all belong to the
-    same checkpoint. Of a session, all parts were planned together: the table of items in the seals is
-    the one that every seal's digest speaks of, so each item of the plan is there once.
+    Every part is valid by itself, each rank is there once and in order, and all belong to this checkpoint.
+    The parts of a session were planned together: the items in the seals make the table of which every seal
+    holds the digest, so each item of the plan is there once.
 
     Raises:
-        CorruptData: it does not; the message names the checkpoint and what is wrong.
+        CorruptData: the message names the checkpoint and the first problem.
     """
     for problem in _commit_problems(commit):
         raise CorruptData(f"checkpoint {commit.id}: {problem}")
 
 
 def check_part(part: Part) -> None:
-    """Check that the record of a part is in order by itself.
+    """Check that the record of a part is valid by itself.
 
     Raises:
-        CorruptData: it is not; the message names the part and what is wrong.
+        CorruptData: the message names the part and the first problem.
     """
     for problem in _part_problems(part, read_seal(part) if part.kind == "session" else None):
         raise CorruptData(f"part {part.rank} of checkpoint {part.generation}-{part.step}: {problem}")
 
 
 def is_safe_path(path: str) -> bool:
-    """Say whether a stored path stays below the directory it is put into, and can be a path at all."""
+    """Return whether a stored path is valid and stays below the directory it is written to."""
     try:
         segments = [segment.encode() for segment in path.split("/")]
     except UnicodeEncodeError:
@@ -54,7 +54,7 @@ def is_safe_path(path: str) -> bool:
     )
 
 
-# --- what is wrong, the first thing first -------------------------------------------------------
+# --- problems, in the order in which they matter ------------------------------------------------
 
 
 def _commit_problems(commit: Commit) -> Iterator[str]:
@@ -141,10 +141,10 @@ def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
 
 def _file_problems(part: Part) -> Iterator[str]:
     if part.directory is None or not is_safe_path(part.directory):
-        yield f"its directory {(part.directory or '')[:200]!r} is no safe relative path"
+        yield f"its directory {(part.directory or '')[:200]!r} is not a safe relative path"
     for file in part.files:
         if not is_safe_path(file.path):
-            yield f"its file {file.path[:200]!r} is no safe relative path"
+            yield f"its file {file.path[:200]!r} is not a safe relative path"
         if file.size < 0 or file.mode < 0:
             yield f"its file {file.path!r} has size {file.size} and mode {file.mode:o}"
     total = sum(file.size for file in part.files)
@@ -153,7 +153,7 @@ def _file_problems(part: Part) -> Iterator[str]:
 
 
 def _collisions(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield paths that cannot stand beside each other: the same twice, or one below a file."""
+    """Yield paths that cannot exist side by side: one twice, or one below a file."""
     directories = {part.directory or "" for part in parts}
     files = [f"{part.directory}/{file.path}" for part in parts for file in part.files]
     taken = set(files)

@@ -1,4 +1,4 @@
-"""The journal: numbered, create-only records; whoever writes number n has read all before it."""
+"""The journal: numbered, create-only records. A writer of number n has read all before it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.jobstore.records import JournalRecord
 
 
 class Journal:
-    """A job's journal. Keeps what it has read, since records never change; for one thread."""
+    """A job's journal, for one thread. Keeps what it has read, since records never change."""
 
     def __init__(
         self, store: ObjectStore, job_id: str, *, sleep: Callable[[float], None] = time.sleep
@@ -27,7 +27,7 @@ class Journal:
     def read(self) -> tuple[JournalRecord, ...]:
         """Return all records; record ``n`` is at index ``n - 1``.
 
-        Costs one request more than there are new records.
+        Costs one request more than the number of new records.
 
         Raises:
             CorruptData: a record is malformed.
@@ -42,9 +42,9 @@ class Journal:
         return tuple(self._records)
 
     def append(self, record: JournalRecord, number: int) -> bool:
-        """Write the record as number ``number``: the one after those that its writer has read.
+        """Write the record as number ``number``, the next after those that its writer has read.
 
-        False: another writer has that number. Read the journal again and decide anew.
+        Returns False if another writer has that number: read the journal again and decide anew.
 
         Raises:
             TransientError: the outcome is unknown; append the same record again.

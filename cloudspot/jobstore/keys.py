@@ -1,28 +1,28 @@
-"""Every object key that cloudspot uses, in one place."""
+"""Every object key that cloudspot uses."""
 
 from __future__ import annotations
 
 import re
 
 JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-"""What a job id looks like: a DNS label, so that it can be a tag, a label or a host name anywhere."""
+"""A job id is a DNS label, so that it can be a tag, a label or a host name anywhere."""
 
 
 def index_prefix() -> str:
-    """Return the prefix under which each job has one small object."""
+    """Return the prefix of the list of jobs: one small object for each."""
     return "index/"
 
 
 def index(job_id: str) -> str:
-    """Return the job's entry in the list of jobs; create-only, it also reserves the id.
+    """Return the key of the job's entry in the list of jobs; create-only, it also reserves the id.
 
-    A removal of the job replaces it by a note, and deletes it last.
+    The removal of a job replaces it with a note, and deletes it last.
     """
     return f"index/{job_id}"
 
 
 def job_prefix(job_id: str) -> str:
-    """Return the prefix of all that belongs to the job."""
+    """Return the prefix of everything that belongs to the job."""
     return f"jobs/{job_id}/"
 
 
@@ -42,7 +42,7 @@ def summary(job_id: str) -> str:
 
 
 def suspicions(job_id: str) -> str:
-    """Return the key of what passing drivers have seen stand still or missing; overwritten, or absent."""
+    """Return the key of what passing drivers saw silent or missing; overwritten, or absent."""
     return f"jobs/{job_id}/suspicions"
 
 
@@ -87,12 +87,12 @@ def generation(job_id: str, number: int) -> str:
 
 
 def nodes_prefix(job_id: str) -> str:
-    """Return the prefix of what the nodes say of themselves."""
+    """Return the prefix of what the nodes report."""
     return f"jobs/{job_id}/nodes/"
 
 
 def launch_nodes_prefix(job_id: str, launch: int) -> str:
-    """Return the prefix of what the nodes of one launch say of themselves."""
+    """Return the prefix of what the nodes of one launch report."""
     return f"jobs/{job_id}/nodes/{launch:06d}/"
 
 
@@ -107,7 +107,7 @@ def notice(job_id: str, launch: int, rank: int) -> str:
 
 
 def exit_record(job_id: str, launch: int, rank: int) -> str:
-    """Return the key of a node's last word; create-only, and proof that it runs no user code."""
+    """Return the key of a node's exit record; create-only, and proof that it runs no user code."""
     return f"jobs/{job_id}/nodes/{launch:06d}/{rank:04d}/exit.json"
 
 
@@ -117,12 +117,12 @@ def checkpoints_prefix(job_id: str) -> str:
 
 
 def commits_prefix(job_id: str) -> str:
-    """Return the prefix of the commit records, apart from the chunks so that a listing is short."""
+    """Return the prefix of the commit records; apart from the chunks, to keep a listing short."""
     return f"jobs/{job_id}/commits/"
 
 
 def commit(job_id: str, generation: int, step: int) -> str:
-    """Return the key of a commit record; create-only: a checkpoint exists when this does."""
+    """Return the key of a commit record; create-only: the checkpoint exists when this does."""
     return f"jobs/{job_id}/commits/{generation:06d}-{step:012d}"
 
 
@@ -162,7 +162,7 @@ def artifacts_prefix(job_id: str) -> str:
 
 
 def agent(sha256: str) -> str:
-    """Return the key of the wheels by which stock images get their agent; shared by jobs, create-only."""
+    """Return the key of the wheels that stock images install as their agent; shared by jobs, create-only."""
     return f"agents/{sha256}"
 
 

@@ -1,4 +1,4 @@
-"""What the log's streams and sources are called: one stream a machine, one source a speaker."""
+"""The names of log streams, one for each machine, and of the source of metrics."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ METRICS = "metrics"
 
 
 def stream_name(launch: int, rank: int) -> str:
-    """Return the name of the stream of a launch's node."""
+    """Return the name of a node's stream."""
     return f"{launch}-{rank}"
 
 
 def parse_stream(stream: str) -> tuple[int, int]:
-    """Return the launch and the rank of a stream's name, ``<launch>-<rank>``."""
+    """Return the launch and the rank that a stream's name, ``<launch>-<rank>``, holds."""
     launch, _, rank = stream.partition("-")
     return int(launch), int(rank)

@@ -22,9 +22,9 @@ def read_after(
 ) -> list[Record]:
     """Return the records after number ``known``, in order.
 
-    Who writes number n has read n - 1, so the first missing number is the end. The next one is asked
-    for until it is missing: one request where nothing is new, and of the cheap kind. Who knows none
-    lists what follows the first, to read it side by side.
+    A writer of number n has read n - 1, so the first missing number is the end. This asks for the next one
+    until it is missing, which costs a single cheap request where nothing is new. A caller that knows none
+    lists what follows the first record, and reads it in parallel.
 
     Raises:
         CorruptData: a record is malformed.
@@ -45,8 +45,8 @@ def _read_listed(
 ) -> list[Record]:
     """Return the records from number 2 on that a listing shows, up to the first gap.
 
-    A record may come while the listing is made, and a later one be in it: its length is a hint only,
-    and what it missed is asked for afterwards.
+    A listing may miss a record that is written meanwhile and show a later one, so its length is only a hint;
+    the caller asks for what it missed.
     """
     num_listed = sum(1 for _ in store.list_objects(prefix))
     names = [key_of(number) for number in range(2, num_listed + 1)]

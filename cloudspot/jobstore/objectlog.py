@@ -19,19 +19,19 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.model import LogPiece, LogRecord
 
 NUM_THREADS = 8
-"""So many segments are deleted at once."""
+"""How many segments are deleted at once."""
 _SEGMENT = re.compile(r"(\d{4}-\d{2}-\d{2})/(\d{12,})")
 _WHOLE_LISTING = 1000
-"""Up to so many segments are listed anew each time: that is one request."""
+"""Up to this many segments are listed anew each time, in one request."""
 _NUM_LATE_DATES = 2
-"""In a longer stream segments are looked for from its newest on, and in so many of its newest dates: a clock
-may have gone back over midnight."""
+"""In a longer stream, new segments are looked for after its newest, and in this many of its newest dates: a
+clock may have gone back over midnight."""
 _LEAST_LINE_BYTES = 64
-"""No line of a segment is shorter: the names of its fields alone take as much."""
+"""No line of a segment is shorter: the names of its fields take as much."""
 
 
 class _Segment(NamedTuple):
-    """A segment as the listing shows it; sorts by its first line's number."""
+    """A segment as a listing shows it; sorts by the number of its first line."""
 
     first: int
     key: str
@@ -39,15 +39,15 @@ class _Segment(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Return a number that none of its lines exceeds."""
+        """An upper bound of its lines' numbers."""
         return self.first + self.size // _LEAST_LINE_BYTES
 
 
 class ObjectStoreLogSink(LogSink):
     """Keeps a job's log lines under ``jobs/<id>/logs/<stream>/<date>/<first seq>``. Thread-safe.
 
-    A segment is never changed. Lines that are delivered again, by an agent that was killed before it
-    took note, meet the segment they are in, or lie in a second one; readers drop the repeats.
+    A segment never changes. Lines that a restarted agent delivers again are recognized in the segment that
+    holds them, or end up in a second one; readers drop the repeats.
     """
 
     is_in_store: ClassVar[bool] = True
@@ -59,9 +59,9 @@ class ObjectStoreLogSink(LogSink):
         self._job_id = job_id
         self._sleep = sleep
         self._last_seq: dict[str, int] = {}
-        """Of segments read so far, the number of the last line: a reader that follows skips them."""
+        """The last line's number of each segment read so far; a reader that follows skips them."""
         self._listed: dict[str, tuple[_Segment, ...]] = {}
-        """The segments of each stream, as far as they are known."""
+        """The known segments of each stream."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
         """Deliver records of one stream; see LogSink. Each UTC date gets a segment of its own."""
@@ -79,7 +79,7 @@ class ObjectStoreLogSink(LogSink):
             CorruptData: a segment is malformed.
         """
         newest = after
-        # A segment holds lines without a gap, so that of two that overlap the earlier one's come first.
+        # A segment has no gaps, so if two overlap, the lines of the earlier one come first.
         for segment in self._segments(stream):
             if self._last_seq.get(segment.key, after + 1) <= after:
                 continue
@@ -89,7 +89,7 @@ class ObjectStoreLogSink(LogSink):
                     yield record
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back; see LogSink. Fetches what is asked for, no more.
+        """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for.
 
         Raises:
             CorruptData: a segment is malformed.
@@ -97,7 +97,7 @@ class ObjectStoreLogSink(LogSink):
         left = self._segments(stream)
         held: dict[int, LogRecord] = {}
         top = -1
-        # One that was delivered later may begin before another and reach further.
+        # A segment that was delivered later may begin before another one and reach further.
         while left and left[-1].most > top:
             held.update((record.seq, record) for record in self._read_segment(left.pop().key))
             top = max(held, default=-1)
@@ -113,12 +113,12 @@ class ObjectStoreLogSink(LogSink):
                 del held[top]
                 top -= 1
         finally:
-            # Whoever goes on from here needs nothing that only older segments could hold.
+            # A reader that goes on from here needs nothing that only older segments hold.
             for segment in left:
                 self._last_seq[segment.key] = min(top, self._last_seq.get(segment.key, top))
 
     def pieces(self) -> Sequence[LogPiece]:
-        """Return the segments of a stream's day as one piece; see LogSink. Fetches none."""
+        """Return each day of a stream as one piece; see LogSink. Fetches no segment."""
         prefix = keys.logs_prefix(self._job_id)
         found = []
         for stream in self.streams():
@@ -148,12 +148,12 @@ class ObjectStoreLogSink(LogSink):
             winner = create(self._store, key, data, sleep=self._sleep)
             if winner is None:
                 return
-            # Delivered before, and more has come since: what that segment holds is not held again.
+            # Delivered before, and more has come since: write only what that segment does not hold.
             held = {record.seq for record in _parse(winner, key)}
             records = [record for record in records if record.seq not in held and record.seq != first.seq]
 
     def _segments(self, stream: str) -> list[_Segment]:
-        """Return the stream's segments by their first line's number: a clock may have gone back."""
+        """Return the stream's segments by the number of their first line: a clock may have gone back."""
         prefix = f"{keys.logs_prefix(self._job_id)}{stream}/"
         known = self._listed.get(stream, ())
         if len(known) < _WHOLE_LISTING:
@@ -168,7 +168,7 @@ class ObjectStoreLogSink(LogSink):
         return list(self._listed[stream])
 
     def _list(self, stream_prefix: str, prefix: str, after: str | None) -> Iterator[_Segment]:
-        """Yield the segments of a stream whose keys begin so and come after ``after``."""
+        """Yield a stream's segments whose keys start with ``prefix`` and come after ``after``."""
         while True:
             page = self._store.list_page(prefix, after=after)
             for meta in page.objects:

@@ -1,4 +1,4 @@
-"""Requests side by side: a few threads, results in order, the first error ends it."""
+"""Make requests in parallel: a few threads, results in order, an end at the first error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def each(function: Callable[[Item], Result], items: Sequence[Item], *, num_threa
     has_failed = threading.Event()
 
     def call(item: Item) -> Result:
-        # By itself the pool would start what it can until the failure has come to the thread that waits.
+        # Otherwise the pool starts further calls until the waiting thread hears of the failure.
         if has_failed.is_set():
             raise CancelledError
         try:
@@ -35,7 +35,7 @@ def each(function: Callable[[Item], Result], items: Sequence[Item], *, num_threa
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
-            # Also where the wait itself was interrupted (Ctrl-C).
+            # Also if the wait itself was interrupted (Ctrl-C).
             for future in futures:
                 future.cancel()
         for future in futures:

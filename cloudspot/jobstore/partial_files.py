@@ -1,4 +1,4 @@
-"""The name under which a file is written until it is whole: beside it, and nobody else's."""
+"""The temporary name of a file that is written beside its place and then renamed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 
 def partial_path(path: Path) -> Path:
-    """Return a hidden name in the directory of ``path``, which is then replaced by a rename.
+    """Return a new hidden name in the directory of ``path``, for a file that is to replace ``path``.
 
-    Another at each call: of two processes that write the same file at the same time, neither renames what
-    the other is in the middle of. The caller removes what it leaves.
+    Two processes that write the same file never share a name. The caller removes what it leaves.
     """
     return path.absolute().with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")

@@ -1,4 +1,4 @@
-"""The parts of a checkpoint: their chunks and records, put so that a record never lacks a chunk."""
+"""Upload the parts of a checkpoint: chunks first, so that a part's record never lacks one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Chunk, File, Part, new_nonce
 
 CHUNK_BYTES = 64 << 20
-"""Large enough for one request to be worth its latency, small enough that several go at once."""
+"""Large enough to make a request worth its latency, small enough to send several at once."""
 NUM_THREADS = 4
 
 
@@ -45,25 +45,25 @@ def upload_part(
 ) -> Part:
     """Upload what one rank of a session has sealed; return its record, which is then in the store.
 
+    Safe to repeat: the same bytes are the same part, whoever put it.
+
     Args:
-        store: Where to.
-        job_id: Whose.
-        checkpoint: Which.
+        store: The job's store.
+        job_id: The job.
+        checkpoint: The checkpoint that the part belongs to.
         rank: The global rank.
         num_parts: The world size: how many parts make the checkpoint whole.
-        data: The part's bytes, such as a view of the mapped arena slot. They are hashed and put from
-            where they lie; no view of them is kept, also after an error.
+        data: The part's bytes, such as a view of the mapped arena slot; hashed and put in place. No view of
+            them is kept, not even after an error.
         seal: The seal file's bytes.
         sealed_at: When the trainer sealed it, UTC.
-        progress: Is told the bytes as they are through, by several threads.
+        progress: Called from several threads with the bytes of each chunk that is done.
         chunk_bytes: The size of all chunks but the last.
-        num_threads: How many chunks are on their way at once.
-        sleep: For the delay between tries.
-
-    Safe to repeat: the same bytes are the same part, whoever has put it.
+        num_threads: How many chunks are uploaded at once.
+        sleep: For the waits between tries.
 
     Raises:
-        CorruptData: the part is in the store already, with other bytes, or the seal contradicts it.
+        CorruptData: the store has the part with other bytes, or the seal contradicts it.
         TransientError: the store failed; call again.
     """
     part = Part(
@@ -101,13 +101,13 @@ def upload_directory(
 ) -> Part:
     """Upload the files of one node's checkpoint directory; return its record, as ``upload_part`` does.
 
-    ``root`` holds the files, ``directory`` is what the record names: where they are put back, relative
-    to the working directory. The files are read, not mapped: a script that cuts one short meanwhile
-    must not end this process. ``check`` is called when all is read and before the record is put: it raises
-    TransientError where the files have changed meanwhile, so that no record ever speaks of a mixture.
+    ``root`` holds the files; ``directory``, relative to the working directory, is where they are restored.
+    Files are read, not mapped, so a script that truncates one cannot end this process. ``check`` is called
+    after reading and before the record is put; it raises TransientError if the files have changed, so that
+    no record ever describes a mixture.
 
     Raises:
-        CorruptData: the part is in the store already, with other bytes, or a path is not safe.
+        CorruptData: the store has the part with other bytes, or a path is not safe.
         TransientError: the store failed, a file is shorter than its record says, or ``check`` raised it;
             call again.
     """
@@ -133,7 +133,7 @@ def put_part(
     """Put the record of a part whose chunks are in the store; return the record that stands.
 
     Raises:
-        CorruptData: another record stands, of other bytes.
+        CorruptData: the record that stands is of other bytes.
         TransientError: the outcome is unknown; put it again.
     """
     check_part(part)
@@ -153,7 +153,7 @@ class _Source(ABC):
     @abstractmethod
     @contextmanager
     def read(self, start: int, length: int) -> Iterator[Data]:
-        """Lend the bytes from ``start`` (inclusive), ``length`` of them."""
+        """Lend ``length`` bytes from ``start`` (inclusive)."""
 
 
 class _View(_Source):
@@ -167,7 +167,7 @@ class _View(_Source):
 
 
 class _Files(_Source):
-    """Files as one run of bytes, in list order."""
+    """The bytes of files, one after the other in list order."""
 
     def __init__(self, root: Path, files: Sequence[File]) -> None:
         self._root = root
@@ -200,7 +200,7 @@ class _Files(_Source):
 
 
 def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[str, int, int]]:
-    """Yield where a run of a part's bytes lies in its files: path, offset in the file, length."""
+    """Yield where a run of a part's bytes lies: file, offset in the file, length."""
     end, position = start + length, 0
     for file in files:
         low, high = max(start, position), min(end, position + file.size)
@@ -224,7 +224,7 @@ def _upload(
         raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")
     store = patient(store, sleep=sleep)
     key = keys.part(job_id, part.generation, part.step, part.rank)
-    # Once the record stands its chunks are never written again: a commit may name them.
+    # Once the record stands, its chunks are never written again: a commit may name them.
     found = _find(store, key)
 
     def carry(number: int) -> Chunk:
@@ -253,9 +253,9 @@ def _find(store: ObjectStore, key: str) -> Part | None:
 
 
 def _same(standing: Part, ours: Part, key: str) -> Part:
-    """Return the standing record if it speaks of the same bytes as ours."""
+    """Return the standing record if it names the same bytes as ours."""
     if _content(standing) != _content(ours):
-        raise CorruptData(f"{key} stands already, and names other bytes than these")
+        raise CorruptData(f"{key} exists already and names other bytes")
     return standing
 
 
@@ -265,7 +265,7 @@ def _content(part: Part) -> tuple[object, ...]:
 
 @contextmanager
 def _forgetting_frames() -> Iterator[None]:
-    """Clear the frames of a passing error: a view of the data in one would keep its mapping open."""
+    """Clear the frames of an error that passes: a view of the data in one would keep its mapping open."""
     try:
         yield
     except BaseException as error:

@@ -1,8 +1,8 @@
-"""The records in the bucket, typed. All are create-only, but for Heartbeat, Summary, Suspicions and Removal.
+"""The records in the bucket, typed. All but Heartbeat, Summary, Suspicions and Removal are create-only.
 
-Times are advice (a writer's wall clock, UTC); decisions use the reader's own monotonic clock. Each
-create-only record carries its writer's nonce, so that after an error a writer that reads the key
-back can tell its own put from another's.
+Times are a writer's wall clock (UTC), for people; decisions use the reader's own monotonic clock. Every
+create-only record carries its writer's nonce: a writer that reads the key back after an error can then tell
+its own put from another's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def new_nonce() -> str:
 
 
 class CheckpointId(msgspec.Struct, frozen=True, order=True):
-    """Names a checkpoint of a job: the generation that made it, and its step."""
+    """A checkpoint of a job, named by the generation that made it and its step."""
 
     generation: int
     step: int
@@ -35,28 +35,28 @@ class CheckpointId(msgspec.Struct, frozen=True, order=True):
 
 
 class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """The wheels that a job's machines install where their image has no such cloudspot."""
+    """The wheels that a job's machines install if their image does not have this cloudspot."""
 
     sha256: str
-    """Of the archive, by which it is found in the store."""
+    """The archive's, which names it in the store."""
     digest: str
-    """Of the code in it; an image with the same needs no archive."""
+    """The digest of the code in it; an image with the same digest does not need the archive."""
     requirements: tuple[str, ...]
     """The distributions to install from it."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """``jobs/<id>/spec``: what was submitted, whole; the source of everything a controller needs."""
+    """``jobs/<id>/spec``: all that was submitted; whatever a controller needs comes from here."""
 
     job_id: str
     provider: str
     spec: dict[str, Any]
-    """The validated job file as JSON values; ``cloudspot.jobfile.spec`` reads it back."""
+    """The validated job file as JSON values; see ``cloudspot.jobfile.spec.spec_from_json``."""
     code_sha256: str
     code_bytes: int
     secret_names: tuple[str, ...]
     version: str
-    """Of the cloudspot that submitted."""
+    """The version of cloudspot that submitted the job."""
     at: datetime
     writer: str
     agent: StagedAgent | None = None
@@ -75,7 +75,7 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """``index/<id>``, while the job is being removed: what has to be known when its submission is gone."""
+    """``index/<id>`` while the job is being removed: what must be known after its submission is gone."""
 
     shared: tuple[str, ...]
     """The keys of the code and the agent that the job may share with others."""
@@ -85,7 +85,7 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
-    """Launch ``launch`` may be created from now on, by anyone, with these very bytes."""
+    """From now on anyone may create launch ``launch``, with this very request."""
 
     launch: int
     offer: Offer
@@ -93,7 +93,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
     request: LaunchRequest
     num_nodes: int
     why: str
-    """``first``, ``reclaimed``, ``failed``, ``capacity``, ...: what made this launch necessary."""
+    """What made this launch necessary: ``first``, ``reclaimed``, ``failed``, ``capacity``, ..."""
     at: datetime
     writer: str
 
@@ -128,7 +128,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """``succeeded``, ``failed`` or ``stopped``."""
     detail: str
     exit_code: int
-    """0, or the training script's own exit code where it failed, or 1."""
+    """0, the training script's own exit code if it failed, or 1."""
     at: datetime
     writer: str
 
@@ -140,10 +140,10 @@ JournalRecord = Intent | Closed | Finished
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """``launches/k/nodes/<rank>``: claimed by a node, or void. The first writer wins for ever."""
+    """``launches/k/nodes/<rank>``: claimed by a node, or void. The first writer wins for good."""
 
     instance_id: str | None
-    """None: void, no machine may take this rank of this launch."""
+    """None: void; no machine may take this rank of this launch."""
     address: str | None = None
     detail: str = ""
     at: datetime
@@ -151,29 +151,29 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """That a node began to do something else."""
+    """A change in what a node does."""
 
     state: str
-    """As in ``Heartbeat.state``; also ``training``: the script's loop over the steps has begun."""
+    """As in ``Heartbeat.state``, or ``training``: the script's loop over the steps has begun."""
     generation: int
-    """The newest that the node was in; 0 before the first."""
+    """The newest generation that the node was in; 0 before the first."""
     at: datetime
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """That the training of a generation has failed on a node."""
+    """The failure of a generation's training on a node."""
 
     generation: int
     why: str
-    """``trainer-failed``, ``trainer-stuck`` or ``not-connected``: why the next one starts, unless a node was
-    lost."""
+    """Why the next one starts unless a node was lost: ``trainer-failed``, ``trainer-stuck`` or
+    ``not-connected``."""
     exit_code: int
     unreachable: tuple[int, ...] | None = None
-    """The members whose machines did not answer this one; None: it has not asked them yet."""
+    """The members whose machines did not answer this one; None: it has not yet asked."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a node is with the bytes that it moves now."""
+    """The progress of a node's present upload or restore."""
 
     what: str
     """``restoring`` or ``uploading``."""
@@ -184,24 +184,24 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a node has come with the delivery of its log."""
+    """How far a node has delivered its log."""
 
     num_lines: int
-    """How many lines it has numbered so far; those that the sink lacks of them are on their way."""
+    """How many lines it has numbered; those missing in the sink are on their way."""
     waiting_bytes: int
-    """Of what its log files hold beyond these."""
+    """The bytes that its log files hold beyond these lines."""
     error: str = ""
-    """Why the sink has not taken the last ones; empty: it has."""
+    """Why the sink has not taken the last lines; empty if it has."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node says of itself every few seconds; overwritten."""
+    """A node's report of itself, every few seconds; overwritten."""
 
     counter: int
     instance_id: str
     address: str
     port: int
-    """A port that was free when this was written, for the next generation's rendezvous."""
+    """A port, free when this was written, for the rendezvous of the next generation."""
     state: str
     """``setup``, ``restoring``, ``ready`` (waits for the other nodes), ``running``, ``draining``,
     ``uploading``, ``ending``."""
@@ -212,7 +212,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """The newest step any local rank has begun, or the restored one."""
     steps_total: int | None
     has_session: bool = True
-    """Whether the script has opened a session in this generation; without one nobody counts its steps."""
+    """Whether the script has opened a session in this generation; without one, steps are not counted."""
     metrics: dict[str, float]
     committed: CheckpointId | None
     stall_seconds: float | None
@@ -220,16 +220,16 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     upload_seconds: float | None
     """How long its upload and commit took."""
     notice_seconds: float | None = None
-    """How long before it takes a machine the provider says so; None: an agent that does not tell."""
+    """The length of the provider's notices; None: unknown to this agent."""
     transfer: Transfer | None = None
-    """What it moves now; None: nothing."""
+    """What it uploads or restores now, if anything."""
     log: LogStanding | None = None
-    """None: an agent that does not tell."""
+    """None: unknown to this agent."""
     warnings: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
-    """What the node has done since its agent started, oldest first; of very many only the newest."""
+    """What the node has done since its agent started, oldest first; only the newest of very many."""
     failed: Failed | None = None
-    """The newest failure: the others end that generation too, and need not find out by themselves."""
+    """The newest failure; it tells the other nodes to end that generation too."""
     at: datetime
 
 
@@ -243,7 +243,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A commit that did not verify at restore and was passed over."""
+    """A commit that a restore skipped because it did not verify."""
 
     checkpoint: CheckpointId
     reason: str
@@ -255,18 +255,18 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     launch: int
     members: tuple[Member, ...]
-    """In rank order: index i is node rank i of torchrun."""
+    """In rank order: index i is torchrun's node rank i."""
     endpoint: str
     """``address:port`` of the rendezvous."""
     restore_from: CheckpointId | None
     sealed_at: datetime | None = None
-    """When the state that ``restore_from`` holds was handed over by the training: what was done later is
-    made again. None: from the beginning, or not known."""
+    """When the training handed over the state in ``restore_from``; what it did later is repeated. None: from
+    the beginning, or unknown."""
     committed_at: datetime | None = None
     """When ``restore_from`` was committed; None as above."""
     reached_step: int | None = None
-    """The newest step that the proposer had begun in the generation before this one; None: it was not in
-    it, or its script counts no steps."""
+    """The newest step that the proposer began in the generation before; None: it was not in it, or its script
+    counts no steps."""
     skipped: tuple[Skipped, ...] = ()
     why: str
     """``first``, ``relaunched``, ``regrouped`` (without a node), ``drained``, ``trainer-failed``,
@@ -281,26 +281,26 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     launch: int
     rank: int
     deadline: datetime
-    """The earlier of the stated time and the time seen + notice_seconds."""
+    """The earlier of the stated time and the time it was seen plus notice_seconds."""
     action: str
     source: str
     step: int
-    """The newest step begun when it came."""
+    """The newest step begun by then."""
     at: datetime
     writer: str
 
 
 class Final(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished training leaves: the step, the weights' hash and the last metrics."""
+    """The result of a finished training: the step, the weights' hash and the last metrics."""
 
     step: int | None
-    """None: the script had no session, so nobody has counted."""
+    """None: the script had no session, so steps were not counted."""
     weights_sha256: str | None
     metrics: dict[str, float]
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """``nodes/<launch>/<rank>/exit.json``: the node's last word; it runs no user code any more."""
+    """``nodes/<launch>/<rank>/exit.json``: the node's last record; it no longer runs user code."""
 
     launch: int
     rank: int
@@ -310,14 +310,14 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     left to go on), ``superseded`` (the job goes on without this node)."""
     detail: str
     exit_code: int
-    """Of the training script, where the outcome is ``failed``; else 0."""
+    """The training script's if the outcome is ``failed``, else 0."""
     permanent: bool = False
-    """A failure that no other machine will mend: the job ends."""
+    """No other machine would fare better: the job ends."""
     log_tail: tuple[str, ...] = ()
     generation: int
     restored_step: int
     step: int
-    """The newest step begun; where the node drained, the step of its commit."""
+    """The newest step begun; for a drained node, the step of its commit."""
     has_session: bool = True
     """Whether the script had a session in that generation."""
     committed: CheckpointId | None
@@ -338,7 +338,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a directory checkpoint; its bytes follow each other in the part, in list order."""
+    """A file of a directory checkpoint; the part holds the files' bytes in list order."""
 
     path: str
     """Relative, ``/``-separated."""
@@ -353,15 +353,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rank: int
     num_parts: int
-    """How many parts make the checkpoint whole."""
+    """How many parts the whole checkpoint has."""
     kind: str
     """``session`` or ``directory``."""
     size: int
     """Bytes of all chunks together."""
     chunks: tuple[Chunk, ...]
     seal: str | None = None
-    """``session``: the trainer's seal as it wrote it: the table of items and the JSON state. Text, since
-    what Python's json writes for a state that holds infinity is no strict JSON."""
+    """``session``: the trainer's seal as it was written, with the table of items and the JSON state. It is
+    text, since Python's json writes infinity, which strict JSON does not have."""
     files: tuple[File, ...] = ()
     directory: str | None = None
     """``directory``: the checkpoint directory, relative to the working directory."""
@@ -377,7 +377,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     size: int
     parts: tuple[Part, ...]
-    """All of them, in rank order."""
+    """In rank order."""
     at: datetime
     writer: str
 
@@ -391,7 +391,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """``jobs/<id>/summary``: one small object a job for ``ps``; overwritten, may be stale."""
+    """``jobs/<id>/summary``: one small object per job, for ``ps``; overwritten, and perhaps stale."""
 
     job_id: str
     provider: str
@@ -405,9 +405,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
     detail: str
     at: datetime
-    # What follows has come later: an older summary does not say it.
+    # Older summaries lack what follows.
     name: str | None = None
-    """In the job file."""
+    """The job file's."""
     code_sha256: str | None = None
     started_at: datetime | None = None
     """When the first machine was requested."""
@@ -415,12 +415,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lasting(msgspec.Struct, frozen=True, kw_only=True):
-    """For how long the passes of drivers have seen the same, at the least, by the store's clock."""
+    """How long, at least, the passes of drivers have seen the same thing, by the store's clock."""
 
     seconds: float
     until: datetime | None
-    """The moment of the store's clock up to which ``seconds`` count; None: that of the write of the object
-    that holds this, which its writer could not know."""
+    """The moment, by the store's clock, up to which ``seconds`` count; None: the moment at which the object
+    that holds this was written, which its writer could not know."""
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
@@ -429,37 +429,37 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     instance_id: str
     counter: int
-    """Of its newest heartbeat; 0: it has none."""
+    """The newest heartbeat's; 0: it has none."""
     silent: Lasting | None
-    """For how long the counter has stood there."""
+    """How long the counter has not moved."""
     absent: Lasting | None
-    """For how long no listing has shown the machine."""
+    """How long no listing has shown the machine."""
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What leaves nodes only so much time; it is never taken back."""
+    """An event after which nodes have limited time to leave; never taken back."""
 
     launch: int | None = None
     """The launch that was closed; None: the whole job was asked to stop."""
     rank: int | None = None
-    """The node of that launch that is proven to run nothing any more; None: the launch was closed."""
+    """The node of that launch that provably runs nothing any more; None: the launch was closed."""
 
 
 class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):
-    """For how long drivers have known of an ending."""
+    """How long drivers have known of an ending."""
 
     ending: Ending
     known: Lasting
 
 
 class Suspicions(msgspec.Struct, frozen=True, kw_only=True):
-    """``jobs/<id>/suspicions``: what drivers that come and go have seen, one after the other; overwritten."""
+    """``jobs/<id>/suspicions``: what drivers that come and go have seen in turn; overwritten."""
 
     launch: int
-    """The open one, whose nodes the suspects are; 0: none is open."""
+    """The open launch, whose nodes the suspects are; 0: none is open."""
     suspects: tuple[Suspect, ...]
     endings: tuple[KnownEnding, ...] = ()
-    """Those after which machines still run."""
+    """Those that machines have outlived so far."""
     at: datetime
     writer: str
     """Tells one write from the next."""

@@ -1,8 +1,8 @@
-"""Writes tensors of a checkpoint as a ``.safetensors`` file, chunk by chunk, without the library and torch.
+"""Write tensors of a checkpoint as a ``.safetensors`` file, chunk by chunk, without its library or torch.
 
-The format: eight bytes with the length of the header (little-endian), the header, the tensors' bytes. The
-header is a JSON object with a line for each tensor (``dtype``, ``shape``, ``data_offsets`` from its own end)
-and a map of strings, ``__metadata__``; spaces fill it up, so that the bytes behind it are aligned.
+The format: the length of the header (eight bytes, little-endian), the header, the tensors' bytes. The header
+is a JSON object with an entry for each tensor (``dtype``, ``shape``, ``data_offsets`` from the header's end)
+and a map of strings, ``__metadata__``; it is padded with spaces to align what follows.
 Source: https://huggingface.co/docs/safetensors (checked 2026-11).
 """
 
@@ -46,9 +46,9 @@ DTYPES: Mapping[str, tuple[str, int]] = {
     "float8_e5m2fnuz": ("F8_E5M2FNUZ", 1),
     "complex64": ("C64", 8),
 }
-"""By torch's name: the format's name, and the bytes of an element."""
+"""By torch's name: the format's name and the bytes of an element."""
 MAX_HEADER_BYTES = 100_000_000
-"""Readers refuse a longer one."""
+"""Readers refuse longer ones."""
 _ALIGNMENT = 8
 
 
@@ -66,10 +66,9 @@ def write_safetensors(
 ) -> int:
     """Write the tensors to ``path``, which appears whole or not at all; return the file's size.
 
-    Only chunks that hold some of these tensors are read, each is compared with its checksum, and no more
-    than a block of ``num_threads`` of them is in memory at once. ``progress`` is told the bytes read, which
-    are ``num_bytes_read`` in all. Of tied weights every name gets bytes of its own, since the format knows
-    no ties.
+    Reads only the chunks that hold some of these tensors, compares each with its checksum, and holds at most
+    ``num_threads`` blocks in memory. ``progress`` is told of the bytes read, ``num_bytes_read`` in all. Tied
+    weights are written once for each name, since the format has no ties.
 
     Raises:
         CloudspotError: the format cannot hold one of the tensors, or the disk refuses.
@@ -79,7 +78,7 @@ def write_safetensors(
     header, begins = _layout(tensors, metadata)
     store = patient(store, sleep=sleep)
     chunks = _needed(job_id, commit, tensors)
-    # Before a byte is written: what the manifest claims must be there.
+    # What the manifest claims must be there before a byte is written.
     check_sizes(store, job_id, commit, chunks)
     index = _Index(tensors, begins)
     size = len(header) + sum(tensor.nbytes for tensor in tensors)
@@ -105,11 +104,11 @@ def num_bytes_read(job_id: str, commit: Commit, tensors: Sequence[StoredTensor])
 
 
 def _layout(tensors: Sequence[StoredTensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """Return everything before the tensors' bytes, and by name where in the file each begins."""
+    """Return what precedes the tensors' bytes, and the offset in the file of each tensor by name."""
     lines: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
     starts: dict[str, int] = {}
-    # Wide elements first, as the library does it: every tensor is aligned, and there are no holes.
+    # Wide elements first, as the library does: every tensor is then aligned, without holes.
     for tensor in sorted(tensors, key=lambda one: (-_itemsize(one), one.name)):
         if tensor.name in lines:
             raise CloudspotError(f"two tensors would have the name {tensor.name!r}; export one with --only")
@@ -157,7 +156,7 @@ class _Index:
 
     def __init__(self, tensors: Sequence[StoredTensor], begins: Mapping[str, int]) -> None:
         self._runs: dict[int, list[tuple[int, int, int]]] = {}
-        """By rank: offset in the part, bytes, offset in the file; tied weights follow each other."""
+        """By rank: offset in the part, bytes, offset in the file; tied weights are neighbours."""
         for tensor in tensors:
             if tensor.nbytes:
                 run = (tensor.offset, tensor.nbytes, begins[tensor.name])
@@ -170,7 +169,7 @@ class _Index:
         runs = self._runs.get(stored.part.rank, [])
         low = stored.start + offset
         high = low + length
-        # Items of a part do not overlap, so that their ends are in order too.
+        # Items of a part do not overlap, so their ends are in order too.
         first = bisect.bisect_right(runs, low, key=lambda run: run[0] + run[1])
         for begin, nbytes, target in runs[first:]:
             if begin >= high:
@@ -187,7 +186,7 @@ def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 @contextmanager
 def _whole_file(path: Path) -> Iterator[int]:
-    """Lend a descriptor; the file appears under its name when all went well."""
+    """Lend a descriptor; the file gets its name when all went well."""
     partial = partial_path(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -1,4 +1,4 @@
-"""A job's artifacts in the bucket: what they are called, which there are, and how they come to a disk."""
+"""A job's artifacts in the bucket: name, list and download them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from cloudspot.jobstore.patience import patient
 
 NUM_THREADS = 4
 NUM_TRIES = 3
-"""For a file that the job replaces while it is read."""
+"""How often a file is read again that the job replaces meanwhile."""
 _BLOCK = 8 << 20
 
 
 def quoted_name(name: str) -> str:
-    """Return a file's name as the end of a key: a key is ASCII, a name is any bytes."""
+    """Return a file's name, which may be any bytes, as the ASCII end of a key."""
     return quote(os.fsencode(name))
 
 
 def unquoted_name(quoted: str) -> str:
-    """Return the file's name again."""
+    """Return the file's name that ``quoted_name`` was given."""
     return os.fsdecode(unquote_to_bytes(quoted))
 
 
@@ -39,28 +39,28 @@ class Artifact:
     """A file in the bucket."""
 
     name: str
-    """Relative and ``/``-separated, as the job wrote it; other nodes than 0 have ``node-<rank>/`` before it.
-    It may be unsafe to use as a path: see ``is_safe``."""
+    """Relative and ``/``-separated, as the job wrote it; below ``node-<rank>/`` for nodes other than 0. See
+    ``is_safe`` before using it as a path."""
     key: str
     size: int
     modified_at: datetime
 
     @property
     def is_safe(self) -> bool:
-        """Whether the name stays below the directory it is put into."""
+        """Whether the name stays below the directory it is written to."""
         return not {"", ".", ".."} & set(self.name.split("/")) and "\0" not in self.name
 
     def matches(self, pattern: str) -> bool:
-        """Say whether the pattern means this file: its name, a directory above it, or a glob over the name.
+        """Return whether the pattern is this file's name, a directory above it, or a glob over the name.
 
-        In a glob ``*`` also stands for ``/``.
+        In a glob, ``*`` also matches ``/``.
         """
         below = pattern.rstrip("/") + "/"
         return self.name == pattern or self.name.startswith(below) or fnmatchcase(self.name, pattern)
 
 
 def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
-    """Return the job's artifacts by name."""
+    """Return the job's artifacts, sorted by name."""
     prefix = keys.artifacts_prefix(job_id)
     found = [
         Artifact(unquoted_name(meta.key.removeprefix(prefix)), meta.key, meta.size, meta.modified_at)
@@ -70,7 +70,7 @@ def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
 
 
 def is_present(artifact: Artifact, directory: Path) -> bool:
-    """Say whether ``download`` has put this very file there before: size and time are equal."""
+    """Return whether ``download`` has written this very file before: size and time are equal."""
     try:
         status = (directory / artifact.name).lstat()
     except (OSError, ValueError):
@@ -87,14 +87,14 @@ def download(
     num_threads: int = NUM_THREADS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[str | None]:
-    """Put the files below the directory; return for each None, or in a few words why it is not there.
+    """Write the files below the directory; return for each None, or in a few words why it is missing.
 
-    A file appears whole, takes the place of an older one, and has the time of its object. No name leads out
-    of the directory, and no symlink below it is followed.
+    A file appears whole, replaces an older one, and has the time of its object. No name leads out of the
+    directory, and no symlink below it is followed.
 
     Raises:
         CloudspotError: the directory cannot be made.
-        TransientError: the store failed; what came whole is there, and the next call has the rest to do.
+        TransientError: the store failed; whole files stay, and the next call can fetch the rest.
     """
     store = patient(store, sleep=sleep)
     try:
@@ -126,7 +126,7 @@ def download(
 
 
 class _SymlinkError(Exception):
-    """A directory on the way is a symlink, which could lead out."""
+    """A directory on the way is a symlink, which might lead out."""
 
 
 def _make_parents(directory: Path, name: str) -> Path:
@@ -141,7 +141,7 @@ def _make_parents(directory: Path, name: str) -> Path:
 
 
 def _fetch(store: ObjectStore, artifact: Artifact, path: Path, progress: Callable[[int], None]) -> Artifact:
-    """Write one version of the object, whole; return which. The job may replace it meanwhile."""
+    """Write one whole version of the object and return which: the job may replace it meanwhile."""
     for _ in range(NUM_TRIES):
         with path.open("wb") as file:
             if artifact.size <= _BLOCK:
@@ -161,6 +161,6 @@ def _fetch(store: ObjectStore, artifact: Artifact, path: Path, progress: Callabl
 
 
 def _nanoseconds(artifact: Artifact) -> int:
-    # By whole microseconds: a float of this size would not tell the nanoseconds apart.
+    # In whole microseconds: a float of this size cannot tell nanoseconds apart.
     seconds = artifact.modified_at.replace(microsecond=0).timestamp()
     return int(seconds) * 10**9 + artifact.modified_at.microsecond * 1000

@@ -1,4 +1,4 @@
-"""Submits a job: everything it needs, and last the record that makes it one."""
+"""Submit a job: store everything it needs, and last the record that makes it exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cloudspot.jobstore.transfer_progress import OpenProgress, no_progress
 
 
 class _Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """``jobs/<id>/secrets``: the values; the only object that ever holds them."""
+    """``jobs/<id>/secrets``: the only object that ever holds the values."""
 
     values: dict[str, str]
 
@@ -48,18 +48,18 @@ def submit(
 ) -> Submission:
     """Submit the job under ``job_id`` and return its record.
 
-    What can be wrong on this side is found before anything is stored. The job exists when the record
-    does, which is put last; what a submission that is cut short leaves behind is the reserved id and,
-    at worst, code and secrets that nothing reads. ``agent`` is staged for machines whose image has no
-    cloudspot. ``open_progress`` hears of bundling and uploading.
+    Errors on this side are found before anything is stored. The job exists when its record does, which is
+    put last: a submission that is cut short leaves the reserved id and at worst code and secrets that nothing
+    reads. ``agent`` is staged for machines whose image has no cloudspot. ``open_progress`` hears of bundling
+    and uploading.
 
     Raises:
-        SpecError: the id is no DNS label, or a secret is not set in ``environ``.
+        SpecError: the id is not a DNS label, or a secret is not set in ``environ``.
         BundleError: the code cannot be bundled.
-        StoreRefused: the store does not keep its promises.
+        StoreRefused: the store breaks a promise.
         JobExists: the id is taken.
-        TransientError: the store failed; whether the job was submitted is unknown only where the
-            message says so.
+        TransientError: the store failed. The job was not submitted, unless the message says that this is
+            unknown.
     """
     if keys.JOB_ID.fullmatch(job_id) is None:
         raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
@@ -70,7 +70,7 @@ def submit(
     submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent)
     store = patient(store, sleep=sleep)
     probe(store, sleep=sleep)
-    # Its content tells this reservation from another's where the answer to the put was lost.
+    # The content tells our reservation from another's if the answer to the put is lost.
     if create(store, keys.index(job_id), submission.writer.encode(), sleep=sleep) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
     try:
@@ -89,7 +89,7 @@ def submit(
         if secrets.values:
             store.put(keys.secrets(job_id), codec.encode(secrets))
     except BaseException:  # Ctrl-C too.
-        # No record was put: nobody knows the job, and its id may be used again.
+        # Without a record nobody knows the job, and its id may be used again.
         with suppress(CloudspotError):
             for key in (keys.secrets(job_id), keys.own_code(job_id), keys.own_agent(job_id)):
                 store.delete(key)
@@ -98,7 +98,7 @@ def submit(
     data = codec.encode(submission)
     if create(store, keys.spec(job_id), data, sleep=sleep) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
-    return codec.decode(data, Submission)  # As every reader sees it: JSON has lists and no tuples.
+    return codec.decode(data, Submission)  # As readers see it: JSON has no tuples.
 
 
 def read_submission(store: ObjectStore, job_id: str) -> Submission:
@@ -118,7 +118,7 @@ def read_submission(store: ObjectStore, job_id: str) -> Submission:
 def new_submission(
     spec: JobSpec, *, provider: str, bundle: Bundle, job_id: str, agent: AgentArchive | None = None
 ) -> Submission:
-    """Return the record that ``submit`` would put for this code; pure but for the time and the nonce."""
+    """Return the record that ``submit`` puts for this code; pure except for the time and the nonce."""
     return Submission(
         job_id=job_id,
         provider=provider,
@@ -167,7 +167,7 @@ def _put_agent(
     open_progress: OpenProgress,
     sleep: Callable[[float], None],
 ) -> None:
-    """Put the archive unless it is there; a node checks its bytes."""
+    """Put the archive, unless it is there already; nodes check its bytes."""
     try:
         is_there = store.head(key).size == len(agent.data)
     except ObjectMissing:
@@ -178,7 +178,7 @@ def _put_agent(
 
 
 def read_secrets(store: ObjectStore, job_id: str) -> dict[str, str]:
-    """Return the job's secrets by name; none where it has none, or has ended.
+    """Return the job's secrets by name; empty if it has none or has ended.
 
     Raises:
         CorruptData: the object is malformed; the message does not quote it.
@@ -199,7 +199,7 @@ def delete_secrets(store: ObjectStore, job_id: str) -> None:
 def request_stop(
     store: ObjectStore, job_id: str, reason: str, *, sleep: Callable[[float], None] = time.sleep
 ) -> StopRequest:
-    """Ask the job to checkpoint and end; return the request that stands, the first one.
+    """Ask the job to checkpoint and end; return the first request, which stands.
 
     Raises:
         TransientError: the outcome is unknown; ask again.
@@ -211,10 +211,10 @@ def request_stop(
 
 
 def check_secrets(spec: JobSpec, environ: Mapping[str, str]) -> None:
-    """Refuse a job whose secrets are not all set in the environment.
+    """Check that all of the job's secrets are set in the environment.
 
     Raises:
-        SpecError: it names those that are not.
+        SpecError: the message names those that are not.
     """
     missing = [name for name in spec.run.secrets if name not in environ]
     if missing:

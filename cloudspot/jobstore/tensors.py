@@ -1,4 +1,4 @@
-"""Which tensors a session's checkpoint holds, under which names, and where their bytes lie."""
+"""Find the tensors of a session's checkpoint: their names, and where their bytes lie."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudspot.jobstore.records import Commit
 from cloudspot.jobstore.seals import Item, read_seal
 
 WRAPPER = "module."
-"""What DistributedDataParallel puts before every name, where a script saves the wrapper's state itself."""
+"""DistributedDataParallel puts this before every name if a script saves the wrapper's own state."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class StoredTensor:
     """A tensor of a checkpoint."""
 
     name: str
-    """As it is exported."""
+    """The name in the export."""
     dtype: str
     """torch's name, such as ``float32``."""
     shape: tuple[int, ...]
@@ -33,21 +33,21 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a checkpoint is to be exported."""
+    """What to export of a checkpoint."""
 
     objects: tuple[str, ...]
-    """The names of the tracked objects that it is about."""
+    """The names of the tracked objects that it covers."""
     tensors: tuple[StoredTensor, ...]
-    """Of tied weights each name is one; they share a place."""
+    """Tied weights appear once under each name, at the same place."""
     left_out: tuple[str, ...]
-    """The entries of the objects' states that are no tensors, or hold some that are none."""
+    """The entries of the objects' states that are not tensors, or hold values that are not."""
 
 
 def shared_state(commit: Commit) -> dict[str, Any]:
     """Return the JSON state that all ranks of a session's checkpoint share: objects' trees and the position.
 
     Raises:
-        CorruptData: it is not what a session writes.
+        CorruptData: the seal does not hold what a session writes.
     """
     shared = read_seal(commit.parts[0]).objects
     if not isinstance(shared, dict) or not isinstance(shared.get("state"), dict):
@@ -61,9 +61,9 @@ def shared_state(commit: Commit) -> dict[str, Any]:
 def choose(commit: Commit, *, only: str | None = None, whole: bool = False) -> Selection:
     """Return the tensors of the models, by the names of their own ``state_dict``.
 
-    The manifest is one that ``read_commit`` returned. With several models a name begins with the object's
-    and a point. ``only`` picks one object, a model or not; in one that is none, and with ``whole``, names of
-    nested values are paths such as ``optimizer/state/0/exp_avg``. ``whole`` picks every tensor.
+    ``commit`` comes from ``read_commit``. With several models, a name begins with the object's and a point.
+    ``only`` picks one object, a model or not; ``whole`` picks every tensor. Names of nested values are paths
+    such as ``optimizer/state/0/exp_avg``.
 
     Raises:
         CloudspotError: there is no such object, or no model.
@@ -118,7 +118,7 @@ def _stored(name: str, place: tuple[int, Item]) -> StoredTensor:
 
 
 def _leaves(path: str, tree: Any) -> Iterator[tuple[str, str | None]]:
-    """Yield each value's path, and the item that it is; None: it is no tensor. See cloudspot.train.tree."""
+    """Yield each value's path and its item, None if it is not a tensor; see ``cloudspot.train.tree``."""
     children: Iterator[tuple[Any, Any]]
     if isinstance(tree, list):
         children = enumerate(tree)
@@ -142,5 +142,5 @@ def _leaves(path: str, tree: Any) -> Iterator[tuple[str, str | None]]:
 
 
 def num_elements(tensor: StoredTensor) -> int:
-    """Return how many numbers the tensor has; 1 where it has no dimensions."""
+    """Return how many numbers the tensor has; 1 if it has no dimensions."""
     return math.prod(tensor.shape)

@@ -1,11 +1,11 @@
 #!/bin/bash
-# What an emulated machine runs first: fetches its user data and runs it once, as cloud-init does; and, where
-# its cloud has such a thing, at its end a shutdown script.
-# On an isolated machine it is process 1, whose end is the machine's.
+# The first program of an emulated machine: fetches its user data and runs it once, as cloud-init does, and runs
+# a shutdown script at its end, if its cloud has one.
+# On an isolated machine it is process 1, and the machine ends with it.
 #
 #     init.sh METADATA_URL FETCH_SCRIPT SCRIPTS_DIRECTORY [EDITS [FETCH_SHUTDOWN_SCRIPT SECONDS]]
 #
-# EDITS is a script of sed that the user data goes through, where the machine cannot look as its image does.
+# EDITS is a sed script for the user data of a machine that cannot look like its image.
 set -u
 export METADATA_URL=$1
 fetch=$2
@@ -19,7 +19,7 @@ power_off() {
     trap '' PWR
     echo "init: powering off"
     run_shutdown_script
-    # Ordered, as a system's: whoever does not leave within five seconds is killed with us.
+    # As in a system's shutdown: what does not end within five seconds is killed with us.
     kill -TERM -1 2>/dev/null
     for _ in {1..100}; do
         kill -0 -1 2>/dev/null || break
@@ -28,7 +28,7 @@ power_off() {
     exit 0
 }
 
-# The rest of the machine goes on meanwhile: an init stops its services side by side.
+# The rest of the machine goes on meanwhile.
 run_shutdown_script() {
     [ -n "$fetch_at_end" ] || return
     mkdir -p "$scripts"
@@ -41,12 +41,12 @@ run_shutdown_script() {
     echo "init: the shutdown script ended with status $?"
 }
 
-# A machine that is not isolated has no end of its own: it is told of the power button by another signal.
+# A machine that is not isolated does not end itself: another signal stands for its power button.
 if [ $$ -eq 1 ]; then trap power_off PWR; else trap run_shutdown_script USR1; fi
 
 run_user_data() {
     mkdir -p "$scripts"
-    # A signal, such as the power switch's, waits for a foreground command to end: none may take long.
+    # The trap of a signal waits until a foreground command ends, so none may take long.
     for _ in {1..5}; do
         bash "$fetch" >"$scripts/user-data" 2>/dev/null && break
         : >"$scripts/user-data"

@@ -117,7 +117,7 @@ def _fetch_json(path: str, kind: type[_T]) -> _T | None:
 
 
 def fetch(path: str, *, timeout_seconds: float = 5.0) -> bytes | None:
-    """Return what the metadata service answers for the path, or None where it has nothing.
+    """Return what the metadata service answers for the path, or None if it has nothing.
 
     Raises:
         TransientError: the service does not answer.

@@ -96,7 +96,7 @@ class Request:
     method: str
     """In capitals."""
     path: str
-    """As it was sent, with the query."""
+    """With the query, exactly as sent."""
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes = b""

@@ -29,7 +29,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     bridge: str
     """The host's interface; in the network namespace of the supervisor."""
     prefix_length: int
-    """Of the network that the machine's address is in."""
+    """The prefix length of the network of the machine's address."""
     hosts: str
     """The file that its ``/etc/hosts`` is, shared by the machines so that they find each other."""
 
@@ -70,12 +70,12 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     request_sha256: str
-    """Of the launch request, so that a token cannot come back with another one."""
+    """The hash of the launch request: its token cannot be used for another one."""
     job_id: str
     launch: int
     rank: int
     num_nodes: int
-    """Of its launch: the machines share this host's cores."""
+    """How many machines its launch has: they share this host's cores."""
     address: str
     zone: str
     instance_type: str
@@ -84,7 +84,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     max_seconds: float
     reclaims: tuple[PlannedReclaim, ...]
     notice_seconds: float
-    """Of a reclaim that names none."""
+    """The default notice of a reclaim."""
     launched_at: datetime
     store_url: str = ""
     """Its job's."""

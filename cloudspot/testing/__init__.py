@@ -1,1 +1,1 @@
-"""What tests of cloudspot and of its plugins stand on: stores that fail on purpose, and the like."""
+"""Kits for plugin authors: the promises of stores and sinks as tests, a store that fails, isolated tests."""

@@ -1,8 +1,8 @@
-"""A pytest plugin: tests that boot isolated machines, each in namespaces of its own.
+"""A pytest plugin for tests that boot isolated machines, each test in namespaces of its own.
 
-Load it with ``-p cloudspot.testing.enclosing`` and mark such a test ``@pytest.mark.enclosed``. The
-test's function runs in another process, which nothing that it starts outlives; its fixtures are made
-and unmade outside. On a host without namespaces it is skipped, and says so.
+Load it with ``-p cloudspot.testing.enclosing`` and mark tests ``@pytest.mark.enclosed``. The function of such
+a test runs in another process, and nothing that it starts outlives it; its fixtures stay outside. On a host
+without namespaces it is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cloudspot.local import enclosure
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
+    """Register the mark."""
     config.addinivalue_line(
         "markers", "enclosed: run the test in namespaces of its own; skipped where there are none"
     )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a marked test that this host cannot run."""
+    """Skip a marked test on a host that cannot run it."""
     if item.get_closest_marker("enclosed") is not None:
         reason = _why_not()
         if reason is not None:
@@ -34,7 +34,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Call a marked test inside, and report its failure as text."""
+    """Run a marked test inside, and report its failure as text."""
     if pyfuncitem.get_closest_marker("enclosed") is None:
         return None
     reader, writer = os.pipe()
@@ -43,13 +43,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         os.close(reader)
         try:
             pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})  # noqa: SLF001 # as pytest's own hook
-        except BaseException:  # noqa: BLE001 # a failed assertion, pytest.fail: all are told outside
+        except BaseException:  # noqa: BLE001 # failed assertions, pytest.fail: reported outside
             os.write(writer, traceback.format_exc().encode(errors="replace")[-_MAX_REPORT_BYTES:])
             return 1
         return 0
 
     with warnings.catch_warnings():
-        # Since Python 3.12: the threads of the runner do not exist in the fork, which needs none of them.
+        # Python 3.12 and later warn that a fork has no threads; this one needs none.
         warnings.simplefilter("ignore", DeprecationWarning)
         status = enclosure.run_enclosed(main)
     os.close(writer)
@@ -61,7 +61,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 _MAX_REPORT_BYTES = 60_000
-"""What a pipe holds without a reader: 64 KiB."""
+"""A pipe holds 64 KiB without a reader."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The promises of a log sink as tests: a plugin's author subclasses them and brings sinks.
+"""The promises of a log sink as tests, which a plugin's author subclasses.
 
 ::
 
@@ -9,7 +9,7 @@
         def make_sink(self):
             return lambda: MySink("a-job-that-has-no-log-yet")
 
-Each call of ``make_sink`` gives another sink of the same job, as another process would open it.
+Each call of ``make_sink`` returns another sink of the same job, as another process would open it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MakeSink = Callable[[], LogSink]
 
 
 class LogSinkTests:
-    """What every LogSink promises, a test for each."""
+    """A test for each promise of LogSink."""
 
     def test_lines_come_back_as_they_were(self, make_sink: MakeSink) -> None:
         at = _recently()
@@ -112,7 +112,7 @@ class LogSinkTests:
         rng = random.Random(0)
         delivered, reader = 0, make_sink()
         while delivered < 60:
-            sink = make_sink()  # The agent has begun anew.
+            sink = make_sink()  # the agent has started anew
             first = rng.randint(max(0, delivered - 10), delivered)
             last = rng.randint(max(first, delivered), delivered + 8)
             sink.write(_lines(first, last, step=3600 * rng.choice((1.0, 0.0))))
@@ -165,7 +165,7 @@ class LogSinkTests:
         try:
             make_sink().remove(old)
         except CloudspotError:
-            return  # A sink may leave that to the retention of its service.
+            return  # a sink may leave that to its service's retention
         make_sink().remove(old)
         left = {"1-0": [1], "2-0": []} if len(old) == 2 else {"1-0": [0, 1], "2-0": []}
         for stream, seqs in left.items():

@@ -1,4 +1,4 @@
-"""The promises of an object store as tests: a plugin's author subclasses them and brings a store.
+"""The promises of an object store as tests, which a plugin's author subclasses.
 
 ::
 
@@ -9,8 +9,7 @@
         def store(self):
             return MyStore("my://an-empty-place")
 
-Each test gets a store of its own, which holds nothing. The tests need no pytest but to be found and
-fed; a store that breaks one promise fails the tests that are named after it.
+Each test gets an empty store of its own. A store that breaks a promise fails the tests named after it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ NUM_WRITERS = 32
 NUM_PROCESSES = 4
 NUM_ROUNDS = 3
 SECONDS_TO_START = 120.0
-"""How long the processes of a race may take until they have run it."""
+"""How long the processes of a race may take in all."""
 
 GOOD_KEYS = (
     "plain",
@@ -57,14 +56,14 @@ BAD_KEYS = ("", "/a", "a/", "a//b", "..", "a/../b", "./a", "a/.", "é", "a\nb", 
 
 
 class ObjectStoreTests:
-    """What every ObjectStore promises, a test for each."""
+    """A test for each promise of ObjectStore."""
 
     is_shared: ClassVar[bool] = True
-    """Another process can open the store by its URL, as the nodes of a job do."""
+    """Whether another process can open the store by its URL, as the nodes of a job do."""
     can_presign: ClassVar[bool] = True
-    """``presign_get`` gives a URL that ``urllib`` can read; else it raises CloudspotError."""
+    """Whether ``presign_get`` returns a URL that ``urllib`` can read; if not, it raises CloudspotError."""
     stream_bytes: ClassVar[int] = 21 << 20
-    """More than two of the parts in which the store uploads a stream."""
+    """More than two parts of a streamed upload."""
     num_listed: ClassVar[int] = 1203
     """More objects than a page of the store's own protocol holds."""
 
@@ -106,7 +105,7 @@ class ObjectStoreTests:
             assert store.get("k") == b"good"
         with memoryview(mapped) as view, raising(ObjectExists, "k"):
             store.put("k", view, if_absent=True)
-        mapped.close()  # Raises BufferError while anybody holds a view.
+        mapped.close()  # raises BufferError while anybody holds a view
 
     def test_an_object_may_be_large(self, store: ObjectStore) -> None:
         data = _noise(self.stream_bytes)
@@ -139,7 +138,7 @@ class ObjectStoreTests:
         with memoryview(buffer) as view, view[2:5] as middle:
             assert store.get_range_into("k", 7, middle) == 3
         assert buffer == b"12789678"
-        buffer.append(0)  # Raises BufferError while anybody holds a view.
+        buffer.append(0)  # raises BufferError while anybody holds a view
         large = _noise(self.stream_bytes)
         store.put("large", large)
         target = bytearray(len(large) - 3)
@@ -547,7 +546,7 @@ def _noise(num_bytes: int) -> bytes:
 
 
 def _create_together(store: ObjectStore, key: str, writers: range, barrier: threading.Barrier) -> list[int]:
-    """Let one thread a writer create the key at the same moment; return the writers that won."""
+    """Let each writer, in a thread of its own, create the key at the same moment; return those that won."""
 
     def create(writer: int) -> bool:
         barrier.wait(SECONDS_TO_START)
@@ -564,7 +563,7 @@ def _create_together(store: ObjectStore, key: str, writers: range, barrier: thre
 def _create_in_process(
     url: str, number: int, barrier: threading.Barrier, answers: multiprocessing.Queue[list[list[int]] | str]
 ) -> None:
-    """Take part in the races with some of the writers; answer who won, or what went wrong."""
+    """Run some of the writers in each race; answer who won, or what went wrong."""
     per_process = NUM_WRITERS // NUM_PROCESSES
     writers = range(number * per_process, (number + 1) * per_process)
     try:
@@ -573,6 +572,6 @@ def _create_in_process(
             [_create_together(store, f"race/{count}", writers, barrier) for count in range(NUM_ROUNDS)]
         )
     except BaseException as error:
-        barrier.abort()  # The others need not wait.
+        barrier.abort()  # spares the others the wait
         answers.put(f"{type(error).__name__}: {error}")
         raise

@@ -128,7 +128,7 @@ class Service:
     def leave_loop(self) -> None:
         """End the rounds where the script leaves the loop early, as all ranks do at the same step.
 
-        Leaving after SIGTERM does not count as the script's own decision: the agent is not told of it.
+        Leaving after SIGTERM is not the script's own decision, so the agent is not told.
         """
         if os.getpid() == self._pid and not sigterm.was_received():
             handoff.left_loop_path(self._directory, self._world.rank).touch()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 import threading
 import time
@@ -242,4 +243,9 @@ def bench(tmp_path, monkeypatch):
         t.name in {"logs", "notice", "notice pipe", "heartbeat", "courier", "retention"}
         for t in threading.enumerate()
     ):
+        for life in made.lives:  # two agents of one machine share a pipe, and each wakes but one of them
+            life.notices.stop()
         time.sleep(0.01)
+    for life in made.lives:
+        os.close(life.notices._pipe._reader)
+        os.close(life.notices._pipe._writer)

@@ -823,13 +823,13 @@ def test_a_generation_whose_end_was_dealt_with_is_not_started_again(bench):
 
 
 def test_an_agent_that_is_killed_while_it_leaves_comes_to_the_same_end(bench, monkeypatch):
-    """Were the end taken for dealt with before the last word, the script would be run again."""
+    """Were the end taken for dealt with before the exit record, the script would be run again."""
     life = bench.life("open('runs', 'a').write('x')\n")
-    monkeypatch.setattr(life_module.Life, "_leave", lambda *_: None)
-    life.run()  # killed before its last word
+    with monkeypatch.context() as patch:
+        patch.setattr(life_module.Life, "_leave", lambda *_: None)
+        life.run()  # killed before its exit record
     for thread in (life.logs, life.courier, life.heartbeat, life.notices):
         thread._stopped.set()
-    monkeypatch.undo()
     life = bench.life("open('runs', 'a').write('x')\n")
     life.run()
     assert (bench.exit_record().outcome, (life.context.node.work / "runs").read_text()) == ("succeeded", "x")

@@ -306,7 +306,7 @@ def test_a_missing_job_file_is_named(tmp_path):
 
 def test_a_job_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "job.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(SpecError, match=r"job\.toml: line 1: is no text in UTF-8"):
+    with pytest.raises(SpecError, match=r"job\.toml: line 1: not UTF-8 text"):
         load_job(tmp_path / "job.toml")
 
 

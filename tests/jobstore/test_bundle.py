@@ -10,7 +10,8 @@ import pytest
 
 from cloudspot.errors import BundleError, CorruptData
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.bundle import extract_bundle, make_bundle, put_bundle
+from cloudspot.jobstore.bundle import make_bundle, put_bundle
+from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 

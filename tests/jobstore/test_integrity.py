@@ -13,8 +13,7 @@ from cloudspot.errors import CorruptData
 from cloudspot.jobstore import codec, integrity
 from cloudspot.jobstore.integrity import check_commit, is_safe_path
 from cloudspot.jobstore.records import CheckpointId, Chunk, Commit, File, Part
-from cloudspot.jobstore.seals import parse_seal, plan_digest, read_seal
-from cloudspot.train import partition as trainer
+from cloudspot.jobstore.seals import parse_seal, plan_digest
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 HASH = "0" * 32
@@ -90,11 +89,11 @@ def test_a_sound_manifest_passes(checkpoints):
         ({"files": (File(path="a", size=4, mode=0),)}, "its files have 4 bytes"),
         ({"files": (File(path="a", size=2, mode=0), File(path="a", size=3, mode=0))}, "a file twice"),
         ({"files": (File(path="a", size=2, mode=0), File(path="a/b", size=3, mode=0))}, "a file and as a directory"),
-        ({"files": (File(path="/etc/passwd", size=5, mode=0),)}, "/etc/passwd' is no safe relative path"),
-        ({"files": (File(path="a/../../b", size=5, mode=0),)}, "no safe relative path"),
-        ({"directory": "../x"}, "no safe relative path"),
-        ({"directory": "/root"}, "no safe relative path"),
-        ({"directory": None}, "no safe relative path"),
+        ({"files": (File(path="/etc/passwd", size=5, mode=0),)}, "/etc/passwd' is not a safe relative path"),
+        ({"files": (File(path="a/../../b", size=5, mode=0),)}, "not a safe relative path"),
+        ({"directory": "../x"}, "not a safe relative path"),
+        ({"directory": "/root"}, "not a safe relative path"),
+        ({"directory": None}, "not a safe relative path"),
         ({"seal": "{}"}, "has no seal"),
     ],
 )  # fmt: skip
@@ -171,29 +170,6 @@ def test_an_item_that_two_ranks_hold_or_none_is_corrupt(checkpoints):
         check_commit(session([one, two | {"plan": "f" * 64}]))
     with pytest.raises(CorruptData, match="not those that were planned"):
         check_commit(session([one, two | {"items": []}]))
-
-
-def test_the_digest_is_the_one_that_the_trainer_makes(checkpoints):
-    items = [
-        trainer.Item("model/weight é", "float32", (3, 4), 4),
-        trainer.Item("model/scale", "float64", (), 8),
-        trainer.Item("model/none", "bool", (0,), 1, pinned=True),
-    ]
-    planned = trainer.plan(items, world_size=2)
-    [seal] = seals(checkpoints, 5)
-    tables = [[placement.to_json() for placement in placements] for placements in planned.parts]
-    made = [parse_seal(json.dumps(seal | {"items": items}), "") for items in tables]
-    assert plan_digest(made) == planned.digest
-
-
-def test_a_seal_may_hold_infinity_and_must_be_an_object(checkpoints):
-    [seal] = seals(checkpoints, 5)
-    found = read_seal(part(seal=json.dumps(seal | {"objects": {"best": -float("inf")}, "later": 1})))
-    assert found.objects == {"best": -float("inf")}
-    assert found.raw == seal | {"objects": {"best": -float("inf")}, "later": 1}
-    for text in (None, "", "[1]", "{", "[" * 100_000):
-        with pytest.raises(CorruptData, match="seal of part 0"):
-            read_seal(part(seal=text))
 
 
 @pytest.mark.parametrize("path", ["a", "a/b", "...", "a b", "é", "-rf", ".hidden", "a\\b", "x" * 255])

@@ -17,7 +17,7 @@ from cloudspot.errors import (
 )
 from cloudspot.jobfile.spec import load_job, spec_from_json
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.bundle import extract_bundle
+from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.reader import HistoryReader, list_jobs
 from cloudspot.jobstore.submission import delete_secrets, read_secrets, request_stop, submit
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage

@@ -36,8 +36,6 @@ REGROUP_SECONDS_PER_NODE = 0.02
 """With many nodes that takes longer, so that their requests stay few."""
 CLOSE_SECONDS = 10.0
 """How long a node listens closely after it has asked who lives, or has seen another change."""
-IDLE_SECONDS = 1.0
-"""How often a node that waits for the others looks at them after that."""
 MAX_READS = 16
 """How many heartbeats one pass reads; the rest waits for the next passes."""
 DRAIN_SECONDS = 120.0
@@ -107,9 +105,7 @@ class PeerHeartbeats:
 
     def pause(self) -> None:
         """Wait before the next ``refresh``; an order ends it early."""
-        self._context.orders.wait(
-            self._regroup_seconds if self._is_close else max(IDLE_SECONDS, self._regroup_seconds)
-        )
+        self._context.orders.wait(self._regroup_seconds if self._is_close else self.listen_seconds)
 
     def refresh(self) -> None:
         """Look at the other nodes now; return when that has succeeded."""

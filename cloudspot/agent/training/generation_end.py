@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cloudspot.agent.delivery.courier import Courier
 from cloudspot.agent.ending.restart_policy import FAILED, NOT_CONNECTED, STUCK, WEIGHT, Failure, GiveUp, judge
@@ -125,7 +126,7 @@ class GenerationEnd:
         final = Final(step=value["step"], weights_sha256=value["weights_sha256"], metrics=status.metrics())
         return Leaving("succeeded", "the training finished", final=final, saved_step=final.step)
 
-    def _drained(self, drained: list[dict[str, object] | None], ordered: Leaving | None) -> Leaving | str:
+    def _drained(self, drained: list[dict[str, Any] | None], ordered: Leaving | None) -> Leaving | str:
         context = self._context
         steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
         if ordered is None:
@@ -134,13 +135,11 @@ class GenerationEnd:
             ordered = context.ordered_leaving()
         if ordered is not None:
             saved = steps[0] if len(steps) == len(drained) else None
-            assert saved is None or isinstance(saved, int)
             return replace(ordered, saved_step=saved)
         # Another node has to go, or the last step's state could not be saved.
         _log.info("drained %s; the training goes on", f"at step {steps[0]}" if steps else "without a save")
         self._courier.settle()
         if steps:
-            assert isinstance(steps[0], int)
             self._membership.await_commit(steps[0])
         return "drained"
 

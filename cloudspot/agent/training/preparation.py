@@ -11,7 +11,7 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.torchrun import log_tail
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
-from cloudspot.jobstore import bundle
+from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.submission import code_key
 from cloudspot.process_marks import kill_marked
 
@@ -31,7 +31,7 @@ def fetch_code(context: NodeContext) -> None:
         return
     try:
         data = context.insist(lambda: context.store.get(code_key(context.job.submission)))
-        bundle.extract_bundle(data, node.work, sha256=sha256)
+        extract_bundle(data, node.work, sha256=sha256)
     except (BundleError, CorruptData, ObjectMissing) as error:
         # The next machine would find the same bytes; but its disk may have the room that this one lacks.
         permanent = not (isinstance(error, BundleError) and isinstance(error.__cause__, OSError))

@@ -118,7 +118,7 @@ class Account:
         """Return the region.
 
         Raises:
-            ApiError: there is none of that name.
+            ApiError: nothing has that name.
         """
         if region not in REGIONS:
             raise ApiError("InvalidRegionId.NotFound", "The specified RegionId does not exist.", status=404)
@@ -255,7 +255,7 @@ def wanted_tags(parameters: Parameters) -> list[tuple[str, str | None]]:
 
 
 def has_tags(tags: Mapping[str, str], wanted: Sequence[tuple[str, str | None]]) -> bool:
-    """Say whether all of them are there."""
+    """Return whether all of them exist."""
     return all(name in tags and value in {None, tags[name]} for name, value in wanted)
 
 

@@ -118,7 +118,7 @@ def check_request(parameters: Parameters, account: Account, place: Place, *, now
 
 
 def numbered_names(parameters: Parameters, amount: int) -> list[tuple[str, str]]:
-    """Return instance and host names of so many machines, numbered where they hold ``[begin,bits]``.
+    """Return the machines' instance and host names, numbered if they contain ``[begin,bits]``.
 
     Raises:
         ApiError: one is malformed.
@@ -136,7 +136,7 @@ def release_time(text: str, *, now: float) -> float:
     """Return the moment of an AutoReleaseTime, whose seconds are cut off.
 
     Raises:
-        ApiError: it is none, or nearer than half an hour, or farther than three years.
+        ApiError: it is malformed, nearer than half an hour, or farther than three years.
     """
     error = ApiError(
         "InvalidAutoReleaseTime.Malformed", "The specified parameter AutoReleaseTime is not valid."

@@ -164,7 +164,7 @@ class Machines:
             self._tag(instance_id, values)
 
     def is_known(self, instance_id: str) -> bool:
-        """Say whether the API knows the instance by now, and still."""
+        """Return whether the API knows the instance now."""
         machine = self.by_id.get(instance_id)
         return machine is not None and self._clock() >= machine.visible_at and not machine.is_released
 

@@ -18,9 +18,9 @@ from cloudspot.emulation.token_metadata import TokenedMetadata, Tree
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
 CREDENTIAL_SECONDS: Final = 6 * 3600.0
-"""How long a role's credentials hold where the facts say nothing."""
+"""How long a role's credentials are valid if the facts do not say."""
 RENEWED_BEFORE_SECONDS: Final = 1800.0
-"""New credentials appear so long before the old ones expire, which hold on until then."""
+"""How long before the old credentials expire new ones appear; the old stay valid until then."""
 
 
 class EcsMetadataService(TokenedMetadata):
@@ -59,7 +59,7 @@ class EcsMetadataService(TokenedMetadata):
         return super().answer(request)
 
     def needs_token(self) -> bool:
-        """Say whether this instance is in security hardening mode."""
+        """Return whether this instance is in security hardening mode."""
         return bool(self.view.facts.get("http-tokens", "optional") == "required")
 
     def token_hops(self) -> int:
@@ -122,7 +122,7 @@ class EcsMetadataService(TokenedMetadata):
         with self._lock:
             held = self._credentials
             lifetime = timedelta(seconds=float(facts.get("credential-seconds", CREDENTIAL_SECONDS)))
-            # Where a test makes them short, they hold half of their life at the least.
+            # If a test makes them short-lived, they last at least half of their life.
             early = min(timedelta(seconds=RENEWED_BEFORE_SECONDS), lifetime / 2)
             if held is None or held.expires_at - now < early:
                 keys = RoleKeys(str(facts["role-seed"]))

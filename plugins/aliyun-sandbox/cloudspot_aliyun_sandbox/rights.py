@@ -1,7 +1,7 @@
 """Which rights a recorded request took, and on what: to be compared with what a policy grants.
 
-Source: RAM authorization of ECS, VPC, RAM and OSS (checked 2026-11): a right is called as its action, but for
-those that pass a role on, and OSS's.
+Source: RAM authorization of ECS, VPC, RAM and OSS (checked 2026-11): a right is called like its action,
+except for those that pass a role on, and OSS's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def rights_of(call: Call) -> frozenset[str]:
 
 
 def resource_of(call: Call) -> str:
-    """Return the name of what the call was about; ``*`` but for OSS."""
+    """Return the name of what the call was about; ``*`` except for OSS."""
     if call.service != "oss":
         return "*"
     key = call.parameters.get("Key")

@@ -47,7 +47,7 @@ _HANDLED_FILTERS: Final = {
 
 
 class StrictEcs:
-    """A WSGI application; ``inner`` answers what is no call of the control plane."""
+    """A WSGI application; ``inner`` answers everything but calls of the control plane."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class StrictEcs:
         self.is_in_arrears = False
         """The account buys nothing any more."""
         self.accounts: dict[str, str] = {}
-        """By key, whose it is, if not of the account; tests set it."""
+        """The account of a key, if it is not this account's; tests set it."""
         self._gate = Gate(secrets, roles)
         self._roles = roles
         self._inner = inner
@@ -338,5 +338,5 @@ class StrictEcs:
 
 
 def _is_call(environ: Mapping[str, Any]) -> bool:
-    """Say whether a request is one of the control plane: those have no path, and name their action so."""
+    """Return whether a request is for the control plane: it has no path, and names an action."""
     return environ.get("PATH_INFO", "/") in {"", "/"} and "HTTP_X_ACS_ACTION" in environ

@@ -26,7 +26,7 @@ def _table(polynomial: int) -> tuple[int, ...]:
     table = []
     for value in range(256):
         for _ in range(8):
-            value = (value >> 1) ^ (polynomial if value & 1 else 0)  # noqa: PLW2901 - as the algorithm is told
+            value = (value >> 1) ^ (polynomial if value & 1 else 0)  # noqa: PLW2901 - as the algorithm is written
         table.append(value)
     return tuple(table)
 
@@ -45,7 +45,7 @@ CHECKSUMS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
 
 
 def is_right(algorithm: str, text: str, body: bytes) -> bool | None:
-    """Say whether the base64 text is the body's checksum; None: it is no checksum of that kind at all."""
+    """Return whether the base64 text is the body's checksum; None: it is not a checksum of that kind."""
     wanted = CHECKSUMS[algorithm](body)
     try:
         found = base64.b64decode(text, validate=True)
@@ -58,7 +58,7 @@ def unchunked(body: bytes) -> tuple[bytes, dict[str, str]]:
     """Return the content and the trailers of an ``aws-chunked`` body.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     content, position = bytearray(), 0
     while True:

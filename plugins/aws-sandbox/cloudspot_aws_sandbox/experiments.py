@@ -26,7 +26,7 @@ _ROLE: Final = re.compile(r"arn:aws:iam::(\d{12}):role/([\w+=,.@-]+)")
 
 
 def action_of(method: str, path: str) -> str:
-    """Return the call's name; empty: it is none of these."""
+    """Return the call's name; empty: it is not one of these."""
     parts = path.strip("/").split("/")
     names = {
         ("POST", "experimentTemplates", 1): "CreateExperimentTemplate",

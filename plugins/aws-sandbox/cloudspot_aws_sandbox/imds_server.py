@@ -19,9 +19,9 @@ from cloudspot.emulation.token_metadata import TokenedMetadata, Tree
 from cloudspot_aws_sandbox.credentials import RoleKeys
 
 CREDENTIAL_SECONDS: Final = 6 * 3600.0
-"""How long a role's credentials hold where the facts say nothing."""
+"""How long a role's credentials are valid if the facts do not say."""
 RENEWED_BEFORE_SECONDS: Final = 300.0
-"""New credentials appear so long before the old ones expire."""
+"""How long before the old credentials expire new ones appear."""
 VERSIONS: Final = (
     "1.0",
     "2007-01-19",
@@ -78,7 +78,7 @@ class Imds(TokenedMetadata):
         self._updated_at = now()
 
     def needs_token(self) -> bool:
-        """Say whether this instance answers IMDSv2 alone."""
+        """Return whether this instance answers only IMDSv2."""
         return bool(self.view.facts.get("http-tokens", "optional") == "required")
 
     def token_hops(self) -> int:

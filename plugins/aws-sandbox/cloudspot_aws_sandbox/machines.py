@@ -37,7 +37,7 @@ _REASONS: Final = {
 
 @dataclass
 class Machine:
-    """One instance beside what moto keeps of it."""
+    """What moto does not keep about one instance."""
 
     id: str
     region: str
@@ -47,7 +47,7 @@ class Machine:
     num_vcpus: int
     group: str | None
     request_id: str | None
-    """Of its spot request."""
+    """The id of its spot request."""
     instance: Any
     """moto's."""
     reservation: Any
@@ -57,7 +57,7 @@ class Machine:
 
     @property
     def is_alive(self) -> bool:
-        """Say whether it counts against capacity and quotas."""
+        """Return whether it counts against capacity and quotas."""
         return self.state is not InstanceState.ENDED
 
 
@@ -81,7 +81,7 @@ class Machines:
         is_bare: bool,
         vcpus: int,
     ) -> None:
-        """Take over what moto has just made, and boot it."""
+        """Adopt the instances that moto has just made, and boot them."""
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         is_spot = parameters.get("InstanceMarketOptions", {}).get("MarketType") == "spot"
         for instance_id in instance_ids:
@@ -107,7 +107,7 @@ class Machines:
             self._host.start(self._emulated(machine, parameters, is_bare=is_bare))
 
     def hide_the_young(self) -> None:
-        """Take what a lagging listing does not have yet out of moto's sight."""
+        """Hide from moto what a lagging listing does not have yet."""
         for machine in self.by_id.values():
             reservations = ec2_backends[DEFAULT_ACCOUNT_ID][machine.region].reservations
             if self._clock() < machine.visible_at:
@@ -116,7 +116,7 @@ class Machines:
                 reservations.setdefault(machine.reservation.id, machine.reservation)
 
     def show(self, instance_ids: Iterable[str]) -> None:
-        """Bring machines into moto's sight for one answer, until ``refresh``."""
+        """Show machines to moto for one answer, until ``refresh``."""
         for instance_id in instance_ids:
             machine = self.by_id[instance_id]
             reservations = ec2_backends[DEFAULT_ACCOUNT_ID][machine.region].reservations
@@ -137,7 +137,7 @@ class Machines:
             self._tag(region, ids, values)
 
     def is_known(self, instance_id: str) -> bool:
-        """Say whether the API knows the instance by now, and still."""
+        """Return whether the API knows the instance now."""
         machine = self.by_id.get(instance_id)
         return machine is not None and self._clock() >= machine.visible_at and self._is_shown(machine)
 

@@ -30,7 +30,7 @@ def rights_of(call: Call) -> frozenset[str]:
 
 
 def resource_of(call: Call, *, account: str) -> str:
-    """Return the name (ARN) of what the call was about; ``*`` but for S3 and CloudWatch Logs."""
+    """Return the ARN of what the call was about; ``*`` except for S3 and CloudWatch Logs."""
     parameters = call.parameters
     if call.service == "s3":
         key = parameters.get("Key")

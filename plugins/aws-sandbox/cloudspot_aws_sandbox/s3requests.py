@@ -49,7 +49,7 @@ class S3Request:
 
 
 def is_for_s3(environ: Mapping[str, Any]) -> bool:
-    """Say whether S3 answers this: by the signature's scope, or where nobody signed, by its looks."""
+    """Return whether S3 answers this, by the signature's scope or, without a signature, by its form."""
     if str(environ.get("PATH_INFO", "")).startswith("/moto-api"):
         return False
     authorization = str(environ.get("HTTP_AUTHORIZATION", ""))

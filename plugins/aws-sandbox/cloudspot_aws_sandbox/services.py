@@ -102,7 +102,7 @@ def decode_denial(message: str) -> str:
     """Return what ``encode_denial`` has put into cipher.
 
     Raises:
-        ApiError: it is none.
+        ApiError: it is not one.
     """
     try:
         text = base64.urlsafe_b64decode(message).decode()

@@ -339,7 +339,7 @@ class StrictEc2:
         }
 
     def _require(self, instance_ids: Iterable[str]) -> None:
-        """Refuse ids that are none or that the API does not know (yet, or any more)."""
+        """Refuse malformed ids, and those that the API does not know yet or has forgotten."""
         ids = list(instance_ids)
         malformed = [one for one in ids if not re.fullmatch(r"i-[0-9a-f]{8}(?:[0-9a-f]{9})?", one)]
         if malformed:

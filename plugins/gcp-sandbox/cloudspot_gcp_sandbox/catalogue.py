@@ -120,7 +120,7 @@ def zone_names() -> list[str]:
 
 
 def is_in(machine_type: MachineType, zone: str) -> bool:
-    """Say whether the zone has the machine type."""
+    """Return whether the zone has the machine type."""
     places = _PLACES.get(machine_type.family)
     return zone in zone_names() and (places is None or zone in places)
 

@@ -35,7 +35,7 @@ REQUEST_ID_SECONDS: Final = 3600.0
 least 60 minutes"."""
 _INSERT: Final = "insert"
 _OWN_FIELDS: Final = frozenset({"kind", "name", "zone", "description", "params"})
-"""Of an instance that is to be inserted: what is no property of it."""
+"""The fields of an instance to insert that are not its properties."""
 
 
 @dataclass(frozen=True)

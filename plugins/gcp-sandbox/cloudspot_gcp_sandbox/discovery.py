@@ -67,6 +67,8 @@ class Api:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._schemas: Mapping[str, Any] = document["schemas"]
+        self._required: dict[tuple[int, str], Sequence[str]] = {}
+        """By schema object and method."""
         self._common: Mapping[str, Any] = {**document.get("parameters", {}), **_UNDESCRIBED}
         self._is_proto = not document["servicePath"].startswith("storage/")
         """Its JSON is that of protocol buffers, which takes a field's snake_case name as well."""
@@ -227,10 +229,21 @@ class Api:
                 )
             if item is not None:  # null is as if it were not there.
                 self._check_value(one, item, here, method_id)
-        for name, one in properties.items():
-            if method_id in one.get("annotations", {}).get("required", ()) and value.get(name) is None:
+        for name in self._required_by(schema, method_id):
+            if value.get(name) is None:
                 here = f"{where}.{name}" if where else name
                 raise ApiError(400, "required", f"Required field '{here}' not specified")
+
+    def _required_by(self, schema: Mapping[str, Any], method_id: str) -> Sequence[str]:
+        """Return the properties that a method requires; looked up once, since lists of entries are long."""
+        key = (id(schema), method_id)
+        if key not in self._required:
+            self._required[key] = [
+                name
+                for name, one in schema.get("properties", {}).items()
+                if method_id in one.get("annotations", {}).get("required", ())
+            ]
+        return self._required[key]
 
 
 def _check_scalar(schema: Mapping[str, Any], value: object, where: str) -> None:
@@ -280,7 +293,7 @@ def _routes(base: str, method: Mapping[str, Any]) -> Iterator[_Route]:
             literal = path[end : found.start()]
             end, num_literals = found.end(), num_literals + len(literal)
             inner = "[^/]+"
-            if found[1]:  # {+name} may hold slashes: what it may be stands beside it.
+            if found[1]:  # {+name} may hold slashes: its pattern stands beside it.
                 inner = method["parameters"][found[2]].get("pattern", ".+").strip("^$")
             pattern += f"{re.escape(literal)}(?P<{found[2]}>{inner})"
         literal = path[end:]
@@ -309,6 +322,7 @@ def _is_base64(text: str) -> bool:
     return True
 
 
+@cache
 def _camel(name: str) -> str:
     return re.sub(r"_(\w)", lambda found: found[1].upper(), name)
 

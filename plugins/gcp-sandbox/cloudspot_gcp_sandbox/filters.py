@@ -39,7 +39,7 @@ def page(items: Sequence[Any], query: Mapping[str, Any]) -> tuple[list[Any], str
     """Return the items of the page that is asked for, and the token of the next one.
 
     Raises:
-        ApiError: the size or the token is none (400).
+        ApiError: the size or the token is malformed (400).
     """
     size, token = query.get("maxResults", MAX_RESULTS), query.get("pageToken", "")
     if not 0 <= size <= MAX_RESULTS:

@@ -87,7 +87,7 @@ class ServiceAccount:
         return signature
 
     def has_signed(self, payload: bytes, signature: bytes) -> bool:
-        """Say whether the signature is this account's."""
+        """Return whether the signature is this account's."""
         return bool(crypt.RSAVerifier.from_string(self.public_key).verify(payload, signature))
 
 

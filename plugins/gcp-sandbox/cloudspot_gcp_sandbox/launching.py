@@ -136,7 +136,7 @@ def zones_for(body: Mapping[str, Any], region: str) -> list[str]:
     for location, configuration in locations.items():
         zone = location.removeprefix("zones/")
         if not location.startswith("zones/") or zone not in ours:
-            raise bad("resource.locationPolicy.locations", location, f"It is no zone of {region}.")
+            raise bad("resource.locationPolicy.locations", location, f"It is not a zone of {region}.")
         if set(configuration) - {"preference"}:
             raise ApiError(501, "notImplemented", "the emulated Compute Engine knows no constraints")
     allowed = [zone for zone in ours if locations.get(f"zones/{zone}", {}).get("preference") != "DENY"]
@@ -190,7 +190,7 @@ def names_of(body: Mapping[str, Any], taken: Sequence[str]) -> list[str]:
     """Return the names of the machines that a bulk insert asks for.
 
     Raises:
-        ApiError: they cannot be told, or are none, or not as many as asked for.
+        ApiError: they cannot be determined, are malformed, or are not as many as requested.
     """
     count = int(body.get("count", 0))
     minimum = int(body.get("minCount", count))
@@ -248,7 +248,7 @@ def _check_disks(properties: Mapping[str, Any], site: Site, where: str) -> Image
         raise bad(
             f"{where}.disks[0].initializeParams.diskType",
             kind,
-            f"The disk type is none, or {family} machines cannot have it.",
+            f"The disk type does not exist, or {family} machines cannot have it.",
         )
     check_labels(parameters.get("labels", {}), f"{where}.disks[0].initializeParams.labels")
     return image
@@ -258,7 +258,9 @@ def _check_accelerators(properties: Mapping[str, Any], where: str) -> None:
     for one in properties.get("guestAccelerators", ()):
         kind, count = one.get("acceleratorType", ""), one.get("acceleratorCount", 0)
         if kind not in ATTACHABLE or count not in {1, 2, 4, 8}:
-            raise bad(f"{where}.guestAccelerators", kind, "It is no accelerator, or not so many of it.")
+            raise bad(
+                f"{where}.guestAccelerators", kind, "It is not an accelerator, or there are too many of it."
+            )
         if not properties["machineType"].startswith("n1-"):
             raise bad(f"{where}.guestAccelerators", kind, "Only N1 machines can have accelerators attached.")
 

@@ -64,7 +64,7 @@ def moment(text: str) -> datetime:
     """Return the time that an entry or a query states, to the microsecond.
 
     Raises:
-        ApiError: 400, it is none.
+        ApiError: 400, it is not a time.
     """
     match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", text)
     if match is None:

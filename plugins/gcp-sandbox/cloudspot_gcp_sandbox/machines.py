@@ -46,7 +46,7 @@ class Machine:
     name: str
     zone: str
     value: dict[str, Any]
-    """As the API shows it, but for what changes."""
+    """As the API shows it, without what changes."""
     created_at: float
     visible_at: float
     state: InstanceState = InstanceState.PENDING
@@ -78,7 +78,7 @@ class Machine:
 
     @property
     def is_alive(self) -> bool:
-        """Say whether it counts against capacity and quotas."""
+        """Return whether it counts against capacity and quotas."""
         return self.state is not InstanceState.ENDED
 
     @property
@@ -150,7 +150,7 @@ class Machines:
         """Return a machine that the API knows by now, and still.
 
         Raises:
-            ApiError: there is none (404).
+            ApiError: it does not exist (404).
         """
         for machine in self.all:
             if machine.zone == zone and name_or_id in {machine.name, machine.id} and self._is_shown(machine):
@@ -159,7 +159,7 @@ class Machines:
         raise ApiError(404, "notFound", f"The resource '{path}' was not found")
 
     def has_name(self, zone: str, name: str) -> bool:
-        """Say whether the zone has a machine of the name, shown or not."""
+        """Return whether the zone has a machine of the name, shown or not."""
         return any(one.zone == zone and one.name == name and not one.is_gone for one in self.all)
 
     def shown(self) -> list[Machine]:

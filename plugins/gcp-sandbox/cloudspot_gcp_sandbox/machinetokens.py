@@ -33,7 +33,7 @@ class MachineTokens:
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
-        """What the metadata servers are told, and nobody else."""
+        """Known only to the metadata servers."""
 
     def issue(self, email: str, *, scopes: Sequence[str], expires_at: float) -> str:
         """Return a token of the service account."""
@@ -41,7 +41,7 @@ class MachineTokens:
         return f"{_PREFIX}{body.decode()}.{self._sign(body)}"
 
     def read(self, token: str) -> MachineToken | None:
-        """Return what the token says, or None where it is none of the seed's; it may have expired."""
+        """Return what the token says, or None if the seed did not make it; it may have expired."""
         body, _, signature = token.removeprefix(_PREFIX).partition(".")
         if not token.startswith(_PREFIX) or not hmac.compare_digest(signature, self._sign(body.encode())):
             return None

@@ -100,7 +100,7 @@ class GceMetadata(MetadataService):
             left = end - self._monotonic()
             if left <= 0:
                 break
-            # Briefly: a change since the look is none to who begins to wait now.
+            # Briefly: whoever begins to wait now does not see a change since the look.
             self.view.wait_for_change(min(left, 0.25))
             found = self._look(parts, asked, is_directory=is_directory)
         return found

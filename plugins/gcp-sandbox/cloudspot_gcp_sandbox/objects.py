@@ -168,7 +168,7 @@ class Buckets:
         """Return the bucket.
 
         Raises:
-            ApiError: 404, there is none.
+            ApiError: 404, it does not exist.
         """
         with self._lock:
             if name not in self._buckets:
@@ -193,7 +193,7 @@ class Buckets:
         """Remove the bucket.
 
         Raises:
-            ApiError: 404, there is none; 409, it is not empty.
+            ApiError: 404, it does not exist; 409, it is not empty.
         """
         with self._lock:
             bucket = self.get(name)
@@ -207,7 +207,7 @@ class Buckets:
         """Return the live object, or the generation.
 
         Raises:
-            ApiError: 404, there is none.
+            ApiError: 404, it does not exist.
         """
         with self._lock:
             place = self.get(bucket)
@@ -264,7 +264,7 @@ class Buckets:
         """Remove the live object, or the generation that ``conditions["generation"]`` says.
 
         Raises:
-            ApiError: 404, there is none; 412, the conditions do not hold.
+            ApiError: 404, it does not exist; 412, the conditions do not hold.
         """
         with self._lock:
             place = self.get(bucket)

@@ -24,7 +24,7 @@ class Operation:
     """One operation."""
 
     value: dict[str, Any]
-    """As the API shows it, but for what changes."""
+    """As the API shows it, without what changes."""
     scope: str
     """``zones/ZONE``, ``regions/REGION`` or ``global``."""
     inserted_at: float
@@ -109,7 +109,7 @@ class Operations:
         """Return the operation by its name or its id.
 
         Raises:
-            ApiError: there is none (404).
+            ApiError: it does not exist (404).
         """
         for operation in self._all:
             if operation.scope == scope and name in {operation.value["name"], operation.value["id"]}:

@@ -77,7 +77,7 @@ class Sessions:
         """Return the session.
 
         Raises:
-            ApiError: 404, there is none; it may have been cancelled.
+            ApiError: 404, it does not exist; it may have been cancelled.
         """
         if upload_id not in self._sessions:
             raise ApiError(404, "notFound", "Not Found")

@@ -50,7 +50,7 @@ def rights_of(call: Call) -> frozenset[str]:
 
 
 def is_granted_to_machines(right: str, resource: str) -> bool:
-    """Say whether docs/gcp.md lets the machines' own account do that to a resource, by its condition."""
+    """Return whether docs/gcp.md's condition lets the machines' own account do that to a resource."""
     name = resource.partition("/instances/")[2]
     return right == "compute.instances.delete" and name.startswith("cs-")
 

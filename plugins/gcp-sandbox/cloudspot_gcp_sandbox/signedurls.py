@@ -20,7 +20,7 @@ _NEEDED = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signa
 
 
 def is_signed(request: Request) -> bool:
-    """Say whether the request is made by a signed URL."""
+    """Return whether the request is made by a signed URL."""
     return "X-Goog-Signature" in request.query or "X-Goog-Algorithm" in request.query
 
 

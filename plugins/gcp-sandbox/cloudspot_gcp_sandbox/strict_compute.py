@@ -173,7 +173,7 @@ class StrictCompute:
         return {"skus": list(found[start:end]), "nextPageToken": str(end) if end < len(found) else ""}
 
     def _check_place(self, name: str, matched: Matched) -> None:
-        """Refuse a project, region or zone that is none of this account's."""
+        """Refuse a project, region or zone that this account does not have."""
         path = matched.path
         project = path.get("project", path.get("resource", self.project))
         is_image = matched.method_id.startswith("compute.images.")

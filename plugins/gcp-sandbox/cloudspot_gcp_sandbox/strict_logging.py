@@ -84,7 +84,7 @@ class StrictLogging:
         self.page_entries = page_entries
         """How many entries a page holds at most, whatever is asked for."""
         self.lag_seconds = lag_seconds
-        """For so long an entry that was written is in no list."""
+        """How long an entry that was written is missing from listings."""
         self._app = app
         self._faults = faults
         self._identities = identities

@@ -104,7 +104,7 @@ class StrictStorage:
                 raise ApiError(injected.status, injected.code, injected.message)
         except ApiError as error:
             code, reply = error.reason, Reply.refusal(error)
-            if request.query.get("alt") == ["media"]:  # There it is told in plain words.
+            if request.query.get("alt") == ["media"]:  # There the error is plain text.
                 reply = Reply(
                     error.status, {"Content-Type": "text/html; charset=UTF-8"}, error.message.encode()
                 )

@@ -107,7 +107,7 @@ def parse_json(body: bytes) -> Any:
     """Return the JSON value.
 
     Raises:
-        ApiError: 400, it is none.
+        ApiError: 400, it is not JSON.
     """
     try:
         return json.loads(body)

@@ -183,8 +183,12 @@ def test_cloudspot_itself_is_found(sandbox):
             2,
             "needs one of after_steps, after_seconds and after_share",
         ),
-        (("toy", "--reclaim", "now", "--", "true"), 2, '--reclaim now: "now" is no FIELD=VALUE'),
-        (("toy", "--reclaim", "none", "--reclaim", "none", "--", "true"), 2, "--reclaim none stands alone"),
+        (("toy", "--reclaim", "now", "--", "true"), 2, '--reclaim now: "now" is not FIELD=VALUE'),
+        (
+            ("toy", "--reclaim", "none", "--reclaim", "none", "--", "true"),
+            2,
+            "--reclaim none excludes any other --reclaim",
+        ),
         (("toy",), 2, "Missing argument '-- COMMAND...'"),
     ],
 )

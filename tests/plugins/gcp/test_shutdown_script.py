@@ -92,7 +92,7 @@ def test_a_machine_whose_agent_is_dead_writes_the_exit_record_by_its_shutdown_sc
         it.wait_for_console(name, "starting it again in 4 s")
         it.host.reclaim(name, notice_seconds=30.0)
         it.wait_for_console(name, "the shutdown script ended")
-        assert "speaking for it" in it.host.console(name), it.host.console(name)
+        assert "writing its exit record" in it.host.console(name), it.host.console(name)
         found = codec.decode(store.get(keys.exit_record("digits", 1, 0)), Exit)
         assert (found.outcome, found.instance_id) == ("drained", identity.instance_id)
         assert found.detail == "shut down (shutdown-script) while its agent was dead"

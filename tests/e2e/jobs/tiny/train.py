@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from uncompiled import leave_compiler_out
 
 import cloudspot.train as spot
 
@@ -36,6 +37,7 @@ def main() -> None:
     """Train, log, and print one line a step."""
     if "TINY_INTERFACE" in os.environ:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TINY_INTERFACE"].format(rank=os.environ["RANK"])
+    leave_compiler_out()
     device = spot.init_process_group()
     torch.manual_seed(1)
     np.random.seed(2)  # noqa: NPY002 - the global generator is what must come back

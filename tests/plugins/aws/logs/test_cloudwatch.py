@@ -6,9 +6,9 @@ from datetime import datetime, timedelta, timezone
 
 import boto3
 import pytest
+from logservicetests import LogService, LogServiceTests, line, seqs
 
-from cloudspot.errors import AuthError, SpecError, TransientError
-from cloudspot.model import LogRecord
+from cloudspot.errors import AuthError, SpecError
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.cloudwatch import CloudWatchLogSink
@@ -57,8 +57,26 @@ def make_sink(job, clients):
     return lambda **options: CloudWatchLogSink(job, **{**common, **options})
 
 
+@pytest.fixture
+def service(aws):
+    return LogService(
+        faults=aws.faults,
+        write_action="PutLogEvents",
+        failed=("ServiceUnavailableException", 500),
+        read_rights=("logs:GetLogEvents", "logs:DescribeLogStreams"),
+        write_right="logs:PutLogEvents",
+        other_store="s3://bucket/two",
+        endpoint_variable="AWS_ENDPOINT_URL",
+        make_clients=AwsClients,
+    )
+
+
 class TestPromises(LogSinkTests):
     """As any sink."""
+
+
+class TestCloudWatch(LogServiceTests):
+    """As any log service's sink."""
 
 
 class TestPromisesInSmallPages(LogSinkTests):
@@ -71,19 +89,15 @@ class TestPromisesInSmallPages(LogSinkTests):
     test_many_lines_at_once_are_no_matter = None
 
 
-class TestPromisesInASharedGroup(LogSinkTests):
+class TestPromisesInASharedGroup(LogSinkTests, LogServiceTests):
     """As any sink, in a group that jobs share."""
 
     @pytest.fixture
     def make_sink(self, make_sink):
-        return lambda: make_sink(group="shared/group")
+        return lambda **options: make_sink(group="shared/group", **options)
 
     test_many_lines_at_once_are_no_matter = None
     test_a_line_may_be_very_long = None
-
-
-def line(seq, text="text", at=None, stream="1-0"):
-    return LogRecord(stream=stream, seq=seq, time=at or datetime.now(timezone.utc), text=text)
 
 
 def events(logs, group, stream="1-0", prefix=""):
@@ -95,7 +109,7 @@ def events(logs, group, stream="1-0", prefix=""):
 
 def test_a_stranger_reads_lines_with_number_time_and_source(logs, job, make_sink):
     at = datetime.now(timezone.utc).replace(microsecond=250000) - timedelta(seconds=5)
-    make_sink().write([line(0, "hello", at), line(1, "again", at)])
+    make_sink().write([line(0, "hello", at=at), line(1, "again", at=at)])
     found = events(logs, f"/cloudspot/{job}")
     assert [json.loads(event["message"]) for event in found] == [
         {"seq": 0, "time": at.isoformat().replace("+00:00", "Z"), "source": "train", "text": "hello"},
@@ -129,23 +143,12 @@ def test_jobs_that_share_a_group_do_not_see_each_other(job, clients):
     assert (one.streams(), other.streams()) == (("1-0",), ("2-0",))
 
 
-@pytest.mark.parametrize("group", [None, "shared/stores"])
-def test_two_stores_jobs_of_one_id_do_not_see_each_other(make_sink, group):
-    one, other = make_sink(group=group), make_sink(group=group, store_url="s3://bucket/two")
-    one.write([line(0, "one's"), line(1, "one's")])
-    other.write([line(0, "the other's")])
-    other.write([line(0, stream="2-0")])
-    assert (one.streams(), other.streams()) == (("1-0",), ("1-0", "2-0"))
-    assert [record.text for record in one.read("1-0")] == ["one's"] * 2
-    assert [record.text for record in other.read_back("1-0")] == ["the other's"]
-
-
 def test_lines_go_in_batches_within_the_services_limits(aws, job, make_sink):
     at = datetime.now(timezone.utc)
-    make_sink().write([line(seq, "x" * 30_000, at) for seq in range(100)])
+    make_sink().write([line(seq, "x" * 30_000, at=at) for seq in range(100)])
     assert aws.faults.count("PutLogEvents") == 4  # The first finds no group; 3 MB then go in three batches.
     assert len(list(make_sink().read("1-0"))) == 100
-    make_sink().write([line(seq, "", at, "1-1") for seq in range(10_001)])
+    make_sink().write([line(seq, "", at=at, stream="1-1") for seq in range(10_001)])
     sizes = [
         call.parameters["logEvents"]
         for call in aws.faults.calls
@@ -157,65 +160,17 @@ def test_lines_go_in_batches_within_the_services_limits(aws, job, make_sink):
     assert max(sizes) <= 10_000
 
 
-def test_lines_of_any_age_are_taken(make_sink):
-    now = datetime.now(timezone.utc)
-    ages = (timedelta(days=40), timedelta(days=13), timedelta(hours=30), timedelta(0), -timedelta(days=2))
-    written = [line(seq, at=now - age) for seq, age in enumerate(ages)]
-    make_sink().write(written)
-    assert list(make_sink().read("1-0")) == written
-
-
-def test_a_clock_that_jumps_far_back_loses_no_line(make_sink):
-    now = [datetime.now(timezone.utc)]
-    sink = make_sink(now=lambda: now[0])
-    sink.write([line(0, at=now[0])])
-    now[0] -= timedelta(hours=20)
-    sink.write([line(1, at=now[0])])
-    assert [record.seq for record in make_sink().read("1-0")] == [0, 1]
-
-
-def test_a_delivery_that_fails_in_passing_is_made_again(aws, make_sink):
+def test_a_throttled_delivery_is_made_again(aws, make_sink):
     slept = []
-    sink = make_sink(sleep=slept.append)
-    for code, status in (("ThrottlingException", 400), ("ServiceUnavailableException", 500)):
-        aws.faults.inject("PutLogEvents", code, status=status, times=2)
-        slept.clear()
-        sink.write([line(0)])
-        assert slept == [0.1, 0.2]
-    aws.faults.inject("PutLogEvents", "ServiceUnavailableException", times=5)
-    with pytest.raises(TransientError, match="AWS failed: injected"):
-        sink.write([line(1)])
-    aws.faults.inject("PutLogEvents", "ServiceUnavailableException", happens=True)
-    sink.write([line(1), line(2)])
-    assert [record.seq for record in make_sink().read("1-0")] == [0, 1, 2]
-
-
-def test_a_role_that_may_only_write_can(aws, make_sink):
-    aws.faults.denied.update({"logs:GetLogEvents", "logs:DescribeLogStreams"})
-    make_sink().write([line(0)])
-    aws.faults.denied.clear()
-    assert [record.seq for record in make_sink().read("1-0")] == [0]
+    aws.faults.inject("PutLogEvents", "ThrottlingException", status=400, times=2)
+    make_sink(sleep=slept.append).write([line(0)])
+    assert slept == [0.1, 0.2]
 
 
 def test_a_right_that_is_missing_is_an_auth_error(aws, job, make_sink):
     aws.faults.denied.add("logs:CreateLogGroup")
     with pytest.raises(AuthError, match=f"log group /cloudspot/{job}: access denied: .*logs:CreateLogGroup"):
         make_sink().write([line(0)])
-
-
-def test_a_line_that_came_late_is_waited_for_and_one_that_is_lost_is_not(make_sink):
-    writer, now = make_sink(), [datetime.now(timezone.utc)]
-    reader = make_sink(now=lambda: now[0])
-    writer.write([line(0), line(1)])
-    writer.write([line(5), line(6)])
-    assert [record.seq for record in reader.read("1-0")] == [0, 1]
-    now[0] += timedelta(minutes=2)
-    assert [record.seq for record in reader.read("1-0")] == [0, 1, 5, 6]
-    assert [record.seq for record in reader.read("1-0", after=1)] == [5, 6]
-    assert [record.seq for record in reader.read_back("1-0")] == [6, 5, 1, 0]
-    now[0] -= timedelta(minutes=2)
-    writer.write([line(2), line(3), line(4)])
-    assert [record.seq for record in make_sink().read("1-0")] == list(range(7))
 
 
 def test_one_who_follows_does_not_fetch_what_he_has_seen(aws, make_sink, monkeypatch):
@@ -226,7 +181,7 @@ def test_one_who_follows_does_not_fetch_what_he_has_seen(aws, make_sink, monkeyp
     assert len(list(reader.read("1-0"))) == 100
     before = aws.faults.count("GetLogEvents")
     writer.write([line(100)])
-    assert [record.seq for record in reader.read("1-0", after=99)] == [100]
+    assert seqs(reader.read("1-0", after=99)) == [100]
     assert aws.faults.count("GetLogEvents") - before == 2
     before = aws.faults.count("GetLogEvents")
     back = make_sink().read_back("1-0")
@@ -243,7 +198,7 @@ def test_what_others_write_into_the_stream_is_skipped(logs, job, make_sink):
         logEvents=[{"timestamp": now, "message": text} for text in ("hello", "{}", '{"seq": "x"}')],
     )
     make_sink().write([line(1)])
-    assert [record.seq for record in make_sink().read("1-0")] == [0, 1]
+    assert seqs(make_sink().read("1-0")) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +224,7 @@ def test_a_stream_is_a_piece_that_can_be_removed_and_is_made_again_by_its_writer
     make_sink().remove(pieces[:1])
     assert make_sink().streams() == ("1-1",)
     writer.write([line(2)])
-    assert [record.seq for record in make_sink().read("1-0", after=1)] == [2]
+    assert seqs(make_sink().read("1-0", after=1)) == [2]
     aws.faults.denied.add("logs:DeleteLogStream")
     with pytest.raises(AuthError, match="logs:DeleteLogStream"):
         make_sink().remove(pieces)

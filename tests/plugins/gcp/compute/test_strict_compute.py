@@ -96,8 +96,8 @@ def launch(api, **change):
         ({"perInstanceProperties": {"a": {}, "b": {}}}, 400, "Exactly one of it and perInstanceProperties"),
         ({"namePattern": None, "perInstanceProperties": {"a": {}}}, 400, "There must be as many as count"),
         ({"instanceProperties": None}, 400, "It is needed"),
-        ({"locationPolicy.locations": {"us-central1-a": {}}}, 400, "It is no zone of us-central1"),
-        ({"locationPolicy.locations": {"zones/us-east1-b": {}}}, 400, "It is no zone of us-central1"),
+        ({"locationPolicy.locations": {"us-central1-a": {}}}, 400, "It is not a zone of us-central1"),
+        ({"locationPolicy.locations": {"zones/us-east1-b": {}}}, 400, "It is not a zone of us-central1"),
         (
             {
                 "locationPolicy.locations": {

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta, timezone
 
 import google.cloud.logging
 import pytest
+from logservicetests import LogService, LogServiceTests, line, seqs
 
 from cloudspot.cli.joblog.logtail import LogTail
-from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
-from cloudspot.model import LogRecord
+from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.cloudlogging import CloudLoggingSink
@@ -37,8 +37,26 @@ def make_sink(job):
     return lambda **options: CloudLoggingSink(job, **{**common, **options})
 
 
+@pytest.fixture
+def service(gcp):
+    return LogService(
+        faults=gcp.faults,
+        write_action="logging.entries.write",
+        failed=("backendError", 503),
+        read_rights=("logging.logEntries.list",),
+        write_right="logging.logEntries.create",
+        other_store="gs://bucket/two",
+        endpoint_variable="CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING",
+        make_clients=GcpClients,
+    )
+
+
 class TestPromises(LogSinkTests):
     """As any sink."""
+
+
+class TestCloudLogging(LogServiceTests):
+    """As any log service's sink."""
 
 
 class TestPromisesInSmallPages(LogSinkTests):
@@ -51,14 +69,6 @@ class TestPromisesInSmallPages(LogSinkTests):
     test_many_lines_at_once_are_no_matter = None
 
 
-def line(seq, text="x", *, stream="1-0", at=NOW):
-    return LogRecord(stream=stream, seq=seq, time=at, text=text)
-
-
-def seqs(records):
-    return [record.seq for record in records]
-
-
 def lists(gcp):
     return gcp.faults.count("logging.entries.list")
 
@@ -67,7 +77,7 @@ def lists(gcp):
 
 
 def test_entries_are_text_that_can_be_found_by_job_and_node(gcp, job, make_sink):
-    make_sink().write([line(0, "epoch 1", stream="2-3"), line(1, "epoch 2", stream="2-3")])
+    make_sink().write([line(seq, f"epoch {seq + 1}", stream="2-3", at=NOW) for seq in range(2)])
     client = google.cloud.logging.Client(_use_grpc=False, client_options={"api_endpoint": gcp.url})
     (first, second) = client.list_entries(
         filter_=f'labels.job="{job}" AND labels.stream="2-3" AND timestamp>="2020-01-01T00:00:00Z"'
@@ -102,29 +112,6 @@ def test_what_others_write_under_a_jobs_labels_is_passed_over(gcp, job, make_sin
     client.logger("cloudspot").log_text("hello", labels=labels)
     client.logger("cloudspot").log_struct({"a": 1}, labels={**labels, "seq": "x", "source": "train"})
     sink.write([line(1)])
-    assert seqs(make_sink().read("1-0")) == [0, 1]
-
-
-# --- times -----------------------------------------------------------------------------------------------
-
-
-def test_a_time_that_logging_would_refuse_or_drop_is_kept_beside_the_entry(make_sink):
-    times = [NOW - timedelta(days=40), NOW + timedelta(days=400), NOW - timedelta(days=1), NOW]
-    make_sink().write([line(seq, at=at) for seq, at in enumerate(times)])
-    found = list(make_sink().read("1-0"))
-    assert [record.time for record in found] == times
-
-
-def test_a_new_process_goes_on_behind_what_another_delivered(make_sink):
-    make_sink().write([line(0, at=NOW)])
-    make_sink().write([line(1, at=NOW - timedelta(hours=3))])
-    assert seqs(make_sink().read("1-0")) == [0, 1]
-
-
-def test_who_may_only_write_writes(gcp, make_sink):
-    gcp.faults.denied.add("logging.logEntries.list")
-    make_sink().write([line(0), line(1)])
-    gcp.faults.denied.clear()
     assert seqs(make_sink().read("1-0")) == [0, 1]
 
 
@@ -171,15 +158,6 @@ def test_a_line_that_shows_late_is_not_lost_to_one_who_follows(gcp, make_sink, m
     monkeypatch.setattr(gcp.logging, "_list", real)
     assert seqs(reader.read("1-0", after=0)) == [1, 2, 3]
     assert seqs(reader.read("1-0", after=3)) == []
-
-
-def test_a_line_that_never_comes_is_passed_over_after_a_minute(make_sink):
-    now = [datetime.now(timezone.utc)]
-    writer, reader = make_sink(), make_sink(now=lambda: now[0])
-    writer.write([line(0), line(2)])
-    assert seqs(reader.read("1-0")) == [0]
-    now[0] += timedelta(seconds=61)
-    assert seqs(reader.read("1-0", after=0)) == [2]
 
 
 def test_only_the_pages_that_are_needed_are_read_from_behind(gcp, make_sink, monkeypatch):
@@ -287,13 +265,6 @@ def test_a_line_that_the_shared_lists_have_passed_by_is_looked_for(gcp, make_sin
     assert seqs(reader.read("1-0", after=0)) == [1, 2]
 
 
-def test_what_is_read_behind_the_end_hides_nothing_before_it(make_sink):
-    sink = make_sink()
-    sink.write([line(0), line(1)])
-    assert seqs(sink.read("1-0", after=7)) == []
-    assert seqs(sink.read("1-0")) == [0, 1]
-
-
 # --- streams and days ------------------------------------------------------------------------------------
 
 
@@ -354,17 +325,13 @@ def test_entries_cannot_be_removed_and_the_line_says_what_can(make_sink):
 # --- what goes wrong -------------------------------------------------------------------------------------
 
 
-def test_what_fails_in_passing_is_asked_again(gcp, make_sink):
+def test_a_throttled_list_waits_for_the_quota_of_the_next_minute(gcp, make_sink):
     slept = []
     sink = make_sink(sleep=slept.append)
-    gcp.faults.inject("logging.entries.write", "backendError", status=503, times=2, happens=True)
     sink.write([line(0)])
     gcp.faults.inject("logging.entries.list", "RESOURCE_EXHAUSTED", status=429, times=9)
     assert seqs(sink.read("1-0")) == [0]
-    assert sum(slept) == pytest.approx(0.1 + 0.2 + 51.1)
-    gcp.faults.inject("logging.entries.write", "backendError", status=503, times=5)
-    with pytest.raises(TransientError, match="Google failed"):
-        sink.write([line(1)])
+    assert sum(slept) == pytest.approx(51.1)
 
 
 @pytest.mark.parametrize(
@@ -392,9 +359,3 @@ def test_lines_that_logging_refuses_do_not_hold_up_those_to_come(gcp, make_sink,
     assert "Cloud Logging refuses lines of 1-0" in caplog.text
     sink.write([line(1)])
     assert seqs(make_sink(now=lambda: NOW + timedelta(hours=1)).read("1-0")) == [1]
-
-
-def test_a_service_that_does_not_answer_is_a_transient_error(gcp, make_sink, monkeypatch):
-    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING", "http://127.0.0.1:1")
-    with pytest.raises(TransientError, match=r"no answer from 127\.0\.0\.1:1: .*refused"):
-        make_sink().write([line(0)])
