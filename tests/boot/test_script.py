@@ -99,10 +99,16 @@ class Machine:
         )
         try:
             meanwhile(process.pid)
-            self.wait_until((self.directory / "down").exists)
+            down = self.directory / "down"
+            self.wait_until(lambda: down.exists() and down.stat().st_size > 0)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def wait_for_unit(self, _: int) -> None:
+        """Wait until systemd was asked to start a unit, however slowly the script gets there."""
+        log = self.directory / "systemctl"
+        self.wait_until(lambda: log.exists() and "\nstart " in log.read_text())
 
     def lines(self, name: str) -> list[str]:
         return (self.directory / name).read_text().splitlines()
@@ -285,7 +291,9 @@ def test_an_image_made_from_a_machine_boots_as_the_machine_of_another_launch(mac
 def test_where_systemd_runs_the_agent_is_a_unit_and_the_timer_stays_with_the_script(machine: Machine):
     units = machine.directory / "units"
     units.mkdir()
-    machine.boot(statuses=["1", "0"], max_seconds=0.3, store_url="it's $HOME\n%h")
+    machine.boot(
+        statuses=["1", "0"], max_seconds=0.3, store_url="it's $HOME\n%h", meanwhile=machine.wait_for_unit
+    )
     assert machine.lines("systemctl") == [
         "show --property=Version",
         "daemon-reload",
@@ -314,9 +322,10 @@ def test_a_unit_that_cannot_be_started_leaves_the_agent_to_the_script(machine: M
 def test_systemd_has_nothing_to_say_about_the_unit(machine: Machine):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("NOT TESTED, systemd-analyze is missing (Debian's package systemd)")
-    (machine.directory / "units").mkdir()
-    machine.boot(statuses=["0"], max_seconds=0.1)
     unit = machine.directory / "units" / "cloudspot-agent.service"
+    unit.parent.mkdir()
+
+    machine.boot(statuses=["0"], max_seconds=0.1, meanwhile=machine.wait_for_unit)
 
     def verify() -> tuple[int, str]:
         done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -398,20 +399,23 @@ class Desk:
             "PYTHONPATH": os.pathsep.join([str(plugins), *sys.path]),
         }
 
-    def type(self, command, *, environ=None):
+    def type(self, command, environ=None):
         """Run a command as a shell would; its output and exit status."""
-        given = {name: value and self.fill(value) for name, value in (environ or {}).items()}
-        full = {**self.environ, **given}
         script = f"exec {sys.executable} -m cloudspot {self.fill(command)}"
         return subprocess.run(
             ["bash", "-c", script],
             cwd=self.here,
-            env={name: value for name, value in full.items() if value is not None},
+            env=self.full(environ),
             capture_output=True,
             text=True,
             encoding=(environ or {}).get("PYTHONIOENCODING"),
             timeout=120,
         )
+
+    def full(self, environ):
+        """Return the whole environment of a command that is given these variables."""
+        given = {name: value and self.fill(value) for name, value in (environ or {}).items()}
+        return {name: value for name, value in {**self.environ, **given}.items() if value is not None}
 
     def fill(self, text):
         schemes = ", ".join(sorted({"dying://", *(f"{name}://" for name in store_schemes())}))
@@ -422,6 +426,63 @@ class Desk:
         """Return all that a command could have stored or launched."""
         roots = [self.here / "bucket", self.here / "home", self.here / "jobs"]
         return sorted(str(path.relative_to(self.here)) for root in roots for path in root.rglob("*"))
+
+
+WARM_PROGRAM = """
+import importlib, json, os, pkgutil, shlex, sys, traceback
+import cloudspot.cli
+from cloudspot.cli.main import main
+for module in pkgutil.walk_packages(cloudspot.cli.__path__, "cloudspot.cli."):
+    importlib.import_module(module.name)
+
+def become(asked):
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["environ"])
+    sys.path[:0] = [path for path in asked["environ"]["PYTHONPATH"].split(os.pathsep) if path not in sys.path]
+    importlib.invalidate_caches()
+    sys.argv = ["cloudspot", *shlex.split(asked["command"])]
+    for stream, path in enumerate((os.devnull, asked["stdout"], asked["stderr"])):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), stream)
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        become(json.loads(line))
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""The real program with everything imported: it becomes a process of its own for each command."""
+
+
+@pytest.fixture(scope="session")
+def type_warm():
+    """``type_warm(desk, command, environ)``: as ``Desk.type``, without the time to start Python and import."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WARM_PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+
+        def type_(desk, command, environ):
+            asked = {"command": desk.fill(command), "cwd": str(desk.here), "environ": desk.full(environ)}
+            paths = {name: desk.here.parent / name for name in ("stdout", "stderr")}
+            program.stdin.write(
+                json.dumps({**asked, **{name: str(path) for name, path in paths.items()}}) + "\n"
+            )
+            program.stdin.flush()
+            status = int(program.stdout.readline())
+            said = {name: path.read_text() for name, path in paths.items()}
+            return subprocess.CompletedProcess(command, status, **said)
+
+        yield type_
+        program.stdin.close()
 
 
 def install(directory: Path, group: str, name: str, code: str) -> None:
@@ -442,7 +503,7 @@ def desk(tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_it_is_one_line_with_its_status_and_nothing_is_launched_or_stored(desk, jobs, case):
+def test_it_is_one_line_with_its_status_and_nothing_is_launched_or_stored(desk, jobs, type_warm, case):
     if isinstance(case.job, bytes):
         (desk.here / "job.toml").write_bytes(case.job)
     else:
@@ -459,7 +520,9 @@ def test_it_is_one_line_with_its_status_and_nothing_is_launched_or_stored(desk, 
     for job_id in case.jobs:
         jobs.submit(job_id)
     before = desk.what_is_there()
-    done = desk.type(case.command, environ=case.environ)
+    # The encoding of the streams is settled when Python starts.
+    type_ = Desk.type if "PYTHONIOENCODING" in case.environ else type_warm
+    done = type_(desk, case.command, case.environ)
     assert (done.stderr, done.stdout, done.returncode) == (
         desk.fill(f"error: {case.line}\n"),
         "",
@@ -548,11 +611,11 @@ def nobody(desk):
     """Run commands as somebody who owns nothing here, and may read and enter everything."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
-    for parent in (desk.here, *desk.here.parents[:-1]):
-        parent.chmod(parent.stat().st_mode | 0o055)
 
     def run(command, *, uid=NOBODY, **environ):
         full = {**desk.environ, **environ}
+        for parent in (desk.here, *desk.here.parents[:-1]):
+            parent.chmod(parent.stat().st_mode | 0o055)
         return subprocess.run(
             [sys.executable, "-c", BECOME, str(uid), *command.split()],
             cwd=desk.here,

@@ -286,19 +286,26 @@ def test_who_claims_after_the_look_at_the_slots_finds_the_newest_commit(two_comm
     assert found == [C(1, 60)]
 
 
-def test_what_comes_between_the_looks_at_commits_and_generations_is_newer_than_all_that_goes(
-    two_commits, checkpoints, tmp_path
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_comes_around_the_look_at_the_commits_is_never_judged_without_its_generation(
+    two_commits, checkpoints, tmp_path, when
 ):
+    def resume():
+        # Checkpoint 1-60 did not verify.
+        checkpoints.generation(two_commits, 2, C(1, 50))
+        checkpoints.session(two_commits, C(2, 55), [b"a"])
+
     class Racing(FaultyStore):
-        is_first = True
+        is_over = False
 
         def list_page(self, prefix, **options):
+            is_now = prefix == keys.commits_prefix("x") and not self.is_over
+            self.is_over = self.is_over or is_now
+            if is_now and when == "before":
+                resume()
             page = super().list_page(prefix, **options)
-            if self.is_first:
-                self.is_first = False
-                # Checkpoint 1-60 did not verify.
-                checkpoints.generation(two_commits, 2, C(1, 50))
-                checkpoints.session(two_commits, C(2, 55), [b"a"])
+            if is_now and when == "after":
+                resume()
             return page
 
     manifests.collect(Racing(two_commits, FaultPlan(), tmp_path), "x", 1)

@@ -330,6 +330,23 @@ def test_a_drain_cuts_a_waiting_interval_round_short():
     assert try_begin(zero, 0) == try_begin(two, 0) == SaveOrder(DRAIN, 0, frozenset({1}), ROOMS)
 
 
+@pytest.mark.parametrize(("kind", "steps_ahead"), [(DRAIN, 0), (INTERVAL, 1)])
+def test_with_long_steps_a_drain_comes_at_the_next_boundary_and_an_interval_save_after_it(kind, steps_ahead):
+    now = [0.0]
+    ranks = pair(now=now)
+    for step in range(3):
+        for rank in ranks:
+            assert rank.begin(step) is None
+        now[0] += 2.0
+        settle(*ranks)
+    if kind == DRAIN:
+        ranks[0].request_drain(guard=100.0, notice=False)
+    else:
+        ranks[0].request_interval()
+    settle(*ranks)
+    assert ranks[0]._order == ranks[1]._order == SaveOrder(kind, 3 + steps_ahead, rooms=ROOMS[:2])
+
+
 def test_a_drain_goes_before_an_interval_save_that_was_asked_for_first():
     zero, one = pair()
     zero.request_interval()

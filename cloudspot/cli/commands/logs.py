@@ -79,7 +79,10 @@ SOURCES = ("train", "setup", "agent", METRICS)
 )
 @click.option("--list", "listed", is_flag=True, help="List each node's log: days, size and delivery.")
 @click.option(
-    "--prune", metavar="WHEN", help="Delete the log of the days before WHEN, written as for --since."
+    "--prune",
+    callback=_to_moment,
+    metavar="WHEN",
+    help="Delete the log of the days before WHEN, written as for --since.",
 )
 @click.option("-y", "--yes", is_flag=True, help="With --prune: do not ask.")
 @store_option

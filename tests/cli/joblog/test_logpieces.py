@@ -151,8 +151,8 @@ def test_what_contradicts_is_refused(jobs):
         ),
         (("--list", "--prune", "1d"), "--list works on whole days of a node's log: give it without --prune"),
         (("--yes",), "--yes answers the question that --prune asks: give both or neither"),
-        (("--until", "1d", "--follow"), "give --until or --follow, not both: give one of them"),
-        (("--prune", "2999-01-01"), "--prune must name a moment that is over: what is older is deleted"),
+        (("--until", "1d", "--follow"), "give --until or --follow, not both"),
+        (("--prune", "2999-01-01"), "--prune must name a time in the past: it deletes what is older"),
         (("--prune", "soon"), '--prune: expected a duration like "10m"'),
     ):
         assert message in jobs.run("logs", "going-1", *arguments, status=2).stderr
