@@ -19,7 +19,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.local.forms import num_cores
 from cloudspot.local.home import lock
 from cloudspot.local.machines import MachineDirectory, now_utc
-from cloudspot.local.network import BRIDGE, make_bridge
+from cloudspot.local.network import make_bridge
 from cloudspot.local.processes import MARK
 from cloudspot.local.records import Guest, MachineRecord, Network, PlannedReclaim, ReclaimRequest
 from cloudspot.local.supervision import start_supervisor
@@ -90,7 +90,8 @@ class LocalMachineHost(MachineHost):
         raise CloudspotError(f"no address of {self.network} is left")
 
     def start(self, machine: EmulatedMachine) -> None:
-        """See MachineHost."""
+        """See MachineHost; the cloud furnishes the machine first."""
+        machine = self._cloud.furnish(machine)
         with self._lock:
             if not _ID.fullmatch(machine.id):
                 raise ValueError(f"no machine can be named {machine.id!r}")
@@ -198,7 +199,7 @@ class LocalMachineHost(MachineHost):
         addresses = cloud.metadata_addresses
         environment = {**cloud.machine_environment()}
         if self._is_isolated:
-            network = Network(bridge=BRIDGE, prefix_length=self._ip_network.prefixlen, hosts=str(self._hosts))
+            network = Network(prefix_length=self._ip_network.prefixlen, hosts=str(self._hosts))
         else:
             port, addresses = LOOPBACK_PORT, (address,)
             environment |= cloud.metadata_environment(f"http://{address}:{port}")

@@ -34,7 +34,7 @@ _SHUTDOWN_SHIM = """\
 (
     trap '' HUP
     sleep 10
-    exec env PYTHONPATH={python_path} {python} -m cloudspot.local.abandoned {directory}
+    exec env PYTHONPATH={python_path} {python} -m cloudspot.local.machines {directory}
 ) </dev/null >/dev/null 2>&1 &
 """
 # Also if the host runs systemd: a machine must not start units on it.

@@ -13,10 +13,10 @@ from typing import ClassVar
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.local.home import HOME, state_home
-from cloudspot.local.interpreter import node_python_path
 from cloudspot.local.metadata import LocalPreemptionSource, read_announced, read_identity
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
+from cloudspot.local.supervision import node_python_path
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 
 
@@ -36,7 +36,7 @@ class LocalProvider(Provider):
 
     def provisioner(self) -> Provisioner:
         """Return the provisioner of this host's machines."""
-        return LocalProvisioner(self._options, provider=self.name)
+        return LocalProvisioner(self._options)
 
     def preemption_source(self) -> PreemptionSource:
         """Return the source that reads the machine's metadata service."""

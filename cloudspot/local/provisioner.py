@@ -68,10 +68,8 @@ class LocalProvisioner(Provisioner):
     token_seconds: ClassVar[float] = KEPT.total_seconds()
     absence_proves_after_seconds: ClassVar[float] = 5.0
 
-    def __init__(self, options: LocalOptions, *, provider: str = "local") -> None:
-        """Keep the job's options; ``provider`` is the name that goes into requests."""
+    def __init__(self, options: LocalOptions) -> None:
         self._options = options
-        self._provider = provider
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
         """Return the request, with the reclaims that await its machines."""
@@ -96,7 +94,7 @@ class LocalProvisioner(Provisioner):
             pass_environment=options.pass_environment,
         )
         # Through JSON, so that the request equals itself after it was stored: lists, not tuples.
-        return LaunchRequest(provider=self._provider, body=decode(msgspec.json.encode(body), dict[str, Any]))
+        return LaunchRequest(provider="local", body=decode(msgspec.json.encode(body), dict[str, Any]))
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create the machines and return when each has its supervisor.

@@ -26,8 +26,6 @@ class PlannedReclaim(msgspec.Struct, frozen=True, kw_only=True):
 class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Where an isolated machine's network ends on its host."""
 
-    bridge: str
-    """The host's interface; in the network namespace of the supervisor."""
     prefix_length: int
     """The prefix length of the network of the machine's address."""
     hosts: str
