@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from cloudspot.train.errors import SessionError
-from cloudspot.train.stores import LocalStore, Store
+from cloudspot.train.stores import Store
 from cloudspot.train.uncaught_errors import tell_of_errors
 
 _PREFIX = "cloudspot"
@@ -75,7 +75,7 @@ def current_world() -> World:
 def open_store(world: World) -> tuple[Store, Any]:
     """Return a separate connection to the process group's store, and the store, which must be kept alive."""
     if world.world_size == 1:
-        store = LocalStore()
+        store = dist.HashStore()
         return store, store
     from torch.distributed.distributed_c10d import _get_default_store  # torch has no public name for it
 
