@@ -193,6 +193,13 @@ class EmulatedCloud(ABC):
     def machine_environment(self) -> Mapping[str, str]:
         """Return the variables in every image: endpoints, but no credentials (machines have their role's)."""
 
+    def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
+        """Return the machine as the host boots it, with what this cloud's images and roles hold.
+
+        So the API that starts machines knows nothing of key seeds and images.
+        """
+        return machine
+
     def metadata_environment(self, url: str) -> Mapping[str, str]:
         """Return the variables that make SDKs on a machine find the metadata service at ``url``.
 
