@@ -21,13 +21,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from cloudspot.local.metadataservice import (
-    Answer,
-    MachineView,
-    MetadataService,
-    Request,
-    StandingNotice,
-)
+from cloudspot.local.metadataservice import Answer, MachineView, MetadataService, Request, StandingNotice
 from cloudspot.model import EndReason, InstanceState, Market
 
 __all__ = [

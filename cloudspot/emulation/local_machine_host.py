@@ -42,12 +42,7 @@ class LocalMachineHost(MachineHost):
     """Emulated machines below a directory, which end when this process does, however it ends."""
 
     def __init__(
-        self,
-        directory: Path,
-        cloud: EmulatedCloud,
-        *,
-        is_isolated: bool,
-        plan: Plan | None = None,
+        self, directory: Path, cloud: EmulatedCloud, *, is_isolated: bool, plan: Plan | None = None
     ) -> None:
         """Make what the machines share; an isolated host must run inside ``run_enclosed``.
 

@@ -10,13 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 
 from cloudspot.errors import SpecError
-from cloudspot.jobfile.quantities import (
-    Duration,
-    PositiveDuration,
-    Size,
-    or_word,
-    parse_money,
-)
+from cloudspot.jobfile.quantities import Duration, PositiveDuration, Size, or_word, parse_money
 from cloudspot.jobfile.tables import CREDENTIAL_NAME, FieldError, convert
 from cloudspot.jobfile.tables import Path as FieldPath
 from cloudspot.jobfile.toml import apply_override, read_toml

@@ -21,7 +21,7 @@ from cloudspot.interfaces import Provisioner
 from cloudspot.local.home import account, lock, state_home, try_lock
 from cloudspot.local.machines import MachineDirectory, erase, now_utc
 from cloudspot.local.options import LocalOptions
-from cloudspot.local.records import MachineRecord, PlannedReclaim, ReclaimRequest
+from cloudspot.local.records import LaunchTerms, MachineRecord, PlannedReclaim, ReclaimRequest
 from cloudspot.local.supervision import start_supervisor
 from cloudspot.model import (
     EndReason,
@@ -42,22 +42,12 @@ KEPT = timedelta(hours=24)
 _START_TIMEOUT_SECONDS = 60.0
 
 
-class LocalRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LocalRequest(LaunchTerms, frozen=True, kw_only=True):
     """The body of a launch request."""
 
-    job_id: str
-    launch: int
-    num_nodes: int
-    zone: str
-    instance_type: str
-    market: Market
     user_data: str
-    max_seconds: float
-    boot_delay_seconds: float
-    notice_seconds: float
     reclaims: tuple[tuple[PlannedReclaim, ...], ...]
     """By rank."""
-    store_url: str = ""
     pass_environment: tuple[str, ...] = ()
     """Names alone: the request is stored, the values are those where the machine is created."""
 
@@ -227,22 +217,13 @@ class LocalProvisioner(Provisioner):
 
 def _record(body: LocalRequest, rank: int, machine_id: str, digest: str) -> MachineRecord:
     return MachineRecord(
+        **{name: getattr(body, name) for name in LaunchTerms.__struct_fields__},
         id=machine_id,
         request_sha256=digest,
-        job_id=body.job_id,
-        launch=body.launch,
         rank=rank,
-        num_nodes=body.num_nodes,
         address=_address(machine_id),
-        zone=body.zone,
-        instance_type=body.instance_type,
-        market=body.market,
-        boot_delay_seconds=body.boot_delay_seconds,
-        max_seconds=body.max_seconds,
         reclaims=body.reclaims[rank],
-        notice_seconds=body.notice_seconds,
         launched_at=now_utc(),
-        store_url=body.store_url,
     )
 
 

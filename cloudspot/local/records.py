@@ -63,29 +63,34 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     """The file that whoever started it keeps locked: free means that it ends too."""
 
 
-class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """``machine.json``: what was created."""
+class LaunchTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the machines of a launch have in common."""
 
-    id: str
-    request_sha256: str
-    """The hash of the launch request: its token cannot be used for another one."""
     job_id: str
     launch: int
-    rank: int
     num_nodes: int
-    """How many machines its launch has: they share this host's cores."""
-    address: str
+    """How many machines the launch has: they share this host's cores."""
     zone: str
     instance_type: str
     market: Market
     boot_delay_seconds: float
     max_seconds: float
-    reclaims: tuple[PlannedReclaim, ...]
     notice_seconds: float
     """The default notice of a reclaim."""
-    launched_at: datetime
     store_url: str = ""
-    """Its job's."""
+    """The job's."""
+
+
+class MachineRecord(LaunchTerms, frozen=True, kw_only=True):
+    """``machine.json``: what was created."""
+
+    id: str
+    request_sha256: str
+    """The hash of the launch request: its token cannot be used for another one."""
+    rank: int
+    address: str
+    reclaims: tuple[PlannedReclaim, ...]
+    launched_at: datetime
     guest: Guest | None = None
     """None: a machine of the provider ``local`` itself."""
 

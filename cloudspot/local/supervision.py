@@ -13,9 +13,9 @@ from cloudspot.local.machines import MachineDirectory
 
 
 def start_supervisor(machine: MachineDirectory, *, python_path: str | None = None) -> subprocess.Popen[bytes]:
-    """Start it so that it outlives this process; return the process that ends when the supervisor is ready (0) or cannot be (1).
+    """Start it, and return the process that ends when the supervisor is ready (0) or cannot be (1).
 
-    ``python_path`` is its PYTHONPATH, where it needs more than this cloudspot.
+    The supervisor outlives us. ``python_path`` is its PYTHONPATH, where it needs more than this cloudspot.
     """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
     path = python_path or node_python_path()

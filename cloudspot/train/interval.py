@@ -20,12 +20,8 @@ def auto_interval(*, stall_seconds: float, upload_seconds: float, losses_per_sec
 
     Saving every T seconds costs C/T of the time for saves that stall the training C seconds, and T/2
     for each of the L losses a second; the sum is least at sqrt(2 C / L). Saves never come faster
-    than uploads can follow (1.5 times the upload).
-
-    Args:
-        stall_seconds: How long a save holds up the training.
-        upload_seconds: From a seal to its commit.
-        losses_per_second: How many machines are lost without a usable notice, over all nodes.
+    than uploads can follow (1.5 times the seconds from a seal to its commit). Losses are machines that go
+    without a usable notice, over all nodes.
     """
     shortest = max(SHORTEST_AUTO_SECONDS, 1.5 * upload_seconds)
     best = math.sqrt(2 * stall_seconds / losses_per_second) if losses_per_second > 0 else math.inf

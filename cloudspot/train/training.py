@@ -280,11 +280,7 @@ class Session:
         """Start serving the agent with this hand-off directory; opening the session calls it."""
         sigterm.watch()
         self._service = Service(
-            directory,
-            world=self._world,
-            objects=self._objects,
-            start=self._start,
-            describe=self._describe,
+            directory, world=self._world, objects=self._objects, start=self._start, describe=self._describe
         )
 
     def close(self) -> None:
