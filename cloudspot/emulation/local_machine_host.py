@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import msgspec
+
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
 from cloudspot.errors import CloudspotError
 from cloudspot.local.forms import num_cores
@@ -138,14 +140,8 @@ class LocalMachineHost(MachineHost):
         found = {}
         for machine_id, machine in list(self._machines.items()):
             machine.settle()
-            state = machine.state()
-            found[machine_id] = MachineStatus(
-                state=state.state,
-                address=machine.record().address,
-                end_reason=state.end_reason,
-                notice_deadline=state.notice_deadline,
-                ended_at=state.ended_at,
-            )
+            state = msgspec.structs.asdict(machine.state())
+            found[machine_id] = MachineStatus(address=machine.record().address, **state)
         return found
 
     def console(self, machine_id: str) -> str:

@@ -131,10 +131,6 @@ class MachineDirectory:
         """Return the facts announced to this machine."""
         return self._read("tags.json", dict[str, str]) or {}
 
-    def add_tags(self, facts: Mapping[str, str]) -> None:
-        """Announce facts; a name that is known gets the new value."""
-        self.set_tags({**self.tags(), **facts})
-
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Replace all that was announced."""
         self._write("tags.json", tags)

@@ -24,7 +24,7 @@ from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.local.metadataservice import Answer, MetadataService, Request, StandingNotice
-from cloudspot.model import ANNOUNCED, NodeIdentity, PreemptionNotice
+from cloudspot.model import PreemptionNotice
 from cloudspot.plugin.metadataclient import ask_metadata
 
 METADATA = "CLOUDSPOT_LOCAL_METADATA"
@@ -69,37 +69,19 @@ class LocalPreemptionSource(PreemptionSource):
 
     def poll(self) -> PreemptionNotice | None:
         """Return the standing notice, or None."""
-        notice = _fetch_json("/notice", StandingNotice)
+        notice = fetch_json("/notice", StandingNotice)
         if notice is None:
             return None
         return PreemptionNotice(deadline=notice.deadline, action=notice.action, source="local-metadata")
 
 
-def read_identity() -> NodeIdentity:
-    """Return who this machine is, by its metadata service.
+def fetch_json(path: str, kind: type[_T]) -> _T | None:
+    """Return the answer for the path as a ``kind``, or None if the metadata service has nothing.
 
     Raises:
         TransientError: the service does not answer, or with something else.
         CloudspotError: this process does not run on a local machine.
     """
-    identity = _fetch_json("/identity", NodeIdentity)
-    if identity is None:
-        raise TransientError("the metadata service has no identity yet")
-    return identity
-
-
-def read_announced() -> dict[str, str]:
-    """Return what has been announced to this machine so far.
-
-    Raises:
-        TransientError: the service does not answer.
-        CloudspotError: this process does not run on a local machine.
-    """
-    found = {name: fetch(f"/tags/{name}") for name in ANNOUNCED}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _fetch_json(path: str, kind: type[_T]) -> _T | None:
     body = fetch(path)
     try:
         value: _T | None = None if body is None else decode(body, kind)

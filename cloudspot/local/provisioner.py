@@ -132,7 +132,7 @@ class LocalProvisioner(Provisioner):
             machine = self._find(instance.id)
             if machine is not None:
                 with lock(self._lock_path()), suppress(FileNotFoundError):  # pruned meanwhile
-                    machine.add_tags(facts)
+                    machine.set_tags({**machine.tags(), **facts})
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
         """Return the machines; one whose supervisor was killed is ended here and now, as LOST."""

@@ -100,9 +100,10 @@ class MachineState(msgspec.Struct, frozen=True, kw_only=True):
 
     state: InstanceState
     end_reason: EndReason | None = None
-    """Known from SHUTTING_DOWN on."""
+    """Known from SHUTTING_DOWN on: RECLAIMED, TERMINATED (by request), SELF (it shut itself down) or
+    LOST (its host failed)."""
     notice_deadline: datetime | None = None
-    """When it will be taken; None: nobody has said so."""
+    """When it will be taken; None: no reclaim has begun."""
     ended_at: datetime | None = None
 
 

@@ -69,13 +69,9 @@ class Saver:
     ) -> float | None:
         """Copy and seal this rank's part; return the seconds that took, or None without a slot.
 
-        Args:
-            objects: The tracked objects by name.
-            order: What the ranks agreed on.
-            step: The boundary: how many steps are in the state.
-            describe: Called once, when a slot is found.
-            deadline: Called repeatedly; returns until when (monotonic) to wait for a slot, taking back an
-                upload that has not started. None: do not wait.
+        ``step`` is the boundary: how many steps are in the state. ``describe`` is called once, when a slot is
+        found. ``deadline`` is called repeatedly and returns until when (monotonic) to wait for a slot, taking
+        back an upload that has not started; None: do not wait.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.

@@ -150,12 +150,7 @@ def _no_item(name: str) -> Any:
 
 
 def rebuild(path: str, value: Json, item: Callable[[str], Any] = _no_item) -> Any:
-    """Return what ``flatten`` was given.
-
-    Args:
-        path: As for ``flatten``.
-        value: The JSON.
-        item: Returns a tensor by name; by default there is none.
+    """Return what ``flatten`` was given; ``item`` returns a tensor by name, and by default there is none.
 
     Raises:
         CheckpointError: the JSON is not what ``flatten`` makes.
