@@ -347,6 +347,19 @@ def test_with_long_steps_a_drain_comes_at_the_next_boundary_and_an_interval_save
     assert ranks[0]._order == ranks[1]._order == SaveOrder(kind, 3 + steps_ahead, rooms=ROOMS[:2])
 
 
+def test_with_the_shortest_steps_the_ranks_do_not_run_ahead_without_bounds():
+    now = [0.0]
+    ranks = pair(now=now)
+    for step in range(100):
+        for rank in ranks:
+            assert rank.begin(step) is None
+        now[0] += 0.0001
+    settle(*ranks)
+    ranks[0].request_drain(guard=100.0, notice=False)
+    settle(*ranks)
+    assert ranks[0]._order == SaveOrder(DRAIN, 100 + rounds.MAX_LOOKAHEAD_STEPS, rooms=ROOMS[:2])
+
+
 def test_a_drain_goes_before_an_interval_save_that_was_asked_for_first():
     zero, one = pair()
     zero.request_interval()
