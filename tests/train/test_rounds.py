@@ -477,13 +477,15 @@ def test_when_the_store_is_gone_a_drain_leaves_without_a_save():
     assert try_begin(one, 0) == SaveOrder(DRAIN, None)
 
 
-def test_a_main_thread_waits_for_the_decision_and_goes_on_with_it():
+def test_a_waiting_main_thread_is_woken_by_the_decision(monkeypatch, wait_until):
+    monkeypatch.setattr(rounds, "_WAIT_SECONDS", 1000.0)
     zero, one = pair()
     zero.request_drain(guard=1e9, notice=False)
     settle(zero)
     found = []
     waiting = threading.Thread(target=lambda: found.append(zero.begin(0)))
     waiting.start()
+    wait_until(lambda: zero._changed._waiters)
     settle(one, zero, one)
     waiting.join(10)
     assert found == [SaveOrder(DRAIN, 0, rooms=ROOMS[:2])]
