@@ -360,6 +360,15 @@ def test_with_the_shortest_steps_the_ranks_do_not_run_ahead_without_bounds():
     assert ranks[0]._order == SaveOrder(DRAIN, 100 + rounds.MAX_LOOKAHEAD_STEPS, rooms=ROOMS[:2])
 
 
+def test_a_notice_in_a_round_of_another_rank_brings_the_guard_nearer():
+    zero, one = pair()
+    zero.request_drain(guard=100.0, notice=True)
+    settle(zero, one)
+    assert one.guard == 100.0
+    one.request_drain(guard=5.0, notice=True)
+    assert one.guard == 5.0
+
+
 def test_a_drain_goes_before_an_interval_save_that_was_asked_for_first():
     zero, one = pair()
     zero.request_interval()
