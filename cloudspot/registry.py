@@ -165,7 +165,6 @@ def list_providers() -> tuple[ProviderEntry, ...]:
 
 
 def _find(group: str, name: str, missing: Callable[[str], str]) -> _Declared:
-    """Return the plugin of that name."""
     if name in _BUILT_IN[group]:
         # Nobody can take its place, so skip the search of the installed distributions: it takes longer than
         # everything else in `ps` with few jobs.

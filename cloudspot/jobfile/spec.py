@@ -244,7 +244,6 @@ def check_store_url(url: str, path: FieldPath) -> None:
 
 
 def _decode(raw: Mapping[str, Any]) -> JobSpec:
-    """Return the checked spec."""
     value = dict(raw)
     nodes = value.get("nodes")
     if isinstance(nodes, int) and not isinstance(nodes, bool):

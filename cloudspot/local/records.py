@@ -118,12 +118,3 @@ class ReclaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``requests/reclaim-*``: take the machine, ``notice_seconds`` after saying so."""
 
     notice_seconds: float
-
-
-class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was asked of a machine so far."""
-
-    terminate: bool
-    shutdown: bool
-    reclaims: Mapping[str, ReclaimRequest]
-    """By file name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 from cloudspot.train.handoff import Tuning, read_tuning
@@ -44,7 +45,8 @@ class Pace:
         """Return whether to ask for a save; never without a tuning."""
         if now - self._read_at >= _REREAD_SECONDS:
             self._read_at = now
-            self._reread()
+            with suppress(OSError, json.JSONDecodeError, TypeError):  # keep the last tuning
+                self._tuning = read_tuning(self._handoff) or self._tuning
         interval = self.interval_seconds()
         return interval is not None and now >= self._not_before and now - self._last_at >= interval
 
@@ -67,9 +69,3 @@ class Pace:
         """Note a save of this rank."""
         self._last_at = now
         self._stall_seconds = stall_seconds
-
-    def _reread(self) -> None:
-        try:
-            self._tuning = read_tuning(self._handoff) or self._tuning
-        except (OSError, json.JSONDecodeError, TypeError):
-            return  # keep the last tuning

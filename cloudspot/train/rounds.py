@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cloudspot.train.stores import Store
+from cloudspot.train.distributed import Store
 
 INTERVAL = "interval"
 DRAIN = "drain"
@@ -174,11 +174,6 @@ class Rounds:
     def is_lost(self) -> bool:
         """Whether the store is gone, so that the ranks can no longer agree on anything."""
         return self._lost
-
-    @property
-    def store(self) -> Store:
-        """The connection, for use after the background thread has ended."""
-        return self._store
 
     def wait(self, seconds: float) -> None:
         """Sleep in the background thread; a change by the main thread ends it early."""

@@ -16,7 +16,7 @@ from cloudspot.train import checkpoint, handoff, sigterm
 from cloudspot.train.arena import Arena
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
-from cloudspot.train.rounds import DRAIN, Rounds, SaveOrder
+from cloudspot.train.rounds import DRAIN, SaveOrder
 from cloudspot.train.saving import Describe, Saver
 
 _log = logging.getLogger("cloudspot")
@@ -74,11 +74,8 @@ class Service:
             room=self._saver.room,
         )
         self._link.start()
-
-    @property
-    def rounds(self) -> Rounds:
-        """The rounds, to be asked at each boundary."""
-        return self._link.rounds
+        self.rounds = self._link.rounds
+        """To be asked at each boundary."""
 
     @property
     def is_draining(self) -> bool:
