@@ -49,7 +49,6 @@ class Link:
         self.is_draining = False
         self.drain_guard = math.inf
         """The monotonic moment after which a save no longer helps; infinite without a drain."""
-        self._store = store
         self._server = server
         self._world = world
         self._start = start
@@ -95,7 +94,7 @@ class Link:
 
     def _await_others(self, what: str, *, until: float) -> None:
         # Rank 0's process hosts the store: it must not end while the others still need it.
-        store, rank = self._store, self._world.rank
+        store, rank = self.rounds.store, self._world.rank
         keys = [f"{what}/{other}" for other in range(self._world.world_size)]
         try:
             store.set(keys[rank], "1")

@@ -84,7 +84,8 @@ class Rounds:
         monotonic seconds, ``can_save`` whether an interval save would find a free slot here, and ``room`` how
         many bytes each of this rank's slots holds.
         """
-        self._store = store
+        self.store = store
+        """For others' use only after the background thread has ended."""
         self._rank = rank
         self._world_size = world_size
         self._clock = clock
@@ -223,14 +224,14 @@ class Rounds:
         before = (self._round, self._state)
         self._step_seconds.observe(self._next)
         if self._finished and not self._told_finished:
-            self._store.set(f"finished/{self._rank}", "1")
+            self.store.set(f"finished/{self._rank}", "1")
             self._told_finished = True
         if self._told_finished and self._rank != 0:
             return False  # rank 0 may end before us, and the store with it
         if self._drain_guard is not None and not self._told_drain:
             self._told_drain = True
             if self._rank != 0:
-                self._store.set("want/drain", json.dumps(self._drain_guard - self._clock()))
+                self.store.set("want/drain", json.dumps(self._drain_guard - self._clock()))
         if self._rank == 0:
             self._preside()
         self._take_part()
@@ -261,14 +262,14 @@ class Rounds:
         }
         self._promises = {}
         self._opened = self._round
-        self._store.set(f"round/{self._round}", json.dumps(opening))
+        self.store.set(f"round/{self._round}", json.dumps(opening))
 
     def _wanted_drain_guard(self) -> float | None:
         if self._drain_guard is not None:
             return self._drain_guard
-        if self._world_size > 1 and self._store.check(["want/drain"]):
+        if self._world_size > 1 and self.store.check(["want/drain"]):
             # Monotonic clocks of two machines cannot be compared, so it sent the seconds left.
-            return self._clock() + float(json.loads(self._store.get("want/drain")))
+            return self._clock() + float(json.loads(self.store.get("want/drain")))
         return None
 
     def _decide(self) -> None:
@@ -276,9 +277,9 @@ class Rounds:
         for rank in range(self._world_size):
             if rank in self._promises:
                 continue
-            if self._store.check([f"promise/{number}/{rank}"]):
-                self._promises[rank] = json.loads(self._store.get(f"promise/{number}/{rank}"))
-            elif self._store.check([f"finished/{rank}"]):
+            if self.store.check([f"promise/{number}/{rank}"]):
+                self._promises[rank] = json.loads(self.store.get(f"promise/{number}/{rank}"))
+            elif self.store.check([f"finished/{rank}"]):
                 self._promises[rank] = {"step": None, "ready": False, "notice": False}
         complete = len(self._promises) == self._world_size
         impatient = kind == INTERVAL and self._wanted_drain_guard() is not None
@@ -298,7 +299,7 @@ class Rounds:
                 "avoid": [rank for rank, promise in self._promises.items() if promise["notice"]],
                 "rooms": [self._promises[rank]["room"] for rank in range(self._world_size)],
             }
-        self._store.compare_set(f"decision/{number}", "", json.dumps(decision))
+        self.store.compare_set(f"decision/{number}", "", json.dumps(decision))
 
     # --- every rank promises and obeys ----------------------------------------------------------
 
@@ -306,13 +307,13 @@ class Rounds:
         number = self._round
         if self._state == "idle":
             unopened = self._rank == 0 and self._opened < number
-            if not unopened and self._store.check([f"round/{number}"]):
-                self._promise(json.loads(self._store.get(f"round/{number}")))
+            if not unopened and self.store.check([f"round/{number}"]):
+                self._promise(json.loads(self.store.get(f"round/{number}")))
         elif self._state == "promised":
-            if self._store.check([f"decision/{number}"]):
-                self._obey(json.loads(self._store.get(f"decision/{number}")))
+            if self.store.check([f"decision/{number}"]):
+                self._obey(json.loads(self.store.get(f"decision/{number}")))
             elif self._clock() > self._round_guard + _GRACE_SECONDS:
-                self._store.compare_set(f"decision/{number}", "", json.dumps({"outcome": "abandon"}))
+                self.store.compare_set(f"decision/{number}", "", json.dumps({"outcome": "abandon"}))
         elif self._hold is None:  # ordered, and the main thread has served it (or has finished)
             self._state = "idle"
             self._round += 1
@@ -328,7 +329,7 @@ class Rounds:
             self._hold = step
         promise = {"step": step, "ready": ready, "notice": self._drain_notice, "room": self._room()}
         self._state = "promised"
-        self._store.set(f"promise/{self._round}/{self._rank}", json.dumps(promise))
+        self.store.set(f"promise/{self._round}/{self._rank}", json.dumps(promise))
 
     def _obey(self, decision: dict[str, Any]) -> None:
         kind = self._opening["kind"]
