@@ -17,7 +17,7 @@ from cloudspot.errors import TransientError
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes
 from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.errors import EXPIRED, SDK_ERRORS, error_code, translated
+from cloudspot_aliyun.errors import ERRORS, SDK_ERRORS, error_code, translated
 
 if TYPE_CHECKING:
     from aliyunsdkcore.request import RpcRequest
@@ -50,7 +50,7 @@ def ask(
         try:
             return clients.ask_ecs(_request(product, action, parameters), region=region)
         except SDK_ERRORS as error:
-            if error_code(error) not in EXPIRED or not clients.credentials.renew(used):
+            if error_code(error) not in ERRORS.expired or not clients.credentials.renew(used):
                 raise
         return clients.ask_ecs(_request(product, action, parameters), region=region)
     except json.JSONDecodeError as error:  # such as a proxy's page in place of the answer

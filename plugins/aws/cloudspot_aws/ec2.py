@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -18,14 +17,12 @@ from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aws import limit, tags
 from cloudspot_aws.caller import caller
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import SDK_ERRORS, error_code, translated, translation, unless_throttled
+from cloudspot_aws.errors import SDK_ERRORS, error_code, ignored, translated, translation, unless_throttled
 from cloudspot_aws.listing import to_instance
 from cloudspot_aws.offers import AwsOfferFinder
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.refusals import refusal
 from cloudspot_aws.request import Ec2Request, render_request, user_data_of
-
-_log = logging.getLogger("cloudspot.aws.ec2")
 
 _ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
 MAX_IDS: Final = 500
@@ -46,7 +43,6 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     absence_proves_after_seconds: ClassVar[float] = 600.0
 
     def __init__(self, options: AwsOptions, clients: AwsClients, *, provider: str = "aws") -> None:
-        """Keep the job's options; ``provider`` is the name that goes into requests."""
         super().__init__(options, clients, provider=provider)
         self._limits: dict[str, datetime] = {}
         self._account: str | None = None
@@ -138,11 +134,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 for group in client.describe_placement_groups(Filters=filters)["PlacementGroups"]:
                     if group["State"] in {"deleting", "deleted"}:
                         continue
-                    try:
+                    with ignored("InvalidPlacementGroup.Unknown"):  # already gone
                         client.delete_placement_group(GroupName=group["GroupName"])
-                    except botocore.exceptions.ClientError as error:
-                        if error_code(error) != "InvalidPlacementGroup.Unknown":  # already gone
-                            raise
         if self._options.limit_role is not None:
             limit.remove(self._clients, job_id, store_url=store_url)
 
@@ -151,16 +144,13 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         own = [tag for tag in instance_tags if tag["Key"] in {machinetags.JOB, machinetags.STORE}]
         client = self._clients.client("ec2", region=body.region)
         codes = {"PlacementGroupLimitExceeded": QuotaError}
-        with translated(f"making placement group {name}", codes):
-            try:
-                client.create_placement_group(
-                    GroupName=name,
-                    Strategy="cluster",
-                    TagSpecifications=[{"ResourceType": "placement-group", "Tags": own}],
-                )
-            except botocore.exceptions.ClientError as error:
-                if error_code(error) != "InvalidPlacementGroup.Duplicate":  # it already exists
-                    raise
+        what = f"making placement group {name}"
+        with translated(what, codes), ignored("InvalidPlacementGroup.Duplicate"):  # it already exists
+            client.create_placement_group(
+                GroupName=name,
+                Strategy="cluster",
+                TagSpecifications=[{"ResourceType": "placement-group", "Tags": own}],
+            )
 
     def _terminate(self, ids: list[str]) -> None:
         client = self._clients.client("ec2")

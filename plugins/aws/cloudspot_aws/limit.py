@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
-import botocore.exceptions
-
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import error_code, translated
+from cloudspot_aws.errors import ignored, translated
 
 GRACE: Final = timedelta(minutes=10)
 """The machine's own timer comes first, and ends it in good order."""
@@ -47,7 +45,7 @@ def keep(
     partition = role.split(":")[1]
     with translated("scheduling the machines' end (providers.aws.limit_role)"):
         for instance_id in instance_ids:
-            try:
+            with ignored("ConflictException"):
                 clients.client("scheduler").create_schedule(
                     Name=f"{_prefix(job_id, store_url)}{instance_id}",
                     ScheduleExpression=f"at({when:%Y-%m-%dT%H:%M:%S})",
@@ -61,9 +59,6 @@ def keep(
                         "Input": json.dumps({"InstanceIds": [instance_id]}),
                     },
                 )
-            except botocore.exceptions.ClientError as error:
-                if error_code(error) != "ConflictException":
-                    raise
 
 
 def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:
@@ -77,11 +72,8 @@ def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:
     with translated("removing the job's schedules"):
         for page in client.get_paginator("list_schedules").paginate(NamePrefix=_prefix(job_id, store_url)):
             for schedule in page["Schedules"]:
-                try:
+                with ignored("ResourceNotFoundException"):
                     client.delete_schedule(Name=schedule["Name"])
-                except botocore.exceptions.ClientError as error:
-                    if error_code(error) != "ResourceNotFoundException":
-                        raise
 
 
 def _prefix(job_id: str, store_url: str) -> str:
