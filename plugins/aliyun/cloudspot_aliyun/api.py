@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from cloudspot.errors import TransientError
+from cloudspot.plugin.cloudprovider import Caller
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes
 from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun.clients import AliyunClients
@@ -78,6 +79,13 @@ def read(
             return ask(clients, action, parameters, product=product, region=region)
 
     return retry(once, sleep=time.sleep, waits=doubling(0.1, num=NUM_TRIES - 1))
+
+
+def caller(clients: AliyunClients) -> Caller:
+    """Return whom the credentials belong to; needs no right."""
+    what = "asking Alibaba Cloud whose credentials these are"
+    answer = read(clients, what, "GetCallerIdentity", product="Sts")
+    return Caller(account=str(answer["AccountId"]), arn=str(answer["Arn"]))
 
 
 def read_pages(

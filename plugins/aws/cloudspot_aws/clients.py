@@ -15,6 +15,8 @@ import botocore.exceptions
 
 import cloudspot
 from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.plugin.cloudprovider import Caller
+from cloudspot_aws.errors import translated
 from cloudspot_aws.imds import Imds
 
 CONNECT_SECONDS = 10.0
@@ -108,6 +110,13 @@ class AwsClients:
                 except botocore.exceptions.BotoCoreError as error:
                     raise SpecError(f"the AWS configuration cannot be read: {error}") from error
             return self._boto_session
+
+
+def caller(clients: AwsClients) -> Caller:
+    """Return whom the credentials belong to; needs no right."""
+    with translated("asking AWS whose credentials these are"):
+        answer = clients.client("sts").get_caller_identity()
+    return Caller(account=str(answer["Account"]), arn=str(answer["Arn"]))
 
 
 def region_of_this_instance() -> str | None:

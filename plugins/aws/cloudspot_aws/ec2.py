@@ -15,8 +15,7 @@ from cloudspot.plugin import machinetags
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aws import limit, tags
-from cloudspot_aws.caller import caller
-from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.clients import AwsClients, caller
 from cloudspot_aws.errors import SDK_ERRORS, error_code, ignored, translated, translation, unless_throttled
 from cloudspot_aws.listing import to_instance
 from cloudspot_aws.offers import AwsOfferFinder
@@ -32,6 +31,7 @@ MAX_IDS: Final = 500
 class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     """The machines of one account and region. Thread-safe; asks nothing before it is asked."""
 
+    provider = "aws"
     finder_type = AwsOfferFinder
     # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API
     # reference of 2013 and 2016, Ensuring idempotency; not found in today's). Here it is counted from the
@@ -42,18 +42,13 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     # (EC2 API reference, Eventual consistency).
     absence_proves_after_seconds: ClassVar[float] = 600.0
 
-    def __init__(self, options: AwsOptions, clients: AwsClients, *, provider: str = "aws") -> None:
-        super().__init__(options, clients, provider=provider)
+    def __init__(self, options: AwsOptions, clients: AwsClients) -> None:
+        super().__init__(options, clients)
         self._limits: dict[str, datetime] = {}
         self._account: str | None = None
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return one RunInstances call; whatever must be looked up came with the offer.
-
-        Raises:
-            SpecError: the boot script is too long for EC2.
-        """
-        return render_request(self._options, group, provider=self._provider)
+        return render_request(self._options, group)
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create all machines of the request in one call, or none; it is not retried here."""
@@ -89,10 +84,9 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             self._limit(instances, self._options.limit_role)
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
-        """Return the machines with cloudspot's tags, ended ones for about an hour.
+        """Return the machines, ended ones for about an hour; see Provisioner.
 
         Raises:
-            TransientError: the listing failed; nothing is known.
             AuthError: the credentials belong to another account than the job's.
         """
         self._check_account()
@@ -114,17 +108,12 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         return tuple(found)
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Ask for the machines' end and return; ids unknown to EC2 are left out."""
         ids = list(dict.fromkeys(instance_ids))
         for start in range(0, len(ids), MAX_IDS):
             self._terminate(ids[start : start + MAX_IDS])
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Remove the job's placement groups and limits; safe to repeat.
-
-        Raises:
-            TransientError: a machine is still in a group.
-        """
+        """Remove the job's placement groups and limits; see Provisioner."""
         if self._options.placement_group == "auto":
             client = self._clients.client("ec2")
             codes = {"InvalidPlacementGroup.InUse": TransientError}

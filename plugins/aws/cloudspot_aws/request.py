@@ -30,7 +30,7 @@ class Ec2Request(msgspec.Struct, frozen=True, kw_only=True):
     """The group to make before the first machine, and to remove with the job."""
 
 
-def render_request(options: AwsOptions, group: InstanceGroup, *, provider: str) -> LaunchRequest:
+def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
     """Return one RunInstances call for all machines of the group.
 
     Raises:
@@ -76,7 +76,7 @@ def render_request(options: AwsOptions, group: InstanceGroup, *, provider: str) 
         user_data_gzip=packed,
         made_placement_group=made_group,
     )
-    return encode_request(provider, body)
+    return encode_request("aws", body)
 
 
 def user_data_of(request: Ec2Request) -> bytes:

@@ -85,8 +85,7 @@ def _credentials(clients: GcpClients) -> str:
 
 def _project(clients: GcpClients) -> str:
     project = clients.project
-    client = clients.compute("ProjectsClient")
-    ask("looking up the project", lambda: client.get(project=project, retry=None, timeout=READ_SECONDS))
+    ask("looking up the project", lambda: clients.call("ProjectsClient", "get", {"project": project}))
     return project
 
 
@@ -125,11 +124,8 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
 def _quota(clients: GcpClients, offer: Offer) -> str:
     """Compare the region's own quota of vCPUs, if it has one, with what one machine has."""
     region, metric = offer.details["region"], _QUOTAS[offer.market]
-    client = clients.compute("RegionsClient")
-    found = ask(
-        f"reading the quotas of {region}",
-        lambda: client.get(project=clients.project, region=region, retry=None, timeout=READ_SECONDS),
-    )
+    where = {"project": clients.project, "region": region}
+    found = ask(f"reading the quotas of {region}", lambda: clients.call("RegionsClient", "get", where))
     quota = next((one for one in found.quotas if one.metric == metric), None)
     zone = offer.details["zones"].partition(",")[0]
     what = f"looking up {offer.instance_type}"

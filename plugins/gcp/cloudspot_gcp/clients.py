@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -95,6 +95,12 @@ class GcpClients:
         """Return a client of ``google.cloud.compute_v1``, such as ``InstancesClient``, over HTTP."""
         return self._once(f"compute.{kind}", lambda: self._make_compute(kind))
 
+    def call(
+        self, kind: str, method: str, request: Mapping[str, Any], *, seconds: float = READ_SECONDS
+    ) -> Any:
+        """Make a request by a client of this kind once; the SDK's errors come as they are."""
+        return getattr(self.compute(kind), method)(request=dict(request), retry=None, timeout=seconds)
+
     def _default(self) -> tuple[Any, str | None]:
         with self._lock:
             if self._found is None:
@@ -102,7 +108,7 @@ class GcpClients:
                     # For a user's own login Google warns that quota is counted elsewhere.
                     warnings.simplefilter("ignore")
                     self._found = google.auth.default(scopes=SCOPES)
-                    if is_redirected("iamcredentials"):
+                    if endpoint("iamcredentials") != "https://iamcredentials.googleapis.com":
                         _ask_no_boundary(self._found[0])
             return self._found
 
@@ -155,11 +161,6 @@ def _ask_no_boundary(credentials: Any) -> None:
     manager = getattr(credentials, "_rab_manager", None)
     if manager is not None:
         manager._data = manager._data._replace(cooldown_expiry=_NEVER)  # noqa: SLF001 - no switch
-
-
-def is_redirected(service: str) -> bool:
-    """Return whether a service is redirected to another address than Google's."""
-    return endpoint(service) != f"https://{service}.googleapis.com"
 
 
 def endpoint(service: str) -> str:

@@ -13,7 +13,7 @@ from google.api_core import exceptions as api
 
 from cloudspot.errors import CloudspotError, ProvisionError, QuotaError, TransientError
 from cloudspot_gcp import attributes
-from cloudspot_gcp.clients import READ_SECONDS, GcpClients
+from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.errors import translated, unless_throttled
 from cloudspot_gcp.lookups import list_all, wanted_regions
 from cloudspot_gcp.operations import wait_for_region
@@ -32,7 +32,6 @@ def make(clients: GcpClients, body: ComputeRequest) -> None:
     """
     name = body.made_placement_policy
     what = f"making placement policy {name}"
-    client = clients.compute("ResourcePoliciesClient")
     resource = {
         "name": name,
         "description": f"cloudspot: job {body.labels[attributes.JOB]}",
@@ -42,7 +41,7 @@ def make(clients: GcpClients, body: ComputeRequest) -> None:
     with translated(what, LAUNCH_CODES):
         try:
             operation = unless_throttled(
-                lambda: client.insert_unary(request=request, retry=None, timeout=READ_SECONDS)
+                lambda: clients.call("ResourcePoliciesClient", "insert_unary", request)
             )
         except api.Conflict:
             return  # it exists
@@ -66,12 +65,11 @@ def remove(clients: GcpClients, options: GcpOptions, job_id: str, *, store_url: 
 
 
 def _remove(clients: GcpClients, region: str, name: str, what: str) -> None:
-    client = clients.compute("ResourcePoliciesClient")
     request = {"project": clients.project, "region": region, "resource_policy": name}
     with translated(what, {"resourceInUseByAnotherResource": TransientError}):
         try:
             operation = unless_throttled(
-                lambda: client.delete_unary(request=request, retry=None, timeout=READ_SECONDS)
+                lambda: clients.call("ResourcePoliciesClient", "delete_unary", request)
             )
         except api.NotFound:
             return  # it is gone

@@ -68,7 +68,7 @@ def request_id(token: str) -> str:
     return str(uuid.uuid5(_TOKEN_SPACE, token))
 
 
-def render_request(options: GcpOptions, group: InstanceGroup, *, provider: str) -> LaunchRequest:
+def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
     """Return one bulk insert for all machines of the group.
 
     Raises:
@@ -101,7 +101,7 @@ def render_request(options: GcpOptions, group: InstanceGroup, *, provider: str) 
         },
         made_placement_policy=made_policy,
     )
-    return encode_request(provider, body)
+    return encode_request("gcp", body)
 
 
 def policy_name(job_id: str, store_url: str) -> str:
