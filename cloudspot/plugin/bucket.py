@@ -163,11 +163,7 @@ class Bucket(ABC):
     # --- what a plugin uses -----------------------------------------------------------------------
 
     def full(self, key: str) -> str:
-        """Return the key's name in the bucket.
-
-        Raises:
-            ValueError: it is not a key.
-        """
+        """Return the key's name in the bucket; raise ValueError if it is not a key."""
         check_key(key)
         return self.prefix + key
 

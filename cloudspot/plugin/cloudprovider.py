@@ -31,11 +31,7 @@ class CloudProvider(Provider, Generic[Options, Clients]):
     """A provider whose clients and provisioner are made when first used, once each. Thread-safe."""
 
     def __init__(self, options: Options | None = None) -> None:
-        """Keep the job's options; None: the defaults.
-
-        Raises:
-            SpecError: an option can be seen to be wrong.
-        """
+        """Keep the job's options (None: the defaults); raise SpecError if one can be seen to be wrong."""
         chosen = cast("Options", self.options_type()) if options is None else options
         super().__init__(chosen)
         self._options = chosen

@@ -103,9 +103,6 @@ def announced(metadata: EcsMetadata | None = None) -> dict[str, str]:
 
     Empty while they lag, and unless ModifyInstanceMetadataOptions has enabled InstanceMetadataTags. From
     memory: the path of the tags.
-
-    Raises:
-        TransientError: the metadata service does not answer.
     """
     metadata = metadata or EcsMetadata()
     names = (metadata.get("meta-data/tags/instance/") or "").split()

@@ -78,11 +78,6 @@ class OssBucket(Bucket):
     how_to_create: ClassVar[str] = "ossutil mb oss://"
 
     def __init__(self, url: str, clients: AliyunClients | None, sleep: Callable[[float], None]) -> None:
-        """Read ``oss://bucket/prefix``; no I/O.
-
-        Raises:
-            SpecError: the URL does not name a bucket of OSS.
-        """
         super().__init__(url, sleep)
         if self.prefix.startswith("\\"):
             raise SpecError(f"store {url}: OSS takes no key that begins with a backslash")
@@ -96,7 +91,6 @@ class OssBucket(Bucket):
             SpecError: there is no such bucket, or the configuration is wrong.
             StoreRefused: the bucket has versions, and so no create-only writes.
             AuthError: there are no credentials, or OSS does not accept them.
-            TransientError: OSS does not answer.
         """
         region = self._clients.region_or_none() or FALLBACK_REGION
         client = self._client_in(region)

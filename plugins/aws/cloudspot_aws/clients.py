@@ -59,11 +59,7 @@ class AwsClients:
         return region
 
     def region_or_none(self) -> str | None:
-        """Return the region; None: none can be found.
-
-        Raises:
-            SpecError: the profile does not exist.
-        """
+        """Return the region, or None if none can be found; raise SpecError if the profile does not exist."""
         with self._lock:
             if self._region is None:
                 self._region = (

@@ -25,8 +25,6 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
 
     Raises:
         CloudspotError: the machine is not a running spot machine, or another notice is asked for.
-        AuthError: a right is missing.
-        TransientError: AWS did not answer.
     """
     if notice_seconds not in {None, SPOT_NOTICE_SECONDS}:
         raise CloudspotError(

@@ -176,12 +176,4 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     def _limit(self, instances: Sequence[Instance], role: str) -> None:
         alive = [one for one in instances if one.state is not InstanceState.ENDED and one.id in self._limits]
         if alive:
-            limit.keep(
-                self._clients,
-                role=role,
-                job_id=alive[0].job_id,
-                store_url=alive[0].store_url,
-                launch=alive[0].launch,
-                instance_ids=sorted(one.id for one in alive),
-                at=max(self._limits[one.id] for one in alive),
-            )
+            limit.keep(self._clients, role, alive, max(self._limits[one.id] for one in alive))

@@ -107,9 +107,6 @@ def announced(imds: Imds | None = None) -> dict[str, str]:
     """Return the tags that the controller has put on this machine since its launch.
 
     Empty while they lag, and if ``InstanceMetadataTags`` is not enabled.
-
-    Raises:
-        TransientError: the metadata service does not answer.
     """
     imds = imds or Imds()
     found = {name: imds.get(f"meta-data/tags/instance/{name}") for name in ANNOUNCED}

@@ -31,11 +31,7 @@ class Ec2Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
-    """Return one RunInstances call for all machines of the group.
-
-    Raises:
-        SpecError: the boot script is too long for EC2, even compressed.
-    """
+    """Return one RunInstances call for the group; raise SpecError if the script is too long."""
     details = group.offer.details
     made_group = None
     if options.placement_group == "auto" and group.num_nodes > 1:

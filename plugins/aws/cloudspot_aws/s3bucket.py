@@ -58,11 +58,6 @@ class S3Bucket(Bucket):
     how_to_create: ClassVar[str] = "aws s3 mb s3://"
 
     def __init__(self, url: str, clients: AwsClients | None, sleep: Callable[[float], None]) -> None:
-        """Read ``s3://bucket/prefix``; no I/O.
-
-        Raises:
-            SpecError: the URL does not name a general purpose bucket.
-        """
         super().__init__(url, sleep)
         if self.name.endswith("--x-s3"):
             raise SpecError(
@@ -76,7 +71,6 @@ class S3Bucket(Bucket):
         Raises:
             SpecError: there is no such bucket, or the configuration is wrong.
             AuthError: there are no credentials, or S3 does not accept them.
-            TransientError: S3 does not answer.
         """
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
         try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
-
-from google.api_core.exceptions import from_http_response
+from typing import Final
 
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult, Market, Offer, Resources
@@ -104,10 +102,7 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
     url = f"{endpoint('cloudresourcemanager')}/v1/projects/{clients.project}:testIamPermissions"
     try:
         with translated("asking for the permissions"):
-            answer = clients.session().post(url, json={"permissions": wanted}, timeout=READ_SECONDS)
-            if not answer.ok:
-                raise from_http_response(answer)
-            value: dict[str, Any] = answer.json()
+            value = clients.ask_json("POST", url, json={"permissions": wanted})
     except AuthError as error:
         return f"unknown: {error}"
     lacking = [one for one in wanted if one not in value.get("permissions", ())]

@@ -18,6 +18,7 @@ import google.auth
 import google.auth.exceptions
 import requests.adapters
 from google.api_core.client_info import ClientInfo
+from google.api_core.exceptions import from_http_response
 from google.auth.transport.requests import AuthorizedSession
 
 import cloudspot
@@ -65,19 +66,11 @@ class GcpClients:
         return project
 
     def project_or_none(self) -> str | None:
-        """Return the project; None: nothing names one.
-
-        Raises:
-            AuthError: there are no credentials, which might have named it.
-        """
+        """Return the project, or None; raise AuthError without credentials, which might have named it."""
         return self._wanted_project or self._default()[1]
 
     def credentials(self) -> Any:
-        """Return the credentials, a ``google.auth.credentials.Credentials`` for all services.
-
-        Raises:
-            AuthError: there are none, or they cannot be read.
-        """
+        """Return ``google.auth.credentials.Credentials`` for all services; raise AuthError without any."""
         return self._default()[0]
 
     def session(self) -> Any:
@@ -100,6 +93,13 @@ class GcpClients:
     ) -> Any:
         """Make a request by a client of this kind once; the SDK's errors come as they are."""
         return getattr(self.compute(kind), method)(request=dict(request), retry=None, timeout=seconds)
+
+    def ask_json(self, method: str, url: str, **options: Any) -> Any:
+        """Make a request for which there is no client; return its answer, or raise GoogleAPICallError."""
+        answer = self.session().request(method, url, timeout=TIMEOUT, **options)
+        if not answer.ok:
+            raise from_http_response(answer)
+        return answer.json()
 
     def _default(self) -> tuple[Any, str | None]:
         with self._lock:

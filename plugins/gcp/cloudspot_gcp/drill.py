@@ -21,8 +21,6 @@ def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | No
 
     Raises:
         CloudspotError: the machine is not a running spot machine, or another notice is asked for.
-        AuthError: a right is missing.
-        TransientError: Google did not answer.
     """
     place = place_of_id(instance_id)
     if place is None:

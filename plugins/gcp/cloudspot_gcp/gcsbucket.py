@@ -72,11 +72,6 @@ class GcsBucket(Bucket):
     how_to_create: ClassVar[str] = "gcloud storage buckets create gs://"
 
     def __init__(self, url: str, clients: GcpClients | None, sleep: Callable[[float], None]) -> None:
-        """Read ``gs://bucket/prefix``; no I/O.
-
-        Raises:
-            SpecError: the URL does not name a bucket of Cloud Storage.
-        """
         super().__init__(url, sleep)
         self.clients = clients or GcpClients()
         if google_crc32c.implementation != "c":
@@ -86,11 +81,7 @@ class GcsBucket(Bucket):
             )
 
     def connect(self) -> Any:
-        """Return the SDK's bucket; no I/O.
-
-        Raises:
-            AuthError: there are no credentials, or they cannot be read.
-        """
+        """Return the SDK's bucket; no I/O. Raise AuthError if there are no credentials."""
         return self.clients.storage().bucket(self.name)
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:

@@ -23,13 +23,7 @@ from cloudspot_gcp.request import ComputeRequest, policy_name
 
 
 def make(clients: GcpClients, body: ComputeRequest) -> None:
-    """Make the policy that a launch names, unless it exists.
-
-    Raises:
-        QuotaError: there are too many policies.
-        AuthError: a right is missing.
-        TransientError: Google did not answer.
-    """
+    """Make the policy that a launch names, unless it exists; raise QuotaError if there are too many."""
     name = body.made_placement_policy
     what = f"making placement policy {name}"
     resource = {
@@ -49,12 +43,7 @@ def make(clients: GcpClients, body: ComputeRequest) -> None:
 
 
 def remove(clients: GcpClients, options: GcpOptions, job_id: str, *, store_url: str) -> None:
-    """Remove the job's policies; safe to repeat.
-
-    Raises:
-        TransientError: a machine still has one, or Google did not answer.
-        AuthError: a right is missing.
-    """
+    """Remove the job's policies; safe to repeat. Raise TransientError while a machine has one."""
     what = "removing the job's placement policies"
     pattern = re.compile(re.escape(attributes.machine_stem(job_id)) + "-[0-9a-f]{8}")
     for region in wanted_regions(options):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
+from cloudspot_gcp.metadata import GcePreemptionSource, announced, node_identity
 from cloudspot_gcp.options import GcpOptions, check_options
 
 if TYPE_CHECKING:
@@ -24,18 +25,12 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
     announce_seconds: ClassVar[float] = 0.0
 
     def preemption_source(self) -> PreemptionSource:
-        from cloudspot_gcp.metadata import GcePreemptionSource
-
         return GcePreemptionSource()
 
     def node_identity(self) -> NodeIdentity:
-        from cloudspot_gcp.metadata import node_identity
-
         return node_identity()
 
     def announced(self) -> Mapping[str, str]:
-        from cloudspot_gcp.metadata import announced
-
         return announced()
 
     def boot_profile(self) -> BootProfile:

@@ -69,11 +69,7 @@ def request_id(token: str) -> str:
 
 
 def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
-    """Return one bulk insert for all machines of the group.
-
-    Raises:
-        SpecError: the boot script is too long for Compute Engine.
-    """
+    """Return one bulk insert for the group; raise SpecError if the boot script is too long."""
     size = len(group.user_data.encode())
     if size > MAX_SCRIPT_BYTES:
         raise SpecError(
