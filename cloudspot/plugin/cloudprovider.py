@@ -113,8 +113,6 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
 
         Raises:
             SpecError: an option names what does not exist.
-            AuthError: a right is missing.
-            TransientError: the cloud did not answer.
         """
         return self._finder.offers(resources)
 

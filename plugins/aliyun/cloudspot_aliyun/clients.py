@@ -155,11 +155,7 @@ class AliyunClients:
 
 
 def ecs_endpoint(region: str) -> tuple[str, str]:
-    """Return scheme and address of the control plane in a region: ``https``, ``ecs.cn-beijing...``.
-
-    Raises:
-        SpecError: ECS_ENDPOINT is malformed.
-    """
+    """Return scheme and address of a region's control plane; raise SpecError if ECS_ENDPOINT is malformed."""
     chosen = os.environ.get(ECS_ENDPOINT)
     return _split(chosen, ECS_ENDPOINT) if chosen else ("https", f"ecs.{region}.aliyuncs.com")
 

@@ -90,7 +90,6 @@ class OssBucket(Bucket):
         Raises:
             SpecError: there is no such bucket, or the configuration is wrong.
             StoreRefused: the bucket has versions, and so no create-only writes.
-            AuthError: there are no credentials, or OSS does not accept them.
         """
         region = self._clients.region_or_none() or FALLBACK_REGION
         client = self._client_in(region)
@@ -160,11 +159,7 @@ class OssBucket(Bucket):
         )
 
     def check_create(self, headers: Mapping[str, str]) -> None:
-        """Look at the answer to a write: has the bucket got versions since it was first asked?
-
-        Raises:
-            StoreRefused: it has, and the write ignored what was there.
-        """
+        """Raise StoreRefused if a write's answer shows versions: it then ignored what was there."""
         if "x-oss-version-id" in headers:
             raise self._versioned("versions")
 

@@ -77,11 +77,7 @@ class CloudWatchLogSink(LogSink):
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """Do no I/O; ``store_url`` is the canonical one.
-
-        Raises:
-            SpecError: the group's name is not valid, or CloudWatch has no such retention.
-        """
+        """Do no I/O; ``store_url`` is the canonical one. Raise SpecError for what CloudWatch refuses."""
         if group is not None and _GROUP.fullmatch(group) is None:
             raise SpecError(f"log group must be 1 to 512 letters, digits and .-_/#: got {group!r}")
         if retention_days not in RETENTION_DAYS:

@@ -70,7 +70,6 @@ class S3Bucket(Bucket):
 
         Raises:
             SpecError: there is no such bucket, or the configuration is wrong.
-            AuthError: there are no credentials, or S3 does not accept them.
         """
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
         try:

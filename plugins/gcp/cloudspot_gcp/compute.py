@@ -12,9 +12,9 @@ from google.protobuf.json_format import ParseError
 
 from cloudspot.errors import CloudspotError, ProvisionError, TransientError
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest
+from cloudspot.plugin import machinetags
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
-from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp import attributes, placement
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.errors import SDK_ERRORS, one_line, translated, translation, unless_throttled
@@ -110,7 +110,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
         Without ``job_id``, machines that are gone are left out if their job's id is too long for their names.
         """
-        wanted = f"labels.{attributes.JOB}:*" if job_id is None else f'labels.{attributes.JOB} = "{job_id}"'
+        wanted = f"labels.{machinetags.JOB}:*" if job_id is None else f'labels.{machinetags.JOB} = "{job_id}"'
         described = self._described(wanted, "listing the machines")
         ended = endings(self._operations(_ENDS, "listing what became of the machines"))
         found: dict[str, Instance] = {}
@@ -135,8 +135,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
         A machine that shuts itself down stays, stopped, and its disk is billed.
         """
-        wanted = f'labels.{attributes.JOB} = "{job_id}"'
-        digest = store_digest(store_url) if store_url else None
+        wanted = f'labels.{machinetags.JOB} = "{job_id}"'
+        digest = machinetags.store_digest(store_url) if store_url else None
         stopped = [
             place_of(one)
             for one in self._described(wanted, "listing the job's machines")
@@ -203,7 +203,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
     def _made(self, body: ComputeRequest, made: Sequence[Place]) -> tuple[Instance, ...]:
         """Return the machines of a successful launch; no listing may have the youngest yet."""
-        job_id = body.labels[attributes.JOB]
+        job_id = body.labels[machinetags.JOB]
         if not made:
             raise TransientError(f"{launching(body)}: no machine shows yet; asking again")
         listed = {one.id: one for one in self.instances(job_id=job_id)}
@@ -266,7 +266,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
     def _learn_store(self, store_url: str) -> None:
         with self._lock:
-            self._stores[store_digest(store_url)] = store_url
+            self._stores[machinetags.store_digest(store_url)] = store_url
 
     # --- single machines --------------------------------------------------------------------------
 

@@ -17,11 +17,7 @@ from cloudspot_gcp.refusals import causes_of
 
 
 def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | None) -> None:
-    """Let Compute Engine reclaim the spot machine, with the notice that its launch requested.
-
-    Raises:
-        CloudspotError: the machine is not a running spot machine, or another notice is asked for.
-    """
+    """Reclaim a running spot machine with its launch's notice; raise CloudspotError for another one."""
     place = place_of_id(instance_id)
     if place is None:
         raise CloudspotError(f"{instance_id} is not a machine of cloudspot's; expected ZONE/NAME/NUMBER")

@@ -12,6 +12,7 @@ from typing import Any
 from google.api_core import exceptions as api
 
 from cloudspot.errors import CloudspotError, ProvisionError, QuotaError, TransientError
+from cloudspot.plugin import machinetags
 from cloudspot_gcp import attributes
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.errors import translated, unless_throttled
@@ -28,7 +29,7 @@ def make(clients: GcpClients, body: ComputeRequest) -> None:
     what = f"making placement policy {name}"
     resource = {
         "name": name,
-        "description": f"cloudspot: job {body.labels[attributes.JOB]}",
+        "description": f"cloudspot: job {body.labels[machinetags.JOB]}",
         "group_placement_policy": {"collocation": "COLLOCATED"},
     }
     request = {"project": body.project, "region": body.region, "resource_policy_resource": resource}
