@@ -15,7 +15,7 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CloudspotError, CorruptData, SpecError
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.manifests import fetch
+from cloudspot.jobstore.fetching import fetch
 from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.jobstore.records import Commit
 from cloudspot.jobstore.safetensors import num_bytes_read, write_safetensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from cloudspot.controller.actions import (
     Action,
@@ -51,7 +51,6 @@ class Actor:
         *,
         memory: Memory,
         clock: Clock,
-        sleep: Callable[[float], None],
     ) -> None:
         self._store = store
         self._job_id = job_id
@@ -60,8 +59,7 @@ class Actor:
         self._provisioner = provider.provisioner()
         self._memory = memory
         self._clock = clock
-        self._sleep = sleep
-        self._journal = Journal(store, job_id, sleep=sleep)
+        self._journal = Journal(store, job_id)
         self._told: dict[str, float] = {}
         self._announced: tuple[int, list[str], Mapping[str, str]] | None = None
         self._waiting_for: str | None = None
@@ -92,9 +90,9 @@ class Actor:
             self._journal.append(self._finished(action), action.number)
         elif isinstance(action, VoidSlot):
             detail = void_detail(action.outcome, action.detail)
-            void_slot(self._store, self._job_id, action.launch, action.rank, detail, sleep=self._sleep)
+            void_slot(self._store, self._job_id, action.launch, action.rank, detail)
         elif isinstance(action, RequestStop):
-            request_stop(self._store, self._job_id, action.reason, sleep=self._sleep)
+            request_stop(self._store, self._job_id, action.reason)
         elif isinstance(action, Create):
             return self._create(history.launches[action.launch - 1], events)
         elif isinstance(action, Announce):

@@ -98,9 +98,9 @@ class Controller:
         self._clock = clock
         self._sleep = sleep
         self._poll_seconds = poll_seconds
-        self._reader = HistoryReader(self._store, job_id, sleep=sleep)
+        self._reader = HistoryReader(self._store, job_id)
         self._memory = Memory()
-        self._actor = Actor(self._store, job_id, provider, memory=self._memory, clock=clock, sleep=sleep)
+        self._actor = Actor(self._store, job_id, provider, memory=self._memory, clock=clock)
         self._handover = Handover(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._last: History | None = None

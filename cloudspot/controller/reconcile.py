@@ -118,7 +118,7 @@ class Reconciler:
 
     def _controller(self, job_id: str) -> Controller:
         if job_id not in self._controllers:
-            submission, spec = HistoryReader(self._store, job_id, sleep=self._sleep).read_job()
+            submission, spec = HistoryReader(self._store, job_id).read_job()
             provider = self._open_provider(submission.provider, spec)
             # Options are part of what it lists: a region, say.
             options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")

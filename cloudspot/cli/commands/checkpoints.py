@@ -14,8 +14,9 @@ from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, store_option
 from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
+from cloudspot.jobstore.fetching import verify
 from cloudspot.jobstore.generations import lineage
-from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
+from cloudspot.jobstore.manifests import read_commit, while_it_stands
 from cloudspot.jobstore.records import CheckpointId, Commit
 
 STEPS_NAMED = 20

@@ -13,8 +13,9 @@ from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.fetching import verify
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
+from cloudspot.jobstore.manifests import read_commit, while_it_stands
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.records import CheckpointId, Commit
 from cloudspot.retrying import retry
