@@ -6,11 +6,13 @@ was started with, on macOS ``ps -E`` does for one's own processes.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -22,36 +24,26 @@ def marked_processes(name: str, value: str) -> tuple[int, ...]:
     Leaves out the calling process and zombies, and cannot see the processes of other users.
     """
     mark = f"{name}={value}".encode()
-    if sys.platform == "linux":
-        return _scan_proc(mark)
-    return _scan_ps(mark)
+    if sys.platform != "linux":
+        return _scan_ps(mark)
+    own = os.getpid()
+    pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()]
+    return tuple(pid for pid in pids if pid != own and mark in _environment(pid))
 
 
 def is_marked(pid: int, name: str, value: str) -> bool:
     """Return whether the process lives and was started with ``name=value`` in its environment."""
     if sys.platform == "linux":
-        try:
-            environment = (_PROC / str(pid) / "environ").read_bytes()
-        except OSError:
-            return False
-        return f"{name}={value}".encode() in environment.split(b"\0")
+        return f"{name}={value}".encode() in _environment(pid)
     return pid in marked_processes(name, value)
 
 
-def _scan_proc(mark: bytes) -> tuple[int, ...]:
-    found = []
-    own = os.getpid()
-    for entry in os.scandir(_PROC):
-        if not entry.name.isdigit() or int(entry.name) == own:
-            continue
-        try:
-            environment = (_PROC / entry.name / "environ").read_bytes()
-        except OSError:  # ended meanwhile, or not ours
-            continue
-        # A zombie's environment reads as empty, so it is left out without another look.
-        if mark in environment.split(b"\0"):
-            found.append(int(entry.name))
-    return tuple(found)
+def _environment(pid: int) -> list[bytes]:
+    """Return the environment that a process was started with; a zombie's reads as empty."""
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # ended meanwhile, or not ours
+        return []
 
 
 def _scan_ps(mark: bytes) -> tuple[int, ...]:
@@ -65,14 +57,20 @@ def _scan_ps(mark: bytes) -> tuple[int, ...]:
 
 
 def kill_marked(name: str, value: str, *, timeout_seconds: float = 30.0) -> bool:
-    """SIGKILL marked processes until two looks in a row find none; return whether that came in time.
+    """SIGKILL the marked processes as ``kill_all`` does."""
+    return kill_all(lambda: marked_processes(name, value), timeout_seconds=timeout_seconds)
+
+
+def kill_all(find: Callable[[], Collection[int]], *, timeout_seconds: float = math.inf) -> bool:
+    """SIGKILL what ``find`` returns until two looks in a row find nothing; return whether that came in time.
 
     One look is not enough: a process may fork meanwhile, and in the middle of an exec it has no environment.
     """
     end = time.monotonic() + timeout_seconds
+    delay = 0.005
     num_empty = 0
     while True:
-        pids = marked_processes(name, value)
+        pids = find()
         for pid in pids:
             signal_process(pid, signal.SIGKILL)
         num_empty = 0 if pids else num_empty + 1
@@ -80,7 +78,8 @@ def kill_marked(name: str, value: str, *, timeout_seconds: float = 30.0) -> bool
             return True
         if pids and time.monotonic() > end:
             return False
-        time.sleep(0.005)
+        time.sleep(delay)
+        delay = min(delay * 2, 0.1)
 
 
 def signal_process(pid: int, number: signal.Signals) -> None:

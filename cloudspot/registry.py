@@ -11,7 +11,8 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -97,12 +98,8 @@ def open_store(url: str) -> ObjectStore:
         raise SpecError(f'store "{url}" is not a URL; expected one such as file:///absolute/path')
     scheme = match[1].lower()
     declared = _find(hookspecs.STORE_GROUP, scheme, _store_missing)
-    hooks = _hooks(declared)
-    store = _called(
-        f"store plugin {declared}",
-        lambda: hooks.cloudspot_object_store(url=url),
-        may_raise=CloudspotError,
-    )
+    call = _hooks(declared).cloudspot_object_store
+    store = _called(f"store plugin {declared}", lambda: call(url=url), may_raise=CloudspotError)
     if not isinstance(store, ObjectStore):
         # Show neither the URL nor what came back: both may hold credentials.
         found = type(store).__name__
@@ -168,7 +165,6 @@ def list_providers() -> tuple[ProviderEntry, ...]:
 
 
 def _find(group: str, name: str, missing: Callable[[str], str]) -> _Declared:
-    """Return the plugin of that name."""
     if name in _BUILT_IN[group]:
         # Nobody can take its place, so skip the search of the installed distributions: it takes longer than
         # everything else in `ps` with few jobs.
@@ -191,7 +187,8 @@ def _all_declared(group: str) -> tuple[_Declared, ...]:
 
 
 def _built_in(group: str, name: str) -> _Declared:
-    return _Declared(name, "cloudspot", cloudspot.__version__, _importer(_BUILT_IN[group][name]))
+    load = partial(importlib.import_module, _BUILT_IN[group][name])
+    return _Declared(name, "cloudspot", cloudspot.__version__, load)
 
 
 def _judged(plugin: _Declared, group: str, others: list[_Declared]) -> _Declared:
@@ -204,7 +201,7 @@ def _judged(plugin: _Declared, group: str, others: list[_Declared]) -> _Declared
         # Neither wins: which is found first depends on the order of directories.
         both = " and ".join(sorted({plugin.distribution, *rivals}))
         error = f'{both} both bring "{plugin.name}"; uninstall one of them'
-    return _Declared(plugin.name, plugin.distribution, plugin.version, plugin.load, error)
+    return replace(plugin, error=error)
 
 
 def _from_distributions(group: str) -> Iterator[_Declared]:
@@ -225,14 +222,10 @@ def _from_distributions(group: str) -> Iterator[_Declared]:
             points = [point for point in distribution.entry_points if point.group == group]
         except Exception as error:  # noqa: BLE001 - whatever a stranger's metadata provokes
             reason = f"its entry points cannot be read: {_reason(error)}"
-            yield _Declared(name, name, version, _importer(""), reason)
+            yield _Declared(name, name, version, object, reason)  # with an error, nobody loads it
             continue
         for point in points:
             yield _Declared(point.name, name, version, point.load)
-
-
-def _importer(module: str) -> Callable[[], object]:
-    return lambda: importlib.import_module(module)
 
 
 def _provider_class(declared: _Declared) -> type[Provider]:
@@ -291,10 +284,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _provider_missing(name: str) -> str:
-    known = list(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.PROVIDER_GROUP)))
-    return _missing(
-        "provider", name, known, f'"cloudspot[{name}]"' if _has_extra(name) else f"cloudspot-{name}"
-    )
+    distribution = f'"cloudspot[{name}]"' if _has_extra(name) else f"cloudspot-{name}"
+    return _missing("provider", name, provider_names(), distribution)
 
 
 def _sandbox_missing(name: str) -> str:

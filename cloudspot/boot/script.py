@@ -92,7 +92,7 @@ def render_boot_script(plan: BootPlan) -> str:
         f'export CLOUDSPOT_NODE_DIR="${{CLOUDSPOT_NODE_DIR:-{DEFAULT_NODE_DIR}}}"',
         "",
     ]
-    head, loop = _body().split(_INSTALLATION)
+    head, loop = _read("boot.sh").split(_INSTALLATION)
     installation = "" if profile.has_cloudspot else _installation(plan)
     return "\n".join(lines) + "\n" + head + installation + loop
 
@@ -134,10 +134,6 @@ def _export(name: str, value: str) -> str:
     if "\0" in value:
         raise CloudspotError(f"the value of {name} in the boot script holds a NUL byte")
     return f"export {name}={shlex.quote(value)}"
-
-
-def _body() -> str:
-    return _read("boot.sh")
 
 
 @cache

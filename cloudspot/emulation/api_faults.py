@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -101,16 +102,7 @@ class Faults:
 
     def capacity_of(self, zone: str, instance_type: str, market: str) -> int | None:
         """Return how many such machines can run at once; None: any number."""
-        for key in (
-            (zone, instance_type, market),
-            (zone, instance_type, "*"),
-            (zone, "*", market),
-            (zone, "*", "*"),
-            ("*", instance_type, market),
-            ("*", instance_type, "*"),
-            ("*", "*", market),
-            ("*", "*", "*"),
-        ):
+        for key in itertools.product((zone, "*"), (instance_type, "*"), (market, "*")):
             if key in self.capacity:
                 return self.capacity[key]
         return None

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 
 from cloudspot.emulation.api_faults import Call
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
+from cloudspot.local.machines import now_utc
 
 
 class Trail:
@@ -28,7 +25,7 @@ class Trail:
         is_machine: Callable[[str], bool],
         rights: Callable[[Call], Iterable[str]],
         resource: Callable[[Call], str],
-        now: Callable[[], datetime] = _now,
+        now: Callable[[], datetime] = now_utc,
     ) -> None:
         """Open the file.
 

@@ -15,20 +15,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
-from cloudspot.local.metadataservice import (
-    Answer,
-    MachineView,
-    MetadataService,
-    Request,
-    StandingNotice,
-)
-from cloudspot.model import EndReason, InstanceState, Market
+from cloudspot.local.metadataservice import Answer, MachineView, MetadataService, Request, StandingNotice
+from cloudspot.local.records import MachineState
+from cloudspot.model import Market
 
 __all__ = [
     "Answer",
@@ -91,17 +85,10 @@ class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     """None: by its tags, the machine does not belong to a cloudspot job."""
 
 
-class MachineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a machine."""
+class MachineStatus(MachineState, frozen=True, kw_only=True):
+    """What :class:`MachineState` tells, and the machine's address."""
 
-    state: InstanceState
     address: str
-    end_reason: EndReason | None = None
-    """Known from SHUTTING_DOWN on: RECLAIMED, TERMINATED (by ``terminate``), SELF (it shut itself down) or
-    LOST (its host failed)."""
-    notice_deadline: datetime | None = None
-    """When it will be taken, for APIs that show it; None: no reclaim has begun."""
-    ended_at: datetime | None = None
 
 
 class MachineHost(ABC):
@@ -192,6 +179,13 @@ class EmulatedCloud(ABC):
     @abstractmethod
     def machine_environment(self) -> Mapping[str, str]:
         """Return the variables in every image: endpoints, but no credentials (machines have their role's)."""
+
+    def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
+        """Return the machine as the host boots it, with what this cloud's images and roles hold.
+
+        So the API that starts machines knows nothing of key seeds and images.
+        """
+        return machine
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
         """Return the variables that make SDKs on a machine find the metadata service at ``url``.

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import msgspec
+
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
 from cloudspot.errors import CloudspotError
 from cloudspot.local.forms import num_cores
 from cloudspot.local.home import lock
 from cloudspot.local.machines import MachineDirectory, now_utc
-from cloudspot.local.network import BRIDGE, make_bridge
+from cloudspot.local.network import make_bridge
 from cloudspot.local.processes import MARK
 from cloudspot.local.records import Guest, MachineRecord, Network, PlannedReclaim, ReclaimRequest
 from cloudspot.local.supervision import start_supervisor
@@ -42,12 +44,7 @@ class LocalMachineHost(MachineHost):
     """Emulated machines below a directory, which end when this process does, however it ends."""
 
     def __init__(
-        self,
-        directory: Path,
-        cloud: EmulatedCloud,
-        *,
-        is_isolated: bool,
-        plan: Plan | None = None,
+        self, directory: Path, cloud: EmulatedCloud, *, is_isolated: bool, plan: Plan | None = None
     ) -> None:
         """Make what the machines share; an isolated host must run inside ``run_enclosed``.
 
@@ -90,7 +87,8 @@ class LocalMachineHost(MachineHost):
         raise CloudspotError(f"no address of {self.network} is left")
 
     def start(self, machine: EmulatedMachine) -> None:
-        """See MachineHost."""
+        """See MachineHost; the cloud furnishes the machine first."""
+        machine = self._cloud.furnish(machine)
         with self._lock:
             if not _ID.fullmatch(machine.id):
                 raise ValueError(f"no machine can be named {machine.id!r}")
@@ -142,14 +140,8 @@ class LocalMachineHost(MachineHost):
         found = {}
         for machine_id, machine in list(self._machines.items()):
             machine.settle()
-            state = machine.state()
-            found[machine_id] = MachineStatus(
-                state=state.state,
-                address=machine.record().address,
-                end_reason=state.end_reason,
-                notice_deadline=state.notice_deadline,
-                ended_at=state.ended_at,
-            )
+            state = msgspec.structs.asdict(machine.state())
+            found[machine_id] = MachineStatus(address=machine.record().address, **state)
         return found
 
     def console(self, machine_id: str) -> str:
@@ -198,7 +190,7 @@ class LocalMachineHost(MachineHost):
         addresses = cloud.metadata_addresses
         environment = {**cloud.machine_environment()}
         if self._is_isolated:
-            network = Network(bridge=BRIDGE, prefix_length=self._ip_network.prefixlen, hosts=str(self._hosts))
+            network = Network(prefix_length=self._ip_network.prefixlen, hosts=str(self._hosts))
         else:
             port, addresses = LOOPBACK_PORT, (address,)
             environment |= cloud.metadata_environment(f"http://{address}:{port}")

@@ -7,9 +7,10 @@ import secrets
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final
 
+from cloudspot.local.machines import now_utc
 from cloudspot.local.metadataservice import Answer, MachineView, MetadataService, Request
 
 MIN_TOKEN_SECONDS: Final = 1
@@ -51,12 +52,7 @@ class TokenedMetadata(MetadataService):
         405: "Method Not Allowed",
     }
 
-    def __init__(
-        self,
-        view: MachineView,
-        *,
-        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
-    ) -> None:
+    def __init__(self, view: MachineView, *, now: Callable[[], datetime] = now_utc) -> None:
         super().__init__(view)
         self._now = now
         self._tokens: dict[str, datetime] = {}

@@ -33,27 +33,20 @@ _DURATION_PATTERN: Final = (
     + "".join(rf"(?:{_DIGITS}{unit}\s*)?" for unit in ("d", "h", "m(?!s)", "s", "ms"))
     + "$"
 )
-_SIZE_PATTERN: Final = rf"^\s*{_DIGITS}(?:B|[KMGT]i?B)\s*$"
+_SIZE_PATTERN: Final = rf"\s*{_DIGITS}(?:B|[KMGT]i?B)\s*$"
 MONEY_PATTERN: Final = rf"^{_ABOVE_0}\s*{_DIGITS}(?:[A-Z]{{3}})?\s*$"
 """What ``parse_money`` accepts above 0, as a regular expression."""
 
-Duration = Annotated[
-    float,
-    msgspec.Meta(
-        ge=0, extra={"quantity": "duration"}, extra_json_schema={"pattern": f"^{_DURATION_PATTERN}"}
-    ),
-]
+
+def _quantity(kind: str, pattern: str) -> msgspec.Meta:
+    return msgspec.Meta(extra={"quantity": kind}, extra_json_schema={"pattern": f"^{pattern}"})
+
+
+Duration = Annotated[float, msgspec.Meta(ge=0), _quantity("duration", _DURATION_PATTERN)]
 """Seconds, 0 or more. In the job file also ``"90s"``, ``"10m"``, ``"1h30m"``."""
-PositiveDuration = Annotated[
-    float,
-    msgspec.Meta(
-        gt=0, extra={"quantity": "duration"}, extra_json_schema={"pattern": f"^{_ABOVE_0}{_DURATION_PATTERN}"}
-    ),
-]
+PositiveDuration = Annotated[float, msgspec.Meta(gt=0), _quantity("duration", _ABOVE_0 + _DURATION_PATTERN)]
 """Seconds, more than 0; written like a Duration."""
-Size = Annotated[
-    int, msgspec.Meta(ge=0, extra={"quantity": "size"}, extra_json_schema={"pattern": _SIZE_PATTERN})
-]
+Size = Annotated[int, msgspec.Meta(ge=0), _quantity("size", _SIZE_PATTERN)]
 """Bytes, 0 or more. In the job file also ``"50GiB"`` (2**30) or ``"50GB"`` (10**9)."""
 
 

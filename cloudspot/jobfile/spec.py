@@ -10,13 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 
 from cloudspot.errors import SpecError
-from cloudspot.jobfile.quantities import (
-    Duration,
-    PositiveDuration,
-    Size,
-    or_word,
-    parse_money,
-)
+from cloudspot.jobfile.quantities import Duration, PositiveDuration, Size, or_word, parse_money
 from cloudspot.jobfile.tables import CREDENTIAL_NAME, FieldError, convert
 from cloudspot.jobfile.tables import Path as FieldPath
 from cloudspot.jobfile.toml import apply_override, read_toml
@@ -250,7 +244,6 @@ def check_store_url(url: str, path: FieldPath) -> None:
 
 
 def _decode(raw: Mapping[str, Any]) -> JobSpec:
-    """Return the checked spec."""
     value = dict(raw)
     nodes = value.get("nodes")
     if isinstance(nodes, int) and not isinstance(nodes, bool):

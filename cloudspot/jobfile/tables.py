@@ -24,13 +24,9 @@ CREDENTIAL_NAME: Final = re.compile(
 )
 """A field or variable of such a name most likely holds a credential; its value is never shown."""
 
-_PARSERS: Final[Mapping[str, Callable[[str], float | int]]] = {
-    "duration": parse_duration,
-    "size": parse_size,
-}
-_EXPECTED: Final = {
-    "duration": 'a duration such as "10m" or a number of seconds',
-    "size": 'a size such as "50GiB" or a number of bytes',
+_QUANTITIES: Final[Mapping[str, tuple[Callable[[str], float | int], str]]] = {
+    "duration": (parse_duration, 'a duration such as "10m" or a number of seconds'),
+    "size": (parse_size, 'a size such as "50GiB" or a number of bytes'),
 }
 _NAMES: Final = {
     "str": "a string",
@@ -172,15 +168,15 @@ class _Reader:
 
 
 def _quantity(value: Any, quantity: str, word: str | None, path: Path) -> Any:
-    """Return a quantity's number."""
+    parse, expected = _QUANTITIES[quantity]
     if isinstance(value, str):
         try:
-            return _PARSERS[quantity](value)
+            return parse(value)
         except ValueError as error:
             hint = f'; or write "{word}"' if word else ""
             raise FieldError(path, f"{error}{hint}") from None
     if isinstance(value, bool) or not (value is None or isinstance(value, int | float)):
-        raise FieldError(path, f"expected {_EXPECTED[quantity]}, got {_found(value, path)}")
+        raise FieldError(path, f"expected {expected}, got {_found(value, path)}")
     return value
 
 

@@ -74,7 +74,6 @@ def apply_override(raw: dict[str, Any], text: str, type_: type[msgspec.Struct]) 
 
 
 def _value(text: str, *, is_text: bool) -> Any:
-    """Return the value of an override."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

@@ -11,14 +11,15 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from cloudspot.errors import CloudspotError
 from cloudspot.local import namespaces
+from cloudspot.local.network import ip, system_path
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are passed on to the function."""
@@ -31,7 +32,7 @@ def why_not() -> str | None:
     """Try to enclose a function; return why this host cannot, or None if it can."""
     if sys.platform != "linux":
         return "namespaces need Linux"
-    if shutil.which("ip", path=_programs()) is None:
+    if shutil.which("ip", path=system_path()) is None:
         return "the program ip (package iproute2) is missing"
     reader, writer = os.pipe()
     child = os.fork()
@@ -103,9 +104,7 @@ def _set_scene() -> None:
     namespaces.mount_proc()
     # Machines keep their memory there; it must vanish with us, however we end.
     namespaces.mount_memory(Path("/dev/shm"))  # noqa: S108 # the kernel's memory file system
-    subprocess.run(
-        ["ip", "link", "set", "lo", "up"], check=True, capture_output=True, env={"PATH": _programs()}
-    )
+    ip("link", "set", "lo", "up")
 
 
 def _probe(writer: int) -> int:
@@ -124,7 +123,7 @@ def _probe(writer: int) -> int:
 def _probe_scene(writer: int) -> int:
     try:
         _set_scene()
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, CloudspotError) as error:
         os.write(writer, f"its namespaces cannot be set up ({error})".encode())
         return 1
     return 0
@@ -185,8 +184,3 @@ def _reap(child: int) -> int | None:
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
-
-
-def _programs() -> str:
-    """Return PATH with the directories of system programs, which a user's PATH may lack."""
-    return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))

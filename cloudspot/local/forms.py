@@ -12,6 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,7 @@ _SHUTDOWN_SHIM = """\
 (
     trap '' HUP
     sleep 10
-    exec env PYTHONPATH={python_path} {python} -m cloudspot.local.abandoned {directory}
+    exec env PYTHONPATH={python_path} {python} -m cloudspot.local.machines {directory}
 ) </dev/null >/dev/null 2>&1 &
 """
 # Also if the host runs systemd: a machine must not start units on it.
@@ -95,6 +96,22 @@ class Form(ABC):
     @abstractmethod
     def _start_boot(self, console: int) -> subprocess.Popen[bytes]: ...
 
+    def _make_service(self) -> MetadataService:
+        """Make the view, and return the service that shows it."""
+        guest = self.record.guest
+        self.view = MachineView(
+            address=self.record.address,
+            facts=_local_facts(self.record) if guest is None else guest.facts,
+            user_data=self.machine.user_data.read_bytes(),
+            tags=self.machine.tags,
+        )
+        if guest is None:
+            return LocalMetadata(self.view)
+        module, _, name = guest.service.partition(":")
+        service = getattr(importlib.import_module(module), name)(self.view)
+        assert isinstance(service, MetadataService)
+        return service
+
 
 class PlainForm(Form):
     """A machine of the provider ``local``: a process tree."""
@@ -103,31 +120,10 @@ class PlainForm(Form):
         """Make the disk and the power switch, and serve the metadata on the machine's address."""
         self.machine.make_disk()
         self._write_shims()
-        self.view = self._make_view()
-        server = MetadataServer(self._service(), self.record.address, self._port())
-        self.metadata_url = server.url
-
-    def _make_view(self) -> MachineView:
-        identity = NodeIdentity(
-            instance_id=self.record.id,
-            rank=self.record.rank,
-            address=self.record.address,
-            zone=self.record.zone,
-            instance_type=self.record.instance_type,
-            market=self.record.market,
-        )
-        facts = {
-            **msgspec.to_builtins(identity),
-            "job_id": self.record.job_id,
-            "launch": self.record.launch,
-        }
-        return MachineView(address=self.record.address, facts=facts, tags=self.machine.tags)
-
-    def _service(self) -> MetadataService:
-        return LocalMetadata(self.view)
-
-    def _port(self) -> int:
-        return 0
+        service = self._make_service()
+        guest = self.record.guest
+        port = 0 if guest is None else guest.service_port
+        self.metadata_url = MetadataServer(service, self.record.address, port).url
 
     def _start_boot(self, console: int) -> subprocess.Popen[bytes]:
         return self._run(["bash", str(self.machine.user_data)], console, {METADATA: self.metadata_url})
@@ -179,15 +175,6 @@ class LoopbackForm(PlainForm):
         super().__init__(machine)
         self._guest = guest
 
-    def _make_view(self) -> MachineView:
-        return _guest_view(self.machine, self._guest)
-
-    def _service(self) -> MetadataService:
-        return _guest_service(self._guest, self.view)
-
-    def _port(self) -> int:
-        return self._guest.service_port
-
     def _start_boot(self, console: int) -> subprocess.Popen[bytes]:
         programs = self.machine.programs
         write_programs(programs, self._guest)
@@ -223,8 +210,7 @@ class IsolatedForm(Form):
         self._network = MachineNetwork(
             self.record.address, guest.network.prefix_length, guest.service_addresses
         )
-        self.view = _guest_view(self.machine, guest)
-        service = _guest_service(guest, self.view)
+        service = self._make_service()
         for address in guest.service_addresses:
             serve = partial(MetadataServer, service, address, guest.service_port)
             namespaces.in_network(self._network.descriptor, serve)
@@ -277,17 +263,13 @@ def _edit(program: tuple[str, str]) -> str:
     return f"s#{re.escape(path)}([^[:alnum:]_./-]|$)#{replacement}\\1#g\n"
 
 
-def _guest_view(machine: MachineDirectory, guest: Guest) -> MachineView:
-    return MachineView(
-        address=machine.record().address,
-        facts=guest.facts,
-        user_data=machine.user_data.read_bytes(),
-        tags=machine.tags,
+def _local_facts(record: MachineRecord) -> dict[str, Any]:
+    identity = NodeIdentity(
+        instance_id=record.id,
+        rank=record.rank,
+        address=record.address,
+        zone=record.zone,
+        instance_type=record.instance_type,
+        market=record.market,
     )
-
-
-def _guest_service(guest: Guest, view: MachineView) -> MetadataService:
-    module, _, name = guest.service.partition(":")
-    service = getattr(importlib.import_module(module), name)(view)
-    assert isinstance(service, MetadataService)
-    return service
+    return {**msgspec.to_builtins(identity), "job_id": record.job_id, "launch": record.launch}

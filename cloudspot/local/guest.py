@@ -27,16 +27,8 @@ SCRIPTS = Path("/var/lib/cloud/instance/scripts")
 """Where cloud-init keeps what it runs."""
 _FETCH, _FETCH_AT_END = "fetch-user-data", "fetch-shutdown-script"
 _OPTIONAL = Path("/opt")
-_POWER_SWITCHES = (
-    "/sbin/shutdown",
-    "/sbin/poweroff",
-    "/sbin/halt",
-    "/usr/sbin/shutdown",
-    "/usr/sbin/poweroff",
-    "/usr/sbin/halt",
-    "/usr/bin/systemctl",
-    "/bin/systemctl",
-)
+_SYSTEM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_POWER_SWITCHES = ("shutdown", "poweroff", "halt", "systemctl")
 _NO_PACKAGE = "raise ModuleNotFoundError(f'No module named {__name__!r}', name=__name__)\n"
 _POWER_SWITCH = """\
 #!/bin/sh
@@ -97,8 +89,7 @@ def _become_init(machine: MachineDirectory) -> None:
     _furnish(machine, guest)
     namespaces.mount_proc()
     os.chdir("/")
-    path = [str(PROGRAMS), *guest.image_path]
-    path += ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+    path = [str(PROGRAMS), *guest.image_path, *_SYSTEM_DIRECTORIES]
     environment = {"PATH": os.pathsep.join(path), "LANG": "C.UTF-8", **guest.environment}
     url = f"http://{guest.service_addresses[0]}"
     arguments = init_arguments(PROGRAMS, guest, url=url, scripts=SCRIPTS)
@@ -125,7 +116,7 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     (system / "tmp").chmod(0o1777)
     write_programs(system / "run" / PROGRAMS.name, guest)
     switch = system / "run" / PROGRAMS.name / "shutdown"
-    for name in ("shutdown", "poweroff", "halt", "systemctl"):
+    for name in _POWER_SWITCHES:
         switch = switch.with_name(name)
         switch.write_text(_POWER_SWITCH, encoding="utf-8")
         switch.chmod(0o755)
@@ -145,7 +136,7 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     # Open all first: a source may lie under a directory that another one hides.
     covers: list[tuple[Path, Path]] = [(Path(guest.network.hosts), Path("/etc/hosts"))]
     covers.append((resolver, Path("/etc/resolv.conf")))
-    covers += [(switch, path) for path in _distinct_files(_POWER_SWITCHES)]
+    covers += [(switch, path) for path in _power_switches()]
     covers += shown
     opened = [(os.open(source, os.O_PATH | os.O_CLOEXEC), target) for source, target in covers]
     for descriptor, target in opened:
@@ -189,9 +180,10 @@ def _homes() -> Iterable[Path]:
             yield home
 
 
-def _distinct_files(names: Iterable[str]) -> tuple[Path, ...]:
-    """Return the existing files behind the names, each once."""
-    return tuple(dict.fromkeys(Path(name).resolve() for name in names if Path(name).exists()))
+def _power_switches() -> Iterable[Path]:
+    """Return the host's power switches, each file once."""
+    paths = [Path(directory, name) for directory in _SYSTEM_DIRECTORIES[2:] for name in _POWER_SWITCHES]
+    return dict.fromkeys(path.resolve() for path in paths if path.exists())
 
 
 if __name__ == "__main__":

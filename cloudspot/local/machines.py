@@ -36,13 +36,7 @@ import msgspec
 from cloudspot.decoding import decode
 from cloudspot.local.home import try_lock
 from cloudspot.local.processes import end_machine_processes
-from cloudspot.local.records import (
-    MachineRecord,
-    MachineState,
-    ReclaimRequest,
-    Requests,
-    SupervisorRecord,
-)
+from cloudspot.local.records import MachineRecord, MachineState, ReclaimRequest, SupervisorRecord
 from cloudspot.model import EndReason, Instance, InstanceState
 
 T = TypeVar("T")
@@ -137,10 +131,6 @@ class MachineDirectory:
         """Return the facts announced to this machine."""
         return self._read("tags.json", dict[str, str]) or {}
 
-    def add_tags(self, facts: Mapping[str, str]) -> None:
-        """Announce facts; a name that is known gets the new value."""
-        self.set_tags({**self.tags(), **facts})
-
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Replace all that was announced."""
         self._write("tags.json", tags)
@@ -153,16 +143,13 @@ class MachineDirectory:
         """Ask for a reclaim; each request counts."""
         self._write(f"requests/reclaim-{time.time_ns()}-{os.getpid()}", request)
 
-    def requests(self) -> Requests:
-        """Return all that was asked so far."""
-        names = {entry.name for entry in os.scandir(self.path / "requests")}
-        reclaims = {}
-        for name in sorted(names):
-            if name.startswith("reclaim-"):
-                request = self._read(f"requests/{name}", ReclaimRequest)
-                if request is not None:
-                    reclaims[name] = request
-        return Requests(terminate="terminate" in names, shutdown="shutdown" in names, reclaims=reclaims)
+    def requests(self) -> dict[str, ReclaimRequest | None]:
+        """Return all that was asked so far, by file name in order; None for what needs no more words."""
+        names = sorted(entry.name for entry in os.scandir(self.path / "requests"))
+        return {
+            name: self._read(f"requests/{name}", ReclaimRequest) if name.startswith("reclaim-") else None
+            for name in names
+        }
 
     def instance(self) -> Instance:
         """Return the machine as the provider reports it."""
@@ -272,3 +259,8 @@ def erase(path: Path) -> None:
                 if not Path(parent, name).is_symlink():
                     Path(parent, name).chmod(stat.S_IRWXU)
         shutil.rmtree(path)
+
+
+if __name__ == "__main__":
+    # The machine's ``shutdown`` runs this when its supervisor, which was killed, does not react.
+    MachineDirectory(Path(sys.argv[1])).settle(reason=EndReason.SELF, unborn_seconds=0)

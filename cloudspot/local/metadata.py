@@ -12,12 +12,10 @@ cannot reach the service through the training.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import urllib.error
 import urllib.parse
-import urllib.request
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -26,12 +24,14 @@ from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.local.metadataservice import Answer, MetadataService, Request, StandingNotice
-from cloudspot.model import ANNOUNCED, NodeIdentity, PreemptionNotice
+from cloudspot.model import PreemptionNotice
+from cloudspot.plugin.metadataclient import ask_metadata
 
 METADATA = "CLOUDSPOT_LOCAL_METADATA"
 """The environment variable with the service's URL, on a machine."""
 HEADER = "Metadata-Flavor"
 HEADER_VALUE = "cloudspot-local"
+_TIMEOUT_SECONDS = 5.0
 
 _T = TypeVar("_T")
 
@@ -47,24 +47,16 @@ class LocalMetadata(MetadataService):
             return Answer(501, b"there is only GET here\n")
         if request.headers.get(HEADER.lower()) != HEADER_VALUE:
             return Answer(403, f"the header {HEADER}: {HEADER_VALUE} is missing\n".encode())
-        found = self._find(request.path)
-        if found is None:
-            return Answer(404, b"there is nothing here\n")
-        content_type, body = found
-        return Answer(200, body, content_type)
-
-    def _find(self, path: str) -> tuple[str, bytes] | None:
-        """Return the content type and body for a path, or None for 404."""
-        if path == "/identity":
-            return "application/json", json.dumps(self.view.facts).encode()
-        if path == "/notice":
-            notice = self.view.notice
-            return None if notice is None else ("application/json", msgspec.json.encode(notice))
-        prefix, _, name = path.rpartition("/")
-        if prefix == "/tags":
-            value = self.view.tags.get(urllib.parse.unquote(name))
-            return None if value is None else ("text/plain; charset=utf-8", value.encode())
-        return None
+        if request.path == "/identity":
+            return Answer(200, json.dumps(self.view.facts).encode(), "application/json")
+        notice = self.view.notice
+        if request.path == "/notice" and notice is not None:
+            return Answer(200, msgspec.json.encode(notice), "application/json")
+        prefix, _, name = request.path.rpartition("/")
+        value = self.view.tags.get(urllib.parse.unquote(name))
+        if prefix == "/tags" and value is not None:
+            return Answer(200, value.encode(), "text/plain; charset=utf-8")
+        return Answer(404, b"there is nothing here\n")
 
 
 class LocalPreemptionSource(PreemptionSource):
@@ -77,37 +69,19 @@ class LocalPreemptionSource(PreemptionSource):
 
     def poll(self) -> PreemptionNotice | None:
         """Return the standing notice, or None."""
-        notice = _fetch_json("/notice", StandingNotice)
+        notice = fetch_json("/notice", StandingNotice)
         if notice is None:
             return None
         return PreemptionNotice(deadline=notice.deadline, action=notice.action, source="local-metadata")
 
 
-def read_identity() -> NodeIdentity:
-    """Return who this machine is, by its metadata service.
+def fetch_json(path: str, kind: type[_T]) -> _T | None:
+    """Return the answer for the path as a ``kind``, or None if the metadata service has nothing.
 
     Raises:
         TransientError: the service does not answer, or with something else.
         CloudspotError: this process does not run on a local machine.
     """
-    identity = _fetch_json("/identity", NodeIdentity)
-    if identity is None:
-        raise TransientError("the metadata service has no identity yet")
-    return identity
-
-
-def read_announced() -> dict[str, str]:
-    """Return what has been announced to this machine so far.
-
-    Raises:
-        TransientError: the service does not answer.
-        CloudspotError: this process does not run on a local machine.
-    """
-    found = {name: fetch(f"/tags/{name}") for name in ANNOUNCED}
-    return {name: value.decode() for name, value in found.items() if value is not None}
-
-
-def _fetch_json(path: str, kind: type[_T]) -> _T | None:
     body = fetch(path)
     try:
         value: _T | None = None if body is None else decode(body, kind)
@@ -116,7 +90,7 @@ def _fetch_json(path: str, kind: type[_T]) -> _T | None:
         raise TransientError(f"the metadata service sent a malformed answer to {path}: {error}") from error
 
 
-def fetch(path: str, *, timeout_seconds: float = 5.0) -> bytes | None:
+def fetch(path: str) -> str | None:
     """Return what the metadata service answers for the path, or None if it has nothing.
 
     Raises:
@@ -126,20 +100,10 @@ def fetch(path: str, *, timeout_seconds: float = 5.0) -> bytes | None:
     url = os.environ.get(METADATA)
     if not url:
         raise CloudspotError(f"{METADATA} is not set: this process is not on a machine of provider 'local'")
-    request = urllib.request.Request(url + path, headers={HEADER: HEADER_VALUE})  # noqa: S310 # http, on loopback
     try:
-        with _opener().open(request, timeout=timeout_seconds) as answer:
-            body: bytes = answer.read()
-            return body
+        return ask_metadata(url + path, {HEADER: HEADER_VALUE}, timeout=_TIMEOUT_SECONDS)[0]
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 404:
                 return None
             raise TransientError(f"the metadata service answered {error.code} to {path}") from error
-    except (OSError, http.client.HTTPException) as error:  # URLError and timeouts; an answer that breaks off
-        raise TransientError(f"the metadata service does not answer: {error}") from error
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    # Never through a proxy that the environment names.
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -9,8 +9,8 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -107,21 +107,8 @@ def in_network(descriptor: int, call: Callable[[], T]) -> T:
 
 
 def _in_thread(call: Callable[[], T]) -> T:
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:  # noqa: BLE001 # raised again in the calling thread
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="namespace")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="namespace") as threads:
+        return threads.submit(call).result()
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, what: str) -> None:

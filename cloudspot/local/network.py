@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from cloudspot.errors import CloudspotError
 from cloudspot.local import namespaces
 
-BRIDGE = "cloudspot0"
+_BRIDGE = "cloudspot0"
 
 
 def make_bridge(address: str, prefix_length: int) -> None:
     """Make the bridge in this process's network namespace, with the host's own address on it."""
     # Its hardware address is pinned: otherwise it follows its lowest port's, and open connections stall for a
     # minute whenever a machine comes or goes.
-    _ip("link", "add", BRIDGE, "address", "02:77:00:00:00:01", "type", "bridge")
-    _ip("address", "add", f"{address}/{prefix_length}", "dev", BRIDGE)
-    _ip("link", "set", BRIDGE, "up")
+    ip("link", "add", _BRIDGE, "address", "02:77:00:00:00:01", "type", "bridge")
+    ip("address", "add", f"{address}/{prefix_length}", "dev", _BRIDGE)
+    ip("link", "set", _BRIDGE, "up")
 
 
 class MachineNetwork:
@@ -34,33 +34,41 @@ class MachineNetwork:
         hardware = ":".join(f"{byte:02x}" for byte in (2, 0x78, *number.to_bytes(4, "big")))
         # Up before the machine has its end of it, so that its first packets are not lost.
         inside = f"/proc/{os.getpid()}/fd/{self.descriptor}"
-        _ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", inside)
-        _ip("link", "set", self._cable, "master", BRIDGE, "up")
+        ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", inside)
+        ip("link", "set", self._cable, "master", _BRIDGE, "up")
 
         def set_up_inside() -> None:
-            _ip("link", "set", "lo", "up")
+            ip("link", "set", "lo", "up")
             for one in service_addresses:
-                _ip("address", "add", f"{one}/32", "dev", "lo")
-            _ip("link", "set", "eth0", "address", hardware)
-            _ip("address", "add", f"{address}/{prefix_length}", "dev", "eth0")
-            _ip("link", "set", "eth0", "up")
+                ip("address", "add", f"{one}/32", "dev", "lo")
+            ip("link", "set", "eth0", "address", hardware)
+            ip("address", "add", f"{address}/{prefix_length}", "dev", "eth0")
+            ip("link", "set", "eth0", "up")
 
         namespaces.in_network(self.descriptor, set_up_inside)
 
     def cut(self) -> None:
         """Pull the cable: nothing leaves the machine any more, not even the end of its connections."""
-        _ip("link", "set", self._cable, "down")
+        ip("link", "set", self._cable, "down")
 
     def close(self) -> None:
         """Remove the cable; the namespace goes with its last process and socket."""
-        _ip("link", "delete", self._cable)
+        ip("link", "delete", self._cable)
         os.close(self.descriptor)
 
 
-def _ip(*arguments: str) -> None:
-    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
-    done = subprocess.run(
-        ["ip", *arguments], capture_output=True, text=True, check=False, env={"PATH": path, "LANG": "C"}
-    )
+def system_path() -> str:
+    """Return PATH with the directories of system programs, which a user's PATH may lack."""
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+
+
+def ip(*arguments: str) -> None:
+    """Run the program ``ip`` in the calling thread's network namespace.
+
+    Raises:
+        CloudspotError: it failed.
+    """
+    environment = {"PATH": system_path(), "LANG": "C"}
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise CloudspotError(f"ip {' '.join(arguments)} failed: {done.stderr.strip()}")

@@ -15,13 +15,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudspot.process_marks import marked_processes, signal_process
+from cloudspot.process_marks import kill_all, marked_processes, signal_process
 
 MARK = "CLOUDSPOT_MACHINE"
 """The environment variable that every process of a machine carries, with the machine's id."""
@@ -75,24 +73,16 @@ def end_machine_processes(machine_id: str, *, root: int | None = None) -> None:
     """
     stopped: set[int] = set()
     while new := machine_processes(machine_id, root=root) - stopped:
-        _signal(new, signal.SIGSTOP)
+        for pid in new:
+            signal_process(pid, signal.SIGSTOP)
         stopped |= new
-    delay = 0.001
-    num_empty = 0
-    # Two empty scans, because one can miss a child that is forked meanwhile.
-    while num_empty < 2:
-        pids = machine_processes(machine_id, root=root)
-        _signal(pids, signal.SIGKILL)
-        num_empty = 0 if pids else num_empty + 1
-        time.sleep(delay)
+
+    def find() -> set[int]:
         if root == os.getpid():
             reap_children()
-        delay = min(delay * 2, 0.1)
+        return machine_processes(machine_id, root=root)
 
-
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        signal_process(pid, number)
+    kill_all(find)
 
 
 def _descendants(roots: set[int]) -> set[int]:

@@ -10,14 +10,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from cloudspot.errors import SpecError
+from cloudspot.errors import SpecError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.local.home import HOME, state_home
-from cloudspot.local.interpreter import node_python_path
-from cloudspot.local.metadata import LocalPreemptionSource, read_announced, read_identity
+from cloudspot.local.metadata import LocalPreemptionSource, fetch, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.local.supervision import node_python_path
+from cloudspot.model import ANNOUNCED, BootProfile, CheckResult, NodeIdentity, Resources
 
 
 class LocalProvider(Provider):
@@ -36,7 +36,7 @@ class LocalProvider(Provider):
 
     def provisioner(self) -> Provisioner:
         """Return the provisioner of this host's machines."""
-        return LocalProvisioner(self._options, provider=self.name)
+        return LocalProvisioner(self._options)
 
     def preemption_source(self) -> PreemptionSource:
         """Return the source that reads the machine's metadata service."""
@@ -44,11 +44,15 @@ class LocalProvider(Provider):
 
     def node_identity(self) -> NodeIdentity:
         """Return who this machine is, from its metadata service."""
-        return read_identity()
+        identity = fetch_json("/identity", NodeIdentity)
+        if identity is None:
+            raise TransientError("the metadata service has no identity yet")
+        return identity
 
     def announced(self) -> Mapping[str, str]:
         """Return what was announced to this machine."""
-        return read_announced()
+        found = {name: fetch(f"/tags/{name}") for name in ANNOUNCED}
+        return {name: value for name, value in found.items() if value is not None}
 
     def boot_profile(self) -> BootProfile:
         """Return the submitter's own interpreter, for the agent and the training alike."""

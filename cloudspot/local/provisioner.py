@@ -21,7 +21,7 @@ from cloudspot.interfaces import Provisioner
 from cloudspot.local.home import account, lock, state_home, try_lock
 from cloudspot.local.machines import MachineDirectory, erase, now_utc
 from cloudspot.local.options import LocalOptions
-from cloudspot.local.records import MachineRecord, PlannedReclaim, ReclaimRequest
+from cloudspot.local.records import LaunchTerms, MachineRecord, PlannedReclaim, ReclaimRequest
 from cloudspot.local.supervision import start_supervisor
 from cloudspot.model import (
     EndReason,
@@ -42,22 +42,12 @@ KEPT = timedelta(hours=24)
 _START_TIMEOUT_SECONDS = 60.0
 
 
-class LocalRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LocalRequest(LaunchTerms, frozen=True, kw_only=True):
     """The body of a launch request."""
 
-    job_id: str
-    launch: int
-    num_nodes: int
-    zone: str
-    instance_type: str
-    market: Market
     user_data: str
-    max_seconds: float
-    boot_delay_seconds: float
-    notice_seconds: float
     reclaims: tuple[tuple[PlannedReclaim, ...], ...]
     """By rank."""
-    store_url: str = ""
     pass_environment: tuple[str, ...] = ()
     """Names alone: the request is stored, the values are those where the machine is created."""
 
@@ -68,10 +58,8 @@ class LocalProvisioner(Provisioner):
     token_seconds: ClassVar[float] = KEPT.total_seconds()
     absence_proves_after_seconds: ClassVar[float] = 5.0
 
-    def __init__(self, options: LocalOptions, *, provider: str = "local") -> None:
-        """Keep the job's options; ``provider`` is the name that goes into requests."""
+    def __init__(self, options: LocalOptions) -> None:
         self._options = options
-        self._provider = provider
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
         """Return the request, with the reclaims that await its machines."""
@@ -96,7 +84,7 @@ class LocalProvisioner(Provisioner):
             pass_environment=options.pass_environment,
         )
         # Through JSON, so that the request equals itself after it was stored: lists, not tuples.
-        return LaunchRequest(provider=self._provider, body=decode(msgspec.json.encode(body), dict[str, Any]))
+        return LaunchRequest(provider="local", body=decode(msgspec.json.encode(body), dict[str, Any]))
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create the machines and return when each has its supervisor.
@@ -144,7 +132,7 @@ class LocalProvisioner(Provisioner):
             machine = self._find(instance.id)
             if machine is not None:
                 with lock(self._lock_path()), suppress(FileNotFoundError):  # pruned meanwhile
-                    machine.add_tags(facts)
+                    machine.set_tags({**machine.tags(), **facts})
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
         """Return the machines; one whose supervisor was killed is ended here and now, as LOST."""
@@ -229,22 +217,13 @@ class LocalProvisioner(Provisioner):
 
 def _record(body: LocalRequest, rank: int, machine_id: str, digest: str) -> MachineRecord:
     return MachineRecord(
+        **{name: getattr(body, name) for name in LaunchTerms.__struct_fields__},
         id=machine_id,
         request_sha256=digest,
-        job_id=body.job_id,
-        launch=body.launch,
         rank=rank,
-        num_nodes=body.num_nodes,
         address=_address(machine_id),
-        zone=body.zone,
-        instance_type=body.instance_type,
-        market=body.market,
-        boot_delay_seconds=body.boot_delay_seconds,
-        max_seconds=body.max_seconds,
         reclaims=body.reclaims[rank],
-        notice_seconds=body.notice_seconds,
         launched_at=now_utc(),
-        store_url=body.store_url,
     )
 
 

@@ -26,8 +26,6 @@ class PlannedReclaim(msgspec.Struct, frozen=True, kw_only=True):
 class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Where an isolated machine's network ends on its host."""
 
-    bridge: str
-    """The host's interface; in the network namespace of the supervisor."""
     prefix_length: int
     """The prefix length of the network of the machine's address."""
     hosts: str
@@ -65,29 +63,34 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     """The file that whoever started it keeps locked: free means that it ends too."""
 
 
-class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """``machine.json``: what was created."""
+class LaunchTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the machines of a launch have in common."""
 
-    id: str
-    request_sha256: str
-    """The hash of the launch request: its token cannot be used for another one."""
     job_id: str
     launch: int
-    rank: int
     num_nodes: int
-    """How many machines its launch has: they share this host's cores."""
-    address: str
+    """How many machines the launch has: they share this host's cores."""
     zone: str
     instance_type: str
     market: Market
     boot_delay_seconds: float
     max_seconds: float
-    reclaims: tuple[PlannedReclaim, ...]
     notice_seconds: float
     """The default notice of a reclaim."""
-    launched_at: datetime
     store_url: str = ""
-    """Its job's."""
+    """The job's."""
+
+
+class MachineRecord(LaunchTerms, frozen=True, kw_only=True):
+    """``machine.json``: what was created."""
+
+    id: str
+    request_sha256: str
+    """The hash of the launch request: its token cannot be used for another one."""
+    rank: int
+    address: str
+    reclaims: tuple[PlannedReclaim, ...]
+    launched_at: datetime
     guest: Guest | None = None
     """None: a machine of the provider ``local`` itself."""
 
@@ -97,9 +100,10 @@ class MachineState(msgspec.Struct, frozen=True, kw_only=True):
 
     state: InstanceState
     end_reason: EndReason | None = None
-    """Known from SHUTTING_DOWN on."""
+    """Known from SHUTTING_DOWN on: RECLAIMED, TERMINATED (by request), SELF (it shut itself down) or
+    LOST (its host failed)."""
     notice_deadline: datetime | None = None
-    """When it will be taken; None: nobody has said so."""
+    """When it will be taken; None: no reclaim has begun."""
     ended_at: datetime | None = None
 
 
@@ -114,12 +118,3 @@ class ReclaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``requests/reclaim-*``: take the machine, ``notice_seconds`` after saying so."""
 
     notice_seconds: float
-
-
-class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was asked of a machine so far."""
-
-    terminate: bool
-    shutdown: bool
-    reclaims: Mapping[str, ReclaimRequest]
-    """By file name."""

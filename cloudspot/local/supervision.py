@@ -1,19 +1,21 @@
-"""Starts the supervisor of a machine, as a process that outlives whoever starts it."""
+"""Starts the supervisor of a machine, and finds this very cloudspot for the machine's clean environment."""
 
 from __future__ import annotations
 
 import os
+import site
 import subprocess
 import sys
+from pathlib import Path
 
-from cloudspot.local.interpreter import node_python_path
+import cloudspot
 from cloudspot.local.machines import MachineDirectory
 
 
 def start_supervisor(machine: MachineDirectory, *, python_path: str | None = None) -> subprocess.Popen[bytes]:
     """Start it, and return the process that ends when the supervisor is ready (0) or cannot be (1).
 
-    ``python_path`` is its PYTHONPATH, where it needs more than this cloudspot.
+    The supervisor outlives us. ``python_path`` is its PYTHONPATH, where it needs more than this cloudspot.
     """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
     path = python_path or node_python_path()
@@ -29,3 +31,24 @@ def start_supervisor(machine: MachineDirectory, *, python_path: str | None = Non
             env=environment,
             start_new_session=True,
         )
+
+
+def node_python_path() -> str | None:
+    """Return the PYTHONPATH with which this interpreter finds this very cloudspot in a clean environment.
+
+    None if it is installed for the interpreter, as usual.
+    """
+    from importlib import metadata  # slow to import, and only needed to boot a machine
+
+    home = str(Path(cloudspot.__file__).resolve().parent.parent)
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if home in {str(Path(entry).resolve()) for entry in named if entry}:
+        return home
+    try:
+        where = str(metadata.distribution("cloudspot").locate_file(""))
+    except metadata.PackageNotFoundError:
+        return home
+    if site.ENABLE_USER_SITE and Path(where).resolve() == Path(site.getusersitepackages()).resolve():
+        # A machine has a HOME of its own, and so another user site than the one where torch lies too.
+        return where
+    return None

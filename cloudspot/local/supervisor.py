@@ -98,10 +98,10 @@ class Supervisor:
         if self._told_to_stop or self._is_orphaned(now):
             return EndReason.LOST
         requests = self.machine.requests()
-        if requests.terminate:
+        if "terminate" in requests:
             return EndReason.TERMINATED
-        for name, request in requests.reclaims.items():
-            if name not in self._seen_requests:
+        for name, request in requests.items():
+            if request is not None and name not in self._seen_requests:
                 self._seen_requests.add(name)
                 self._reclaim(now, request.notice_seconds)
         self._start_planned_reclaims(now)
@@ -111,7 +111,7 @@ class Supervisor:
             self._button_at = None
             _log.info("machine %s: its power button is pressed", self.record.id)
             self._form.press_power_button()
-        if requests.shutdown or self._form.has_powered_off():
+        if "shutdown" in requests or self._form.has_powered_off():
             # Clouds call it a reclaim too when the machine leaves after the notice.
             return EndReason.SELF if self._deadline is None else EndReason.RECLAIMED
         if self._booted_at is not None and now >= self._booted_at + self.record.max_seconds:

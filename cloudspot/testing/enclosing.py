@@ -16,6 +16,8 @@ import pytest
 
 from cloudspot.local import enclosure
 
+_why_not = functools.cache(enclosure.why_not)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark."""
@@ -62,8 +64,3 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 _MAX_REPORT_BYTES = 60_000
 """A pipe holds 64 KiB without a reader."""
-
-
-@functools.cache
-def _why_not() -> str | None:
-    return enclosure.why_not()

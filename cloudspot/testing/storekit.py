@@ -466,10 +466,7 @@ class ObjectStoreTests:
     def test_a_create_only_stream_refuses_an_existing_key(self, store: ObjectStore) -> None:
         store.put("k", b"first")
         for num_bytes in (0, 3, self.stream_bytes):
-            with (
-                raising(ObjectExists, "k"),
-                store.open_upload("k", if_absent=True) as upload,
-            ):
+            with raising(ObjectExists, "k"), store.open_upload("k", if_absent=True) as upload:
                 upload.write(bytes(num_bytes))
                 upload.commit()
         assert store.get("k") == b"first"

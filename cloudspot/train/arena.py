@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from cloudspot.train.distributed import World
 from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import SealName, seals_directory
 from cloudspot.train.partition import Placement
@@ -164,33 +165,18 @@ class Slot:
 class Arena:
     """A rank's two slots."""
 
-    def __init__(
-        self,
-        *,
-        directory: Path,
-        spill: Path,
-        handoff: Path,
-        generation: int,
-        rank: int,
-        local_world_size: int,
-    ) -> None:
+    def __init__(self, *, directory: Path, spill: Path, handoff: Path, generation: int, world: World) -> None:
         """Name the slots; nothing is written before ``claim``.
 
-        Args:
-            directory: Where the slots go first: in memory.
-            spill: Where they go when memory is short: on disk.
-            handoff: Where the seals go.
-            generation: The number of this start of torchrun.
-            rank: Global rank.
-            local_world_size: How many ranks on this machine claim their slots at the same time.
+        Slots go to ``directory``, which is in memory, and to ``spill``, on disk, when memory is short. Their
+        seals go to ``handoff``. ``generation`` is the number of this start of torchrun.
         """
+        self.world = world
+        self.generation = generation
+        self.seals = seals_directory(handoff)
         self._directory = directory
         self._spill = spill
-        self._seals = seals_directory(handoff)
-        self._generation = generation
-        self._rank = rank
-        self._local_world_size = local_world_size
-        self._slots = tuple(Slot(f"slot-{generation}-{rank}-{index}") for index in range(2))
+        self._slots = tuple(Slot(f"slot-{generation}-{world.rank}-{index}") for index in range(2))
         self._stopped = False
         self._is_hurried = False
 
@@ -221,7 +207,8 @@ class Arena:
         if nbytes <= slot.capacity or not slot.is_free():
             return
         free = min(free_memory_bytes() or 0, shutil.disk_usage(self._directory).free)
-        if free < 2 * len(self._slots) * nbytes * self._local_world_size:
+        # All ranks of this machine claim their slots at the same time.
+        if free < 2 * len(self._slots) * nbytes * self.world.local_world_size:
             return
         try:
             slot.claim(self._directory, nbytes, stopped=lambda: self._stopped or self._is_hurried)
@@ -238,7 +225,7 @@ class Arena:
         nbytes = max(nbytes, mmap.PAGESIZE)  # an empty part needs a file as well
         if nbytes <= slot.capacity:
             return
-        needed = (1 + num_more) * nbytes * self._local_world_size
+        needed = (1 + num_more) * nbytes * self.world.local_world_size
         refusals = []
         for directory in (self._directory, self._spill):
             if directory == self._directory and (free := free_memory_bytes()) is not None and free < needed:
@@ -272,7 +259,7 @@ class Arena:
 
     def seal_path(self, step: int) -> Path:
         """Return where the seal of a step goes."""
-        return self._seals / SealName(self._generation, step, self._rank, taken=False).file_name
+        return self.seals / SealName(self.generation, step, self.world.rank, taken=False).file_name
 
     def close(self) -> None:
         """Release the mappings and stop claims; the files stay for the agent."""

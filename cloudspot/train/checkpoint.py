@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import mmap
@@ -334,20 +335,16 @@ def _describe(value: Any) -> str:
 
 
 def _compare(saved_in: str, saved: set[str], here: str, known: set[str]) -> None:
-    missing, unexpected = sorted(known - saved), sorted(saved - known)
-    if missing or unexpected:
-        found = []
-        if missing:
-            found.append(f"{saved_in} lacks {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}")
-        if unexpected:
-            found.append(f"{here} lacks {', '.join(unexpected[:5])}{', ...' if len(unexpected) > 5 else ''}")
+    found = []
+    for place, names in ((saved_in, sorted(known - saved)), (here, sorted(saved - known))):
+        if names:
+            found.append(f"{place} lacks {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}")
+    if found:
         raise CheckpointError("; ".join(found))
 
 
 def _with_metadata(state: dict[str, Any], fresh: Any) -> Any:
     # Modules read the version of their format from this attribute; the script's own version is the right one.
-    import collections
-
     ordered = collections.OrderedDict(state)
     if hasattr(fresh, "_metadata"):
         ordered._metadata = fresh._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - as torch.save keeps it

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from cloudspot.train.errors import SessionError
-from cloudspot.train.stores import LocalStore, Store
 from cloudspot.train.uncaught_errors import tell_of_errors
 
 _PREFIX = "cloudspot"
@@ -24,6 +23,22 @@ class World:
     world_size: int
     local_rank: int
     local_world_size: int
+
+
+class Store(Protocol):
+    """The key-value store through which ranks agree: what rounds need of torch's Store."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write the key; other connections may see it a moment later."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return the value of a key that is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return at once whether all keys are there."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Write the key if its value is ``expected`` (empty: absent); return the value it then has."""
 
 
 def start_process_group() -> Any:
@@ -75,7 +90,7 @@ def current_world() -> World:
 def open_store(world: World) -> tuple[Store, Any]:
     """Return a separate connection to the process group's store, and the store, which must be kept alive."""
     if world.world_size == 1:
-        store = LocalStore()
+        store = dist.HashStore()
         return store, store
     from torch.distributed.distributed_c10d import _get_default_store  # torch has no public name for it
 

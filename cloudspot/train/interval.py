@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 from cloudspot.train.handoff import Tuning, read_tuning
@@ -20,12 +21,8 @@ def auto_interval(*, stall_seconds: float, upload_seconds: float, losses_per_sec
 
     Saving every T seconds costs C/T of the time for saves that stall the training C seconds, and T/2
     for each of the L losses a second; the sum is least at sqrt(2 C / L). Saves never come faster
-    than uploads can follow (1.5 times the upload).
-
-    Args:
-        stall_seconds: How long a save holds up the training.
-        upload_seconds: From a seal to its commit.
-        losses_per_second: How many machines are lost without a usable notice, over all nodes.
+    than uploads can follow (1.5 times the seconds from a seal to its commit). Losses are machines that go
+    without a usable notice, over all nodes.
     """
     shortest = max(SHORTEST_AUTO_SECONDS, 1.5 * upload_seconds)
     best = math.sqrt(2 * stall_seconds / losses_per_second) if losses_per_second > 0 else math.inf
@@ -48,7 +45,8 @@ class Pace:
         """Return whether to ask for a save; never without a tuning."""
         if now - self._read_at >= _REREAD_SECONDS:
             self._read_at = now
-            self._reread()
+            with suppress(OSError, json.JSONDecodeError, TypeError):  # keep the last tuning
+                self._tuning = read_tuning(self._handoff) or self._tuning
         interval = self.interval_seconds()
         return interval is not None and now >= self._not_before and now - self._last_at >= interval
 
@@ -71,9 +69,3 @@ class Pace:
         """Note a save of this rank."""
         self._last_at = now
         self._stall_seconds = stall_seconds
-
-    def _reread(self) -> None:
-        try:
-            self._tuning = read_tuning(self._handoff) or self._tuning
-        except (OSError, json.JSONDecodeError, TypeError):
-            return  # keep the last tuning

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cloudspot.train.distributed import World
+from cloudspot.train.distributed import Store, World
 from cloudspot.train.handoff import read_drain
 from cloudspot.train.interval import Pace
 from cloudspot.train.rounds import Rounds
-from cloudspot.train.stores import Store
 
 PART_SECONDS = 10.0
 """How long rank 0, which hosts the store, waits for the others before it leaves."""
@@ -50,6 +49,7 @@ class Link:
         self.is_draining = False
         self.drain_guard = math.inf
         """The monotonic moment after which a save no longer helps; infinite without a drain."""
+        self._store = store
         self._server = server
         self._world = world
         self._start = start
@@ -95,7 +95,7 @@ class Link:
 
     def _await_others(self, what: str, *, until: float) -> None:
         # Rank 0's process hosts the store: it must not end while the others still need it.
-        store, rank = self.rounds.store, self._world.rank
+        store, rank = self._store, self._world.rank
         keys = [f"{what}/{other}" for other in range(self._world.world_size)]
         try:
             store.set(keys[rank], "1")

@@ -69,23 +69,13 @@ class Plan:
 
 
 def plan(
-    items: Sequence[Item],
-    *,
-    world_size: int,
-    avoid: Collection[int] = frozenset(),
-    rooms: Sequence[int] = (),
+    items: Sequence[Item], *, world_size: int, avoid: Collection[int] = frozenset(), rooms: Sequence[int] = ()
 ) -> Plan:
-    """Spread the items over the ranks, whole and evenly by bytes.
+    """Spread the items, whose names are unique, over the ranks, whole and evenly by bytes.
 
-    The result does not depend on the order of the items.
-
-    Args:
-        items: The state's tensors; names are unique.
-        world_size: How many ranks there are.
-        avoid: Ranks that get nothing but what is pinned to them, because their machines are about to go.
-            Ignored when it names every rank.
-        rooms: Bytes that each rank's slots hold. ``avoid`` is ignored when a part would outgrow its slot.
-            Empty: no limit.
+    The result does not depend on the order of the items. Ranks to ``avoid``, whose machines are about to go,
+    get nothing but what is pinned to them. That is ignored when it names every rank, or when a part would
+    outgrow its slot; ``rooms`` are the bytes that each rank's slots hold, if there is a limit.
     """
     table = sorted(items, key=lambda item: item.name)
     open_ranks = [rank for rank in range(world_size) if rank not in avoid] or list(range(world_size))

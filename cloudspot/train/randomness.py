@@ -14,11 +14,7 @@ _CUDA = "cuda"
 
 
 def capture(devices: Collection[int] = ()) -> dict[str, Any]:
-    """Return the state of every generator as values that can be stored in a checkpoint.
-
-    Args:
-        devices: The CUDA devices that this rank uses.
-    """
+    """Return the state of every generator, these CUDA devices' too, as values that a checkpoint can hold."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -23,12 +23,8 @@ class Feed:
     ) -> None:
         """Begin at the first batch of the first epoch.
 
-        Args:
-            loader: A DataLoader, a StatefulDataLoader or any iterable that can be iterated repeatedly.
-            epochs: How often to iterate it.
-            world_size: How many ranks take batches of the same size from their shares of the data.
-            rank: This rank.
-            devices: The CUDA devices that this rank uses.
+        ``loader`` is a DataLoader, a StatefulDataLoader or any iterable that can be iterated repeatedly. All
+        ranks take batches of the same size from their shares of the data. ``devices`` are CUDA's.
         """
         self._loader = loader
         self._epochs = epochs
@@ -119,10 +115,8 @@ class Feed:
     ) -> None:
         """Resume at a position. This draws random numbers: restore the generators afterwards.
 
-        Args:
-            position: What the ranks that saved shared.
-            rank_position: This rank's own; None in a world of another size.
-            world_size: How many ranks saved.
+        ``world_size`` ranks saved and shared ``position``; ``rank_position`` is this rank's own, or None in a
+        world of another size.
 
         Raises:
             CheckpointError: the position is malformed.

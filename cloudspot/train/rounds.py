@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cloudspot.train.stores import Store
+from cloudspot.train.distributed import Store
 
 INTERVAL = "interval"
 DRAIN = "drain"
@@ -78,16 +78,11 @@ class Rounds:
         can_save: Callable[[], bool] = lambda: True,
         room: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Join the rounds of a process group.
+        """Join the rounds of a process group; ``start`` is the first boundary of the main thread.
 
-        Args:
-            store: This rank's own connection; no other thread uses it while ``poll`` runs.
-            rank: Global rank.
-            world_size: How many ranks there are.
-            start: The first boundary of the main thread.
-            clock: Returns monotonic seconds.
-            can_save: Returns whether an interval save would find a free slot here.
-            room: Returns how many bytes each of this rank's slots holds.
+        No other thread uses ``store``, this rank's own connection, while ``poll`` runs. ``clock`` returns
+        monotonic seconds, ``can_save`` whether an interval save would find a free slot here, and ``room`` how
+        many bytes each of this rank's slots holds.
         """
         self._store = store
         self._rank = rank
@@ -180,11 +175,6 @@ class Rounds:
         """Whether the store is gone, so that the ranks can no longer agree on anything."""
         return self._lost
 
-    @property
-    def store(self) -> Store:
-        """The connection, for use after the background thread has ended."""
-        return self._store
-
     def wait(self, seconds: float) -> None:
         """Sleep in the background thread; a change by the main thread ends it early."""
         with self._changed:
@@ -198,11 +188,9 @@ class Rounds:
     # --- the background thread ------------------------------------------------------------------
 
     def request_drain(self, *, guard: float, notice: bool) -> None:
-        """Ask that all ranks save and leave.
+        """Ask that all ranks save and leave before ``guard``, a monotonic moment on this machine.
 
-        Args:
-            guard: The monotonic moment on this machine after which a save is of no use.
-            notice: Whether this rank's own machine is about to go.
+        ``notice`` says that this rank's own machine is about to go.
         """
         self._drain_guard = guard
         self._drain_notice = notice

@@ -58,7 +58,7 @@ class SampleOrder:
         Raises:
             CheckpointError: the value is malformed.
         """
-        order = rebuild("order of samples", value, _no_item)
+        order = rebuild("order of samples", value)
         if not isinstance(order, dict) or set(order) != {"length", "seed", "state"}:
             raise CheckpointError("the checkpoint's order of samples is malformed")
         length, seed, state = order["length"], order["seed"], order["state"]
@@ -165,7 +165,3 @@ def loader_over(loader: Any, indices: Sequence[int]) -> Any:
 
 def _draw(generator: Any) -> int:
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
-
-
-def _no_item(name: str) -> Any:
-    raise KeyError(name)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from cloudspot.train import checkpoint
 from cloudspot.train.arena import Arena, Slot
-from cloudspot.train.distributed import World
-from cloudspot.train.handoff import seals_directory, write_json
+from cloudspot.train.handoff import write_json
 from cloudspot.train.partition import Item, Plan, plan
-from cloudspot.train.rounds import INTERVAL
+from cloudspot.train.rounds import INTERVAL, SaveOrder
 from cloudspot.train.tree import Json
 
 _SLOT_POLL_SECONDS = 0.01
@@ -25,18 +23,17 @@ Describe = Callable[[], tuple[Mapping[str, Json], Mapping[str, Json]]]
 class Saver:
     """Copies this rank's part of the state into its arena and seals it."""
 
-    def __init__(self, arena: Arena, *, handoff: Path, generation: int, world: World) -> None:
+    def __init__(self, arena: Arena) -> None:
         """Make the directory of the seals; the arena is claimed by ``prepare``."""
         self._arena = arena
-        self._generation = generation
-        self._world = world
+        self._world = arena.world
         self._planned_for: tuple[Any, ...] | None = None
         self._plan: Plan | None = None
         self._claiming: threading.Thread | None = None
         self._claim_error: Exception | None = None
         self.sealed_step: int | None = None
         """The step of the newest seal."""
-        seals_directory(handoff).mkdir(parents=True, exist_ok=True)
+        arena.seals.mkdir(parents=True, exist_ok=True)
 
     def prepare(self, items: tuple[Item, ...]) -> None:
         """Plan, and claim the slots in the background, so that the first save finds them warm.
@@ -64,25 +61,17 @@ class Saver:
     def save(
         self,
         objects: Mapping[str, Any],
+        order: SaveOrder,
         *,
-        kind: str,
         step: int,
-        avoid: frozenset[int] = frozenset(),
-        rooms: tuple[int, ...] = (),
         describe: Describe,
         deadline: Callable[[], float] | None,
     ) -> float | None:
         """Copy and seal this rank's part; return the seconds that took, or None without a slot.
 
-        Args:
-            objects: The tracked objects by name.
-            kind: ``interval``, ``drain`` or ``final``.
-            step: The boundary: how many steps are in the state.
-            avoid: Ranks whose machines are about to go; see ``partition.plan``.
-            rooms: Bytes that each rank's slots hold; the same on all ranks.
-            describe: Called once, when a slot is found.
-            deadline: Called repeatedly; returns until when (monotonic) to wait for a slot, taking back an
-                upload that has not started. None: do not wait.
+        ``step`` is the boundary: how many steps are in the state. ``describe`` is called once, when a slot is
+        found. ``deadline`` is called repeatedly and returns until when (monotonic) to wait for a slot, taking
+        back an upload that has not started; None: do not wait.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.
@@ -99,7 +88,7 @@ class Saver:
         started = time.monotonic()
         shared, rank_state = describe()
         state = checkpoint.take(objects)
-        table = self._plan_for(state.items, avoid, rooms)
+        table = self._plan_for(state.items, order.avoid, order.rooms)
         rank = self._world.rank
         placements, nbytes = table.parts[rank], table.part_bytes[rank]
         must_grow = nbytes > slot.capacity
@@ -108,11 +97,11 @@ class Saver:
         seconds = time.monotonic() - started
         seal = {
             "format": checkpoint.FORMAT,
-            "generation": self._generation,
+            "generation": self._arena.generation,
             "step": step,
             "rank": rank,
             "world_size": self._world.world_size,
-            "kind": kind,
+            "kind": order.kind,
             "slot": str(slot.path),
             "nbytes": nbytes,
             "plan": table.digest,
@@ -126,7 +115,7 @@ class Saver:
         slot.seal = path
         write_json(path, seal)
         self.sealed_step = step
-        if must_grow and kind == INTERVAL:
+        if must_grow and order.kind == INTERVAL:
             # The state has grown since the slots were claimed: grow the other slot before a drain needs it.
             self.prepare(state.items)
         return seconds

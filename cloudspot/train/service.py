@@ -16,7 +16,7 @@ from cloudspot.train import checkpoint, handoff, sigterm
 from cloudspot.train.arena import Arena
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
-from cloudspot.train.rounds import DRAIN, Rounds, SaveOrder
+from cloudspot.train.rounds import DRAIN, SaveOrder
 from cloudspot.train.saving import Describe, Saver
 
 _log = logging.getLogger("cloudspot")
@@ -36,28 +36,21 @@ class Service:
     ) -> None:
         """Start the background thread and say that there is a session.
 
-        Args:
-            directory: The generation's hand-off directory.
-            world: Who this rank is.
-            objects: The tracked objects, by name.
-            start: The step that the loop begins at.
-            describe: Called at each save.
+        The loop begins at the step ``start``. ``describe`` is called at each save of the tracked ``objects``.
         """
         self._directory = directory
         self._world = world
         self._objects = objects
         self._start = start
         self._describe = describe
-        generation = int(os.environ.get(handoff.GENERATION, "1"))
         arena = Arena(
             directory=Path(os.environ.get(handoff.ARENA) or directory / "arena"),
             spill=Path(os.environ.get(handoff.ARENA_SPILL) or directory / "spill"),
             handoff=directory,
-            generation=generation,
-            rank=world.rank,
-            local_world_size=world.local_world_size,
+            generation=int(os.environ.get(handoff.GENERATION, "1")),
+            world=world,
         )
-        self._saver = Saver(arena, handoff=directory, generation=generation, world=world)
+        self._saver = Saver(arena)
         # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
         """The step at which to call ``prepare``."""
@@ -81,11 +74,8 @@ class Service:
             room=self._saver.room,
         )
         self._link.start()
-
-    @property
-    def rounds(self) -> Rounds:
-        """The rounds, to be asked at each boundary."""
-        return self._link.rounds
+        self.rounds = self._link.rounds
+        """To be asked at each boundary."""
 
     @property
     def is_draining(self) -> bool:
@@ -180,15 +170,7 @@ class Service:
         return stall is not None
 
     def _save(self, order: SaveOrder, step: int, deadline: Callable[[], float] | None) -> float | None:
-        return self._saver.save(
-            self._objects,
-            kind=order.kind,
-            step=step,
-            avoid=order.avoid,
-            rooms=order.rooms,
-            describe=self._describe,
-            deadline=deadline,
-        )
+        return self._saver.save(self._objects, order, step=step, describe=self._describe, deadline=deadline)
 
 
 def _map_progress(path: Path, start: int) -> MutableSequence[int]:

@@ -19,13 +19,8 @@ def write_torch_file(directory: Path, path: Path, *, objects: Sequence[str], nes
     """Write the objects' state dicts to ``path``.
 
     Tensors stay in the pages of the checkpoint's files until ``torch.save`` writes them, so the state need
-    not fit into memory. Tied weights stay tied.
-
-    Args:
-        directory: A checkpoint that was restored to the disk and verified.
-        path: The file to write or replace.
-        objects: The names of the tracked objects.
-        nested: Write a dict of their state dicts by name. Otherwise write the state dict of the only object.
+    not fit into memory. Tied weights stay tied. ``directory`` holds a restored and verified checkpoint.
+    With ``nested`` it is a dict of the state dicts by the objects' names, otherwise that of the only object.
 
     Raises:
         CheckpointError: the checkpoint's tables or state are malformed.

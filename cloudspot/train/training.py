@@ -236,7 +236,7 @@ class Session:
         self._seed = restored.seed
         if restored.world_size == self._world.world_size:
             saved = restored.rank_state(self._world.rank)
-            self._rank_state = rebuild("state of this rank", saved, _no_item)
+            self._rank_state = rebuild("state of this rank", saved)
         elif self._world.rank == 0:
             _log.warning(
                 "a checkpoint of %d ranks is resumed by %d: random generators are seeded anew",
@@ -280,11 +280,7 @@ class Session:
         """Start serving the agent with this hand-off directory; opening the session calls it."""
         sigterm.watch()
         self._service = Service(
-            directory,
-            world=self._world,
-            objects=self._objects,
-            start=self._start,
-            describe=self._describe,
+            directory, world=self._world, objects=self._objects, start=self._start, describe=self._describe
         )
 
     def close(self) -> None:
@@ -334,7 +330,3 @@ def _check_exact(model: Any, world: World, *, exact: bool) -> None:
             f"session(exact=True) with {world.world_size} ranks needs"
             " DistributedDataParallel(..., find_unused_parameters=True)"
         )
-
-
-def _no_item(name: str) -> Any:
-    raise KeyError(name)

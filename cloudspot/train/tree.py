@@ -35,6 +35,7 @@ DTYPES: Mapping[str, Any] = {
 _PLAIN = (bool, int, str, type(None))
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _NUMPY_KINDS = frozenset("biufc")
+_MALFORMED = (TypeError, ValueError, LookupError, RuntimeError, AttributeError, OverflowError)
 
 
 def dtype_name(dtype: Any) -> str:
@@ -115,7 +116,8 @@ class _Flattening:
         value = value.detach()
         if self._tensors is None:
             cpu = value.cpu().contiguous()
-            return {"$tensor": {"dtype": name, "shape": list(cpu.shape), "data": _encode_tensor(cpu)}}
+            data = base64.b64encode(tensor_bytes(cpu)).decode()
+            return {"$tensor": {"dtype": name, "shape": list(cpu.shape), "data": data}}
         # Tied weights have two names and are written once.
         identity = (value.data_ptr(), name, tuple(value.shape), value.stride())
         known = self._seen.get(identity)
@@ -143,28 +145,19 @@ class _Flattening:
 _SEQUENCES = {tuple: "$tuple", set: "$set", frozenset: "$frozenset", torch.Size: "$size"}
 
 
-def rebuild(path: str, value: Json, item: Callable[[str], Any]) -> Any:
-    """Return what ``flatten`` was given.
+def _no_item(name: str) -> Any:
+    raise KeyError(name)
 
-    Args:
-        path: As for ``flatten``.
-        value: The JSON.
-        item: Returns a tensor by name.
+
+def rebuild(path: str, value: Json, item: Callable[[str], Any] = _no_item) -> Any:
+    """Return what ``flatten`` was given; ``item`` returns a tensor by name, and by default there is none.
 
     Raises:
         CheckpointError: the JSON is not what ``flatten`` makes.
     """
     try:
         return _rebuild(value, item)
-    except (
-        TypeError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except _MALFORMED as error:
         raise CheckpointError(f"the checkpoint's {path} is malformed: {error}") from error
 
 
@@ -213,16 +206,9 @@ def _rebuild_numpy(tag: str, body: Json) -> Any:
     dtype = np.dtype(body["dtype"])
     if dtype.kind not in _NUMPY_KINDS:
         raise ValueError(f"NumPy type {body['dtype']!r} is not a number")
-    array = (
-        np.frombuffer(base64.b64decode(body["data"], validate=True), dtype=dtype)
-        .reshape(body["shape"])
-        .copy()
-    )
+    flat = np.frombuffer(base64.b64decode(body["data"], validate=True), dtype=dtype)
+    array = flat.reshape(body["shape"]).copy()
     return array[()] if tag == "$numpy" else array
-
-
-def _encode_tensor(cpu: Any) -> str:
-    return base64.b64encode(tensor_bytes(cpu)).decode()
 
 
 def tensor_bytes(cpu: Any) -> memoryview:

@@ -66,6 +66,7 @@ def _seal(
     from cloudspot.train.arena import Arena
     from cloudspot.train.checkpoint import take
     from cloudspot.train.distributed import World
+    from cloudspot.train.rounds import INTERVAL, SaveOrder
     from cloudspot.train.saving import Saver
 
     arena = Arena(
@@ -73,16 +74,14 @@ def _seal(
         spill=directory / "spill",
         handoff=directory,
         generation=checkpoint.generation,
-        rank=rank,
-        local_world_size=world_size,
+        world=World(rank, world_size, rank, world_size),
     )
-    world = World(rank, world_size, rank, world_size)
-    saver = Saver(arena, handoff=directory, generation=checkpoint.generation, world=world)
+    saver = Saver(arena)
     saver.prepare(take(objects).items)
     deadline = time.monotonic() + _SLOT_SECONDS
     seconds = saver.save(
         objects,
-        kind="interval",
+        SaveOrder(INTERVAL, checkpoint.step),
         step=checkpoint.step,
         describe=lambda: ({"seed": 1, "position": None}, {}),
         deadline=lambda: deadline,

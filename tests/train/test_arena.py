@@ -11,6 +11,7 @@ import torch
 
 from cloudspot.train import SessionError, arena
 from cloudspot.train.arena import Arena
+from cloudspot.train.distributed import World
 from cloudspot.train.handoff import seals_directory
 from cloudspot.train.partition import Item, plan
 
@@ -27,8 +28,7 @@ def make_slots(tmp_path):
             spill=tmp_path / "disk",
             handoff=tmp_path,
             generation=3,
-            rank=1,
-            local_world_size=local_world_size,
+            world=World(1, local_world_size, 1, local_world_size),
         )
         made.append(slots)
         return slots

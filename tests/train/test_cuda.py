@@ -5,6 +5,7 @@ import torch
 
 from cloudspot.train import arena
 from cloudspot.train.arena import Arena
+from cloudspot.train.distributed import World
 from cloudspot.train.handoff import seals_directory
 from cloudspot.train.partition import Item, plan
 
@@ -19,8 +20,7 @@ def test_tensors_on_a_gpu_are_copied_bit_for_bit(tmp_path, monkeypatch, register
         spill=tmp_path / "disk",
         handoff=tmp_path,
         generation=1,
-        rank=0,
-        local_world_size=1,
+        world=World(0, 1, 0, 1),
     )
     monkeypatch.setattr(arena, "_STAGING_BYTES", 1000)
     tensors = {

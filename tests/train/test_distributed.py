@@ -7,7 +7,6 @@ import torch.distributed as dist
 
 from cloudspot.train import SessionError, distributed
 from cloudspot.train.rounds import Rounds
-from cloudspot.train.stores import LocalStore
 
 
 @pytest.fixture
@@ -33,9 +32,9 @@ def test_a_store_that_cannot_be_shared_is_named():
         distributed._connect_again(types.SimpleNamespace())
 
 
-@pytest.mark.parametrize("kind", ["local", "tcp"])
-def test_torchs_store_and_ours_answer_alike(server, kind):
-    store = LocalStore() if kind == "local" else dist.PrefixStore("cloudspot", server)
+@pytest.mark.parametrize("kind", ["hash", "tcp"])
+def test_the_stores_of_one_rank_and_of_several_answer_alike(server, kind):
+    store = dist.HashStore() if kind == "hash" else dist.PrefixStore("cloudspot", server)
     assert not store.check(["a"])
     assert store.compare_set("a", "", "first") == b"first"
     assert store.compare_set("a", "", "second") == b"first"

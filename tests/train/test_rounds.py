@@ -7,10 +7,10 @@ import threading
 import time
 
 import pytest
+from torch.distributed import HashStore
 
 from cloudspot.train import rounds
 from cloudspot.train.rounds import DRAIN, INTERVAL, Rounds, SaveOrder
-from cloudspot.train.stores import LocalStore
 
 
 class WouldWait(Exception):
@@ -40,7 +40,7 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.guard = 1e9
-        self.store = LocalStore()
+        self.store = HashStore()
         self.total = total
         self.collectives = collectives
         self.known_end = known_end
@@ -71,7 +71,7 @@ class World:
         pytest.fail(f"the ranks hang: {states}")
 
 
-class Connection(LocalStore):
+class Connection:
     """As a TCPStore's client: what it sets reaches the others a while later, in order."""
 
     def __init__(self, server):
@@ -264,7 +264,7 @@ ROOMS = (100, 70, 90)
 
 
 def pair(store=None, now=None, num_ranks=2):
-    store = store or LocalStore()
+    store = store or HashStore()
     now = now or [0.0]
     return [
         Rounds(
@@ -429,7 +429,7 @@ def test_a_rank_with_less_time_calls_the_round_off_by_its_own_guard():
 
 
 def test_another_machines_guard_travels_as_the_seconds_that_are_left():
-    store = LocalStore()
+    store = HashStore()
     zero = Rounds(store, rank=0, world_size=2, start=0, clock=lambda: 1000.0)
     one = Rounds(store, rank=1, world_size=2, start=0, clock=lambda: 5.0)
     one.request_drain(guard=12.0, notice=True)
@@ -441,7 +441,7 @@ def test_another_machines_guard_travels_as_the_seconds_that_are_left():
     assert one.guard == 12.0
 
 
-class BrokenStore(LocalStore):
+class BrokenStore(HashStore):
     """A store whose host has gone."""
 
     broken = False
@@ -567,7 +567,7 @@ def test_real_threads_agree(seed):
     """Four main threads meet at a barrier each step, as a collective would make them."""
     num_ranks, total = 4, 400
     chance = random.Random(seed)
-    store, barrier = LocalStore(), threading.Barrier(num_ranks)
+    store, barrier = HashStore(), threading.Barrier(num_ranks)
     stopped = threading.Event()
     world = [
         Rounds(store, rank=rank, world_size=num_ranks, start=0, clock=time.monotonic)

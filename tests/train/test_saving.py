@@ -10,9 +10,8 @@ from cloudspot.train import arena
 from cloudspot.train.arena import Arena
 from cloudspot.train.checkpoint import take
 from cloudspot.train.distributed import World
-from cloudspot.train.handoff import seals_directory
 from cloudspot.train.partition import plan
-from cloudspot.train.rounds import DRAIN, INTERVAL
+from cloudspot.train.rounds import DRAIN, INTERVAL, SaveOrder
 from cloudspot.train.saving import Saver
 
 WORLD_SIZE = 4
@@ -37,11 +36,9 @@ def make_savers(tmp_path, objects):
                 spill=tmp_path / "disk",
                 handoff=tmp_path,
                 generation=1,
-                rank=rank,
-                local_world_size=PROCS_PER_NODE,
+                world=World(rank, WORLD_SIZE, rank % PROCS_PER_NODE, PROCS_PER_NODE),
             )
-            world = World(rank, WORLD_SIZE, rank % PROCS_PER_NODE, PROCS_PER_NODE)
-            made.append(Saver(slots, handoff=tmp_path, generation=1, world=world))
+            made.append(Saver(slots))
             made[-1].prepare(take(objects).items)
             made[-1]._claiming.join()
         return made
@@ -64,9 +61,10 @@ def no_more_room(monkeypatch):
 def save(savers, objects, step, *, kind=DRAIN, **options):
     """Save on every rank; return the seals by rank."""
     for saver in savers:
-        stall = saver.save(objects, kind=kind, step=step, describe=lambda: ({}, {}), deadline=None, **options)
+        order = SaveOrder(kind, step, **options)
+        stall = saver.save(objects, order, step=step, describe=lambda: ({}, {}), deadline=None)
         assert stall is not None
-    directory = seals_directory(savers[0]._arena._seals.parent)
+    directory = savers[0]._arena.seals
     return [json.loads((directory / f"seal-1-{step}-{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
 
 
@@ -111,10 +109,9 @@ def test_a_slot_has_no_room_until_it_is_claimed(tmp_path, objects):
         spill=tmp_path / "disk",
         handoff=tmp_path,
         generation=1,
-        rank=0,
-        local_world_size=1,
+        world=World(0, 1, 0, 1),
     )
-    saver = Saver(slots, handoff=tmp_path, generation=1, world=World(0, 1, 0, 1))
+    saver = Saver(slots)
     assert (saver.room(), saver.can_save()) == (0, False)
     saver.prepare(take(objects).items)
     saver._claiming.join()

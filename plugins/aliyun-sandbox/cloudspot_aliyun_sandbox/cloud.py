@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -14,7 +13,6 @@ import msgspec
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
-from cloudspot.emulation.furnished_host import FurnishedHost
 from cloudspot.emulation.role_credentials import Secrets
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aliyun.clients import ECS_ENDPOINT, OSS_ENDPOINT
@@ -63,6 +61,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         """How long the keys of machines that start from now on hold; None: as long as ECS's do."""
         self._key_id = f"LTAI5t{secrets.token_hex(9)}"
         self._key_secret = secrets.token_hex(15)
+        self._keys = RoleKeys(secrets.token_hex(16))
         self._server: Server | None = None
         self._trail: Trail | None = None
 
@@ -71,11 +70,10 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         from cloudspot_aliyun_sandbox.strict_ecs import StrictEcs
         from cloudspot_aliyun_sandbox.strict_oss import StrictOss
 
-        keys = RoleKeys(secrets.token_hex(16))
+        keys = self._keys
         known = Secrets({self._key_id: self._key_secret}, keys)
         oss = StrictOss(faults=self.faults, secrets=known, roles=keys)
-        furnished = FurnishedHost(host, partial(self._furnish, keys))
-        ecs = StrictEcs(furnished, secrets=known, roles=keys, inner=oss, faults=self.faults)
+        ecs = StrictEcs(host, secrets=known, roles=keys, inner=oss, faults=self.faults)
         self._server = Server(ecs, host=address)
         self._make_bucket()
         self._trail = Trail(
@@ -118,8 +116,9 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         if self._trail is not None:
             self._trail.close()
 
-    def _furnish(self, keys: RoleKeys, machine: EmulatedMachine) -> EmulatedMachine:
-        facts = {**machine.metadata, "role-seed": keys.seed}
+    def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
+        """Add the seed of the roles' keys, and what ECS's images have installed; see EmulatedCloud."""
+        facts = {**machine.metadata, "role-seed": self._keys.seed}
         if self.credential_seconds is not None:
             facts["credential-seconds"] = self.credential_seconds
         return msgspec.structs.replace(machine, metadata=facts, programs={TRAIN_PYTHON: sys.executable})

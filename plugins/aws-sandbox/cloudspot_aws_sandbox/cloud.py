@@ -17,7 +17,6 @@ import msgspec
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
-from cloudspot.emulation.furnished_host import FurnishedHost
 from cloudspot.emulation.role_credentials import Secrets
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
@@ -65,6 +64,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         """What goes wrong, and every call that came; see :class:`Faults`."""
         self._access_key = "AKIA" + secrets.token_hex(8).upper()
         self._secret_key = secrets.token_urlsafe(30)
+        self._keys = RoleKeys(secrets.token_hex(16))
         self._server: Server | None = None
         self._trail: Trail | None = None
         self._ec2: StrictEc2 | None = None
@@ -94,16 +94,14 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         # moto's accounts are the process's, and a test's process may have had one before.
         for backends in (iam_backends, logs_backends, s3_backends):
             backends[DEFAULT_ACCOUNT_ID].reset()
-        keys = RoleKeys(secrets.token_hex(16))
+        keys = self._keys
         moto = DomainDispatcherApplication(create_backend_app)
         known = Secrets({self._access_key: self._secret_key}, keys)
         logs = StrictLogs(moto, faults=self.faults, secrets=known)
         s3 = StrictS3(logs, faults=self.faults, secrets=known)
-        self._ec2 = StrictEc2(
-            s3, FurnishedHost(host, partial(_equip, keys)), secrets=known, faults=self.faults
-        )
+        self._ec2 = StrictEc2(s3, host, secrets=known, faults=self.faults)
         self._server = Server(RoleCheck(self._ec2, keys, now=_now), host=address)
-        self._furnish()
+        self._make_resources()
         self._trail = Trail(
             directory / "requests.jsonl",
             is_machine=keys.is_role_key,
@@ -156,7 +154,16 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         while not self._is_over.wait(1.0):
             self._ec2.run_schedules()
 
-    def _furnish(self) -> None:
+    def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
+        """Add what the machine needs to know of its role, and what AWS's images have; see EmulatedCloud."""
+        facts = {**machine.metadata, "role-seed": self._keys.seed}
+        role = _role_of(str(machine.metadata.get("instance-profile", "")))
+        if role is not None:
+            facts["role"] = role
+        programs = {DEFAULT_TRAIN_PYTHON: sys.executable}
+        return msgspec.structs.replace(machine, metadata=facts, programs=programs)
+
+    def _make_resources(self) -> None:
         """Make what an account has that follows docs/aws.md: the bucket, and the nodes' profile."""
         import boto3
 
@@ -172,16 +179,6 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         iam.create_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE)
         iam.add_role_to_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE, RoleName=NODE_ROLE)
         self.faults.calls.clear()
-
-
-def _equip(keys: RoleKeys, machine: EmulatedMachine) -> EmulatedMachine:
-    """Give a machine what it needs to know of its role, and what AWS's images have installed."""
-    facts = {**machine.metadata, "role-seed": keys.seed}
-    role = _role_of(str(machine.metadata.get("instance-profile", "")))
-    if role is not None:
-        facts["role"] = role
-    programs = {DEFAULT_TRAIN_PYTHON: sys.executable}
-    return msgspec.structs.replace(machine, metadata=facts, programs=programs)
 
 
 def _role_of(profile: str) -> str | None:

@@ -15,7 +15,6 @@ import msgspec
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
-from cloudspot.emulation.furnished_host import FurnishedHost
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot_gcp.metadata import HOST as METADATA_HOST
 from cloudspot_gcp.metadata import SHUTDOWN_SECONDS
@@ -78,6 +77,7 @@ class EmulatedGcp(EmulatedCloud):
     def __init__(self) -> None:
         self.faults = Faults()
         """What goes wrong, and every call that came; see :class:`Faults`."""
+        self._tokens = MachineTokens(secrets.token_hex(16))
         self._server: Server | None = None
         self._trail: Trail | None = None
         self._key_file = Path()
@@ -85,8 +85,7 @@ class EmulatedGcp(EmulatedCloud):
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the project, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
-        tokens = MachineTokens(secrets.token_hex(16))
-        identities = Identities(faults=self.faults, machine_tokens=tokens)
+        identities = Identities(faults=self.faults, machine_tokens=self._tokens)
         submitter, node = (ServiceAccount.make(email, project=PROJECT) for email in (SUBMITTER, NODE))
         identities.add(submitter)
         identities.add(node)
@@ -94,14 +93,7 @@ class EmulatedGcp(EmulatedCloud):
         contents = directory / "objects"
         contents.mkdir()
         storage = StrictStorage(logs, faults=self.faults, identities=identities, directory=contents)
-
-        def furnish(machine: EmulatedMachine) -> EmulatedMachine:
-            facts = {**machine.metadata, "token-seed": tokens.seed}
-            return msgspec.structs.replace(machine, metadata=facts, programs=PROGRAMS)
-
-        compute = StrictCompute(
-            FurnishedHost(host, furnish), identities=identities, inner=storage, faults=self.faults
-        )
+        compute = StrictCompute(host, identities=identities, inner=storage, faults=self.faults)
         self._server = Server(compute, host=address)
         self._key_file = directory / "submitter.json"
         self._key_file.write_text(write_key_file(submitter, f"{self._server.url}/token"), encoding="utf-8")
@@ -115,6 +107,11 @@ class EmulatedGcp(EmulatedCloud):
             resource=resource_of,
         )
         self.faults.on_call = self._trail
+
+    def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
+        """Add the seed of its service account's tokens, and what the images hold; see EmulatedCloud."""
+        facts = {**machine.metadata, "token-seed": self._tokens.seed}
+        return msgspec.structs.replace(machine, metadata=facts, programs=PROGRAMS)
 
     def environment(self) -> Mapping[str, str]:
         """Return what leads to the project, as its submitter; see EmulatedCloud."""
