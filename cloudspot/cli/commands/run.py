@@ -117,7 +117,7 @@ def _detach(job: Job, *, as_json: bool) -> int:
         tick = controller.run_pass()
         if not as_json:
             for event in tick.events:
-                echo_line(event_line(event, tick.history))
+                echo_line(event_line(event))
         if _has_machines(tick) or (tick.history is not None and tick.history.finished is not None):
             break
     finished = None if tick.history is None else tick.history.finished

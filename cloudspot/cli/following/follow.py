@@ -23,7 +23,7 @@ from cloudspot.jobstore.log_streams import METRICS
 from cloudspot.jobstore.manifests import read_commit
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.model import LogRecord
-from cloudspot.story.events import Committed, NodeState
+from cloudspot.story.events import EventKind
 from cloudspot.story.report import summarise
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ PAST_LINES = 20
 """How many earlier lines of the log are shown."""
 PAST_RECORDS = 200
 """How many earlier records are read at most, to draw a curve from."""
+_MINOR = {EventKind.COMMITTED, EventKind.NODE_STATE}
 HINT = "Ctrl-C detaches; the job goes on"
 DETACHING_HINT = "detaching; Ctrl-C again to leave at once"
 ENDING_HINT = "the job has ended; waiting for its machines to go"
@@ -169,9 +170,9 @@ class _Follower:
         events = tick.events
         if self._past and tick.history is not None:
             # Of the past, only the main events and the end of the log are shown.
-            events = tuple(event for event in events if not isinstance(event, Committed | NodeState))
-        ordered = in_order_of_time(events, tick.history)
-        self._screen.print([event_line(event, tick.history) for event in ordered])
+            events = tuple(event for event in events if event.kind not in _MINOR)
+        ordered = in_order_of_time(events)
+        self._screen.print([event_line(event) for event in ordered])
         if self._past and tick.history is not None:
             self._print_past_lines()
             self._past = False
