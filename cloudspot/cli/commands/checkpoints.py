@@ -12,7 +12,7 @@ import click
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, size_text
 from cloudspot.cli.screen.progressbar import transfer
-from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, store_option
+from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
 from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
@@ -27,7 +27,6 @@ step_option = click.option(
 
 
 @click.group()
-@debug_option
 def checkpoints() -> None:
     """List, verify and export a job's checkpoints."""
 
@@ -36,7 +35,6 @@ def checkpoints() -> None:
 @job_argument
 @store_option
 @json_option
-@debug_option
 @click.pass_context
 def ls(ctx: click.Context, job_id: str, store_url: str | None, as_json: bool) -> None:
     """List a job's checkpoints, newest first."""
@@ -49,7 +47,6 @@ def ls(ctx: click.Context, job_id: str, store_url: str | None, as_json: bool) ->
 @step_option
 @store_option
 @json_option
-@debug_option
 @click.pass_context
 def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | None, as_json: bool) -> None:
     """Compare every chunk with its checksum.
@@ -84,7 +81,6 @@ def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | 
 @click.option("--all", "whole", is_flag=True, help="The whole state, including optimizer and scheduler.")
 @store_option
 @json_option
-@debug_option
 def export(
     job_id: str,
     target: Path,

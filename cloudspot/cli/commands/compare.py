@@ -16,7 +16,7 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import read_commits_of, steps_lost_text
 from cloudspot.cli.screen.printable import printable
-from cloudspot.cli.sharedoptions import debug_option, json_option, plot_option, store_option
+from cloudspot.cli.sharedoptions import json_option, plot_option, store_option
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.jobstore.extraction import read_bundle
 from cloudspot.jobstore.patience import patient
@@ -41,7 +41,6 @@ _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
 @plot_option
 @store_option
 @json_option
-@debug_option
 def compare(
     first_id: str, second_id: str, no_diff: bool, plot: Path | None, store_url: str | None, as_json: bool
 ) -> None:

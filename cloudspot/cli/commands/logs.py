@@ -21,7 +21,7 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, record_line
 from cloudspot.cli.screen.printable import printable
-from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, parsed, store_option
+from cloudspot.cli.sharedoptions import job_argument, json_option, parsed, store_option
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.jobfile.quantities import parse_moment
 from cloudspot.jobstore.log_streams import METRICS, parse_stream
@@ -87,7 +87,6 @@ SOURCES = ("train", "setup", "agent", METRICS)
 @click.option("-y", "--yes", is_flag=True, help="With --prune: do not ask.")
 @store_option
 @json_option
-@debug_option
 def logs(
     job_id: str,
     follow: bool,

@@ -13,7 +13,6 @@ from cloudspot.cli.jobs import new_job_id
 from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import (
-    debug_option,
     job_file_argument,
     json_option,
     overrides_option,
@@ -35,7 +34,6 @@ from cloudspot.jobstore.submission import check_secrets, new_submission
 @overrides_option
 @store_option
 @json_option
-@debug_option
 def plan(
     job_file: Path,
     provider_name: str,

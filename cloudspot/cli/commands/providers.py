@@ -10,14 +10,13 @@ import click
 from cloudspot.cli.completers import complete_providers
 from cloudspot.cli.config import default_store
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import debug_option, json_option, store_option
+from cloudspot.cli.sharedoptions import json_option, store_option
 from cloudspot.jobfile.spec import load_job
 from cloudspot.registry import list_providers, open_provider, open_store
 
 
 @click.group(invoke_without_command=True)
 @json_option
-@debug_option
 @click.pass_context
 def providers(ctx: click.Context, as_json: bool) -> None:
     """List providers, and check that one is ready.
@@ -30,7 +29,6 @@ def providers(ctx: click.Context, as_json: bool) -> None:
 
 @providers.command("list")
 @json_option
-@debug_option
 def list_(as_json: bool) -> None:
     """List the installed providers, a broken one with its error."""
     _list(as_json=as_json)
@@ -64,7 +62,6 @@ def _list(*, as_json: bool) -> None:
 )
 @store_option
 @json_option
-@debug_option
 @click.pass_context
 def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str | None, as_json: bool) -> None:
     """Try what a job on provider NAME needs: credentials, rights, network, and the store if one is known.

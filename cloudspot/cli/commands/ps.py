@@ -12,7 +12,7 @@ from cloudspot.cli.jobfields import duration, metric_of, parse_filter, sort_jobs
 from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.joblist import echo_jobs
-from cloudspot.cli.sharedoptions import debug_option, json_option, store_option
+from cloudspot.cli.sharedoptions import json_option, store_option
 from cloudspot.errors import CorruptData, JobNotFound
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.parallel import each
@@ -44,7 +44,6 @@ NUM_THREADS = 32
 )
 @store_option
 @json_option
-@debug_option
 def ps(
     show_all: bool, filters: tuple[str, ...], sort: str | None, store_url: str | None, as_json: bool
 ) -> None:

@@ -13,7 +13,7 @@ from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
 from cloudspot.cli.screen.printable import printable
-from cloudspot.cli.sharedoptions import debug_option, store_option
+from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError
 from cloudspot.interfaces import ObjectStore
@@ -41,7 +41,6 @@ LONG_OVER = timedelta(days=1)
     help="Only this job; --watch then ends when the job does.",
 )
 @store_option
-@debug_option
 @click.pass_context
 def reconcile(ctx: click.Context, watch: bool, job_id: str | None, store_url: str | None) -> None:
     """Drive a store's unfinished jobs, once or continuously.

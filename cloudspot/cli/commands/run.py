@@ -17,7 +17,6 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import (
-    debug_option,
     job_file_argument,
     overrides_option,
     plain_option,
@@ -46,7 +45,6 @@ DETACH_SECONDS = 3.0
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run or --detach: print JSON.")
 @plain_option
 @store_option
-@debug_option
 @click.pass_context
 def run(
     ctx: click.Context,

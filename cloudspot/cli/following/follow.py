@@ -106,7 +106,7 @@ def _follow_live(job: Job, feed: Feed, *, is_new: bool) -> History:
 
     screen = LiveScreen(draw)
     # The panel itself confirms Ctrl-C; anything else written would tear it.
-    interrupts = Interrupts(tell=lambda: None, leave=screen.leave_at_once)
+    interrupts = Interrupts(screen.leave_at_once)
     with interrupts, screen:
         return _drive(job, _Follower(job, interrupts, screen, feed, is_new=is_new, is_live=True))
 
