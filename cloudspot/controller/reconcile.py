@@ -40,11 +40,7 @@ class Unlisted:
 class Reconciler:
     """Drives every job of a store. One that is kept between passes goes by its own clock.
 
-    Args:
-        store: where the jobs are.
-        open_provider: opens a provider by name and job file, as ``cloudspot.registry`` does.
-        clock: the clocks of all controllers.
-        sleep: called between the tries of one request.
+    ``open_provider`` opens a provider by name and job file; ``sleep`` is called between tries of a request.
     """
 
     def __init__(

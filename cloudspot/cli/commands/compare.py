@@ -21,14 +21,7 @@ from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.jobstore.extraction import read_bundle
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.submission import code_key
-from cloudspot.story.comparison import (
-    CodeFile,
-    code_differences,
-    code_files,
-    job_file_differences,
-    results,
-)
-from cloudspot.story.timeline import timeline
+from cloudspot.story.comparison import CodeFile, code_differences, code_files, job_file_differences, results
 
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
@@ -76,7 +69,7 @@ def compare(
 
 def _results(job: Job, now: datetime) -> dict[str, Any]:
     history = job.first_history
-    return results(history, timeline(history, now, commits=read_commits_of(job, history)), now)
+    return results(history, now, commits=read_commits_of(job, history))
 
 
 def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:

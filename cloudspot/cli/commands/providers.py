@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
+import msgspec
 
 from cloudspot.cli.completers import complete_providers
 from cloudspot.cli.config import default_store
@@ -37,17 +37,7 @@ def list_(as_json: bool) -> None:
 def _list(*, as_json: bool) -> None:
     entries = list_providers()
     if as_json:
-        output.echo_json(
-            [
-                {
-                    "name": entry.name,
-                    "distribution": entry.distribution,
-                    "version": entry.version,
-                    "error": entry.error,
-                }
-                for entry in entries
-            ]
-        )
+        output.echo_json(entries)
         return
     rows = [(entry.name, entry.distribution, entry.version, entry.error or "ok") for entry in entries]
     output.echo_table(("NAME", "DISTRIBUTION", "VERSION", "STATUS"), rows)
@@ -76,13 +66,8 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
     if url:
         results += open_store(url).check()
     if as_json:
-        lines: list[dict[str, Any]] = [
-            {
-                "name": result.name,
-                "ok": result.ok,
-                "detail": result.detail,
-                "remedy": None if result.ok else result.remedy or None,
-            }
+        lines = [
+            {**msgspec.structs.asdict(result), "remedy": None if result.ok else result.remedy or None}
             for result in results
         ]
         output.echo_json({"provider": name, "ok": all(result.ok for result in results), "checks": lines})

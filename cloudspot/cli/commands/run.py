@@ -124,7 +124,7 @@ def _detach(job: Job, *, as_json: bool) -> int:
     elif finished is None:
         output.echo(f"follow it with: {job.command('attach')}")
     if finished is not None:
-        return exit_codes.of_outcome(finished.outcome)
+        return exit_codes.OF_OUTCOME[finished.outcome]
     if not _has_machines(tick):
         output.warn(f"job {job.id} has no machine yet")
     output.warn(relaunch_warning(job))

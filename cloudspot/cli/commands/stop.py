@@ -29,7 +29,7 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
     if is_over(job.first_history):
         state = job_state(job.first_history)
         output.echo(f"job {job.id} has already ended: {state}")
-        ctx.exit(exit_codes.of_outcome(state) if wait else exit_codes.SUCCEEDED)
+        ctx.exit(exit_codes.OF_OUTCOME[state] if wait else exit_codes.SUCCEEDED)
     request_stop(job.store, job.id, "user")
     output.echo(f"asked job {job.id} to save a checkpoint and stop")
     if wait:

@@ -47,10 +47,8 @@ ENDING_HINT = "the job has ended; waiting for its machines to go"
 def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
     """Drive the job until it has ended or Ctrl-C is pressed; return the exit status.
 
-    Args:
-        job: the job to follow.
-        is_new: it was just submitted, so there is no past to skip.
-        is_plain: print plain lines even on a terminal that could show the live view.
+    A job that ``is_new`` was just submitted, so there is no past to skip. ``is_plain``: print plain lines
+    even on a terminal that could show the live view.
 
     Raises:
         CloudspotError: it can no longer be driven from here; the job itself goes on.
@@ -78,7 +76,7 @@ def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
         # The job has ended all the same, and the exit status reports its outcome.
         output.warn(f"job {job.id} {history.finished.outcome}, but its summary cannot be read now: {error}")
         output.warn(f"see it with: {job.command('show')}")
-    return exit_codes.of_outcome(history.finished.outcome)
+    return exit_codes.OF_OUTCOME[history.finished.outcome]
 
 
 def relaunch_warning(job: Job) -> str:
@@ -246,5 +244,4 @@ class _Follower:
     def _complain(self, error: TransientError) -> None:
         if str(error) != self._log_complaint:
             self._log_complaint = str(error)
-            text = f"the log: {error}; trying again"
-            self._screen.warn(text)
+            self._screen.warn(f"the log: {error}; trying again")

@@ -27,12 +27,9 @@ class LogTail:
         streams: Callable[[], Sequence[str]] | None = None,
         wanted: Callable[[int, int], bool] | None = None,
     ) -> None:
-        """Read the job's streams.
+        """Read the streams that ``streams`` names at each call (default: those the sink lists).
 
-        Args:
-            sink: where they are.
-            streams: returns their names at each call; by default, the sink lists them.
-            wanted: whether to read the stream of a launch and a rank; by default, all are read.
+        ``wanted`` tells by launch and rank whether to read one; by default, all are read.
         """
         self._sink = sink
         self._streams = sink.streams if streams is None else streams
