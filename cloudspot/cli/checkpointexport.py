@@ -123,11 +123,7 @@ def _fetch(job: Job, commit: Commit, directory: Path) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """Yield a directory on the target's file system, removed at the end.
-
-    Raises:
-        CloudspotError: the disk refuses.
-    """
+    """Yield a directory on the target's file system, removed at the end; the disk's errors are ours."""
     scratch = partial_path(target)
     try:
         scratch.mkdir()

@@ -90,11 +90,7 @@ def named_store(text: str, origin: str) -> ChosenStore:
 
 
 def default_store() -> ChosenStore | None:
-    """Return the default store of the user's file, if it names one.
-
-    Raises:
-        SpecError: the file is malformed.
-    """
+    """Return the default store of the user's file, if it names one; raises as ``load_config`` does."""
     config = load_config()
     if config.default_store is None:
         return None

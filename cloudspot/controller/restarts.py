@@ -10,7 +10,7 @@ from cloudspot.controller.actions import Wait
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.model import EndReason
-from cloudspot.story.outcomes import End, end_by_nodes, own_exit
+from cloudspot.story.outcomes import End, end_by_nodes, own_exits
 
 FIRST_DELAY_SECONDS = 10.0
 """The wait after a first failure; doubled for each further one in a row."""
@@ -122,5 +122,4 @@ def made_progress(history: History, launch: LaunchHistory) -> bool:
 
 def exit_code_of(launch: LaunchHistory) -> int:
     """Return the script's own exit code if a node reported one, else 1."""
-    exits = (own_exit(launch, rank) for rank in sorted(launch.slots))
-    return next((one.exit_code for one in exits if one is not None and one.exit_code), 1)
+    return next((one.exit_code for one in own_exits(launch) if one.exit_code), 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloudspot.jobstore.generations import lineage
-from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import CheckpointId, Exit, Generation, Heartbeat
-from cloudspot.story.outcomes import last_generation, own_exit
+from cloudspot.story.outcomes import last_generation, own_exits
 
 
 def last_commit_id(history: History) -> CheckpointId | None:
@@ -114,8 +114,3 @@ def has_no_session(history: History) -> bool:
         words += [*launch.heartbeats.values(), *own_exits(launch)]
     said = [one.has_session for one in words if one.generation > 0]
     return bool(said) and not any(said)
-
-
-def own_exits(launch: LaunchHistory) -> list[Exit]:
-    """Return the exit records of the launch's own machines, in order of their ranks."""
-    return [one for rank in sorted(launch.slots) if (one := own_exit(launch, rank)) is not None]

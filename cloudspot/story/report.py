@@ -9,20 +9,13 @@ from typing import Any
 import msgspec
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Commit, Exit, Generation, Heartbeat, Summary
+from cloudspot.jobstore.records import CheckpointId, Commit, Exit, Finished, Generation, Heartbeat, Summary
 from cloudspot.model import Instance
 from cloudspot.story.advice import silence, warnings
 from cloudspot.story.answers import Answer
 from cloudspot.story.ledger import Ledger, LedgerLine, bill
-from cloudspot.story.outcomes import end_by_nodes, own_exit
-from cloudspot.story.progress import (
-    StepsLost,
-    last_commit_id,
-    newest_step,
-    own_exits,
-    steps_lost,
-    steps_total,
-)
+from cloudspot.story.outcomes import End, end_by_nodes, own_exit, own_exits
+from cloudspot.story.progress import StepsLost, last_commit_id, newest_step, steps_lost, steps_total
 from cloudspot.story.spans import Span
 from cloudspot.story.states import ended_at, is_over, job_state
 from cloudspot.story.stretches import Stretch
@@ -46,7 +39,7 @@ def show_json(
     newest = last_commit_id(history)
     commits = commits or {}
     times = timeline(history, now, commits=commits)
-    end = ended_at(history)
+    end, over = ended_at(history), _end(history)
     return {
         "id": history.submission.job_id,
         "name": history.submission.spec.get("name", history.submission.job_id),
@@ -54,7 +47,7 @@ def show_json(
         "code_sha256": history.submission.code_sha256,
         "state": job_state(history),
         "detail": detail(history),
-        "exit_code": exit_code(history),
+        "exit_code": None if over is None else over.exit_code,
         "created": _time(history.submission.at),
         "finished": None if end is None else _time(end),
         "stop_requested": None if history.stop is None else history.stop.reason,
@@ -120,9 +113,7 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
 
 def detail(history: History) -> str:
     """Return why the job is in its state, in one line; empty if there is nothing to say."""
-    if history.finished is not None:
-        return history.finished.detail
-    end = end_by_nodes(history) if is_over(history) else None
+    end = _end(history)
     if end is not None:
         return end.detail
     last = history.launches[-1] if history.launches else None
@@ -135,12 +126,8 @@ def detail(history: History) -> str:
     return f"launch {last.number}: {offer.instance_type} in {offer.zone} ({offer.market.value})"
 
 
-def exit_code(history: History) -> int | None:
-    """Return the job's exit status, or None while it goes on."""
-    if history.finished is not None:
-        return history.finished.exit_code
-    end = end_by_nodes(history) if is_over(history) else None
-    return None if end is None else end.exit_code
+def _end(history: History) -> End | Finished | None:
+    return history.finished or (end_by_nodes(history) if is_over(history) else None)
 
 
 def metrics(history: History) -> dict[str, float]:

@@ -13,8 +13,7 @@ from datetime import datetime
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation
 from cloudspot.story.answers import Answer, answers
-from cloudspot.story.nodelines import NodeLine, node_lines
-from cloudspot.story.spans import STATES, Span, between, trained
+from cloudspot.story.spans import STATES, NodeLine, Span, between, node_lines, trained
 from cloudspot.story.states import ended_at
 from cloudspot.story.stretches import (
     Stretch,
@@ -96,9 +95,6 @@ def wanted_commits(history: History) -> tuple[CheckpointId, ...]:
     if history.generations:
         wanted.add(newest_commit_of(history, history.generations[-1]))
     return tuple(sorted(one for one in wanted if one is not None and one in history.commits))
-
-
-# --- the job's states ---------------------------------------------------------------------------
 
 
 def _marks(history: History, parts: tuple[Stretch, ...], now: datetime) -> Iterator[Span]:

@@ -86,11 +86,7 @@ def take_picture(job: Job) -> Picture:
 
 
 def plot_job(path: Path, picture: Picture) -> None:
-    """Draw a job's metrics, one panel each, above its timeline.
-
-    Raises:
-        CloudspotError: the file cannot be written.
-    """
+    """Draw a job's metrics, one panel each, above its timeline; raises as ``save`` does."""
     ranks = sorted({line.rank for line in picture.times.nodes})
     shown = ranks[:MAX_ROWS]
     figure, panels, below = new_figure(picture.series.names(), num_rows=1 + len(shown))
@@ -125,11 +121,7 @@ def plot_job(path: Path, picture: Picture) -> None:
 
 
 def plot_two(path: Path, first: Picture, second: Picture) -> None:
-    """Draw the metrics of two jobs over one another, above both timelines.
-
-    Raises:
-        CloudspotError: the file cannot be written.
-    """
+    """Draw the metrics of two jobs over one another, above both timelines; raises as ``save`` does."""
     pictures = (first, second)
     names = tuple(dict.fromkeys(name for one in pictures for name in one.series.names()))
     figure, panels, below = new_figure(names, num_rows=2)
@@ -161,15 +153,9 @@ def _marks(axes: Axes, picture: Picture, ranks: Sequence[int], scale: float) -> 
         found += axes.plot(x, y, "v", color="black", markersize=6, markeredgecolor="white", label="notice")
     if picture.commits:
         x = [at(moment) for moment in picture.commits]
-        found += axes.plot(
-            x,
-            [0.0] * len(x),
-            "D",
-            color="black",
-            markersize=4,
-            markeredgecolor="white",
-            label="commit, as far as known",
-        )
+        label = "commit, as far as known"
+        y = [0.0] * len(x)
+        found += axes.plot(x, y, "D", color="black", markersize=4, markeredgecolor="white", label=label)
     return found
 
 

@@ -111,11 +111,7 @@ def _described(
 
 
 def _matching(job: Job, patterns: Sequence[str]) -> list[Artifact]:
-    """Return the artifacts that match a pattern; without patterns, all of them.
-
-    Raises:
-        CloudspotError: a pattern matches nothing.
-    """
+    """Return the artifacts that match a pattern (without patterns, all); each must match something."""
     found = list_artifacts(job.store, job.id)
     for pattern in patterns:
         if not any(each.matches(pattern) for each in found):

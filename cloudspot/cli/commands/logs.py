@@ -145,9 +145,8 @@ def logs(
     elif download is not None:
         download_logs(job, download, wanted=wanted, shown=shown, as_json=as_json)
     else:
-        _Printer(job, LogTail(job.log_sink, wanted=wanted), shown, as_json=as_json).print_log(
-            count, follow=follow
-        )
+        tail = LogTail(job.log_sink, wanted=wanted)
+        _print_log(job, tail, shown, count, follow=follow, as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -175,54 +174,41 @@ class _Filter:
         return self.grep is None or self.grep.search(printable(record.text)) is not None
 
 
-class _Printer:
-    """Prints the lines that pass the filter."""
+def _print_log(
+    job: Job, tail: LogTail, shown: _Filter, count: int | None, *, follow: bool, as_json: bool
+) -> None:
+    """Print the lines that are ``shown``, or the last ``count`` of them; ``follow``: until the job's end."""
 
-    def __init__(self, job: Job, tail: LogTail, shown: _Filter, *, as_json: bool) -> None:
-        self._job = job
-        self._tail = tail
-        self._shown = shown
-        self._as_json = as_json
-        self._name_nodes = not as_json and job.spec.nodes.max > 1
+    def show(records: Iterable[LogRecord]) -> None:
+        if as_json:
+            for record in records:
+                output.echo(json.dumps(_record_json(record)))
+        else:
+            print_records(records, name_nodes=job.spec.nodes.max > 1, highlight=shown.grep)
 
-    def print_log(self, count: int | None, *, follow: bool) -> None:
-        """Print the log, or its last ``count`` lines; with ``follow``, until the job has ended."""
-        begun = False
-        complaint = ""
-        while True:
-            try:
-                # Asked before reading, so that what a node wrote before its end is still read below.
-                ended = not follow or self._job.history().finished is not None
-                if not begun:
-                    self._begin(count)
-                    begun = True
-                if follow or count is None:
-                    self._print(record for record in self._tail.new_records() if self._shown(record))
-            except TransientError as error:
-                if not follow:
-                    raise
-                ended = False
-                if str(error) != complaint:
-                    complaint = str(error)
-                    output.warn(f"{complaint}; trying again")
-            if ended:
-                return
-            time.sleep(FOLLOW_SECONDS)
-
-    def _begin(self, count: int | None) -> None:
-        """Print the last ``count`` lines, or skip to the first line since the moment."""
-        since = self._shown.since
-        if count is not None:
-            self._print(self._tail.last_records(count, since=since, shown=self._shown))
-        elif since is not None:
-            self._tail.skip_before(since)
-
-    def _print(self, records: Iterable[LogRecord]) -> None:
-        if not self._as_json:
-            print_records(records, name_nodes=self._name_nodes, highlight=self._shown.grep)
+    begun = False
+    complaint = ""
+    while True:
+        try:
+            # Asked before reading, so that what a node wrote before its end is still read below.
+            ended = not follow or job.history().finished is not None
+            if not begun and count is not None:
+                show(tail.last_records(count, since=shown.since, shown=shown))
+            elif not begun and shown.since is not None:
+                tail.skip_before(shown.since)
+            begun = True
+            if follow or count is None:
+                show(record for record in tail.new_records() if shown(record))
+        except TransientError as error:
+            if not follow:
+                raise
+            ended = False
+            if str(error) != complaint:
+                complaint = str(error)
+                output.warn(f"{complaint}; trying again")
+        if ended:
             return
-        for record in records:
-            output.echo(json.dumps(_record_json(record)))
+        time.sleep(FOLLOW_SECONDS)
 
 
 def print_records(

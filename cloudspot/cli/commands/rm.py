@@ -72,12 +72,7 @@ def _log_elsewhere(job: Job) -> Sequence[LogPiece]:
 
 
 def _checked(store: ObjectStore, text: str) -> Job:
-    """Return the job, after checking that it may be removed.
-
-    Raises:
-        JobNotFound: no job has exactly this id.
-        CloudspotError: the job is not over, or still has machines.
-    """
+    """Return the job; an error if it is not over, still has machines, or the id is not its whole id."""
     found = find_job(store, text)
     if found != text:
         raise JobNotFound(f"rm needs the whole id: there is no job {text!r}; did you mean {found}?")

@@ -180,11 +180,7 @@ class _Follower:
         self._check()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for as long as the controller asks, printing log lines meanwhile.
-
-        Raises:
-            Detached: Ctrl-C was pressed.
-        """
+        """Sleep for as long as the controller asks, printing log lines; Ctrl-C raises Detached."""
         end = time.monotonic() + seconds
         while True:
             self._check()
@@ -226,9 +222,8 @@ class _Follower:
         except TransientError as error:
             self._complain(error)
             return
-        lines = [record for record in records if record.source != METRICS][-PAST_LINES:]
         self._feed.add([record for record in records if record.source == METRICS])
-        self._show(lines)
+        self._show([record for record in records if record.source != METRICS][-PAST_LINES:])
 
     def _print_progress(self, history: History) -> None:
         """Report progress now and then, even if the script prints nothing."""

@@ -35,11 +35,7 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._previous)
 
     def check(self) -> None:
-        """Do nothing, unless a detach was asked for.
-
-        Raises:
-            Detached: Ctrl-C was pressed.
-        """
+        """Raise Detached if Ctrl-C was pressed."""
         if self.is_asked:
             raise Detached
 
