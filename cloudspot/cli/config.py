@@ -70,11 +70,7 @@ def load_config() -> UserConfig:
 
 
 def named_store(text: str, origin: str) -> ChosenStore:
-    """Return the store that ``text`` names: a URL, or a name from the user's file.
-
-    Raises:
-        SpecError: it is neither, or the user's file is malformed.
-    """
+    """Return the store that ``text`` names: a URL, or a name from the user's file; else a SpecError."""
     if "://" in text:
         return ChosenStore(text, origin)
     stores = load_config().stores

@@ -35,10 +35,9 @@ def open_named_store(store_url: str | None) -> ObjectStore:
 
 
 def unnamed_store(provider: Provider | None = None) -> ChosenStore:
-    """Return the store to use when nothing names one: the user's default, else the (default) provider's.
+    """Return the store to use when nothing names one: the user's default, else the provider's own.
 
-    Raises:
-        SpecError: the user's file is malformed, or there is no default.
+    SpecError if there is no default. Without a provider, it is the one that is used when none is named.
     """
     chosen = default_store()
     if chosen is not None:
@@ -61,11 +60,7 @@ def new_job_id(name: str) -> str:
 
 
 def check_job_id(text: str) -> str:
-    """Return an id given by ``--name`` unchanged.
-
-    Raises:
-        SpecError: it is not a DNS label.
-    """
+    """Return an id given by ``--name`` unchanged; SpecError if it is not a DNS label."""
     if keys.JOB_ID.fullmatch(text) is None:
         raise SpecError(
             f"--name must be 1 to {_MAX_ID_LENGTH} lower-case letters, digits and inner hyphens: got {text!r}"

@@ -61,8 +61,7 @@ def prepare_job(
 def agent_archive(job: PreparedJob) -> AgentArchive | None:
     """Return the archive from which the job's machines install the agent; None if their image has it.
 
-    Raises:
-        CloudspotError: cloudspot or the plugin is not installed as a distribution here.
+    CloudspotError if cloudspot or the plugin is not installed as a distribution here.
     """
     if job.provider.boot_profile().has_cloudspot:
         return None

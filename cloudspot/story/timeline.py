@@ -66,10 +66,7 @@ class Timeline:
 def timeline(
     history: History, now: datetime, *, commits: Mapping[CheckpointId, Commit] | None = None
 ) -> Timeline:
-    """Return the job's timeline at ``now``, the reader's wall clock.
-
-    ``commits``: of the checkpoints that ``wanted_commits`` names those manifests that were found.
-    """
+    """Return the job's timeline at ``now``; ``commits``: those of ``wanted_commits`` that were found."""
     commits = commits or {}
     start = history.submission.at
     parts = stretches(history, now, commits=commits)

@@ -180,11 +180,7 @@ def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> No
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the picture in the format of the path's suffix.
-
-    Raises:
-        CloudspotError: the file cannot be written.
-    """
+    """Write the picture in the format of the path's suffix; CloudspotError if the file cannot be written."""
     import matplotlib as mpl
 
     data = io.BytesIO()

@@ -53,11 +53,7 @@ class Picture:
 
 
 def check_plot(path: Path) -> None:
-    """Check, before anything is read, that a picture can be drawn there.
-
-    Raises:
-        SpecError: matplotlib is missing, the file's type is unknown, or its directory does not exist.
-    """
+    """Refuse, before anything is read, a picture that cannot be drawn there: a SpecError says why."""
     if path.suffix.lower() not in SUFFIXES:
         raise SpecError(f"--plot must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}: got {str(path)!r}")
     if not path.parent.is_dir():
@@ -69,11 +65,7 @@ def check_plot(path: Path) -> None:
 
 
 def take_picture(job: Job) -> Picture:
-    """Read what is drawn for the job, including its whole log.
-
-    Raises:
-        TransientError: the log did not answer.
-    """
+    """Read what is drawn for the job, including its whole log; TransientError if that does not answer."""
     history = job.first_history
     commits = read_commits_of(job, history)
     series = MetricSeries()

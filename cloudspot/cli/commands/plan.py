@@ -51,11 +51,7 @@ def plan(
 
 
 def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
-    """Print what a submission under that id would try; launch and store nothing.
-
-    Raises:
-        CloudspotError: the job cannot be submitted as it is, or no offer fits it.
-    """
+    """Print what a submission under that id would try, or raise as it would; launch and store nothing."""
     spec, store = prepared.spec, prepared.store
     check_secrets(spec, os.environ)
     bundle = make_bundle(prepared.workdir, entrypoint=spec.run.entrypoint)

@@ -83,11 +83,7 @@ class _Rounds:
         """The last job of the newest pass is finished and its machines are gone."""
 
     def run_one(self) -> None:
-        """Make one pass and print what it did.
-
-        Raises:
-            TransientError: the jobs could not be listed.
-        """
+        """Make one pass and print what it did; TransientError if the jobs cannot be listed."""
         self.num_errors = 0
         self._started = datetime.now(timezone.utc)
         for done in self._reconciler.run_pass(job_ids=self._job_ids()):

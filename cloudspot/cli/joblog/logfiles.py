@@ -28,10 +28,7 @@ def download_logs(
     """Write the lines that are ``shown`` to files in the directory, and print the files' names.
 
     Each file appears whole and replaces an older one. The lines are kept as they were written, terminal
-    control sequences included.
-
-    Raises:
-        CloudspotError: the directory cannot be written to.
+    control sequences included. CloudspotError if the directory cannot be written to.
     """
     names = _stems(job)
     streams = sorted(filter(lambda s: wanted(*parse_stream(s)), job.log_sink.streams()), key=parse_stream)

@@ -52,11 +52,7 @@ def warn(text: str) -> None:
 
 
 def confirm_deletion(what: str, *, yes: bool) -> None:
-    """Ask whether to delete ``what`` unless ``yes`` is given; end the command if the answer is no.
-
-    Raises:
-        SpecError: there is no terminal to ask on.
-    """
+    """Ask whether to delete ``what`` unless ``yes`` is given; end the command if the answer is no."""
     if yes:
         return
     if not can_ask():
