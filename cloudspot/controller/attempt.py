@@ -127,11 +127,8 @@ def bill_lines(launch: LaunchHistory, observed: Observed, now: datetime) -> tupl
     A machine that still runs is billed until ``now``; the reaper ends it.
     """
     ranks = {slot.instance_id: rank for rank, slot in launch.slots.items() if slot.instance_id}
-    listed = {
-        one.id: one
-        for one in (*observed.created, *machines_of(launch, observed))
-        if one.launch == launch.number
-    }
+    created = (one for one in observed.created if one.launch == launch.number)
+    listed = {one.id: one for one in (*created, *machines_of(launch, observed))}
     lines = []
     for instance_id in sorted({*ranks, *listed}):
         instance, rank = listed.get(instance_id), ranks.get(instance_id)

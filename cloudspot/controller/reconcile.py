@@ -88,7 +88,7 @@ class Reconciler:
         """Return live machines with cloudspot's tags whose job is not in this store, and who could not say.
 
         They are for the user to look at, and never ended from here: another store may own them.
-        Only the providers of the jobs that this reconciler has driven are asked. Raises as ``run_pass``.
+        Only the providers of the jobs that this reconciler has driven are asked. Raises as ``run_pass`` does.
         """
         known, label = set(list_jobs(self._store)), store_label(self._store)
         live, problems = self._live_machines()

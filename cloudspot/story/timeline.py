@@ -112,10 +112,8 @@ def _launch_end(history: History, launch: LaunchHistory, now: datetime) -> datet
     if launch.closed is None and not all(rank in launch.exits for rank in launch.slots):
         return None
     ends = [node_end(history, launch, rank, now) for rank in launch.slots]
-    said = [one for one in ends if one is not None]
-    if said:
-        return max(said)
-    return None if launch.closed is None else launch.closed.at
+    closed_at = None if launch.closed is None else launch.closed.at
+    return max((one for one in ends if one is not None), default=closed_at)
 
 
 def _attempt_marks(history: History, launch: LaunchHistory, parts: tuple[Stretch, ...]) -> Iterator[Span]:
@@ -140,9 +138,7 @@ def _restoring(
     begun = []
     for rank in ranks:
         behind = after_trainer(phases_of(launch, rank), before)
-        at = next((one.at for one in behind if one.state == "restoring"), None)
-        if at is not None:
-            begun.append(at)
+        begun += [one.at for one in behind if one.state == "restoring"][:1]
     # The slowest setup holds up all; after a generation the first one to go on ends the training.
     if begun and (before > 0 or len(begun) == len(ranks)):
         at = min(begun) if before > 0 else max(begun)

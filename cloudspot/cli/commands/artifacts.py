@@ -96,11 +96,8 @@ def download_(
 def _described(
     artifact: Artifact, directory: Path, wanted: Sequence[Artifact], failed: dict[str, str]
 ) -> dict[str, object]:
-    state = "present"
-    if artifact.key in failed:
-        state = "failed"
-    elif artifact in wanted:
-        state = "downloaded"
+    done = "downloaded" if artifact in wanted else "present"
+    state = "failed" if artifact.key in failed else done
     return {
         "name": artifact.name,
         "file": None if state == "failed" else str(directory / artifact.name),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -83,15 +83,11 @@ def ps(
         output.echo(f"{len(jobs) - len(shown)} more; see them with --all", error=True)
 
 
-def _without_most_ended(jobs: Iterable[Summary]) -> list[Summary]:
+def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
     """Leave out the ended jobs after the first ``MOST``."""
-    num_ended = 0
-    kept = []
-    for job in jobs:
-        num_ended += job.state in TERMINAL_STATES
-        if job.state not in TERMINAL_STATES or num_ended <= MOST:
-            kept.append(job)
-    return kept
+    ended = [job.job_id for job in jobs if job.state in TERMINAL_STATES]
+    left_out = set(ended[MOST:])
+    return [job for job in jobs if job.job_id not in left_out]
 
 
 def _look_at(store: ObjectStore, job_id: str) -> Summary | None:

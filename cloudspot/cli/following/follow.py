@@ -126,12 +126,11 @@ def _commit_time(job: Job, checkpoint: CheckpointId) -> datetime | None:
 class _PlainScreen:
     """Prints lines as they come, in place of a LiveScreen."""
 
+    warn = staticmethod(output.warn)
+
     def print(self, lines: Sequence[Line]) -> None:
         for line in lines:
             echo_line(line)
-
-    def warn(self, text: str) -> None:
-        output.warn(text)
 
     def check(self) -> None:
         pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from cloudspot.cli.jobs import Job
@@ -30,7 +30,8 @@ def download_logs(
     Each file appears whole and replaces an older one. The lines are kept as they were written, terminal
     control sequences included. CloudspotError if the directory cannot be written to.
     """
-    names = _stems(job)
+    attempts = job.first_history.attempts
+    names = {attempt.number: f"attempt-{number:03d}" for number, attempt in enumerate(attempts, start=1)}
     streams = sorted(filter(lambda s: wanted(*parse_stream(s)), job.log_sink.streams()), key=parse_stream)
     written = []
     try:
@@ -51,12 +52,6 @@ def download_logs(
             output.echo(f"{each['file']}: {each['lines']} lines")
     else:
         output.echo(f"job {job.id} has no such log")
-
-
-def _stems(job: Job) -> Mapping[int, str]:
-    """Return the file names, without node, of the launches that became attempts."""
-    attempts = job.first_history.attempts
-    return {attempt.number: f"attempt-{number:03d}" for number, attempt in enumerate(attempts, start=1)}
 
 
 def _write(

@@ -100,8 +100,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def _training_time(one: Mapping[str, Any]) -> str:
     if one["training_from"] is None or one["training_until"] is None:
         return "unknown"
-    start, end = (datetime.fromisoformat(one[key]) for key in ("training_from", "training_until"))
-    return output.duration_text((end - start).total_seconds())
+    return output.duration_text(_seconds_between(one["training_from"], one["training_until"]))
 
 
 def _why(one: Mapping[str, Any]) -> str:

@@ -101,6 +101,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines about the whole job; ``value`` is what ``show --json`` prints."""
     cost, final, commit = value["cost"], value["final"], value["last_commit"]
     weights = None if final is None else final["weights_sha256"]
+    has_artifacts = bool(job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects)
     lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
     return [
         ("attempts", str(len(value["attempts"]))),
@@ -113,7 +114,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("weights", "" if weights is None else f"sha256 {weights}"),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),
-        ("artifacts", _artifacts_text(job)),
+        ("artifacts", job.command("artifacts download") if has_artifacts else ""),
     ]
 
 
@@ -133,12 +134,6 @@ def _goodput_text(value: Mapping[str, Any]) -> str:
         return "unknown"
     least = "at least " if time["unknown"] else ""
     return f"{output.bar(goodput, GOODPUT_WIDTH)} {least}{100 * goodput:.0f}%"
-
-
-def _artifacts_text(job: Job) -> str:
-    if not job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects:
-        return ""
-    return job.command("artifacts download")
 
 
 def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
