@@ -132,7 +132,8 @@ def bill_lines(launch: LaunchHistory, observed: Observed, now: datetime) -> tupl
     lines = []
     for instance_id in sorted({*ranks, *listed}):
         instance, rank = listed.get(instance_id), ranks.get(instance_id)
-        started = _started_at(launch, instance, rank)
+        claimed = launch.intent.at if rank is None else launch.slots[rank].at
+        started = claimed if instance is None else instance.launched_at or claimed
         ended, reason = _end(launch, instance_id, instance, rank, observed, now)
         lines.append(
             Machine(
@@ -144,12 +145,6 @@ def bill_lines(launch: LaunchHistory, observed: Observed, now: datetime) -> tupl
             )
         )
     return tuple(lines)
-
-
-def _started_at(launch: LaunchHistory, instance: Instance | None, rank: int | None) -> datetime:
-    if instance is not None and instance.launched_at is not None:
-        return instance.launched_at
-    return launch.intent.at if rank is None else launch.slots[rank].at
 
 
 def _end(

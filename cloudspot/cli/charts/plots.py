@@ -146,7 +146,7 @@ def _marks(axes: Axes, picture: Picture, ranks: Sequence[int], scale: float) -> 
     if picture.commits:
         x = [at(moment) for moment in picture.commits]
         label = "commit, as far as known"
-        y = [0.0] * len(x)
+        y = [0] * len(x)
         found += axes.plot(x, y, "D", color="black", markersize=4, markeredgecolor="white", label=label)
     return found
 

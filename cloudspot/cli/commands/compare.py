@@ -45,7 +45,9 @@ def compare(
         check_plot(plot)
     a, b = open_job(store_url, first_id), open_job(store_url, second_id)
     now = datetime.now(timezone.utc)
-    first, second = _results(a, now), _results(b, now)
+    first, second = (
+        results(job.first_history, now, commits=read_commits_of(job, job.first_history)) for job in (a, b)
+    )
     value = {
         "a": first,
         "b": second,
@@ -65,11 +67,6 @@ def compare(
     if plot is not None:
         plot_two(plot, take_picture(a), take_picture(b))
         output.echo(f"drawn: {plot}", error=True)
-
-
-def _results(job: Job, now: datetime) -> dict[str, Any]:
-    history = job.first_history
-    return results(history, now, commits=read_commits_of(job, history))
 
 
 def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:

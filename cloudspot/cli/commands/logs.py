@@ -29,8 +29,6 @@ from cloudspot.model import LogRecord
 
 FOLLOW_SECONDS = 1.0
 _to_moment = parsed(lambda text: parse_moment(text, now=datetime.now(timezone.utc).astimezone()))
-MATCH_STYLE = "red"
-"""How a match of ``--grep`` looks."""
 SOURCES = ("train", "setup", "agent", METRICS)
 
 
@@ -218,7 +216,7 @@ def print_records(
     for record in records:
         line = record_line(record, name_nodes=name_nodes)
         if highlight is not None:
-            text = highlight.sub(lambda match: output.styled(match[0], MATCH_STYLE), line.text)
+            text = highlight.sub(lambda match: output.styled(match[0], "red"), line.text)
             line = replace(line, text=text)
         echo_line(line)
 

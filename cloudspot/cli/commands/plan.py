@@ -35,11 +35,7 @@ from cloudspot.jobstore.submission import check_secrets, new_submission
 @store_option
 @json_option
 def plan(
-    job_file: Path,
-    provider_name: str,
-    overrides: tuple[str, ...],
-    store_url: str | None,
-    as_json: bool,
+    job_file: Path, provider_name: str, overrides: tuple[str, ...], store_url: str | None, as_json: bool
 ) -> None:
     """Show what a job would launch, without launching it.
 

@@ -65,12 +65,13 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
     url = store_url or (spec and spec.store) or (chosen and chosen.url)
     if url:
         results += open_store(url).check()
+    is_ready = all(result.ok for result in results)
     if as_json:
         lines = [
             {**msgspec.structs.asdict(result), "remedy": None if result.ok else result.remedy or None}
             for result in results
         ]
-        output.echo_json({"provider": name, "ok": all(result.ok for result in results), "checks": lines})
+        output.echo_json({"provider": name, "ok": is_ready, "checks": lines})
     else:
         for result in results:
             mark = output.styled("ok    ", "green") if result.ok else output.styled("FAILED", "red")
@@ -79,5 +80,5 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
             output.echo(f"{mark}  {result.name}" + (f": {detail}" if detail else ""))
         if not results:
             output.echo(f"provider {name} has nothing to check")
-    if not all(result.ok for result in results):
+    if not is_ready:
         ctx.exit(1)

@@ -72,10 +72,8 @@ def ps(
         output.echo_json([_as_json(job) for job in shown])
         return
     if not shown:
-        filtered_out = bool(filters and found)
-        output.echo(
-            f"no job in {store.url} matches the filter" if filtered_out else f"no jobs in {store.url}"
-        )
+        no_match = f"no job in {store.url} matches the filter"
+        output.echo(no_match if filters and found else f"no jobs in {store.url}")
         return
     asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
     echo_jobs(shown, metrics_first=asked)

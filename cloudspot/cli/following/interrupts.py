@@ -18,10 +18,9 @@ class Interrupts:
     """Within the block, Ctrl-C only asks for a detach; ``check`` carries it out at a safe moment."""
 
     def __init__(self, leave: Callable[[], None] | None = None) -> None:
-        """Begin without a request.
+        """Take what restores the terminal for an exit without clean-up; it must be safe in a signal handler.
 
-        ``leave`` restores what an exit without clean-up would leave changed, and must be safe to call from a
-        signal handler. Whoever gives it confirms the first Ctrl-C on the screen.
+        Whoever gives it confirms the first Ctrl-C on the screen.
         """
         self.is_asked = False
         """Whether it was pressed."""

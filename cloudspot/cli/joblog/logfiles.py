@@ -7,14 +7,12 @@ from pathlib import Path
 
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
+from cloudspot.cli.screen.lines import LABEL_WIDTH
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.log_streams import parse_stream
 from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.model import LogRecord
-
-SOURCE_WIDTH = 9
-"""The same as on the screen, so that lines can be compared."""
 
 
 def download_logs(
@@ -55,11 +53,7 @@ def download_logs(
 
 
 def _write(
-    job: Job,
-    path: Path,
-    stream: str,
-    shown: Callable[[LogRecord], bool],
-    advance: Callable[[int], None],
+    job: Job, path: Path, stream: str, shown: Callable[[LogRecord], bool], advance: Callable[[int], None]
 ) -> int:
     """Write one node's lines and return how many; if there are none, write no file."""
     partial = partial_path(path)
@@ -69,7 +63,7 @@ def _write(
             for record in job.log_sink.read(stream):
                 advance(len(record.text) + 1)
                 if shown(record):
-                    file.write(f"{output.utc_text(record.time)} {record.source.ljust(SOURCE_WIDTH)} ")
+                    file.write(f"{output.utc_text(record.time)} {record.source.ljust(LABEL_WIDTH)} ")
                     file.write(f"{record.text}\n")
                     num_lines += 1
         if num_lines:

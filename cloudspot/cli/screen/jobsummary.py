@@ -22,8 +22,6 @@ from cloudspot.story.progress import last_commit_id
 from cloudspot.story.report import show_json
 from cloudspot.story.timeline import wanted_commits
 
-GOODPUT_WIDTH = 30
-"""The length of its bar, in characters."""
 MAX_TAILS = 4
 """How many failed nodes have their last lines shown: when one fails, all do."""
 
@@ -133,7 +131,7 @@ def _goodput_text(value: Mapping[str, Any]) -> str:
     if time["unknown"] and not time["training"]:
         return "unknown"
     least = "at least " if time["unknown"] else ""
-    return f"{output.bar(goodput, GOODPUT_WIDTH)} {least}{100 * goodput:.0f}%"
+    return f"{output.bar(goodput)} {least}{100 * goodput:.0f}%"
 
 
 def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
