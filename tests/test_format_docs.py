@@ -26,6 +26,7 @@ SAMPLES = {
     "nonce": "0123456789abcdef",
     "stream": "1-0",
     "date": "2026-11-20",
+    "shared": f"code/{'ab' * 32}",
 }
 
 FUNCTIONS = {

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from cloudspot import __version__
-from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.errors import CloudspotError, JobExists, JobNotFound, ObjectMissing, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_to_json
@@ -22,6 +22,10 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import StagedAgent, StopRequest, Submission, new_nonce
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.jobstore.transfer_progress import OpenProgress, no_progress
+
+if TYPE_CHECKING:
+    # Every command that reads a job imports this module; the archive's maker searches distributions.
+    from cloudspot.boot.agentarchive import AgentArchive
 
 
 class _Secrets(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,1 +1,1 @@
-"""What provider plugins build on: bucket stores, checks, metadata clients. It names no cloud."""
+"""What provider plugins build on: providers, options, requests, errors, bucket stores. It names no cloud."""

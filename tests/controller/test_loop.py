@@ -269,7 +269,7 @@ def test_a_controller_that_slept_while_its_job_was_finished_and_removed_writes_a
     assert house.controller().run_until_finished().finished.outcome == "succeeded"
     house.cloud.tokens.clear()
     remove_job(house.store, JOB)
-    with pytest.raises(JobNotFound, match="is no longer in"):
+    with pytest.raises(JobNotFound, match="job 'digits-1' is no longer in"):
         sleeper.run_until_finished()
     assert house.cloud.tokens == []
     assert list(house.store.list_objects("jobs/")) == []

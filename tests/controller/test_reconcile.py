@@ -385,3 +385,13 @@ def test_passes_that_are_a_new_process_each_end_a_machine_that_outlives_its_clos
     town.passes_until(lambda: HistoryReader(town.store, "one").read().finished, seconds=20)
     town.passes_until(lambda: not suspected(town), seconds=20)
     assert suspected(town) == []
+
+
+def test_the_second_of_rare_passes_knows_how_long_it_is_since_a_stop(town, records):
+    machine = town.start("one")
+    town.world.kill(machine.life)
+    town.store.put(keys.stop("one"), codec.encode(records.stop(at=0)))
+    gone = town.passes_until(
+        lambda: machine.states[-1][1].value != "running", seconds=STOP_GRACE_SECONDS + 60
+    )
+    assert gone == 2

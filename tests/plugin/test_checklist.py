@@ -6,7 +6,8 @@ from email.utils import format_datetime
 import pytest
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
-from cloudspot.plugin.checklist import Checklist, compare_clock
+from cloudspot.model import Market, Offer, Resources
+from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock
 
 
 def failing(error):
@@ -55,3 +56,59 @@ def test_a_clock_is_compared_with_the_date_of_an_answer():
         compare_clock(ago(300), whose="AWS")
     with pytest.raises(CloudspotError, match=r"^[23]\d\d s behind Google's$"):
         compare_clock(ago(-300), whose="Google")
+
+
+def offer(name, market, price):
+    return Offer(
+        instance_type=name,
+        zone="sky-1a",
+        market=market,
+        price_per_hour=price,
+        on_demand_price_per_hour=2.0,
+    )
+
+
+class Shop:
+    def __init__(self, *offers):
+        self._offers = offers
+
+    def offers(self, resources):
+        return self._offers
+
+    def instances(self):
+        return ("one", "two")
+
+
+def test_offers_are_a_line_that_names_the_cheapest_and_come_back_cheapest_first():
+    dear, cheap = offer("big", Market.ON_DEMAND, 2.0), offer("small", Market.SPOT, 0.5)
+    lines = Checklist(remedy="")
+    lines.attempt_listing(Shop())
+    found = lines.attempt_offers(
+        Shop(dear, cheap), Resources(), remark=lambda one: f"; by {one.instance_type}"
+    )
+    assert found == [cheap, dear]
+    assert [(one.name, one.detail) for one in lines.results()] == [
+        ("listing", "2 machines of cloudspot's"),
+        ("offers", "2, from 0.5 USD an hour (spot small in sky-1a; by small)"),
+    ]
+
+
+def test_no_offer_is_a_failure():
+    lines = Checklist(remedy="")
+    assert lines.attempt_offers(Shop(), Resources()) == []
+    (line,) = lines.results()
+    assert not line.ok
+    assert line.detail == "no machine type fits; ask for less in resources, or try another region"
+
+
+def test_each_market_that_has_an_offer_comes_with_its_cheapest():
+    spot, dear, on_demand = (
+        offer("small", Market.SPOT, 0.5),
+        offer("big", Market.SPOT, 0.9),
+        offer("small", Market.ON_DEMAND, 2.0),
+    )
+    assert dict(cheapest_by_market([dear, on_demand, spot])) == {
+        Market.SPOT: spot,
+        Market.ON_DEMAND: on_demand,
+    }
+    assert dict(cheapest_by_market([on_demand])) == {Market.ON_DEMAND: on_demand}

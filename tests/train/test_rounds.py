@@ -347,6 +347,28 @@ def test_with_long_steps_a_drain_comes_at_the_next_boundary_and_an_interval_save
     assert ranks[0]._order == ranks[1]._order == SaveOrder(kind, 3 + steps_ahead, rooms=ROOMS[:2])
 
 
+def test_with_the_shortest_steps_the_ranks_do_not_run_ahead_without_bounds():
+    now = [0.0]
+    ranks = pair(now=now)
+    for step in range(100):
+        for rank in ranks:
+            assert rank.begin(step) is None
+        now[0] += 0.0001
+    settle(*ranks)
+    ranks[0].request_drain(guard=100.0, notice=False)
+    settle(*ranks)
+    assert ranks[0]._order == SaveOrder(DRAIN, 100 + rounds.MAX_LOOKAHEAD_STEPS, rooms=ROOMS[:2])
+
+
+def test_a_notice_in_a_round_of_another_rank_brings_the_guard_nearer():
+    zero, one = pair()
+    zero.request_drain(guard=100.0, notice=True)
+    settle(zero, one)
+    assert one.guard == 100.0
+    one.request_drain(guard=5.0, notice=True)
+    assert one.guard == 5.0
+
+
 def test_a_drain_goes_before_an_interval_save_that_was_asked_for_first():
     zero, one = pair()
     zero.request_interval()
@@ -464,13 +486,15 @@ def test_when_the_store_is_gone_a_drain_leaves_without_a_save():
     assert try_begin(one, 0) == SaveOrder(DRAIN, None)
 
 
-def test_a_main_thread_waits_for_the_decision_and_goes_on_with_it():
+def test_a_waiting_main_thread_is_woken_by_the_decision(monkeypatch, wait_until):
+    monkeypatch.setattr(rounds, "_WAIT_SECONDS", 1000.0)
     zero, one = pair()
     zero.request_drain(guard=1e9, notice=False)
     settle(zero)
     found = []
     waiting = threading.Thread(target=lambda: found.append(zero.begin(0)))
     waiting.start()
+    wait_until(lambda: zero._changed._waiters)
     settle(one, zero, one)
     waiting.join(10)
     assert found == [SaveOrder(DRAIN, 0, rooms=ROOMS[:2])]

@@ -214,6 +214,16 @@ def test_who_is_still_busy_is_absent_and_not_left_behind() -> None:
     assert left_behind(newest, beats) == {2}
 
 
+def test_who_has_run_the_generation_and_delivers_already_is_not_absent() -> None:
+    newest = generation(2, 1, 2, 3, 4)
+    beats = {
+        rank: beat(2, state=state)
+        for rank, state in enumerate(("draining", "uploading", "running", "ending"), 1)
+    }
+    assert absent(newest, beats) == {4}
+    assert absent(newest, {}) == {1, 2, 3, 4}
+
+
 def test_the_living_go_on_without_the_lost_and_the_leaving() -> None:
     standings = {1: Standing.SUSPECT, 2: Standing.FRESH, 3: Standing.LEAVING}
     assert verdict(view(standings, current=generation(4, 0, 1, 2, 3))) == Propose(5, (0, 2))

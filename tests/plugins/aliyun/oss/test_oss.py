@@ -225,7 +225,7 @@ def test_endpoints_are_https_of_the_region_unless_the_environment_moves_them(mon
     assert oss_endpoint("cn-hangzhou") == "https://oss-cn-x.aliyuncs.com"
     for wrong in ("ftp://x", "http://", "http://x/path", "http://a@b", "http://x:99999"):
         monkeypatch.setenv("OSS_ENDPOINT", wrong)
-        with pytest.raises(SpecError, match="OSS_ENDPOINT must be like"):
+        with pytest.raises(SpecError, match="OSS_ENDPOINT must be a URL such as"):
             oss_endpoint("cn-hangzhou")
 
 

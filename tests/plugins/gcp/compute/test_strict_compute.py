@@ -166,7 +166,7 @@ def launch(api, **change):
         (
             {"instanceProperties.guestAccelerators": [{"acceleratorType": "nvidia-tesla-t4"}]},
             400,
-            "or not so many of it",
+            "there are too many of it",
         ),
         (
             {
