@@ -17,6 +17,8 @@ STORE_VARIABLE = "CLOUDSPOT_STORE"
 STORE_HELP = (
     "Object store that holds the jobs: a URL such as file:///data/jobs, or a name from your config file."
 )
+DEBUG_HELP = "Show the traceback if there is an error."
+JSON_HELP = "Print JSON (documented in docs/cli.md)."
 
 
 def _choose_store(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -74,10 +76,10 @@ debug_option = click.option(
     is_eager=True,
     expose_value=False,
     callback=_note_debug,
-    help="Show the traceback if there is an error.",
+    help=DEBUG_HELP,
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON (documented in docs/cli.md).")
+json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
 plain_option = click.option(
     "--plain", "is_plain", is_flag=True, help="Print plain lines instead of the live view, as in a pipe."

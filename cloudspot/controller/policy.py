@@ -12,11 +12,13 @@ from cloudspot.jobstore.history import History
 from cloudspot.model import Market, Offer
 
 CAPACITY_COOL_SECONDS = 60.0
-"""An offer without capacity is left alone for this long, doubled for each further refusal in a row."""
+"""An offer without capacity is left alone for this long; doubled for each further refusal in a row."""
 MAX_CAPACITY_COOL_SECONDS = 900.0
+"""An offer without capacity is retried after this long at most."""
 QUOTA_COOL_SECONDS = 600.0
 """The same for one refused for quota, since somebody has to raise that."""
 MAX_QUOTA_COOL_SECONDS = 3600.0
+"""An offer refused for quota is retried after this long at most."""
 DEFAULT_MAX_WAIT_SECONDS = 600.0
 """How long ``spot-then-on-demand`` waits for spot if the job sets no ``spot.max_wait``."""
 MAX_REFUSALS_IN_A_ROW = 5

@@ -55,10 +55,7 @@ class MetricSeries:
         """How many lines of metrics could not be read and were skipped."""
 
     def know(self, generations: Sequence[Generation]) -> None:
-        """Take in all generations known by now: they tell from where each one began again.
-
-        Without them the steps themselves tell it, as far as they can.
-        """
+        """Take in all generations known by now: they tell, better than the steps, where each began again."""
         self._generations = tuple(generations)
 
     def add(self, record: LogRecord) -> bool:
