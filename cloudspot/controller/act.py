@@ -33,7 +33,7 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
 from cloudspot.jobstore.records import Closed, Finished, Intent, new_nonce
 from cloudspot.jobstore.submission import delete_secrets, request_stop
-from cloudspot.story.events import Event, Waiting, Warned
+from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import bill
 
 REPEAT_SECONDS = 30.0
@@ -173,7 +173,7 @@ class Actor:
                 outcome = "capacity"
             elif isinstance(error, QuotaError):
                 outcome = "quota"
-                events.append(Warned(str(error)))
+                events.append(Event(EventKind.WARNED, str(error)))
             self._memory.note_failure(CreateFailure(launch.number, outcome, str(error)))
             return True
         self._memory.note_created(launch.number, instances, self._clock.monotonic())
@@ -199,7 +199,7 @@ class Actor:
         self._provisioner.terminate(due)
         for one in due:
             if one not in self._told:
-                events.append(Warned(f"terminating {one}: {action.why}"))
+                events.append(Event(EventKind.WARNED, f"terminating {one}: {action.why}"))
             self._told[one] = monotonic
 
     def _clean_up(self) -> None:
@@ -214,5 +214,6 @@ class Actor:
 
     def _wait(self, action: Wait, events: list[Event]) -> None:
         if action.why != self._waiting_for:
-            events.append(Waiting(f"waiting up to {action.seconds:.0f} s: {action.why}", action.seconds))
+            text = f"waiting up to {action.seconds:.0f} s: {action.why}"
+            events.append(Event(EventKind.WAITING, text))
         self._waiting_for = action.why
