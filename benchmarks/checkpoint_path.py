@@ -26,8 +26,9 @@ from typing import Any
 
 import torch
 
+from cloudspot.jobstore.fetching import fetch
 from cloudspot.jobstore.keys import job_prefix
-from cloudspot.jobstore.manifests import fetch, read_commit
+from cloudspot.jobstore.manifests import read_commit
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Commit
 from cloudspot.local.filestore import FileStore

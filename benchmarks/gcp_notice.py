@@ -16,7 +16,7 @@ import threading
 import time
 from datetime import datetime, timezone
 
-from cloudspot.agent.notices.notice_poller import NoticePoller
+from cloudspot.agent.notices.notice_poller import poll_notices
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.local.metadataservice import MachineView, MetadataServer, StandingNotice
 from cloudspot.model import PreemptionNotice
@@ -55,14 +55,14 @@ def measure(source: PreemptionSource, server: GceMetadata, phase: float) -> floa
     """Return how long after the announcement the watcher tells it, in seconds."""
     server.view.notice = None
     told = threading.Event()
-    watcher = NoticePoller(source, lambda _: told.set())
-    watcher.start()
+    stopped = threading.Event()
+    threading.Thread(target=poll_notices, args=(source, lambda _: told.set(), stopped), daemon=True).start()
     time.sleep(phase)
     began = time.perf_counter()
     server.view.notice = StandingNotice(deadline=datetime.now(timezone.utc))
     told.wait()
     took = time.perf_counter() - began
-    watcher.stop()
+    stopped.set()
     return took
 
 

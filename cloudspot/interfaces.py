@@ -320,9 +320,8 @@ class ObjectStore(ABC):
         """Find out whether the store can be used, what is missing, and what it costs besides."""
         return ()
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectMeta]:
-        """Yield every object under ``prefix`` in ascending order of keys."""
-        after: str | None = None
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        """Yield every object under ``prefix`` whose key comes after ``after``, in ascending order of keys."""
         while True:
             page = self.list_page(prefix, after=after)
             yield from page.objects

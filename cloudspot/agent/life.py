@@ -21,12 +21,13 @@ from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.training.generation_run import GenerationRun
 from cloudspot.agent.training.preparation import fetch_code, run_setup
 from cloudspot.agent.training.torchrun import end_training
-from cloudspot.errors import AuthError, CloudspotError, ObjectMissing, TransientError
+from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobstore import codec, keys, launches
+from cloudspot.jobstore import keys, launches
 from cloudspot.jobstore.log_streams import stream_name
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Exit, Slot
+from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import read_secrets
 
 _log = logging.getLogger(__name__)
@@ -168,8 +169,5 @@ class Life:
         """Return whether an earlier agent of this machine has written the exit record."""
         context = self.context
         key = keys.exit_record(context.job_id, context.node.launch, context.rank)
-        try:
-            record = codec.decode(context.insist(lambda: context.store.get(key)), Exit)
-        except ObjectMissing:
-            return False
-        return record.instance_id == context.job.identity.instance_id
+        record = context.insist(lambda: find_record(context.store, key, Exit))
+        return record is not None and record.instance_id == context.job.identity.instance_id

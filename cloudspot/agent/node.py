@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -14,19 +13,47 @@ from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
 
 
-@dataclass(frozen=True)
 class Node:
     """The boot script's facts, and the node's directories."""
 
-    job_id: str
-    launch: int
-    store_url: str
-    provider: str
-    directory: Path
-    """All of the node's files; lost with the machine."""
-    train_python: str
-    arena: Path
-    """In memory."""
+    def __init__(
+        self,
+        job_id: str,
+        launch: int,
+        store_url: str,
+        provider: str,
+        directory: Path,
+        train_python: str,
+        arena: Path,
+    ) -> None:
+        """``directory`` holds all of the node's files, lost with the machine; ``arena`` is in memory."""
+        self.job_id = job_id
+        self.launch = launch
+        self.store_url = store_url
+        self.provider = provider
+        self.directory = directory
+        self.train_python = train_python
+        self.arena = arena
+        self.work = directory / "work"
+        """The working directory: the extracted code."""
+        self.artifacts = directory / "artifacts"
+        """What is synced to the bucket."""
+        self.logs = directory / "logs"
+        """The files that the log pump follows."""
+        self.spill = directory / "spill"
+        """Where arena slots go when memory is short."""
+        self.staging = directory / "staging"
+        """Where checkpoint directories are hard-linked before their upload."""
+        self.torn = directory / "torn"
+        """Where checkpoint directories go that a script has left half-written."""
+        self.python_path = directory / "pythonpath"
+        """From here the trainer imports this cloudspot, and nothing else."""
+        self.restore = directory / "restore"
+        """Where a session's checkpoint is restored to."""
+        self.lock = directory / "agent.lock"
+        """The agent keeps it locked while it lives."""
+        self.agent_ended = directory / "agent-ended"
+        """By this file the boot script says that no agent will run here any more."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Node:
@@ -49,56 +76,6 @@ class Node:
         except KeyError as error:
             message = f"the agent runs on a node, started by the boot script: {error.args[0]} is not set"
             raise CloudspotError(message) from error
-
-    @property
-    def work(self) -> Path:
-        """Return the working directory: the extracted code."""
-        return self.directory / "work"
-
-    @property
-    def artifacts(self) -> Path:
-        """Return the directory that is synced to the bucket."""
-        return self.directory / "artifacts"
-
-    @property
-    def logs(self) -> Path:
-        """Return the directory of the files that the log pump follows."""
-        return self.directory / "logs"
-
-    @property
-    def spill(self) -> Path:
-        """Return where arena slots go when memory is short."""
-        return self.directory / "spill"
-
-    @property
-    def staging(self) -> Path:
-        """Return where checkpoint directories are hard-linked before their upload."""
-        return self.directory / "staging"
-
-    @property
-    def torn(self) -> Path:
-        """Return where checkpoint directories go that a script has left half-written."""
-        return self.directory / "torn"
-
-    @property
-    def python_path(self) -> Path:
-        """Return the directory from which the trainer imports this cloudspot, and nothing else."""
-        return self.directory / "pythonpath"
-
-    @property
-    def restore(self) -> Path:
-        """Return where a session's checkpoint is restored to."""
-        return self.directory / "restore"
-
-    @property
-    def lock(self) -> Path:
-        """Return the file that the agent keeps locked while it lives."""
-        return self.directory / "agent.lock"
-
-    @property
-    def agent_ended(self) -> Path:
-        """Return the file by which the boot script says that no agent will run here any more."""
-        return self.directory / "agent-ended"
 
     def handoff(self, generation: int) -> Path:
         """Return the hand-off directory of a generation."""

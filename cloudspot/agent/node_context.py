@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node, NodeMemory
@@ -16,8 +13,6 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.records import Part, Submission
 from cloudspot.model import NodeIdentity
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,8 @@ class NodeContext:
     known_parts: dict[str, Part] = field(default_factory=dict)
     """Records of checkpoint parts by key, put or read by this agent: see ``manifests.try_commit``."""
 
+    insist = staticmethod(insist)
+
     @property
     def job_id(self) -> str:
         """Return the job's id."""
@@ -52,10 +49,6 @@ class NodeContext:
     def rank(self) -> int:
         """Return the node's rank within its launch."""
         return self.job.identity.rank
-
-    def insist(self, call: Callable[[], _T], *, deadline: float = math.inf) -> _T:
-        """Repeat a call of the store until it succeeds; see ``store_retry.insist``."""
-        return insist(call, deadline=deadline)
 
     def obey(self) -> None:
         """Leave when there is an order to; for the phases that have nothing to save.

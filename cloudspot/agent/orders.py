@@ -21,11 +21,7 @@ class Orders:
         """A generation of this launch that is newer than the one this node runs."""
 
     def give(
-        self,
-        *,
-        reclaim: Reclaim | None = None,
-        stop: StopRequest | None = None,
-        superseded: bool = False,
+        self, *, reclaim: Reclaim | None = None, stop: StopRequest | None = None, superseded: bool = False
     ) -> None:
         """Add orders and wake whoever waits."""
         with self._changed:

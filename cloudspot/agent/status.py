@@ -9,13 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cloudspot.jobstore.records import (
-    CheckpointId,
-    Failed,
-    LogStanding,
-    Phase,
-    Transfer,
-)
+from cloudspot.jobstore.records import CheckpointId, Failed, LogStanding, Phase, Transfer
 from cloudspot.train import handoff as files
 
 MAX_PHASES = 64
@@ -122,9 +116,7 @@ class Status:
     def transferring(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
         """Report a transfer while the block runs; yield a function to which any thread tells new bytes.
 
-        Args:
-            what: see ``records.Transfer.what``.
-            total: bytes.
+        ``what`` is as in ``records.Transfer``; ``total`` is in bytes.
         """
         transfer = _Transfer(what, total)
         self._transfer = transfer

@@ -15,7 +15,7 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CloudspotError, CorruptData, SpecError
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.manifests import fetch
+from cloudspot.jobstore.fetching import fetch
 from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.jobstore.records import Commit
 from cloudspot.jobstore.safetensors import num_bytes_read, write_safetensors
@@ -53,7 +53,11 @@ def export_checkpoint(
             _export_torch(job, commit, selection, target, nested=whole or len(selection.objects) > 1)
             size = target.stat().st_size
         else:
-            size = _export_safetensors(job, commit, selection, target, _metadata(job, commit, whole=whole))
+            chosen, metadata = selection.tensors, _metadata(job, commit, whole=whole)
+            with transfer("exporting", num_bytes_read(job.id, commit, chosen)) as advance:
+                size = write_safetensors(
+                    job.store, job.id, commit, chosen, target, metadata=metadata, progress=advance
+                )
             left_out = list(selection.left_out)
     return {
         "file": str(target),
@@ -63,16 +67,6 @@ def export_checkpoint(
         "tensors": tensors,
         "left_out": left_out,
     }
-
-
-def _export_safetensors(
-    job: Job, commit: Commit, selection: Selection, target: Path, metadata: dict[str, str]
-) -> int:
-    tensors = selection.tensors
-    with transfer("exporting", num_bytes_read(job.id, commit, tensors)) as advance:
-        return write_safetensors(
-            job.store, job.id, commit, tensors, target, metadata=metadata, progress=advance
-        )
 
 
 def _metadata(job: Job, commit: Commit, *, whole: bool) -> dict[str, str]:
@@ -123,11 +117,7 @@ def _fetch(job: Job, commit: Commit, directory: Path) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """Yield a directory on the target's file system, removed at the end.
-
-    Raises:
-        CloudspotError: the disk refuses.
-    """
+    """Yield a directory on the target's file system, removed at the end; the disk's errors are ours."""
     scratch = partial_path(target)
     try:
         scratch.mkdir()

@@ -5,6 +5,7 @@ Quick and silent: it reads little, and offers nothing if anything goes wrong.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from itertools import islice
 
@@ -14,55 +15,52 @@ MAX_JOBS = 200
 """More ids than anyone reads; one more letter narrows them down."""
 
 
-def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+_Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _quiet(find: Callable[[click.Context, str], Iterable[str]]) -> _Complete:
+    """Return a completer that offers what is found and begins as typed; any error ends the search."""
+
+    @functools.wraps(find)
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            return [one for one in find(ctx, incomplete) if one.startswith(incomplete)]
+        except Exception:  # noqa: BLE001 - a half-typed line is no place for a message
+            return []
+
+    return complete
+
+
+@_quiet
+def complete_jobs(ctx: click.Context, incomplete: str) -> Iterable[str]:
     """Return the ids of the store's jobs that begin like this; reads only a listing."""
-    return _quietly(lambda: _job_ids(ctx, incomplete))
-
-
-def complete_stores(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the stores in the user's file."""
-
-    def names() -> Iterable[str]:
-        from cloudspot.cli.config import load_config
-
-        return load_config().stores
-
-    return _quietly(lambda: [name for name in names() if name.startswith(incomplete)])
-
-
-def complete_providers(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the installed providers without importing them."""
-
-    def names() -> Iterable[str]:
-        from cloudspot.registry import provider_names
-
-        return provider_names()
-
-    return _quietly(lambda: [name for name in names() if name.startswith(incomplete)])
-
-
-def complete_attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the numbers of the job's attempts, from its summary."""
-    return _quietly(lambda: [number for number in _attempts(ctx) if number.startswith(incomplete)])
-
-
-def _quietly(look: Callable[[], Iterable[str]]) -> list[str]:
-    try:
-        return list(look())
-    except Exception:  # noqa: BLE001 - a half-typed line is no place for a message
-        return []
-
-
-def _job_ids(ctx: click.Context, prefix: str) -> list[str]:
     from cloudspot.cli.jobs import open_named_store
     from cloudspot.jobstore import keys
 
     store = open_named_store(_store_url(ctx))
-    found = store.list_objects(keys.index_prefix() + prefix)
+    found = store.list_objects(keys.index_prefix() + incomplete)
     return [meta.key.removeprefix(keys.index_prefix()) for meta in islice(found, MAX_JOBS)]
 
 
-def _attempts(ctx: click.Context) -> list[str]:
+@_quiet
+def complete_stores(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    """Return the names of the stores in the user's file."""
+    from cloudspot.cli.config import load_config
+
+    return load_config().stores
+
+
+@_quiet
+def complete_providers(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    """Return the names of the installed providers without importing them."""
+    from cloudspot.registry import provider_names
+
+    return provider_names()
+
+
+@_quiet
+def complete_attempts(ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    """Return the numbers of the job's attempts, from its summary."""
     from cloudspot.cli.jobs import find_job, open_named_store
     from cloudspot.jobstore.reader import read_summary
 

@@ -70,11 +70,7 @@ def load_config() -> UserConfig:
 
 
 def named_store(text: str, origin: str) -> ChosenStore:
-    """Return the store that ``text`` names: a URL, or a name from the user's file.
-
-    Raises:
-        SpecError: it is neither, or the user's file is malformed.
-    """
+    """Return the store that ``text`` names: a URL, or a name from the user's file; else a SpecError."""
     if "://" in text:
         return ChosenStore(text, origin)
     stores = load_config().stores
@@ -90,11 +86,7 @@ def named_store(text: str, origin: str) -> ChosenStore:
 
 
 def default_store() -> ChosenStore | None:
-    """Return the default store of the user's file, if it names one.
-
-    Raises:
-        SpecError: the file is malformed.
-    """
+    """Return the default store of the user's file, if it names one; raises as ``load_config`` does."""
     config = load_config()
     if config.default_store is None:
         return None

@@ -12,9 +12,5 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 """Nothing reads the output any more: 128 + SIGPIPE, as in shells."""
 
-_OUTCOMES = {"succeeded": SUCCEEDED, "failed": FAILED, "stopped": STOPPED}
-
-
-def of_outcome(outcome: str) -> int:
-    """Return the exit status for how a job ended."""
-    return _OUTCOMES[outcome]
+OF_OUTCOME = {"succeeded": SUCCEEDED, "failed": FAILED, "stopped": STOPPED}
+"""By how a job ended."""

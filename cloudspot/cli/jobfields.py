@@ -31,10 +31,6 @@ def duration(job: Summary) -> float | None:
     return max(0.0, ((job.finished_at or job.at) - job.submitted_at).total_seconds())
 
 
-def _progress(job: Summary) -> float | None:
-    return job.step / job.steps_total if job.steps_total else None
-
-
 @dataclass(frozen=True)
 class _Kind:
     """How the values of some fields are written in a filter."""
@@ -71,7 +67,7 @@ _FIELDS: Mapping[str, tuple[_Kind, Callable[[Summary], Any]]] = {
     "code": (_TEXT, lambda job: job.code_sha256),
     "detail": (_TEXT, lambda job: job.detail),
     "step": (_NUMBER, lambda job: job.step),
-    "progress": (_NUMBER, _progress),
+    "progress": (_NUMBER, lambda job: job.step / job.steps_total if job.steps_total else None),
     "attempts": (_NUMBER, lambda job: job.attempts),
     "cost": (_NUMBER, lambda job: job.spent),
     "duration": (_DURATION, duration),

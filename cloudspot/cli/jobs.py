@@ -25,35 +25,31 @@ _SUFFIX_LENGTH = 4
 _MAX_ID_LENGTH = 63
 
 
-def default_store_url() -> str:
-    """Return the store that commands read if neither ``--store`` nor CLOUDSPOT_STORE names one.
-
-    Raises:
-        SpecError: the user's file is malformed.
-    """
-    return _default_store().url
-
-
 def open_named_store(store_url: str | None) -> ObjectStore:
-    """Open the store that ``--store`` named, or the default one."""
+    """Open the store that ``--store`` or CLOUDSPOT_STORE named, or the default one."""
     if store_url is None:
-        store_url = note_store(_default_store()).url
+        # Remember what named it, for errors that name it.
+        chosen = current_invocation().chosen_store = unnamed_store()
+        store_url = chosen.url
     return open_store(store_url)
 
 
-def note_store(chosen: ChosenStore) -> ChosenStore:
-    """Remember what named the store, for errors that name it, and return it."""
-    current_invocation().chosen_store = chosen
-    return chosen
+def unnamed_store(provider: Provider | None = None) -> ChosenStore:
+    """Return the store to use when nothing names one: the user's default, else the provider's own.
 
-
-def _default_store() -> ChosenStore:
+    SpecError if there is no default. Without a provider, it is the one that is used when none is named.
+    """
     chosen = default_store()
     if chosen is not None:
         return chosen
-    url = open_provider(DEFAULT_PROVIDER, None).default_store()
-    assert url is not None
-    return ChosenStore(url, f"the default of the provider {DEFAULT_PROVIDER}")
+    provider = provider or open_provider(DEFAULT_PROVIDER, None)
+    url = provider.default_store()
+    if url is None:
+        raise SpecError(
+            f"no store: provider {provider.name!r} has no default; set store in the job file, "
+            "or give --store or CLOUDSPOT_STORE"
+        )
+    return ChosenStore(url, f"the default of the provider {provider.name}")
 
 
 def new_job_id(name: str) -> str:
@@ -64,11 +60,7 @@ def new_job_id(name: str) -> str:
 
 
 def check_job_id(text: str) -> str:
-    """Return an id given by ``--name`` unchanged.
-
-    Raises:
-        SpecError: it is not a DNS label.
-    """
+    """Return an id given by ``--name`` unchanged; SpecError if it is not a DNS label."""
     if keys.JOB_ID.fullmatch(text) is None:
         raise SpecError(
             f"--name must be 1 to {_MAX_ID_LENGTH} lower-case letters, digits and inner hyphens: got {text!r}"
@@ -140,7 +132,7 @@ class Job:
 
     def command(self, name: str) -> str:
         """Return the command line that runs ``name`` on this job, for a message."""
-        at = "" if self.store.url == default_store_url() else f" --store {self.store.url}"
+        at = "" if self.store.url == unnamed_store().url else f" --store {self.store.url}"
         return f"cloudspot {name} {self.id}{at}"
 
 

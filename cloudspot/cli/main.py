@@ -66,6 +66,7 @@ class Program(click.Group):
             return None
         command = getattr(importlib.import_module(f"cloudspot.cli.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
+        _take_debug(command)
         return command
 
     def resolve_command(
@@ -127,6 +128,14 @@ class Program(click.Group):
                 code = exit_codes.FAILED
                 _report(str(error), invocation.debug)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _take_debug(command: click.Command) -> None:
+    """Give the command, and those below it, the option that each of them has."""
+    if all(param.name != "debug" for param in command.params):
+        debug_option(command)
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        _take_debug(below)
 
 
 def _store_note(message: str, invocation: Invocation) -> str:

@@ -10,10 +10,8 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
-from cloudspot.cli.config import default_store
-from cloudspot.cli.invocation import ChosenStore
-from cloudspot.cli.jobs import note_store
-from cloudspot.errors import SpecError
+from cloudspot.cli.invocation import ChosenStore, current_invocation
+from cloudspot.cli.jobs import unnamed_store
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, check_files, load_job
 from cloudspot.registry import open_provider, open_store, plugin_distributions
@@ -54,30 +52,16 @@ def prepare_job(
         spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
         provider = open_provider(provider_name, spec)
     if store_url is None:
-        store_url = note_store(_choose_store(spec, provider, job_file)).url
+        in_file = None if spec.store is None else ChosenStore(spec.store, f"store in {job_file}")
+        chosen = current_invocation().chosen_store = in_file or unnamed_store(provider)
+        store_url = chosen.url
     return PreparedJob(spec, workdir, provider, open_store(store_url))
-
-
-def _choose_store(spec: JobSpec, provider: Provider, job_file: Path) -> ChosenStore:
-    if spec.store is not None:
-        return ChosenStore(spec.store, f"store in {job_file}")
-    chosen = default_store()
-    if chosen is not None:
-        return chosen
-    url = provider.default_store()
-    if url is None:
-        raise SpecError(
-            f"no store: provider {provider.name!r} has no default; set store in the job file, "
-            "or give --store or CLOUDSPOT_STORE"
-        )
-    return ChosenStore(url, f"the default of the provider {provider.name}")
 
 
 def agent_archive(job: PreparedJob) -> AgentArchive | None:
     """Return the archive from which the job's machines install the agent; None if their image has it.
 
-    Raises:
-        CloudspotError: cloudspot or the plugin is not installed as a distribution here.
+    CloudspotError if cloudspot or the plugin is not installed as a distribution here.
     """
     if job.provider.boot_profile().has_cloudspot:
         return None

@@ -82,10 +82,7 @@ debug_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
 plain_option = click.option(
-    "--plain",
-    "is_plain",
-    is_flag=True,
-    help="Print plain lines instead of the live view, as in a pipe.",
+    "--plain", "is_plain", is_flag=True, help="Print plain lines instead of the live view, as in a pipe."
 )
 
 plot_option = click.option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from cloudspot.controller.actions import (
     Action,
@@ -33,7 +33,7 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
 from cloudspot.jobstore.records import Closed, Finished, Intent, new_nonce
 from cloudspot.jobstore.submission import delete_secrets, request_stop
-from cloudspot.story.events import Event, Waiting, Warned
+from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import bill
 
 REPEAT_SECONDS = 30.0
@@ -51,7 +51,6 @@ class Actor:
         *,
         memory: Memory,
         clock: Clock,
-        sleep: Callable[[float], None],
     ) -> None:
         self._store = store
         self._job_id = job_id
@@ -60,8 +59,7 @@ class Actor:
         self._provisioner = provider.provisioner()
         self._memory = memory
         self._clock = clock
-        self._sleep = sleep
-        self._journal = Journal(store, job_id, sleep=sleep)
+        self._journal = Journal(store, job_id)
         self._told: dict[str, float] = {}
         self._announced: tuple[int, list[str], Mapping[str, str]] | None = None
         self._waiting_for: str | None = None
@@ -92,9 +90,9 @@ class Actor:
             self._journal.append(self._finished(action), action.number)
         elif isinstance(action, VoidSlot):
             detail = void_detail(action.outcome, action.detail)
-            void_slot(self._store, self._job_id, action.launch, action.rank, detail, sleep=self._sleep)
+            void_slot(self._store, self._job_id, action.launch, action.rank, detail)
         elif isinstance(action, RequestStop):
-            request_stop(self._store, self._job_id, action.reason, sleep=self._sleep)
+            request_stop(self._store, self._job_id, action.reason)
         elif isinstance(action, Create):
             return self._create(history.launches[action.launch - 1], events)
         elif isinstance(action, Announce):
@@ -175,7 +173,7 @@ class Actor:
                 outcome = "capacity"
             elif isinstance(error, QuotaError):
                 outcome = "quota"
-                events.append(Warned(str(error)))
+                events.append(Event(EventKind.WARNED, str(error)))
             self._memory.note_failure(CreateFailure(launch.number, outcome, str(error)))
             return True
         self._memory.note_created(launch.number, instances, self._clock.monotonic())
@@ -201,7 +199,7 @@ class Actor:
         self._provisioner.terminate(due)
         for one in due:
             if one not in self._told:
-                events.append(Warned(f"terminating {one}: {action.why}"))
+                events.append(Event(EventKind.WARNED, f"terminating {one}: {action.why}"))
             self._told[one] = monotonic
 
     def _clean_up(self) -> None:
@@ -216,5 +214,6 @@ class Actor:
 
     def _wait(self, action: Wait, events: list[Event]) -> None:
         if action.why != self._waiting_for:
-            events.append(Waiting(f"waiting up to {action.seconds:.0f} s: {action.why}", action.seconds))
+            text = f"waiting up to {action.seconds:.0f} s: {action.why}"
+            events.append(Event(EventKind.WAITING, text))
         self._waiting_for = action.why

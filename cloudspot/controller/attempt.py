@@ -8,7 +8,7 @@ from cloudspot.controller.observed import Observed
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Ending, Machine
 from cloudspot.model import EndReason, Instance, InstanceState
-from cloudspot.story.outcomes import own_exit, permanent_failure, succeeded
+from cloudspot.story.outcomes import own_exit, own_exits, permanent_failure, succeeded
 
 VOID_OUTCOMES = ("capacity", "quota", "refused", "voided")
 """How a launch that never trained is closed; the detail of a void begins with one of these."""
@@ -75,7 +75,7 @@ def attempt_outcome(history: History, launch: LaunchHistory, observed: Observed)
     """
     if succeeded(history, launch):
         return "succeeded", ""
-    exits = [one for rank in sorted(launch.slots) if (one := own_exit(launch, rank)) is not None]
+    exits = own_exits(launch)
     stopped = next((one for one in exits if one.outcome == "stopped"), None)
     if stopped is not None:
         return "stopped", stopped.detail
@@ -127,15 +127,13 @@ def bill_lines(launch: LaunchHistory, observed: Observed, now: datetime) -> tupl
     A machine that still runs is billed until ``now``; the reaper ends it.
     """
     ranks = {slot.instance_id: rank for rank, slot in launch.slots.items() if slot.instance_id}
-    listed = {
-        one.id: one
-        for one in (*observed.created, *machines_of(launch, observed))
-        if one.launch == launch.number
-    }
+    created = (one for one in observed.created if one.launch == launch.number)
+    listed = {one.id: one for one in (*created, *machines_of(launch, observed))}
     lines = []
     for instance_id in sorted({*ranks, *listed}):
         instance, rank = listed.get(instance_id), ranks.get(instance_id)
-        started = _started_at(launch, instance, rank)
+        claimed = launch.intent.at if rank is None else launch.slots[rank].at
+        started = claimed if instance is None else instance.launched_at or claimed
         ended, reason = _end(launch, instance_id, instance, rank, observed, now)
         lines.append(
             Machine(
@@ -147,12 +145,6 @@ def bill_lines(launch: LaunchHistory, observed: Observed, now: datetime) -> tupl
             )
         )
     return tuple(lines)
-
-
-def _started_at(launch: LaunchHistory, instance: Instance | None, rank: int | None) -> datetime:
-    if instance is not None and instance.launched_at is not None:
-        return instance.launched_at
-    return launch.intent.at if rank is None else launch.slots[rank].at
 
 
 def _end(
@@ -168,10 +160,8 @@ def _end(
         said = instance.ended_at or (exit_record.at if exit_record else now)
         return said, instance.end_reason or EndReason.UNKNOWN
     if provider_proves_death(instance_id, observed):
-        gone = (
-            exit_record.at
-            if exit_record
-            else now - timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
-        )
-        return gone, EndReason.SELF if exit_record else EndReason.UNKNOWN
+        if exit_record:
+            return exit_record.at, EndReason.SELF
+        absence = timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
+        return now - absence, EndReason.UNKNOWN
     return now, EndReason.SELF if exit_record else EndReason.TERMINATED

@@ -22,15 +22,11 @@ class Handover:
         self._job_id = job_id
         self._memory = memory
         self._clock = clock
-        self._has_asked = False
+        self.is_wanted = True
+        """What earlier passes left has yet to be read."""
         self._has_left = False
         self._stands: Suspicions | None = None
         self._warned: frozenset[str] = frozenset()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether what earlier passes left has yet to be read."""
-        return not self._has_asked
 
     def take(self) -> str | None:
         """Read what earlier passes have left; return what went wrong, if anything, to be tried again."""
@@ -43,7 +39,7 @@ class Handover:
                 now = last_written(self._store, self._job_id)
         except TransientError as error:
             return str(error)
-        self._has_asked = True
+        self.is_wanted = False
         if found is not None:
             self._stands, written = found
             self._memory.note_suspicions(self._stands, written, self._clock.monotonic())
@@ -55,7 +51,7 @@ class Handover:
 
         A job in which all is well costs no request. What could not be read is not overwritten.
         """
-        if not self._has_asked:
+        if self.is_wanted:
             return None
         suspicions = self._memory.suspicions(history, self._clock.now())
         try:

@@ -31,18 +31,9 @@ class PlannedLaunch:
     request: LaunchRequest
 
 
-@dataclass(frozen=True)
-class LaunchPlan:
-    """What ``cloudspot run --dry-run`` shows: the offers in order, each with its request."""
-
-    job_id: str
-    provider: str
-    launches: tuple[PlannedLaunch, ...]
-
-
 def plan(
     spec: JobSpec, provider: Provider, submission: Submission, store_url: str, *, label: str
-) -> LaunchPlan:
+) -> tuple[PlannedLaunch, ...]:
     """Return the first launch of the job for every offer that its policy allows, in order.
 
     Asks the provider for its offers and nothing else. For ``label`` see ``render_launch``.
@@ -50,8 +41,7 @@ def plan(
     Raises:
         SpecError: no offer fits.
     """
-    offers = find_offers(spec, provider)
-    planned = tuple(
+    return tuple(
         PlannedLaunch(
             offer,
             render_launch(
@@ -65,9 +55,8 @@ def plan(
                 decided_at=submission.at,
             ),
         )
-        for offer in offers
+        for offer in find_offers(spec, provider)
     )
-    return LaunchPlan(submission.job_id, submission.provider, planned)
 
 
 def find_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:

@@ -24,7 +24,7 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, write_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.model import Instance, InstanceState, Offer
-from cloudspot.story.events import Event, Warned, diff
+from cloudspot.story.events import Event, EventKind, diff
 from cloudspot.story.report import summarise
 
 POLL_SECONDS = 3.0
@@ -98,9 +98,9 @@ class Controller:
         self._clock = clock
         self._sleep = sleep
         self._poll_seconds = poll_seconds
-        self._reader = HistoryReader(self._store, job_id, sleep=sleep)
+        self._reader = HistoryReader(self._store, job_id)
         self._memory = Memory()
-        self._actor = Actor(self._store, job_id, provider, memory=self._memory, clock=clock, sleep=sleep)
+        self._actor = Actor(self._store, job_id, provider, memory=self._memory, clock=clock)
         self._handover = Handover(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._last: History | None = None
@@ -166,7 +166,7 @@ class Controller:
             yield "leave suspicions"
             problem = self._handover.leave(tick.history) or problem
         problems = [] if problem is None else [problem]
-        events += [Warned(one) for one in self._handover.news_of(problems)]
+        events += [Event(EventKind.WARNED, one) for one in self._handover.news_of(problems)]
         return dataclasses.replace(tick, events=tuple(events), problems=(*tick.problems, *problems))
 
     def steps(self) -> Generator[str, None, Tick]:
@@ -196,7 +196,8 @@ class Controller:
                     actions = self._decide(spec, history, offers)
             acted = yield from self._act(actions, spec, history, events, problems)
             yield from self._tell(history, instances, problems)
-        events += [Warned(problem) for problem in problems if problem not in self._warned]
+        new_problems = [one for one in problems if one not in self._warned]
+        events += [Event(EventKind.WARNED, one) for one in new_problems]
         self._warned = frozenset(problems)
         return Tick(
             history=history,

@@ -211,7 +211,10 @@ class Memory:
 
     def _suspects(self, launch: LaunchHistory, now: datetime) -> tuple[Suspect, ...]:
         suspects = []
-        for rank, owner in _watched(launch):
+        for rank, slot in sorted(launch.slots.items()):
+            owner = slot.instance_id
+            if owner is None or own_exit(launch, rank) is not None:
+                continue
             silent, absent = self._still(launch, rank, now), self._missing(owner)
             if self._has_ended(owner) or (silent is None and absent is None):
                 continue
@@ -252,12 +255,3 @@ class Memory:
             return left[1]
         beat = launch.heartbeats.get(rank)
         return BEGUN if looks_still(launch.slots[rank].at if beat is None else beat.at, now) else None
-
-
-def _watched(launch: LaunchHistory) -> list[tuple[int, str]]:
-    """Return (rank, machine) of those that own a rank and have written no exit record."""
-    return [
-        (rank, slot.instance_id)
-        for rank, slot in sorted(launch.slots.items())
-        if slot.instance_id is not None and own_exit(launch, rank) is None
-    ]

@@ -9,8 +9,7 @@ from cloudspot.jobstore.history import History
 from cloudspot.model import Instance, InstanceState
 
 MAX_LABEL = 128
-"""Characters. Clouds allow at least this many in a tag's value; a plugin whose cloud allows fewer keeps the
-label elsewhere."""
+"""Characters. A plugin whose cloud allows fewer in a tag's value keeps the label elsewhere."""
 
 
 def store_label(store: ObjectStore) -> str:

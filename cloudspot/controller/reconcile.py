@@ -40,11 +40,7 @@ class Unlisted:
 class Reconciler:
     """Drives every job of a store. One that is kept between passes goes by its own clock.
 
-    Args:
-        store: where the jobs are.
-        open_provider: opens a provider by name and job file, as ``cloudspot.registry`` does.
-        clock: the clocks of all controllers.
-        sleep: called between the tries of one request.
+    ``open_provider`` opens a provider by name and job file; ``sleep`` is called between tries of a request.
     """
 
     def __init__(
@@ -92,16 +88,12 @@ class Reconciler:
         """Return live machines with cloudspot's tags whose job is not in this store, and who could not say.
 
         They are for the user to look at, and never ended from here: another store may own them.
-        Only the providers of the jobs that this reconciler has driven are asked.
-
-        Raises:
-            TransientError: the jobs could not be listed.
+        Only the providers of the jobs that this reconciler has driven are asked. Raises as ``run_pass`` does.
         """
         known, label = set(list_jobs(self._store)), store_label(self._store)
         live, problems = self._live_machines()
-        return tuple(
-            one for one in live if one.job_id not in known or is_of_another_store(one, label)
-        ), problems
+        lost = (one for one in live if one.job_id not in known or is_of_another_store(one, label))
+        return tuple(lost), problems
 
     def _live_machines(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
         """Return the machines of all providers that answer, each once, and why the others do not."""
@@ -118,7 +110,7 @@ class Reconciler:
 
     def _controller(self, job_id: str) -> Controller:
         if job_id not in self._controllers:
-            submission, spec = HistoryReader(self._store, job_id, sleep=self._sleep).read_job()
+            submission, spec = HistoryReader(self._store, job_id).read_job()
             provider = self._open_provider(submission.provider, spec)
             # Options are part of what it lists: a region, say.
             options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")

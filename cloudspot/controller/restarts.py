@@ -10,7 +10,7 @@ from cloudspot.controller.actions import Wait
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.model import EndReason
-from cloudspot.story.outcomes import End, end_by_nodes, own_exit
+from cloudspot.story.outcomes import End, end_by_nodes, own_exits
 
 FIRST_DELAY_SECONDS = 10.0
 """The wait after a first failure; doubled for each further one in a row."""
@@ -43,7 +43,7 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
         return end
     if last is None or last.closed is None:
         return Go("first")
-    failures = failures_in_a_row(history)
+    failures = _in_a_row(history, is_failure)
     if len(failures) > spec.limits.max_restarts:
         newest = failures[0]
         assert newest.closed is not None
@@ -76,15 +76,8 @@ def _grown(count: int) -> float:
     return float(min(FIRST_DELAY_SECONDS * 2 ** min(count - 1, 16), MAX_DELAY_SECONDS))
 
 
-def failures_in_a_row(history: History) -> list[LaunchHistory]:
-    """Return the failed launches since the last new checkpoint, newest first.
-
-    The launch that made that checkpoint is among them if it failed.
-    """
-    return _in_a_row(history, is_failure)
-
-
 def _in_a_row(history: History, kind: Callable[[LaunchHistory], bool]) -> list[LaunchHistory]:
+    """Return the launches of that kind since, and with, the one of the last new checkpoint, newest first."""
     found = []
     for launch in reversed(history.launches):
         if launch.closed is not None and kind(launch):
@@ -122,5 +115,4 @@ def made_progress(history: History, launch: LaunchHistory) -> bool:
 
 def exit_code_of(launch: LaunchHistory) -> int:
     """Return the script's own exit code if a node reported one, else 1."""
-    exits = (own_exit(launch, rank) for rank in sorted(launch.slots))
-    return next((one.exit_code for one in exits if one is not None and one.exit_code), 1)
+    return next((one.exit_code for one in own_exits(launch) if one.exit_code), 1)

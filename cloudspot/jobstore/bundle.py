@@ -8,9 +8,9 @@ import io
 import os
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import sleep as real_sleep
 
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
@@ -18,13 +18,21 @@ from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.extraction import is_safe_link
 from cloudspot.jobstore.ignores import Ignores
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.transfer_progress import OpenProgress, no_progress
 
 MAX_BYTES = 100 << 20
 """All files together, unless the caller says otherwise: code is small, and data is not code."""
+OpenProgress = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
+"""Called with what is being done, such as ``uploading code``, and its size in bytes (None: unknown, or done
+in one request). The work is done within the block and passes each number of new bytes on, from any thread."""
 _NUM_NAMED = 5
 _NUM_WEIGHTY = 50
 """A file below this share of the whole, one part in 50, is not what makes the bundle large."""
+
+
+@contextmanager
+def no_progress(_what: str, _num_bytes: int | None) -> Iterator[Callable[[int], None]]:
+    """Show nothing."""
+    yield lambda _count: None
 
 
 @dataclass(frozen=True)
@@ -65,13 +73,8 @@ def make_bundle(
 
     :mod:`cloudspot.jobstore.ignores` tells what is code. ``.git``, ``.env`` and ``.env.*`` never are. A
     symlink is kept if it is relative and leads to something in the bundle. As in git, empty directories
-    are not kept.
-
-    Args:
-        workdir: The directory to archive.
-        entrypoint: A file that must be in the bundle, relative to ``workdir``.
-        max_bytes: The most that the files may have together, before compression.
-        open_progress: Hears of the progress.
+    are not kept. ``entrypoint``, relative to ``workdir``, must be in the bundle; ``max_bytes`` is the most
+    that the files may have together, before compression.
 
     Raises:
         BundleError: the code is too large (the message names the largest files), lacks the entrypoint, or
@@ -99,26 +102,20 @@ def make_bundle(
 
 
 def put_bundle(
-    store: ObjectStore,
-    key: str,
-    bundle: Bundle,
-    *,
-    open_progress: OpenProgress = no_progress,
-    sleep: Callable[[float], None] = real_sleep,
+    store: ObjectStore, key: str, bundle: Bundle, *, open_progress: OpenProgress = no_progress
 ) -> None:
     """Put the bundle under ``key``, unless it is there already.
 
     Raises:
         CorruptData: its key holds something else.
-        TransientError: the store failed; call again.
     """
-    store = patient(store, sleep=sleep)
+    store = patient(store)
     try:
         # The size reveals a foreign object cheaply; the bytes are checked where they are used.
         is_same = store.head(key).size == bundle.size
     except ObjectMissing:
         with open_progress("uploading code", None):  # one request: there is nothing to count
-            is_same = create(store, key, bundle.data, sleep=sleep) is None
+            is_same = create(store, key, bundle.data) is None
     if not is_same:
         raise CorruptData(f"{store.url}: {key} is not the code it is named after; delete it and submit again")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudspot.errors import BundleError, CorruptData
-from cloudspot.jobstore.integrity import is_safe_path
+from cloudspot.jobstore.integrity import is_safe_path, parents
 
 MAX_EXTRACTED_BYTES = 1 << 30
 """All files together: a small archive can unpack to any size."""
@@ -35,13 +35,8 @@ def extract_bundle(
 ) -> None:
     """Extract a bundle into ``dest``, which appears whole and replaces what was there.
 
-    It may hold only files, directories and relative symlinks that stay inside.
-
-    Args:
-        source: The archive, or its path.
-        dest: The directory to make.
-        sha256: The archive's expected SHA-256 in hex, checked before anything else.
-        max_bytes: The most that its files may have together.
+    It may hold only files, directories and relative symlinks that stay inside. The archive's
+    ``sha256``, in hex, is checked before anything else; its files may have ``max_bytes`` together.
 
     Raises:
         CorruptData: the hash differs.
@@ -141,7 +136,7 @@ def _check_members(data: bytes, max_bytes: int) -> None:
             if total > max_bytes or len(kinds) > MAX_MEMBERS:
                 raise BundleError(f"the code bundle has more than {max_bytes} bytes or {MAX_MEMBERS} members")
     for name in kinds:
-        for parent in _parents(name):
+        for parent in parents(name):
             if kinds.get(parent, "directory") != "directory":
                 raise BundleError(f"the code bundle holds {name!r} below {parent!r}, a {kinds[parent]}")
 
@@ -165,12 +160,6 @@ class _Archive(tarfile.TarFile):
         if tarinfo.isreg() and tarinfo.mode & 0o100:
             mode = Path(targetpath).stat().st_mode
             Path(targetpath).chmod(mode | (mode & 0o444) >> 2)
-
-
-def _parents(name: str) -> Iterator[str]:
-    while "/" in name:
-        name = name.rpartition("/")[0]
-        yield name
 
 
 @contextmanager

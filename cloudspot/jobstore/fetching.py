@@ -6,14 +6,20 @@ import json
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, read_chunk, stored_chunks
+from cloudspot.jobstore.chunks import (
+    StoredChunk,
+    check_sizes,
+    read_blocks,
+    read_chunk,
+    stored_chunks,
+    write_at,
+)
 from cloudspot.jobstore.integrity import check_commit
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS, extents
@@ -27,23 +33,16 @@ _Carry = Callable[[Path, Sequence[File], StoredChunk], None]
 
 
 def verify(
-    store: ObjectStore,
-    job_id: str,
-    commit: Commit,
-    *,
-    progress: Callable[[int], None] = lambda _count: None,
-    num_threads: int = NUM_THREADS,
-    sleep: Callable[[float], None] = time.sleep,
+    store: ObjectStore, job_id: str, commit: Commit, *, progress: Callable[[int], None] = lambda _count: None
 ) -> None:
     """Read every chunk of the checkpoint and compare it with its checksum; ``progress`` is told the bytes.
 
     Raises:
         CorruptData: the manifest contradicts itself, or a chunk is missing, cut short or changed; the
             message names the first one found.
-        TransientError: the store failed; nothing is known.
     """
     check_commit(commit)
-    store = patient(store, sleep=sleep)
+    store = patient(store)
     chunks = stored_chunks(job_id, commit)
     check_sizes(store, job_id, commit, chunks)
 
@@ -51,7 +50,7 @@ def verify(
         for _, block in read_blocks(store, stored):
             progress(len(block))
 
-    each(check, chunks, num_threads=num_threads)
+    each(check, chunks, num_threads=NUM_THREADS)
 
 
 def fetch(
@@ -62,7 +61,6 @@ def fetch(
     *,
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Write a checkpoint to the disk, verified.
 
@@ -74,10 +72,9 @@ def fetch(
     Raises:
         CorruptData: the manifest is not safe to follow, or a chunk is missing, cut short or changed.
         CloudspotError: the disk refuses, or the checkpoint directory exists already.
-        TransientError: the store failed; fetch again.
     """
     check_commit(commit)
-    store = patient(store, sleep=sleep)
+    store = patient(store)
     chunks = stored_chunks(job_id, commit)
 
     # Each thread keeps its buffer: touching fresh memory costs more than the reading and the writing.
@@ -166,10 +163,8 @@ def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryv
     for name, offset, length in extents(files, stored.start, stored.chunk.size):
         descriptor = os.open(root / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            done = 0
-            while done < length:
-                with data[position + done : position + length] as rest:
-                    done += os.pwrite(descriptor, rest, offset + done)
+            with data[position : position + length] as run:
+                write_at(descriptor, run, offset)
         finally:
             os.close(descriptor)
         position += length

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.numbered import read_after
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Generation
+from cloudspot.jobstore.stored_records import create_record
 
 
 def read_generations(
@@ -19,9 +18,6 @@ def read_generations(
     """Return the job's generations in order; generation ``g`` is at index ``g - 1``.
 
     ``known`` are those that an earlier call returned: they never change and are not read again.
-
-    Raises:
-        CorruptData: a record is malformed.
     """
     new = read_after(
         patient(store),
@@ -33,23 +29,12 @@ def read_generations(
     return (*known, *new)
 
 
-def propose(
-    store: ObjectStore,
-    job_id: str,
-    generation: Generation,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Generation:
+def propose(store: ObjectStore, job_id: str, generation: Generation) -> Generation:
     """Write the generation unless its number is taken; return the record that stands.
 
     The loser of the race adopts the winner's record; whoever is not a member of it ends itself.
-
-    Raises:
-        TransientError: the outcome is unknown; propose the same record again.
     """
-    key = keys.generation(job_id, generation.number)
-    winner = create(store, key, codec.encode(generation), sleep=sleep)
-    return generation if winner is None else codec.decode(winner, Generation, key=key)
+    return create_record(store, keys.generation(job_id, generation.number), generation)
 
 
 def lineage(generations: Sequence[Generation], commits: Sequence[CheckpointId]) -> tuple[CheckpointId, ...]:

@@ -114,9 +114,8 @@ def _list(workdir: Path) -> set[str] | None:
     for data in output.split(b"\0"):
         name = os.fsdecode(data).rstrip("/")
         path = workdir / name
-        if (
-            name and os.path.lexists(path / ".git") and not path.is_symlink()
-        ):  # a submodule or nested repository
+        # A submodule or a nested repository.
+        if name and os.path.lexists(path / ".git") and not path.is_symlink():
             nested = _list(path)
             if nested is None:
                 return None

@@ -160,16 +160,17 @@ def _collisions(parts: Sequence[Part]) -> Iterator[str]:
     if len(taken) != len(files):
         yield "it holds a file twice"
     for path in files:
-        for parent in _parents(path):
+        for parent in parents(path):
             if parent in taken:
                 yield f"it holds {parent[:200]!r} as a file and as a directory"
     for directory in directories:
-        for parent in _parents(directory):
+        for parent in parents(directory):
             if parent in directories:
                 yield f"its directory {directory[:200]!r} lies in another"
 
 
-def _parents(path: str) -> Iterator[str]:
+def parents(path: str) -> Iterator[str]:
+    """Yield the directories above a ``/``-separated path, the nearest first."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
@@ -16,21 +13,15 @@ from cloudspot.jobstore.records import JournalRecord
 class Journal:
     """A job's journal, for one thread. Keeps what it has read, since records never change."""
 
-    def __init__(
-        self, store: ObjectStore, job_id: str, *, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._store = patient(store, sleep=sleep)
+    def __init__(self, store: ObjectStore, job_id: str) -> None:
+        self._store = patient(store)
         self._job_id = job_id
-        self._sleep = sleep
         self._records: list[JournalRecord] = []
 
     def read(self) -> tuple[JournalRecord, ...]:
         """Return all records; record ``n`` is at index ``n - 1``.
 
         Costs one request more than the number of new records.
-
-        Raises:
-            CorruptData: a record is malformed.
         """
         self._records += read_after(
             self._store,
@@ -52,4 +43,4 @@ class Journal:
         if number < 1:
             raise ValueError(f"number must be >= 1: got {number}")
         key = keys.journal(self._job_id, number)
-        return create(self._store, key, codec.encode(record), sleep=self._sleep) is None
+        return create(self._store, key, codec.encode(record)) is None

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from types import MappingProxyType
 
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.creation import create
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Slot, new_nonce
+from cloudspot.jobstore.stored_records import create_record, read_record
 from cloudspot.model import NodeIdentity
 
 _RANK = re.compile(r"\d{4,}")
 
 
-def claim_slot(
-    store: ObjectStore,
-    job_id: str,
-    launch: int,
-    rank: int,
-    identity: NodeIdentity,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Slot:
+def claim_slot(store: ObjectStore, job_id: str, launch: int, rank: int, identity: NodeIdentity) -> Slot:
     """Claim the slot for this machine and return its owner's record.
 
     A node's first act. Unless the record returned names this machine (``instance_id``), the machine
     must end before it runs any user code. A machine that asks again gets its own claim again.
-
-    Raises:
-        TransientError: the outcome is unknown; ask again.
     """
     slot = Slot(
         instance_id=identity.instance_id,
@@ -42,27 +30,16 @@ def claim_slot(
         at=datetime.now(timezone.utc),
         writer=new_nonce(),
     )
-    return _put(store, job_id, launch, rank, slot, sleep)
+    return create_record(store, keys.slot(job_id, launch, rank), slot)
 
 
-def void_slot(
-    store: ObjectStore,
-    job_id: str,
-    launch: int,
-    rank: int,
-    detail: str,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Slot:
+def void_slot(store: ObjectStore, job_id: str, launch: int, rank: int, detail: str) -> Slot:
     """Forbid the slot to every machine, unless one has claimed it; return the record that stands.
 
     The launch may be closed as void only where the record returned is void (no ``instance_id``).
-
-    Raises:
-        TransientError: the outcome is unknown; ask again.
     """
     slot = Slot(instance_id=None, detail=detail, at=datetime.now(timezone.utc), writer=new_nonce())
-    return _put(store, job_id, launch, rank, slot, sleep)
+    return create_record(store, keys.slot(job_id, launch, rank), slot)
 
 
 def read_slots(
@@ -71,9 +48,6 @@ def read_slots(
     """Return the slots of the launch that are taken, by rank.
 
     ``known`` are those that an earlier call returned: they never change and are not read again.
-
-    Raises:
-        CorruptData: a slot is malformed.
     """
     store = patient(store)
     prefix = keys.slots_prefix(job_id, launch)
@@ -81,13 +55,5 @@ def read_slots(
     ranks = [int(name) for name in (key.removeprefix(prefix) for key in listed) if _RANK.fullmatch(name)]
     new = [rank for rank in ranks if rank not in known]
     new_keys = [keys.slot(job_id, launch, rank) for rank in new]
-    slots = each(lambda key: codec.decode(store.get(key), Slot, key=key), new_keys)
+    slots = each(lambda key: read_record(store, key, Slot), new_keys)
     return {**known, **dict(zip(new, slots, strict=True))}
-
-
-def _put(
-    store: ObjectStore, job_id: str, launch: int, rank: int, slot: Slot, sleep: Callable[[float], None]
-) -> Slot:
-    key = keys.slot(job_id, launch, rank)
-    winner = create(store, key, codec.encode(slot), sleep=sleep)
-    return slot if winner is None else codec.decode(winner, Slot, key=key)

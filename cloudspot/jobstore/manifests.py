@@ -1,44 +1,21 @@
-"""Checkpoints in the bucket: one exists when its commit does, which names every chunk (protocol P5).
-
-The whole life of a checkpoint is reached from here: ``upload_part`` or ``upload_directory``,
-``try_commit``, ``read_commits`` and ``read_commit``, ``verify``, ``fetch``, ``collect``.
-"""
+"""Checkpoints in the bucket: one exists when its commit does, which names every chunk (protocol P5)."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.creation import create
-from cloudspot.jobstore.fetching import fetch, verify
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.integrity import check_commit
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.parts import put_part, upload_directory, upload_part
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Commit, Part, new_nonce
-from cloudspot.jobstore.retention import collect, read_commits, stored_checkpoints
-
-__all__ = [
-    "collect",
-    "complete",
-    "fetch",
-    "present_parts",
-    "put_part",
-    "read_commit",
-    "read_commits",
-    "stands",
-    "try_commit",
-    "upload_directory",
-    "upload_part",
-    "verify",
-    "while_it_stands",
-]
+from cloudspot.jobstore.retention import read_commits, stored_checkpoints
+from cloudspot.jobstore.stored_records import create_record, find_meta, read_record
 
 _RANK = re.compile(r"\d{4}")
 
@@ -51,7 +28,7 @@ def read_commit(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Co
         ObjectMissing: there is no such checkpoint (any more).
     """
     key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
-    commit = codec.decode(patient(store).get(key), Commit, key=key)
+    commit = read_record(patient(store), key, Commit)
     if commit.id != checkpoint:
         raise CorruptData(f"{key} holds the manifest of checkpoint {commit.id}")
     check_commit(commit)
@@ -75,11 +52,8 @@ def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -
 
 def stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
     """Return whether the checkpoint has not been deleted."""
-    try:
-        patient(store).head(keys.commit(job_id, checkpoint.generation, checkpoint.step))
-    except ObjectMissing:
-        return False
-    return True
+    key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
+    return find_meta(patient(store), key) is not None
 
 
 def try_commit(
@@ -88,7 +62,6 @@ def try_commit(
     checkpoint: CheckpointId,
     *,
     known: MutableMapping[str, Part] | None = None,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Commit | None:
     """Commit the checkpoint if all its parts are there; return the manifest that stands.
 
@@ -98,9 +71,8 @@ def try_commit(
 
     Raises:
         CorruptData: the parts do not make one checkpoint, or one contradicts itself.
-        TransientError: the outcome is unknown; call again.
     """
-    store = patient(store, sleep=sleep)
+    store = patient(store)
     known = {} if known is None else known
     names = _list_parts(store, job_id, checkpoint)
     found = {name: known[name] for name in names if name in known}
@@ -130,8 +102,7 @@ def try_commit(
     )
     check_commit(commit)
     key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
-    winner = create(store, key, codec.encode(commit), sleep=sleep)
-    return commit if winner is None else codec.decode(winner, Commit, key=key)
+    return create_record(store, key, commit)
 
 
 def complete(store: ObjectStore, job_id: str, generation: int) -> tuple[CheckpointId, ...]:
@@ -139,9 +110,6 @@ def complete(store: ObjectStore, job_id: str, generation: int) -> tuple[Checkpoi
 
     The node that brought the last part may have been lost before it could commit. What does not make one
     checkpoint is passed over.
-
-    Raises:
-        TransientError: the store failed; call again.
     """
     store = patient(store)
     newest = max((one for one in read_commits(store, job_id) if one.generation == generation), default=None)
@@ -170,5 +138,5 @@ def _list_parts(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> li
 
 
 def _read_parts(store: ObjectStore, names: Sequence[str]) -> dict[str, Part]:
-    parts = each(lambda key: codec.decode(store.get(key), Part, key=key), names)
+    parts = each(lambda key: read_record(store, key, Part), names)
     return dict(zip(names, parts, strict=True))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.stored_records import find_bytes
 
 Record = TypeVar("Record")
 
@@ -25,14 +25,11 @@ def read_after(
     A writer of number n has read n - 1, so the first missing number is the end. This asks for the next one
     until it is missing, which costs a single cheap request where nothing is new. A caller that knows none
     lists what follows the first record, and reads it in parallel.
-
-    Raises:
-        CorruptData: a record is malformed.
     """
     records: list[Record] = []
     while True:
         key = key_of(known + len(records) + 1)
-        data = _get(store, key)
+        data = find_bytes(store, key)
         if data is None:
             return records
         records.append(decode(data, key))
@@ -51,15 +48,8 @@ def _read_listed(
     num_listed = sum(1 for _ in store.list_objects(prefix))
     names = [key_of(number) for number in range(2, num_listed + 1)]
     records = []
-    for key, data in zip(names, each(lambda key: _get(store, key), names), strict=True):
+    for key, data in zip(names, each(lambda key: find_bytes(store, key), names), strict=True):
         if data is None:
             break
         records.append(decode(data, key))
     return records
-
-
-def _get(store: ObjectStore, key: str) -> bytes | None:
-    try:
-        return store.get(key)
-    except ObjectMissing:
-        return None

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date as calendar_date
 from datetime import timezone
 from itertools import groupby
 from typing import ClassVar, NamedTuple
 
-from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import LogSink, ObjectStore, check_stream, is_stream
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.stored_records import find_bytes
 from cloudspot.model import LogPiece, LogRecord
 
-NUM_THREADS = 8
-"""How many segments are deleted at once."""
 _SEGMENT = re.compile(r"(\d{4}-\d{2}-\d{2})/(\d{12,})")
 _WHOLE_LISTING = 1000
 """Up to this many segments are listed anew each time, in one request."""
@@ -52,12 +49,9 @@ class ObjectStoreLogSink(LogSink):
 
     is_in_store: ClassVar[bool] = True
 
-    def __init__(
-        self, store: ObjectStore, job_id: str, *, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._store = patient(store, sleep=sleep)
+    def __init__(self, store: ObjectStore, job_id: str) -> None:
+        self._store = patient(store)
         self._job_id = job_id
-        self._sleep = sleep
         self._last_seq: dict[str, int] = {}
         """The last line's number of each segment read so far; a reader that follows skips them."""
         self._listed: dict[str, tuple[_Segment, ...]] = {}
@@ -73,11 +67,7 @@ class ObjectStoreLogSink(LogSink):
         return list_streams(self._store, self._job_id)
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
-        """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
-
-        Raises:
-            CorruptData: a segment is malformed.
-        """
+        """Yield the stream's records with ``seq > after``, in order, each once; see LogSink."""
         newest = after
         # A segment has no gaps, so if two overlap, the lines of the earlier one come first.
         for segment in self._segments(stream):
@@ -89,11 +79,7 @@ class ObjectStoreLogSink(LogSink):
                     yield record
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for.
-
-        Raises:
-            CorruptData: a segment is malformed.
-        """
+        """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for."""
         left = self._segments(stream)
         held: dict[int, LogRecord] = {}
         top = -1
@@ -136,7 +122,7 @@ class ObjectStoreLogSink(LogSink):
         """Delete a stream's days; see LogSink."""
         for piece in pieces:
             found = [meta.key for meta in self._store.list_objects(piece.name)]
-            each(self._store.delete, found, num_threads=NUM_THREADS)
+            each(self._store.delete, found)
             self._listed.pop(piece.stream, None)
 
     def _write_segment(self, date: str, records: list[LogRecord]) -> None:
@@ -145,7 +131,7 @@ class ObjectStoreLogSink(LogSink):
             check_stream(first.stream)
             key = keys.log_segment(self._job_id, first.stream, date, first.seq)
             data = b"".join(codec.encode(record) + b"\n" for record in records)
-            winner = create(self._store, key, data, sleep=self._sleep)
+            winner = create(self._store, key, data)
             if winner is None:
                 return
             # Delivered before, and more has come since: write only what that segment does not hold.
@@ -169,21 +155,16 @@ class ObjectStoreLogSink(LogSink):
 
     def _list(self, stream_prefix: str, prefix: str, after: str | None) -> Iterator[_Segment]:
         """Yield a stream's segments whose keys start with ``prefix`` and come after ``after``."""
-        while True:
-            page = self._store.list_page(prefix, after=after)
-            for meta in page.objects:
-                match = _SEGMENT.fullmatch(meta.key.removeprefix(stream_prefix))
-                if match is not None:
-                    yield _Segment(int(match[2]), meta.key, meta.size)
-            after = page.next_after
-            if after is None:
-                return
+        for meta in self._store.list_objects(prefix, after=after):
+            match = _SEGMENT.fullmatch(meta.key.removeprefix(stream_prefix))
+            if match is not None:
+                yield _Segment(int(match[2]), meta.key, meta.size)
 
     def _read_segment(self, key: str) -> list[LogRecord]:
-        try:
-            records = _parse(self._store.get(key), key)
-        except ObjectMissing:
+        data = find_bytes(self._store, key)
+        if data is None:
             return []
+        records = _parse(data, key)
         self._last_seq[key] = max((record.seq for record in records), default=-1)
         return records
 

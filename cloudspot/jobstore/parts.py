@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from cloudspot.errors import CorruptData, ObjectMissing, TransientError
+from cloudspot.errors import CorruptData, TransientError
 from cloudspot.interfaces import Data, ObjectStore
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.creation import create
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.integrity import MAX_CHUNK_BYTES, check_part
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Chunk, File, Part, new_nonce
+from cloudspot.jobstore.stored_records import create_record, find_record
 
 CHUNK_BYTES = 64 << 20
 """Large enough to make a request worth its latency, small enough to send several at once."""
@@ -41,30 +40,18 @@ def upload_part(
     progress: Callable[[int], None] = lambda _count: None,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Part:
     """Upload what one rank of a session has sealed; return its record, which is then in the store.
 
     Safe to repeat: the same bytes are the same part, whoever put it.
 
-    Args:
-        store: The job's store.
-        job_id: The job.
-        checkpoint: The checkpoint that the part belongs to.
-        rank: The global rank.
-        num_parts: The world size: how many parts make the checkpoint whole.
-        data: The part's bytes, such as a view of the mapped arena slot; hashed and put in place. No view of
-            them is kept, not even after an error.
-        seal: The seal file's bytes.
-        sealed_at: When the trainer sealed it, UTC.
-        progress: Called from several threads with the bytes of each chunk that is done.
-        chunk_bytes: The size of all chunks but the last.
-        num_threads: How many chunks are uploaded at once.
-        sleep: For the waits between tries.
+    ``rank`` is the global one, ``num_parts`` the world size, ``sealed_at`` UTC. ``data``, such as a view of
+    the mapped arena slot, is hashed and put in place; no view of it is kept, not even after an error.
+    ``progress`` is called from several threads with the bytes of each chunk that is done; all chunks but the
+    last have ``chunk_bytes``.
 
     Raises:
         CorruptData: the store has the part with other bytes, or the seal contradicts it.
-        TransientError: the store failed; call again.
     """
     part = Part(
         generation=checkpoint.generation,
@@ -79,7 +66,7 @@ def upload_part(
         writer=new_nonce(),
     )
     with _forgetting_frames():
-        return _upload(store, job_id, part, _View(data), chunk_bytes, num_threads, sleep, progress)
+        return _upload(store, job_id, part, partial(_lend_view, data), chunk_bytes, num_threads, progress)
 
 
 def upload_directory(
@@ -97,7 +84,6 @@ def upload_directory(
     progress: Callable[[int], None] = lambda _count: None,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Part:
     """Upload the files of one node's checkpoint directory; return its record, as ``upload_part`` does.
 
@@ -124,22 +110,20 @@ def upload_directory(
         sealed_at=sealed_at,
         writer=new_nonce(),
     )
-    return _upload(store, job_id, part, _Files(root, files), chunk_bytes, num_threads, sleep, progress, check)
+    return _upload(
+        store, job_id, part, partial(_lend_files, root, files), chunk_bytes, num_threads, progress, check
+    )
 
 
-def put_part(
-    store: ObjectStore, job_id: str, part: Part, *, sleep: Callable[[float], None] = time.sleep
-) -> Part:
+def put_part(store: ObjectStore, job_id: str, part: Part) -> Part:
     """Put the record of a part whose chunks are in the store; return the record that stands.
 
     Raises:
         CorruptData: the record that stands is of other bytes.
-        TransientError: the outcome is unknown; put it again.
     """
     check_part(part)
     key = keys.part(job_id, part.generation, part.step, part.rank)
-    winner = create(store, key, codec.encode(part), sleep=sleep)
-    return part if winner is None else _same(codec.decode(winner, Part, key=key), part, key)
+    return _same(create_record(store, key, part), part, key)
 
 
 def xxh3_128(data: Data) -> str:
@@ -147,56 +131,42 @@ def xxh3_128(data: Data) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-class _Source(ABC):
-    """The bytes of a part."""
-
-    @abstractmethod
-    @contextmanager
-    def read(self, start: int, length: int) -> Iterator[Data]:
-        """Lend ``length`` bytes from ``start`` (inclusive)."""
+_Read = Callable[[int, int], AbstractContextManager[Data]]
+"""Lends a number of a part's bytes (the second argument) from a start (the first, inclusive)."""
 
 
-class _View(_Source):
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-
-    @contextmanager
-    def read(self, start: int, length: int) -> Iterator[Data]:
-        with self._data[start : start + length] as view:
-            yield view
+@contextmanager
+def _lend_view(data: memoryview, start: int, length: int) -> Iterator[Data]:
+    with data[start : start + length] as view:
+        yield view
 
 
-class _Files(_Source):
-    """The bytes of files, one after the other in list order."""
+@contextmanager
+def _lend_files(root: Path, files: Sequence[File], start: int, length: int) -> Iterator[Data]:
+    """Lend the bytes of files, one after the other in list order."""
+    buffer = bytearray(length)
+    with memoryview(buffer) as view:
+        filled = 0
+        for path, offset, count in extents(files, start, length):
+            with view[filled : filled + count] as target:
+                _fill(root / path, offset, target)
+            filled += count
+    yield buffer
 
-    def __init__(self, root: Path, files: Sequence[File]) -> None:
-        self._root = root
-        self._files = files
 
-    @contextmanager
-    def read(self, start: int, length: int) -> Iterator[Data]:
-        buffer = bytearray(length)
-        with memoryview(buffer) as view:
+def _fill(path: Path, offset: int, target: memoryview) -> None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
             filled = 0
-            for path, offset, count in extents(self._files, start, length):
-                with view[filled : filled + count] as target:
-                    self._fill(self._root / path, offset, target)
+            while filled < len(target):
+                with target[filled:] as rest:
+                    count = file.readinto(rest) or 0
+                if count == 0:
+                    raise TransientError(f"{path} became shorter while it was uploaded")
                 filled += count
-        yield buffer
-
-    def _fill(self, path: Path, offset: int, target: memoryview) -> None:
-        try:
-            with path.open("rb", buffering=0) as file:
-                file.seek(offset)
-                filled = 0
-                while filled < len(target):
-                    with target[filled:] as rest:
-                        count = file.readinto(rest) or 0
-                    if count == 0:
-                        raise TransientError(f"{path} became shorter while it was uploaded")
-                    filled += count
-        except OSError as error:
-            raise TransientError(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from error
+    except OSError as error:
+        raise TransientError(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from error
 
 
 def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[str, int, int]]:
@@ -213,23 +183,22 @@ def _upload(
     store: ObjectStore,
     job_id: str,
     part: Part,
-    source: _Source,
+    read: _Read,
     chunk_bytes: int,
     num_threads: int,
-    sleep: Callable[[float], None],
     progress: Callable[[int], None],
     check: Callable[[], None] = lambda: None,
 ) -> Part:
     if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")
-    store = patient(store, sleep=sleep)
+    store = patient(store)
     key = keys.part(job_id, part.generation, part.step, part.rank)
     # Once the record stands, its chunks are never written again: a commit may name them.
-    found = _find(store, key)
+    found = find_record(store, key, Part)
 
     def carry(number: int) -> Chunk:
         start = number * chunk_bytes
-        with source.read(start, min(chunk_bytes, part.size - start)) as data:
+        with read(start, min(chunk_bytes, part.size - start)) as data:
             if found is None:
                 store.put(keys.chunk(job_id, part.generation, part.step, part.rank, number), data)
             progress(len(data))
@@ -242,14 +211,7 @@ def _upload(
     if found is not None:
         check_part(part)
         return _same(found, part, key)
-    return put_part(store, job_id, part, sleep=sleep)
-
-
-def _find(store: ObjectStore, key: str) -> Part | None:
-    try:
-        return codec.decode(store.get(key), Part, key=key)
-    except ObjectMissing:
-        return None
+    return put_part(store, job_id, part)
 
 
 def _same(standing: Part, ours: Part, key: str) -> Part:

@@ -24,14 +24,13 @@ class PatientStore(WrappedStore):
 
     def __init__(self, inner: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> None:
         super().__init__(inner)
-        self._sleep = sleep
+        self.sleep = sleep
 
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
-        """See ObjectStore."""
         if if_absent:
             self.inner.put(key, data, if_absent=True)
         else:
             super().put(key, data)
 
     def _call(self, method: str, key: str, request: Callable[[], T]) -> T:
-        return request() if method == "open_upload" else retry(request, sleep=self._sleep)
+        return request() if method == "open_upload" else retry(request, sleep=self.sleep)

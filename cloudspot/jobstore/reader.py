@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.generations import read_generations
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.manifests import read_commits
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import (
@@ -24,14 +21,16 @@ from cloudspot.jobstore.records import (
     Generation,
     Heartbeat,
     Intent,
-    JournalRecord,
     Notice,
     Slot,
     StopRequest,
     Submission,
     Summary,
 )
+from cloudspot.jobstore.retention import read_commits
+from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import read_submission
+from cloudspot.model import ObjectMeta
 
 _SLOT = re.compile(r"launches/(\d{6,})/nodes/(\d{4,})")
 _NODE = re.compile(r"nodes/(\d{6,})/(\d{4,})/(heartbeat|notice|exit\.json)")
@@ -49,16 +48,8 @@ def list_jobs(store: ObjectStore) -> tuple[str, ...]:
 
 
 def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
-    """Return the job's advisory summary, or None before the first; it may be stale.
-
-    Raises:
-        CorruptData: it is malformed.
-    """
-    key = keys.summary(job_id)
-    try:
-        return codec.decode(patient(store).get(key), Summary, key=key)
-    except ObjectMissing:
-        return None
+    """Return the job's advisory summary, or None before the first; it may be stale."""
+    return find_record(patient(store), keys.summary(job_id), Summary)
 
 
 def write_summary(store: ObjectStore, summary: Summary) -> None:
@@ -74,12 +65,10 @@ class HistoryReader:
     until all are taken, a listing of what the nodes say, and a get of each heartbeat.
     """
 
-    def __init__(
-        self, store: ObjectStore, job_id: str, *, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._store = patient(store, sleep=sleep)
+    def __init__(self, store: ObjectStore, job_id: str) -> None:
+        self._store = patient(store)
         self._job_id = job_id
-        self._journal = Journal(self._store, job_id, sleep=sleep)
+        self._journal = Journal(self._store, job_id)
         self._submission: Submission | None = None
         self._stop: StopRequest | None = None
         self._generations: tuple[Generation, ...] = ()
@@ -96,13 +85,12 @@ class HistoryReader:
 
         Raises:
             JobNotFound: there is no such job, or its submission was cut short.
-            CorruptData: a record is malformed.
             TransientError: the store does not answer; what was read so far is kept.
         """
         submission = self._read_submission()
         journal = self._journal.read()
         if self._stop is None:
-            self._stop = self._get(keys.stop(self._job_id), StopRequest)
+            self._stop = find_record(self._store, keys.stop(self._job_id), StopRequest)
         intents = [record for record in journal if isinstance(record, Intent)]
         self._read_launches(intents)
         self._generations = read_generations(self._store, self._job_id, known=self._generations)
@@ -115,7 +103,7 @@ class HistoryReader:
             launches=tuple(self._fold_launch(intent, closed.get(intent.launch)) for intent in intents),
             generations=self._generations,
             commits=commits,
-            finished=_finished(journal),
+            finished=next((record for record in journal if isinstance(record, Finished)), None),
             num_records=len(journal),
         )
 
@@ -124,9 +112,7 @@ class HistoryReader:
 
         Raises:
             JobNotFound: there is no such job, or its submission was cut short.
-            CorruptData: the submission is malformed.
             SpecError: this version of cloudspot cannot read the job file.
-            TransientError: the store does not answer.
         """
         submission = self._read_submission()
         return submission, spec_from_json(submission.spec)
@@ -141,22 +127,13 @@ class HistoryReader:
         unsettled = [intent for intent in intents if intent.launch >= first]
         if not unsettled:
             return
-        new = []
+        new: list[ObjectMeta] = []
         if any(len(self._slots.get(intent.launch, {})) < intent.num_nodes for intent in unsettled):
-            new += self._list(keys.launches_prefix(self._job_id), keys.slots_prefix(self._job_id, first))
-        start = f"{keys.nodes_prefix(self._job_id)}{first:06d}/"
-        new += self._list(keys.nodes_prefix(self._job_id), start)
-        self._add(new)
-
-    def _list(self, prefix: str, start: str) -> list[str]:
-        """Return the keys with the prefix from ``start`` on."""
-        found, after = [], start
-        while True:
-            page = self._store.list_page(prefix, after=after)
-            found += [meta.key for meta in page.objects]
-            if page.next_after is None:
-                return found
-            after = page.next_after
+            first_slots = keys.slots_prefix(self._job_id, first)
+            new += self._store.list_objects(keys.launches_prefix(self._job_id), after=first_slots)
+        first_nodes = keys.launch_nodes_prefix(self._job_id, first)
+        new += self._store.list_objects(keys.nodes_prefix(self._job_id), after=first_nodes)
+        self._add([meta.key for meta in new])
 
     def _add(self, found: Sequence[str]) -> None:
         """Read the slots and node records under these keys, unless they are known and never change."""
@@ -176,16 +153,10 @@ class HistoryReader:
             if rank not in records or kind is Heartbeat:
                 places.append((records, rank, key, kind))
         for (records, rank, _, _), record in zip(
-            places, each(lambda place: self._get(place[2], place[3]), places), strict=True
+            places, each(lambda place: find_record(self._store, place[2], place[3]), places), strict=True
         ):
             if record is not None:
                 records[rank] = record
-
-    def _get(self, key: str, record_type: type[Any]) -> Any:
-        try:
-            return codec.decode(self._store.get(key), record_type, key=key)
-        except ObjectMissing:
-            return None
 
     def _fold_launch(self, intent: Intent, closed: Closed | None) -> LaunchHistory:
         launch = intent.launch
@@ -197,7 +168,3 @@ class HistoryReader:
             notices=dict(self._nodes["notice"].get(launch, {})),
             heartbeats=dict(self._nodes["heartbeat"].get(launch, {})),
         )
-
-
-def _finished(journal: Sequence[JournalRecord]) -> Finished | None:
-    return next((record for record in journal if isinstance(record, Finished)), None)

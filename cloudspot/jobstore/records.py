@@ -21,6 +21,14 @@ def new_nonce() -> str:
     return secrets.token_hex(8)
 
 
+class _Written(msgspec.Struct, frozen=True, kw_only=True):
+    """What a record that is written once says of its writing."""
+
+    at: datetime
+    writer: str
+    """The nonce."""
+
+
 class CheckpointId(msgspec.Struct, frozen=True, order=True):
     """A checkpoint of a job, named by the generation that made it and its step."""
 
@@ -45,7 +53,7 @@ class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """The distributions to install from it."""
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
+class Submission(_Written, frozen=True, kw_only=True):
     """``jobs/<id>/spec``: all that was submitted; whatever a controller needs comes from here."""
 
     job_id: str
@@ -57,21 +65,17 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     secret_names: tuple[str, ...]
     version: str
     """The version of cloudspot that submitted the job."""
-    at: datetime
-    writer: str
     agent: StagedAgent | None = None
     """None: the image has cloudspot."""
     has_own_code: bool = False
     """Code and agent lie below the job's own prefix, as somebody was deleting those that jobs share."""
 
 
-class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
+class StopRequest(_Written, frozen=True, kw_only=True):
     """``jobs/<id>/stop``: checkpoint and end the job."""
 
     reason: str
     """``user``, ``max_cost`` or ``max_runtime``."""
-    at: datetime
-    writer: str
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +88,7 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 # --- journal ------------------------------------------------------------------------------------
 
 
-class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
+class Intent(_Written, frozen=True, kw_only=True, tag="intent"):
     """From now on anyone may create launch ``launch``, with this very request."""
 
     launch: int
@@ -94,8 +98,6 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
     num_nodes: int
     why: str
     """What made this launch necessary: ``first``, ``reclaimed``, ``failed``, ``capacity``, ..."""
-    at: datetime
-    writer: str
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +110,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     end_reason: str
 
 
-class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed"):
+class Closed(_Written, frozen=True, kw_only=True, tag="closed"):
     """Launch ``launch`` can never train again; the next intent may be written."""
 
     launch: int
@@ -117,11 +119,9 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed"):
     ``succeeded``, ``reclaimed``, ``stopped``, ``failed``, ``lost``."""
     detail: str
     machines: tuple[Machine, ...]
-    at: datetime
-    writer: str
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+class Finished(_Written, frozen=True, kw_only=True, tag="finished"):
     """The job is over; nothing follows in the journal."""
 
     outcome: str
@@ -129,8 +129,6 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     detail: str
     exit_code: int
     """0, the training script's own exit code if it failed, or 1."""
-    at: datetime
-    writer: str
 
 
 JournalRecord = Intent | Closed | Finished
@@ -139,15 +137,13 @@ JournalRecord = Intent | Closed | Finished
 # --- nodes --------------------------------------------------------------------------------------
 
 
-class Slot(msgspec.Struct, frozen=True, kw_only=True):
+class Slot(_Written, frozen=True, kw_only=True):
     """``launches/k/nodes/<rank>``: claimed by a node, or void. The first writer wins for good."""
 
     instance_id: str | None
     """None: void; no machine may take this rank of this launch."""
     address: str | None = None
     detail: str = ""
-    at: datetime
-    writer: str
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,14 +169,12 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a node's present upload or restore."""
+    """The progress of a node's present upload or restore, in bytes."""
 
     what: str
     """``restoring`` or ``uploading``."""
     done: int
-    """Bytes."""
     total: int
-    """Bytes."""
 
 
 class LogStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,7 +243,7 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
+class Generation(_Written, frozen=True, kw_only=True):
     """``generations/<g>``: one start of torchrun on a fixed set of nodes."""
 
     number: int
@@ -271,11 +265,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     """``first``, ``relaunched``, ``regrouped`` (without a node), ``drained``, ``trainer-failed``,
     ``trainer-stuck``, ``not-connected`` (the ranks did not come together), ``agent-restarted``."""
-    at: datetime
-    writer: str
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
+class Notice(_Written, frozen=True, kw_only=True):
     """``nodes/<launch>/<rank>/notice``: the first notice that reached the node."""
 
     launch: int
@@ -286,8 +278,6 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     step: int
     """The newest step begun by then."""
-    at: datetime
-    writer: str
 
 
 class Final(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,7 +289,7 @@ class Final(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
 
 
-class Exit(msgspec.Struct, frozen=True, kw_only=True):
+class Exit(_Written, frozen=True, kw_only=True):
     """``nodes/<launch>/<rank>/exit.json``: the node's last record; it no longer runs user code."""
 
     launch: int
@@ -322,8 +312,6 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the script had a session in that generation."""
     committed: CheckpointId | None
     final: Final | None = None
-    at: datetime
-    writer: str
 
 
 # --- checkpoints --------------------------------------------------------------------------------
@@ -369,7 +357,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     writer: str
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class Commit(_Written, frozen=True, kw_only=True):
     """``commits/<generation>-<step>``: the manifest. The checkpoint exists when this does."""
 
     generation: int
@@ -378,8 +366,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     parts: tuple[Part, ...]
     """In rank order."""
-    at: datetime
-    writer: str
 
     @property
     def id(self) -> CheckpointId:

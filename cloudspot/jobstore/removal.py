@@ -13,7 +13,6 @@ submission. A removal that is cut short leaves its mark; that costs others a cop
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -48,14 +47,14 @@ def read_entry(store: ObjectStore, job_id: str) -> Entry:
 
     Raises:
         JobNotFound: there is none.
-        CorruptData: it is malformed.
     """
     store = patient(store)
     key = keys.index(job_id)
     try:
-        return Entry(store.head(key).modified_at, _parse(store.get(key), key))
+        since, data = store.head(key).modified_at, store.get(key)
     except ObjectMissing:
         raise JobNotFound(f"no job {job_id!r} in {store.url}") from None
+    return Entry(since, codec.decode(data, Removal, key=key) if data.startswith(_NOTE) else None)
 
 
 def measure(store: ObjectStore, job_id: str) -> tuple[int, int]:
@@ -70,7 +69,6 @@ def remove_job(
     *,
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Delete everything that belongs to the job; after an interruption, call it again.
 
@@ -80,9 +78,8 @@ def remove_job(
 
     Raises:
         JobNotFound: there is no such job.
-        TransientError: the store failed; call again.
     """
-    store = patient(store, sleep=sleep)
+    store = patient(store)
     removal = _begin(store, job_id)
     store.delete(keys.summary(job_id))
     store.delete(keys.spec(job_id))
@@ -121,10 +118,6 @@ def _begin(store: ObjectStore, job_id: str) -> Removal:
     removal = Removal(shared=shared)
     store.put(keys.index(job_id), codec.encode(removal))
     return removal
-
-
-def _parse(data: bytes, key: str) -> Removal | None:
-    return codec.decode(data, Removal, key=key) if data.startswith(_NOTE) else None
 
 
 def _pages(store: ObjectStore, prefix: str) -> Iterable[tuple[ObjectMeta, ...]]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.delivering import may_resume
 from cloudspot.jobstore.generations import lineage, read_generations
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Heartbeat
+from cloudspot.jobstore.stored_records import find_record
 from cloudspot.model import ObjectMeta
 
 ORPHAN_GRACE_SECONDS = 600.0
@@ -30,12 +29,7 @@ def read_commits(store: ObjectStore, job_id: str) -> tuple[CheckpointId, ...]:
 
 
 def collect(
-    store: ObjectStore,
-    job_id: str,
-    keep: int,
-    *,
-    orphan_grace_seconds: float = ORPHAN_GRACE_SECONDS,
-    sleep: Callable[[float], None] = time.sleep,
+    store: ObjectStore, job_id: str, keep: int, *, orphan_grace_seconds: float = ORPHAN_GRACE_SECONDS
 ) -> tuple[CheckpointId, ...]:
     """Delete the checkpoints that no resume will want; return their ids, ascending.
 
@@ -47,13 +41,10 @@ def collect(
     A checkpoint loses its commit first, then its part records, then its chunks, so that whatever
     interrupts this, no commit lacks a chunk; the next call finishes the work. Safe to run anywhere,
     any number of times at once.
-
-    Raises:
-        TransientError: the store failed; call again.
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1: got {keep}")
-    store = patient(store, sleep=sleep)
+    store = patient(store)
     # Commits before generations: then every commit's generation is known, and what comes meanwhile is
     # newer than all that is judged here.
     commits = dict(_list_commits(store, job_id))
@@ -98,11 +89,9 @@ def _somebody_may_resume(store: ObjectStore, job_id: str, launch: int, moment: d
         return True
 
     def may(meta: ObjectMeta) -> bool:
-        try:
-            beat = codec.decode(store.get(meta.key), Heartbeat, key=meta.key)
-        except ObjectMissing:
-            return False
-        return may_resume(beat, silent_seconds=(moment - meta.modified_at).total_seconds())
+        beat = find_record(store, meta.key, Heartbeat)
+        silent_seconds = (moment - meta.modified_at).total_seconds()
+        return beat is not None and may_resume(beat, silent_seconds=silent_seconds)
 
     nodes = store.list_objects(f"{keys.nodes_prefix(job_id)}{launch:06d}/")
     return any(each(may, [meta for meta in nodes if meta.key.endswith("/heartbeat")]))

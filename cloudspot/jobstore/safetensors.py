@@ -11,14 +11,13 @@ from __future__ import annotations
 import bisect
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks
+from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks, write_at
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.jobstore.parts import NUM_THREADS
@@ -62,7 +61,6 @@ def write_safetensors(
     metadata: Mapping[str, str],
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Write the tensors to ``path``, which appears whole or not at all; return the file's size.
 
@@ -76,14 +74,14 @@ def write_safetensors(
         TransientError: the store failed; nothing is left at ``path``.
     """
     header, begins = _layout(tensors, metadata)
-    store = patient(store, sleep=sleep)
+    store = patient(store)
     chunks = _needed(job_id, commit, tensors)
     # What the manifest claims must be there before a byte is written.
     check_sizes(store, job_id, commit, chunks)
     index = _Index(tensors, begins)
     size = len(header) + sum(tensor.nbytes for tensor in tensors)
     with _whole_file(path) as descriptor:
-        _write_at(descriptor, header, 0)
+        write_at(descriptor, header, 0)
         os.ftruncate(descriptor, size)
 
         def carry(stored: StoredChunk) -> None:
@@ -91,7 +89,7 @@ def write_safetensors(
                 with memoryview(block) as view:
                     for start, length, target in index.places(stored, offset, len(block)):
                         with view[start : start + length] as run:
-                            _write_at(descriptor, run, target)
+                            write_at(descriptor, run, target)
                 progress(len(block))
 
         each(carry, chunks, num_threads=num_threads)
@@ -176,12 +174,6 @@ class _Index:
                 return
             start, end = max(begin, low), min(begin + nbytes, high)
             yield start - low, end - start, target + start - begin
-
-
-def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:], offset + done)
 
 
 @contextmanager

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
-from cloudspot.errors import AuthError, ObjectExists, ObjectMissing, StoreRefused
+from cloudspot.errors import AuthError, ObjectExists, StoreRefused
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.creation import WAITS, create
-from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.patience import PatientStore, patient
 from cloudspot.jobstore.records import new_nonce
+from cloudspot.jobstore.stored_records import find_bytes
 from cloudspot.retrying import retry
 
 
-def probe(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> None:
+def probe(store: ObjectStore) -> None:
     """Create a random key twice: the second time must be refused and must change nothing.
 
     Some servers ignore the condition and overwrite, others do so only on a bucket with versioning. There two
@@ -23,23 +21,22 @@ def probe(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) ->
     Raises:
         StoreRefused: the store breaks its promise; the message says what it did.
         AuthError: the rights to write, read or delete are missing.
-        TransientError: it does not answer; nothing is known.
     """
     key = keys.probe(new_nonce())
     first, second = new_nonce().encode(), new_nonce().encode()
-    store = patient(store, sleep=sleep)
+    store = patient(store)
     try:
-        if create(store, key, first, sleep=sleep) is not None:
+        if create(store, key, first) is not None:
             raise StoreRefused(f"{store.url}: a key that nobody has used holds other bytes than were put")
     except AuthError as error:
         raise AuthError(f"{store.url} cannot be written to: {error}") from error
     try:
-        if _second_create_is_accepted(store, key, second, sleep):
+        if _second_create_is_accepted(store, key, second):
             raise StoreRefused(
                 f"{store.url}: a second create of the same key was accepted, so that two writers could both "
                 "win; use another store, or a bucket that never had versioning"
             )
-        found = _get(store, key)
+        found = find_bytes(store, key)
         if found != first:
             what = "is gone" if found is None else "was overwritten, although the store said that it refused"
             raise StoreRefused(
@@ -49,18 +46,9 @@ def probe(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) ->
         store.delete(key)
 
 
-def _second_create_is_accepted(
-    store: ObjectStore, key: str, data: bytes, sleep: Callable[[float], None]
-) -> bool:
+def _second_create_is_accepted(store: PatientStore, key: str, data: bytes) -> bool:
     try:
-        retry(lambda: store.put(key, data, if_absent=True), waits=WAITS, sleep=sleep)
+        retry(lambda: store.put(key, data, if_absent=True), waits=WAITS, sleep=store.sleep)
     except ObjectExists:
         return False
     return True
-
-
-def _get(store: ObjectStore, key: str) -> bytes | None:
-    try:
-        return store.get(key)
-    except ObjectMissing:
-        return None

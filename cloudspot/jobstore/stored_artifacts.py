@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -85,7 +84,6 @@ def download(
     *,
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> list[str | None]:
     """Write the files below the directory; return for each None, or in a few words why it is missing.
 
@@ -96,7 +94,7 @@ def download(
         CloudspotError: the directory cannot be made.
         TransientError: the store failed; whole files stay, and the next call can fetch the rest.
     """
-    store = patient(store, sleep=sleep)
+    store = patient(store)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -144,15 +142,10 @@ def _fetch(store: ObjectStore, artifact: Artifact, path: Path, progress: Callabl
     """Write one whole version of the object and return which: the job may replace it meanwhile."""
     for _ in range(NUM_TRIES):
         with path.open("wb") as file:
-            if artifact.size <= _BLOCK:
-                data = store.get_range(artifact.key, 0, _BLOCK)
+            for start in range(0, max(artifact.size, 1), _BLOCK):
+                data = store.get_range(artifact.key, start, _BLOCK)
                 file.write(data)
                 progress(len(data))
-            else:
-                for start in range(0, artifact.size, _BLOCK):
-                    data = store.get_range(artifact.key, start, min(_BLOCK, artifact.size - start))
-                    file.write(data)
-                    progress(len(data))
         meta = store.head(artifact.key)
         if (meta.size, meta.modified_at) == (artifact.size, artifact.modified_at):
             return artifact

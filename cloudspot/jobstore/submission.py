@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,16 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cloudspot import __version__
-from cloudspot.errors import CloudspotError, JobExists, JobNotFound, ObjectMissing, SpecError
+from cloudspot.errors import CloudspotError, JobExists, JobNotFound, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_to_json
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, make_bundle, put_bundle
+from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, OpenProgress, make_bundle, no_progress, put_bundle
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import StagedAgent, StopRequest, Submission, new_nonce
 from cloudspot.jobstore.store_probe import probe
-from cloudspot.jobstore.transfer_progress import OpenProgress, no_progress
+from cloudspot.jobstore.stored_records import create_record, find_meta, find_record
 
 if TYPE_CHECKING:
     # Every command that reads a job imports this module; the archive's maker searches distributions.
@@ -48,7 +47,6 @@ def submit(
     agent: AgentArchive | None = None,
     max_bundle_bytes: int = MAX_BYTES,
     open_progress: OpenProgress = no_progress,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Submission:
     """Submit the job under ``job_id`` and return its record.
 
@@ -67,29 +65,26 @@ def submit(
     """
     if keys.JOB_ID.fullmatch(job_id) is None:
         raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
-    secrets = _collect_secrets(spec, environ)
+    check_secrets(spec, environ)
+    secrets = _Secrets(values={name: environ[name] for name in spec.run.secrets})
     bundle = make_bundle(
         workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, open_progress=open_progress
     )
     submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent)
-    store = patient(store, sleep=sleep)
-    probe(store, sleep=sleep)
+    store = patient(store)
+    probe(store)
     # The content tells our reservation from another's if the answer to the put is lost.
-    if create(store, keys.index(job_id), submission.writer.encode(), sleep=sleep) is not None:
+    if create(store, keys.index(job_id), submission.writer.encode()) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
     try:
         # The id is reserved: a removal that begins to delete what jobs share after this look finds this job.
-        has_own_code = any(_is_being_deleted(store, key) for key in shared_keys(submission))
+        has_own_code = any(
+            store.list_page(keys.removals_prefix(key), limit=1).objects for key in shared_keys(submission)
+        )
         submission = msgspec.structs.replace(submission, has_own_code=has_own_code)
-        put_bundle(store, code_key(submission), bundle, open_progress=open_progress, sleep=sleep)
+        put_bundle(store, code_key(submission), bundle, open_progress=open_progress)
         if agent is not None and submission.agent is not None:
-            _put_agent(
-                store,
-                agent_key(submission, submission.agent),
-                agent,
-                open_progress=open_progress,
-                sleep=sleep,
-            )
+            _put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
         if secrets.values:
             store.put(keys.secrets(job_id), codec.encode(secrets))
     except BaseException:  # Ctrl-C too.
@@ -100,7 +95,7 @@ def submit(
             store.delete(keys.index(job_id))
         raise
     data = codec.encode(submission)
-    if create(store, keys.spec(job_id), data, sleep=sleep) is not None:
+    if create(store, keys.spec(job_id), data) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
     return codec.decode(data, Submission)  # As readers see it: JSON has no tuples.
 
@@ -110,13 +105,11 @@ def read_submission(store: ObjectStore, job_id: str) -> Submission:
 
     Raises:
         JobNotFound: there is no such job, or its submission was cut short.
-        CorruptData: the submission is malformed.
     """
-    key = keys.spec(job_id)
-    try:
-        return codec.decode(patient(store).get(key), Submission, key=key)
-    except ObjectMissing:
-        raise JobNotFound(f"no job {job_id!r} in {store.url}") from None
+    submission = find_record(patient(store), keys.spec(job_id), Submission)
+    if submission is None:
+        raise JobNotFound(f"no job {job_id!r} in {store.url}")
+    return submission
 
 
 def new_submission(
@@ -159,26 +152,12 @@ def shared_keys(submission: Submission) -> frozenset[str]:
     )
 
 
-def _is_being_deleted(store: ObjectStore, shared: str) -> bool:
-    return bool(store.list_page(keys.removals_prefix(shared), limit=1).objects)
-
-
-def _put_agent(
-    store: ObjectStore,
-    key: str,
-    agent: AgentArchive,
-    *,
-    open_progress: OpenProgress,
-    sleep: Callable[[float], None],
-) -> None:
+def _put_agent(store: ObjectStore, key: str, agent: AgentArchive, *, open_progress: OpenProgress) -> None:
     """Put the archive, unless it is there already; nodes check its bytes."""
-    try:
-        is_there = store.head(key).size == len(agent.data)
-    except ObjectMissing:
-        is_there = False
-    if not is_there:
+    meta = find_meta(store, key)
+    if meta is None or meta.size != len(agent.data):
         with open_progress("uploading the agent", None):  # one request: there is nothing to count
-            create(store, key, agent.data, sleep=sleep)
+            create(store, key, agent.data)
 
 
 def read_secrets(store: ObjectStore, job_id: str) -> dict[str, str]:
@@ -187,12 +166,8 @@ def read_secrets(store: ObjectStore, job_id: str) -> dict[str, str]:
     Raises:
         CorruptData: the object is malformed; the message does not quote it.
     """
-    key = keys.secrets(job_id)
-    try:
-        data = patient(store).get(key)
-    except ObjectMissing:
-        return {}
-    return codec.decode(data, _Secrets, key=key).values
+    secrets = find_record(patient(store), keys.secrets(job_id), _Secrets)
+    return {} if secrets is None else secrets.values
 
 
 def delete_secrets(store: ObjectStore, job_id: str) -> None:
@@ -200,18 +175,10 @@ def delete_secrets(store: ObjectStore, job_id: str) -> None:
     patient(store).delete(keys.secrets(job_id))
 
 
-def request_stop(
-    store: ObjectStore, job_id: str, reason: str, *, sleep: Callable[[float], None] = time.sleep
-) -> StopRequest:
-    """Ask the job to checkpoint and end; return the first request, which stands.
-
-    Raises:
-        TransientError: the outcome is unknown; ask again.
-    """
+def request_stop(store: ObjectStore, job_id: str, reason: str) -> StopRequest:
+    """Ask the job to checkpoint and end; return the first request, which stands."""
     request = StopRequest(reason=reason, at=datetime.now(timezone.utc), writer=new_nonce())
-    key = keys.stop(job_id)
-    winner = create(store, key, codec.encode(request), sleep=sleep)
-    return request if winner is None else codec.decode(winner, StopRequest, key=key)
+    return create_record(store, keys.stop(job_id), request)
 
 
 def check_secrets(spec: JobSpec, environ: Mapping[str, str]) -> None:
@@ -223,8 +190,3 @@ def check_secrets(spec: JobSpec, environ: Mapping[str, str]) -> None:
     missing = [name for name in spec.run.secrets if name not in environ]
     if missing:
         raise SpecError(f"run.secrets: {', '.join(missing)} is not set in the environment; export it first")
-
-
-def _collect_secrets(spec: JobSpec, environ: Mapping[str, str]) -> _Secrets:
-    check_secrets(spec, environ)
-    return _Secrets(values={name: environ[name] for name in spec.run.secrets})

@@ -9,6 +9,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Suspicions
+from cloudspot.jobstore.stored_records import find_meta, read_record
 
 
 def read_suspicions(store: ObjectStore, job_id: str) -> tuple[Suspicions, datetime] | None:
@@ -22,7 +23,7 @@ def read_suspicions(store: ObjectStore, job_id: str) -> tuple[Suspicions, dateti
         # In this order: if another version comes between the two calls, its time is later, and what was seen
         # before the first write was seen before the second. The other way round, the time would be older
         # than what is counted from it.
-        left = codec.decode(store.get(key), Suspicions, key=key)
+        left = read_record(store, key, Suspicions)
         return left, store.head(key).modified_at
     except (ObjectMissing, CorruptData):
         return None
@@ -35,10 +36,8 @@ def write_suspicions(store: ObjectStore, job_id: str, suspicions: Suspicions) ->
 
 def last_written(store: ObjectStore, job_id: str) -> datetime | None:
     """Return when something was left last, by the store's clock; None: nothing stands."""
-    try:
-        return patient(store).head(keys.suspicions(job_id)).modified_at
-    except ObjectMissing:
-        return None
+    meta = find_meta(patient(store), keys.suspicions(job_id))
+    return None if meta is None else meta.modified_at
 
 
 def delete_suspicions(store: ObjectStore, job_id: str) -> None:

@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 class WrappedStore(ObjectStore):
-    """Passes every call on; those that make a request go through ``_call``, which subclasses override."""
+    """Passes every call on; those that make a request go through ``_call``, which subclasses override.
+
+    ``presign_get`` makes none.
+    """
 
     def __init__(self, inner: ObjectStore) -> None:
         self.url = inner.url
@@ -20,43 +23,33 @@ class WrappedStore(ObjectStore):
 
     @property
     def canonical_url(self) -> str:
-        """The wrapped store's; see ObjectStore."""
         return self.inner.canonical_url
 
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
-        """See ObjectStore."""
         self._call("put", key, lambda: self.inner.put(key, data, if_absent=if_absent))
 
     def get(self, key: str) -> bytes:
-        """See ObjectStore."""
         return self._call("get", key, lambda: self.inner.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """See ObjectStore."""
         return self._call("get_range", key, lambda: self.inner.get_range(key, start, length))
 
     def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
-        """See ObjectStore."""
         return self._call("get_range", key, lambda: self.inner.get_range_into(key, start, buffer))
 
     def head(self, key: str) -> ObjectMeta:
-        """See ObjectStore."""
         return self._call("head", key, lambda: self.inner.head(key))
 
     def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
-        """See ObjectStore."""
         return self._call("list_page", prefix, lambda: self.inner.list_page(prefix, after=after, limit=limit))
 
     def delete(self, key: str) -> None:
-        """See ObjectStore."""
         self._call("delete", key, lambda: self.inner.delete(key))
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
-        """See ObjectStore."""
         return self._call("open_upload", key, lambda: self.inner.open_upload(key, if_absent=if_absent))
 
     def presign_get(self, key: str, *, seconds: float) -> str:
-        """See ObjectStore; makes no request."""
         return self.inner.presign_get(key, seconds=seconds)
 
     def _call(self, method: str, key: str, request: Callable[[], T]) -> T:

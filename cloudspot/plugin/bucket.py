@@ -23,6 +23,7 @@ from cloudspot.errors import (
 from cloudspot.interfaces import check_key
 from cloudspot.model import CheckResult
 from cloudspot.plugin.multipart import Passing, UploadGone
+from cloudspot.plugin.sdkerrors import SdkErrors
 from cloudspot.retrying import T, retry
 
 
@@ -91,8 +92,10 @@ class Bucket(ABC):
     scheme: ClassVar[str]
     names: ClassVar[re.Pattern[str]]
     """What a bucket can be called."""
-    sdk_errors: ClassVar[tuple[type[Exception], ...]]
-    """All that a request may raise, other than for a bug of ours."""
+    errors: ClassVar[SdkErrors]
+    """The plugin's translation of what a request may raise."""
+    kinds: ClassVar[Mapping[str, type[CloudspotError]]]
+    """What the service's codes mean to a store, besides those that throttle or deny; see ``kind_of``."""
     rights: ClassVar[Mapping[str, str]]
     """The right that a request takes, by verb: list, read, write, delete, sign for, and the plugin's own."""
     how_to_create: ClassVar[str]
@@ -116,17 +119,20 @@ class Bucket(ABC):
     def connect(self) -> Any:
         """Return the client that all requests are made with; called once, at first use."""
 
-    @abstractmethod
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
         """Return what an SDK's error means; None: nothing that is special to a store.
 
         ObjectExists, ObjectMissing, SpecError (no such bucket), UploadGone, Passing (nothing was done),
         RangeBeyondEnd, StoreRefused (the server lacks the function) or AuthError (the right is missing).
         """
+        code = self.errors.code_of(error)
+        if code in self.errors.throttled:
+            return Passing
+        return AuthError if code in self.errors.denied else self.kinds.get(code)
 
-    @abstractmethod
     def translation(self, error: Exception, what: str) -> CloudspotError:
         """Return an SDK's error as the plugin translates it everywhere, with ``what`` before the reason."""
+        return self.errors.translation(error, what)
 
     @abstractmethod
     def head(self, client: Any, name: str) -> Described:
@@ -157,11 +163,7 @@ class Bucket(ABC):
     # --- what a plugin uses -----------------------------------------------------------------------
 
     def full(self, key: str) -> str:
-        """Return the key's name in the bucket.
-
-        Raises:
-            ValueError: it is not a key.
-        """
+        """Return the key's name in the bucket; raise ValueError if it is not a key."""
         check_key(key)
         return self.prefix + key
 
@@ -173,7 +175,7 @@ class Bucket(ABC):
                 self._client = self.connect()
         try:
             yield self._client
-        except self.sdk_errors as error:
+        except self.errors.raised as error:
             raise self.translated(error, verb, key) from error
 
     def ask(self, verb: str, key: str, call: Callable[[Any], T]) -> T:

@@ -94,11 +94,7 @@ def trial_launch(offer: Offer) -> InstanceGroup:
 
 
 def compare_clock(said: str | None, *, whose: str) -> str:
-    """Return how this machine's clock compares with an answer's ``Date`` header.
-
-    Raises:
-        CloudspotError: it is so far off that requests are refused.
-    """
+    """Compare this clock with an answer's ``Date``; raise CloudspotError if requests are refused for it."""
     if said is None:
         return f"unknown: {whose} did not say"
     skew = (datetime.now(timezone.utc) - parsedate_to_datetime(said)).total_seconds()

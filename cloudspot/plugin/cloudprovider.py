@@ -6,7 +6,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -19,15 +19,19 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 Clients = TypeVar("Clients")
 
 
+class Caller(NamedTuple):
+    """Whom credentials belong to."""
+
+    account: str
+    """Its number."""
+    arn: str
+
+
 class CloudProvider(Provider, Generic[Options, Clients]):
     """A provider whose clients and provisioner are made when first used, once each. Thread-safe."""
 
     def __init__(self, options: Options | None = None) -> None:
-        """Keep the job's options; None: the defaults.
-
-        Raises:
-            SpecError: an option can be seen to be wrong.
-        """
+        """Keep the job's options (None: the defaults); raise SpecError if one can be seen to be wrong."""
         chosen = cast("Options", self.options_type()) if options is None else options
         super().__init__(chosen)
         self._options = chosen
@@ -94,13 +98,14 @@ class OfferFinder(Generic[Options, Clients]):
 class CloudProvisioner(Provisioner, Generic[Options, Clients]):
     """The machines of one account. Thread-safe; asks nothing before it is asked."""
 
+    provider: ClassVar[str]
+    """The provider's name."""
     finder_type: ClassVar[type[OfferFinder[Any, Any]]]
 
-    def __init__(self, options: Options, clients: Clients, *, provider: str) -> None:
-        """Keep the job's options; ``provider`` is the name that goes into requests."""
+    def __init__(self, options: Options, clients: Clients) -> None:
+        """Keep the job's options."""
         self._options = options
         self._clients = clients
-        self._provider = provider
         self._finder = self.finder_type(options, clients)
 
     def offers(self, resources: Resources) -> Sequence[Offer]:
@@ -108,8 +113,6 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
 
         Raises:
             SpecError: an option names what does not exist.
-            AuthError: a right is missing.
-            TransientError: the cloud did not answer.
         """
         return self._finder.offers(resources)
 
@@ -117,6 +120,6 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
         """Refuse another account than the submitter's: its empty listing would prove nothing."""
         if found != wanted:
             raise AuthError(
-                f"providers.{self._provider}.account: the job's machines are in account {wanted}, and these "
+                f"providers.{self.provider}.account: the job's machines are in account {wanted}, and these "
                 f"credentials are of {found}; use others"
             )

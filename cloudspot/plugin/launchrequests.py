@@ -29,11 +29,7 @@ def encode_request(provider: str, body: msgspec.Struct) -> LaunchRequest:
 
 
 def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
-    """Return the body of a stored request.
-
-    Raises:
-        ProvisionError: it has another form: another provider or another version rendered it.
-    """
+    """Return the body of a stored request; raise ProvisionError if another provider or version made it."""
     try:
         body: Body = convert(request.body, type_)
         return body

@@ -78,11 +78,7 @@ class MetadataClient:
         raise AssertionError("the second round returns or raises")
 
     def require(self, path: str) -> str:
-        """Return what the service has at ``/latest/<path>``.
-
-        Raises:
-            TransientError: as ``get``, and while there is nothing yet.
-        """
+        """Return what ``get`` does; raise TransientError while there is nothing yet."""
         value = self.get(path)
         if value is None:
             raise TransientError(f"the metadata service has no {path} yet")
@@ -139,10 +135,6 @@ def ask_metadata(
 
 
 def parse_time(text: str) -> datetime:
-    """Return the moment that is written as ``2017-09-18T08:22:00Z``.
-
-    Raises:
-        ValueError: it is not a time.
-    """
+    """Return the moment that is written as ``2017-09-18T08:22:00Z``; raise ValueError for another text."""
     at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)

@@ -209,18 +209,12 @@ class PartedUpload(Upload):
             CloudspotError: the parts are gone; upload again.
         """
         try:
-            settle(publish, is_ours=self._is_ours, sleep=self._sleep)
+            settle(publish, is_ours=lambda: self._found_writer() == self._writer, sleep=self._sleep)
         except UploadGone as error:
-            raise self._lost(error) from error
-
-    def _lost(self, error: UploadGone) -> CloudspotError:
-        """Return the error for an upload that is gone: a store may drop one whose condition has failed."""
-        if self._if_absent and self._found_writer() is not None:
-            return ObjectExists(f"{self._url}: {self._key} exists")
-        return CloudspotError(str(error))
-
-    def _is_ours(self) -> bool:
-        return self._found_writer() == self._writer
+            # A store may drop an upload whose condition has failed.
+            if self._if_absent and self._found_writer() is not None:
+                raise ObjectExists(f"{self._url}: {self._key} exists") from error
+            raise CloudspotError(str(error)) from error
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -1,4 +1,8 @@
-"""Translates an SDK's errors into cloudspot's: the class says what to do next; the message is one line."""
+"""Translates an SDK's errors into cloudspot's: the class says what to do next; the message is one line.
+
+Whatever asks a cloud raises AuthError if there are no good credentials or a right is missing, and
+TransientError if nobody answers; plugins' docstrings name only what else is raised.
+"""
 
 from __future__ import annotations
 

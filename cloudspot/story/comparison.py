@@ -11,11 +11,8 @@ from typing import Any
 
 from cloudspot.jobstore.extraction import Member
 from cloudspot.jobstore.history import History
-from cloudspot.story.ledger import bill
-from cloudspot.story.progress import newest_step, steps_lost
-from cloudspot.story.report import metrics, steps_lost_json
-from cloudspot.story.states import job_state
-from cloudspot.story.timeline import Timeline
+from cloudspot.jobstore.records import CheckpointId, Commit
+from cloudspot.story.report import show_json
 
 MAX_TEXT_BYTES = 256 << 10
 """Larger files are only said to differ."""
@@ -109,30 +106,32 @@ def _diff(path: str, a: CodeFile | None, b: CodeFile | None) -> list[str] | None
     return found
 
 
-def results(history: History, times: Timeline, now: datetime) -> dict[str, Any]:
-    """Return how a job went: what ``compare --json`` says about each."""
-    ledger = bill(history, now)
-    goodput = times.goodput
+def results(
+    history: History, now: datetime, *, commits: Mapping[CheckpointId, Commit] | None = None
+) -> dict[str, Any]:
+    """Return how a job went: what ``compare --json`` says about each; ``commits`` as for the timeline."""
+    value = show_json(history, now, commits=commits)
     return {
-        "id": history.submission.job_id,
-        "provider": history.submission.provider,
-        "code_sha256": history.submission.code_sha256,
+        **{name: value[name] for name in _SAME},
         "version": history.submission.version,
-        "submitted": history.submission.at.isoformat(),
-        "state": job_state(history),
+        "submitted": value["created"],
         "offers": list(dict.fromkeys(launch.intent.offer.key for launch in history.attempts)),
-        "step": newest_step(history),
-        **steps_lost_json(steps_lost(history)),
-        "attempts": len(history.attempts),
-        "generations": len(history.generations),
-        "notices": sum(len(launch.notices) for launch in history.launches),
-        "duration": round(times.total_seconds, 3),
-        "goodput": None if goodput is None else round(goodput, 4),
-        "unknown_seconds": round(times.seconds["unknown"], 3),
-        "cost": {
-            "spent": round(ledger.spent, 6),
-            "on_demand_equivalent": round(ledger.on_demand_equivalent, 6),
-            "currency": ledger.currency,
-        },
-        "metrics": metrics(history),
+        **{name: len(value[name]) for name in ("attempts", "generations", "notices")},
+        "duration": value["time"]["total"],
+        "unknown_seconds": value["time"]["unknown"],
+        "cost": {name: value["cost"][name] for name in ("spent", "on_demand_equivalent", "currency")},
     }
+
+
+_SAME = (
+    "id",
+    "provider",
+    "code_sha256",
+    "state",
+    "step",
+    "steps_lost",
+    "steps_lost_is_exact",
+    "goodput",
+    "metrics",
+)
+"""What ``show --json`` says in the same words."""

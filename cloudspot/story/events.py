@@ -2,109 +2,43 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Closed, Exit, Finished, Generation, Intent, Notice, Slot
+from cloudspot.jobstore.records import Generation
 from cloudspot.story.outcomes import own_exit
+
+
+class EventKind(enum.Enum):
+    """What an event is about."""
+
+    LAUNCHED = "an intent was written: a launch is under way"
+    CLAIMED = "a machine came up and claimed its rank"
+    NODE_STATE = "a node has begun to do something else (setup, restoring, running, ...)"
+    STARTED = "a generation started: torchrun runs"
+    NOTICED = "a node has a notice that its machine will be taken"
+    COMMITTED = "a checkpoint exists"
+    NODE_ENDED = "a node wrote its exit record"
+    LAUNCH_CLOSED = "a launch can no longer train"
+    STOP_REQUESTED = "somebody, or a limit, asked the job to checkpoint and end"
+    JOB_FINISHED = "the job is over"
+    WAITING = "the controller waits before the next launch"
+    WARNED = "something that the user should know"
 
 
 @dataclass(frozen=True)
 class Event:
     """One thing that happened; ``text`` tells it in one line, without the job's name."""
 
+    kind: EventKind
     text: str
-
-
-@dataclass(frozen=True)
-class Launched(Event):
-    """An intent was written: a launch is under way."""
-
-    intent: Intent
-
-
-@dataclass(frozen=True)
-class Claimed(Event):
-    """A machine came up and claimed its rank."""
-
-    launch: int
-    rank: int
-    slot: Slot
-
-
-@dataclass(frozen=True)
-class NodeState(Event):
-    """A node has begun to do something else (``setup``, ``restoring``, ``running``, ...)."""
-
-    launch: int
-    rank: int
-    state: str
-
-
-@dataclass(frozen=True)
-class Started(Event):
-    """A generation started: torchrun runs."""
-
-    generation: Generation
-
-
-@dataclass(frozen=True)
-class Noticed(Event):
-    """A node has a notice that its machine will be taken."""
-
-    notice: Notice
-
-
-@dataclass(frozen=True)
-class Committed(Event):
-    """A checkpoint exists."""
-
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True)
-class NodeEnded(Event):
-    """A node wrote its exit record."""
-
-    exit: Exit
-
-
-@dataclass(frozen=True)
-class LaunchClosed(Event):
-    """A launch can no longer train."""
-
-    closed: Closed
-
-
-@dataclass(frozen=True)
-class StopRequested(Event):
-    """Somebody, or a limit, asked the job to checkpoint and end."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class JobFinished(Event):
-    """The job is over."""
-
-    finished: Finished
-
-
-@dataclass(frozen=True)
-class Waiting(Event):
-    """The controller waits before the next launch."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Warned(Event):
-    """Something that the user should know."""
-
     at: datetime | None = None
-    """When this was said; None: by this controller, now."""
+    """As its record says; None: a controller says it now, or no record tells."""
+    outcome: str | None = None
+    """How a node or the job ended."""
 
 
 def diff(old: History | None, new: History) -> tuple[Event, ...]:
@@ -115,7 +49,7 @@ def diff(old: History | None, new: History) -> tuple[Event, ...]:
 def _diff(old: History | None, new: History) -> Iterator[Event]:
     if new.stop is not None and (old is None or old.stop is None):
         text = f"stop requested ({new.stop.reason}): the job checkpoints and ends"
-        yield StopRequested(text, new.stop.reason)
+        yield Event(EventKind.STOP_REQUESTED, text, new.stop.at)
     known_launches = () if old is None else old.launches
     for launch in new.launches:
         before = known_launches[launch.number - 1] if launch.number <= len(known_launches) else None
@@ -127,38 +61,39 @@ def _diff(old: History | None, new: History) -> Iterator[Event]:
         known = set() if old is None else set(old.commits)
         for commit in new.commits:
             if commit.generation in numbers and commit not in known:
-                yield Committed(f"checkpoint at step {commit.step} committed", commit)
+                yield Event(EventKind.COMMITTED, f"checkpoint at step {commit.step} committed")
         yield from _ended(before, launch)
     if new.finished is not None and (old is None or old.finished is None):
-        why = f": {new.finished.detail}" if new.finished.detail else ""
-        yield JobFinished(f"job {new.finished.outcome}{why}", new.finished)
+        end = new.finished
+        text = f"job {end.outcome}{_because(end.detail)}"
+        yield Event(EventKind.JOB_FINISHED, text, end.at, end.outcome)
 
 
 def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Event]:
     if before is None:
         offer = launch.intent.offer
         price = f"{offer.price_per_hour:g} {offer.currency} an hour"
-        yield Launched(
+        text = (
             f"launch {launch.number} ({launch.intent.why}): {launch.intent.num_nodes} x "
-            f"{offer.instance_type} in {offer.zone}, {offer.market.value} at {price}",
-            launch.intent,
+            f"{offer.instance_type} in {offer.zone}, {offer.market.value} at {price}"
         )
+        yield Event(EventKind.LAUNCHED, text, launch.intent.at)
     for rank, slot in sorted(launch.slots.items()):
         if before is None or rank not in before.slots:
             what = f"is up: {slot.instance_id}" if slot.instance_id else f"is void: {slot.detail}"
-            yield Claimed(f"node {rank} {what}", launch.number, rank, slot)
+            yield Event(EventKind.CLAIMED, f"node {rank} {what}", slot.at)
     for rank, beat in sorted(launch.heartbeats.items()):
         last = None if before is None else before.heartbeats.get(rank)
         if last is None or last.state != beat.state:
-            yield NodeState(f"node {rank}: {beat.state}", launch.number, rank, beat.state)
+            yield Event(EventKind.NODE_STATE, f"node {rank}: {beat.state}", beat.at)
         for warning in beat.warnings:
             if last is None or warning not in last.warnings:
-                yield Warned(f"node {rank}: {warning}", beat.at)
+                yield Event(EventKind.WARNED, f"node {rank}: {warning}", beat.at)
     for rank, notice in sorted(launch.notices.items()):
         if before is None or rank not in before.notices:
             left = max(0.0, (notice.deadline - notice.at).total_seconds())
             text = f"node {rank} will be taken in {left:.0f} s ({notice.source}){_at_step(notice.step, ', ')}"
-            yield Noticed(text, notice)
+            yield Event(EventKind.NOTICED, text, notice.at)
 
 
 def _at_step(step: int, before: str) -> str:
@@ -166,21 +101,26 @@ def _at_step(step: int, before: str) -> str:
     return f"{before}at step {step}" if step else ""
 
 
+def _because(detail: str) -> str:
+    return f": {detail}" if detail else ""
+
+
 def _started(generation: Generation) -> Iterator[Event]:
     for skipped in generation.skipped:
         text = f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
-        yield Warned(text, generation.at)
+        yield Event(EventKind.WARNED, text, generation.at)
     restored = generation.restore_from
     origin = "from the start" if restored is None else f"from the checkpoint at step {restored.step}"
-    yield Started(f"training starts {origin} (generation {generation.number}, {generation.why})", generation)
+    text = f"training starts {origin} (generation {generation.number}, {generation.why})"
+    yield Event(EventKind.STARTED, text, generation.at)
 
 
 def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Event]:
     for rank in sorted(launch.exits):
         last = own_exit(launch, rank)
         if last is not None and (before is None or own_exit(before, rank) is None):
-            why = f": {last.detail}" if last.detail else ""
-            yield NodeEnded(f"node {rank} {last.outcome}{_at_step(last.step, ' ')}{why}", last)
+            text = f"node {rank} {last.outcome}{_at_step(last.step, ' ')}{_because(last.detail)}"
+            yield Event(EventKind.NODE_ENDED, text, last.at, last.outcome)
     if launch.closed is not None and (before is None or before.closed is None):
-        why = f": {launch.closed.detail}" if launch.closed.detail else ""
-        yield LaunchClosed(f"launch {launch.number} is over, {launch.closed.outcome}{why}", launch.closed)
+        text = f"launch {launch.number} is over, {launch.closed.outcome}{_because(launch.closed.detail)}"
+        yield Event(EventKind.LAUNCH_CLOSED, text, launch.closed.at)

@@ -23,8 +23,8 @@ class LedgerLine:
     instance_type: str
     zone: str
     market: Market
-    started_at: datetime
-    ended_at: datetime | None
+    started: datetime
+    ended: datetime | None
     """None: it still runs."""
     seconds: float
     price_per_hour: float
@@ -98,12 +98,12 @@ def _line(
     launch: LaunchHistory,
     rank: int | None,
     instance_id: str,
-    started_at: datetime,
-    ended_at: datetime | None,
+    started: datetime,
+    ended: datetime | None,
     now: datetime,
 ) -> LedgerLine:
     offer = launch.intent.offer
-    seconds = max(0.0, ((ended_at or now) - started_at).total_seconds())
+    seconds = max(0.0, ((ended or now) - started).total_seconds())
     return LedgerLine(
         launch=launch.number,
         rank=rank,
@@ -111,8 +111,8 @@ def _line(
         instance_type=offer.instance_type,
         zone=offer.zone,
         market=offer.market,
-        started_at=started_at,
-        ended_at=ended_at,
+        started=started,
+        ended=ended,
         seconds=seconds,
         price_per_hour=offer.price_per_hour,
         spent=seconds * offer.price_per_hour / 3600,

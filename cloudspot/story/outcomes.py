@@ -46,6 +46,11 @@ def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
     return exit_record
 
 
+def own_exits(launch: LaunchHistory) -> list[Exit]:
+    """Return the exit records of the launch's own machines, in order of their ranks."""
+    return [one for rank in sorted(launch.slots) if (one := own_exit(launch, rank)) is not None]
+
+
 def last_generation(history: History, launch: LaunchHistory) -> Generation | None:
     """Return the newest generation that ran on this launch, or None before its first."""
     return next((g for g in reversed(history.generations) if g.launch == launch.number), None)
@@ -63,5 +68,4 @@ def succeeded(history: History, launch: LaunchHistory) -> bool:
 
 def permanent_failure(launch: LaunchHistory) -> Exit | None:
     """Return the exit record of a node whose failure no other machine would mend, or None."""
-    exits = (own_exit(launch, rank) for rank in sorted(launch.slots))
-    return next((one for one in exits if one is not None and one.outcome == "failed" and one.permanent), None)
+    return next((one for one in own_exits(launch) if one.outcome == "failed" and one.permanent), None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Exit, Generation, Heartbeat
-from cloudspot.story.outcomes import last_generation, own_exit
+from cloudspot.story.outcomes import last_generation, own_exits
 
 
 def last_commit_id(history: History) -> CheckpointId | None:
@@ -86,9 +86,9 @@ def last_step(history: History, generation: Generation) -> int:
     """Return the newest step that is known to have begun in the generation."""
     steps = [first_step(generation)]
     steps += [one.step for one in history.commits if one.generation == generation.number]
-    if not 1 <= generation.launch <= len(history.launches):
+    launch = launch_of(history, generation)
+    if launch is None:
         return max(steps)
-    launch = history.launches[generation.launch - 1]
     exits = _exits_from(history, generation)
     if exits:
         # A drained node's record has the step of its commit; heartbeats and notices are older.
@@ -99,11 +99,16 @@ def last_step(history: History, generation: Generation) -> int:
     return max(steps)
 
 
+def launch_of(history: History, generation: Generation) -> LaunchHistory | None:
+    """Return the launch on which the generation ran."""
+    number = generation.launch
+    return history.launches[number - 1] if 1 <= number <= len(history.launches) else None
+
+
 def _exits_from(history: History, generation: Generation) -> list[Exit]:
     """Return the exit records of the nodes that ended in the generation."""
-    if not 1 <= generation.launch <= len(history.launches):
-        return []
-    exits = own_exits(history.launches[generation.launch - 1])
+    launch = launch_of(history, generation)
+    exits = () if launch is None else own_exits(launch)
     return [one for one in exits if one.generation == generation.number]
 
 
@@ -114,8 +119,3 @@ def has_no_session(history: History) -> bool:
         words += [*launch.heartbeats.values(), *own_exits(launch)]
     said = [one.has_session for one in words if one.generation > 0]
     return bool(said) and not any(said)
-
-
-def own_exits(launch: LaunchHistory) -> list[Exit]:
-    """Return the exit records of the launch's own machines, in order of their ranks."""
-    return [one for rank in sorted(launch.slots) if (one := own_exit(launch, rank)) is not None]

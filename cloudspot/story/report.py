@@ -6,21 +6,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Commit, Exit, Generation, Heartbeat, Summary
+from cloudspot.jobstore.records import CheckpointId, Commit, Exit, Finished, Generation, Heartbeat, Summary
 from cloudspot.model import Instance
 from cloudspot.story.advice import silence, warnings
 from cloudspot.story.answers import Answer
 from cloudspot.story.ledger import Ledger, LedgerLine, bill
-from cloudspot.story.outcomes import end_by_nodes, own_exit
-from cloudspot.story.progress import (
-    StepsLost,
-    last_commit_id,
-    newest_step,
-    own_exits,
-    steps_lost,
-    steps_total,
-)
+from cloudspot.story.outcomes import End, end_by_nodes, own_exit, own_exits
+from cloudspot.story.progress import StepsLost, last_commit_id, newest_step, steps_lost, steps_total
+from cloudspot.story.spans import Span
 from cloudspot.story.states import ended_at, is_over, job_state
 from cloudspot.story.stretches import Stretch
 from cloudspot.story.timeline import timeline
@@ -33,19 +29,17 @@ def show_json(
     commits: Mapping[CheckpointId, Commit] | None = None,
     verified: bool | None = None,
 ) -> dict[str, Any]:
-    """Return the job as JSON values, times in ISO 8601 and UTC.
+    """Return the job as JSON values, times in ISO 8601 and UTC; open bills run until ``now``.
 
-    Args:
-        history: the job's records.
-        now: the reader's wall clock; open bills run until then.
-        commits: manifests that the caller has read: of ``last_commit_id(history)`` for its size, of
-            ``timeline.wanted_commits(history)`` for their times.
-        verified: whether the newest checkpoint's chunks were found whole; None: not checked.
+    ``commits`` are manifests that the caller has read: of ``last_commit_id(history)`` for its size, of
+    ``timeline.wanted_commits(history)`` for their times. ``verified`` says whether the newest checkpoint's
+    chunks were found whole; None: not checked.
     """
     ledger = bill(history, now)
     newest = last_commit_id(history)
     commits = commits or {}
     times = timeline(history, now, commits=commits)
+    end, over = ended_at(history), _end(history)
     return {
         "id": history.submission.job_id,
         "name": history.submission.spec.get("name", history.submission.job_id),
@@ -53,9 +47,9 @@ def show_json(
         "code_sha256": history.submission.code_sha256,
         "state": job_state(history),
         "detail": detail(history),
-        "exit_code": exit_code(history),
+        "exit_code": None if over is None else over.exit_code,
         "created": _time(history.submission.at),
-        "finished": None if (end := ended_at(history)) is None else _time(end),
+        "finished": None if end is None else _time(end),
         "stop_requested": None if history.stop is None else history.stop.reason,
         "attempts": [_attempt(history, launch, ledger) for launch in history.attempts],
         "launches": [_launch(launch) for launch in history.launches],
@@ -65,31 +59,17 @@ def show_json(
         "notices": [_notice(one) for one in times.answers],
         "step": newest_step(history),
         "steps_total": steps_total(history),
-        **steps_lost_json(steps_lost(history)),
+        **_steps_lost(steps_lost(history)),
         "metrics": metrics(history),
         "last_commit": None
         if newest is None
-        else {
-            "generation": newest.generation,
-            "step": newest.step,
-            "verified": verified,
-            "bytes": commits[newest].size if newest in commits else None,
-        },
+        else _last_commit(newest, commits.get(newest), verified=verified),
         "goodput": None if times.goodput is None else round(times.goodput, 4),
         "time": {
             **{state: round(seconds, 3) for state, seconds in times.seconds.items()},
             "total": round(times.total_seconds, 3),
         },
-        "timeline": [
-            {
-                "state": span.state,
-                "start": _time(span.start),
-                "end": _time(span.end),
-                "launch": span.launch,
-                "generation": span.generation,
-            }
-            for span in times.spans
-        ],
+        "timeline": [_values(span) for span in times.spans],
         "cost": {
             "spent": round(ledger.spent, 6),
             "on_demand_equivalent": round(ledger.on_demand_equivalent, 6),
@@ -102,13 +82,18 @@ def show_json(
     }
 
 
+def _last_commit(checkpoint: CheckpointId, commit: Commit | None, *, verified: bool | None) -> dict[str, Any]:
+    size = None if commit is None else commit.size
+    return {**msgspec.structs.asdict(checkpoint), "verified": verified, "bytes": size}
+
+
 def summarise(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Summary:
     """Return the small record that ``ps`` reads; with ``instances`` the open launch's bill is more exact."""
     ledger = bill(history, now, instances=instances)
     submission = history.submission
     return Summary(
-        job_id=history.submission.job_id,
-        provider=history.submission.provider,
+        job_id=submission.job_id,
+        provider=submission.provider,
         state=job_state(history),
         step=newest_step(history),
         steps_total=steps_total(history),
@@ -128,28 +113,21 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
 
 def detail(history: History) -> str:
     """Return why the job is in its state, in one line; empty if there is nothing to say."""
-    if history.finished is not None:
-        return history.finished.detail
-    end = end_by_nodes(history) if is_over(history) else None
+    end = _end(history)
     if end is not None:
         return end.detail
     last = history.launches[-1] if history.launches else None
     if last is None:
         return ""
     if last.closed is not None:
-        return f"launch {last.number} {last.closed.outcome}" + (
-            f": {last.closed.detail}" if last.closed.detail else ""
-        )
+        why = f": {last.closed.detail}" if last.closed.detail else ""
+        return f"launch {last.number} {last.closed.outcome}{why}"
     offer = last.intent.offer
     return f"launch {last.number}: {offer.instance_type} in {offer.zone} ({offer.market.value})"
 
 
-def exit_code(history: History) -> int | None:
-    """Return the job's exit status, or None while it goes on."""
-    if history.finished is not None:
-        return history.finished.exit_code
-    end = end_by_nodes(history) if is_over(history) else None
-    return None if end is None else end.exit_code
+def _end(history: History) -> End | Finished | None:
+    return history.finished or (end_by_nodes(history) if is_over(history) else None)
 
 
 def metrics(history: History) -> dict[str, float]:
@@ -230,18 +208,17 @@ def _generation(generation: Generation, part: Stretch) -> dict[str, Any]:
         "launch": generation.launch,
         "ranks": [member.rank for member in generation.members],
         "why": generation.why,
-        "restored": None if restored is None else {"generation": restored.generation, "step": restored.step},
+        "restored": None if restored is None else msgspec.structs.asdict(restored),
         "skipped": [str(skipped.checkpoint) for skipped in generation.skipped],
         "started": _time(generation.at),
         "training_from": None if part.started is None else _time(part.started),
         "training_until": None if part.ended is None else _time(part.ended),
         "last_step": part.last_step,
-        **steps_lost_json(part.steps_lost),
+        **_steps_lost(part.steps_lost),
     }
 
 
-def steps_lost_json(lost: StepsLost | None) -> dict[str, Any]:
-    """Return the steps that were made again, as JSON values; None: nothing has counted them."""
+def _steps_lost(lost: StepsLost | None) -> dict[str, Any]:
     return {
         "steps_lost": None if lost is None else lost.num_steps,
         "steps_lost_is_exact": lost is not None and lost.is_exact,
@@ -258,26 +235,24 @@ def _notice(answer: Answer) -> dict[str, Any]:
         "action": notice.action,
         "source": notice.source,
         "step": notice.step,
-        "commit": None if commit is None else {"generation": commit.generation, "step": commit.step},
+        "commit": None if commit is None else msgspec.structs.asdict(commit),
         "commit_seconds": None if seconds is None else round(seconds, 3),
     }
 
 
 def _ledger_line(line: LedgerLine) -> dict[str, Any]:
     return {
-        "launch": line.launch,
-        "rank": line.rank,
-        "instance_id": line.instance_id,
-        "instance_type": line.instance_type,
-        "zone": line.zone,
-        "market": line.market.value,
-        "started": _time(line.started_at),
-        "ended": None if line.ended_at is None else _time(line.ended_at),
+        **_values(line),
         "seconds": round(line.seconds, 3),
-        "price_per_hour": line.price_per_hour,
         "spent": round(line.spent, 6),
         "on_demand_equivalent": round(line.on_demand_equivalent, 6),
     }
+
+
+def _values(one: Span | LedgerLine) -> dict[str, Any]:
+    """Return the fields as JSON values."""
+    found: dict[str, Any] = msgspec.to_builtins(one, builtin_types=(datetime,))
+    return {name: _time(value) if isinstance(value, datetime) else value for name, value in found.items()}
 
 
 def _time(moment: datetime) -> str:

@@ -40,10 +40,8 @@ class MetricSeries:
     def __init__(self, *, max_points: int | None = None) -> None:
         """Start empty.
 
-        Args:
-            max_points: at least 2: the most that is kept of each metric between two resumes, which
-                bounds the memory: beyond it every second point is dropped, and so on. The newest is
-                always there. None: all are kept, 24 bytes each.
+        ``max_points`` (at least 2) is the most that is kept of each metric between two resumes: beyond it
+        every second point is dropped, and so on, but never the newest. None: all are kept, 24 bytes each.
         """
         if max_points is not None and max_points < 2:
             raise ValueError(f"max_points must be >= 2: got {max_points}")
@@ -57,10 +55,7 @@ class MetricSeries:
         """How many lines of metrics could not be read and were skipped."""
 
     def know(self, generations: Sequence[Generation]) -> None:
-        """Take in all generations known by now: they tell from where each one began again.
-
-        Without them the steps themselves tell it, as far as they can.
-        """
+        """Take in all generations known by now: they tell, better than the steps, where each began again."""
         self._generations = tuple(generations)
 
     def add(self, record: LogRecord) -> bool:

@@ -1,12 +1,14 @@
-"""Stretches of time, each in one state; pure."""
+"""Stretches of time, each in one state, and those of each node as a line for a plot; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.story.stretches import Stretch
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.story.progress import has_no_session
+from cloudspot.story.stretches import Stretch, node_end, own_beat, phases_of, ranks_of
 
 STATES = (
     "queued",
@@ -62,3 +64,46 @@ def trained(part: Stretch, at: datetime, launch: int) -> Iterator[Span]:
     if part.ended is not None and part.kept_until < part.ended:
         behind = max(at, part.kept_until)
         yield Span("saving" if part.was_drained else "lost", behind, behind, launch, part.number)
+
+
+_NODE_STATES = {
+    "restoring": "restoring",
+    "ready": "restoring",
+    "running": "starting",
+    "uploading": "saving",
+    "ending": "saving",
+}
+"""By the name that the node has for it; a node that drains trains until its trainer has ended."""
+
+
+@dataclass(frozen=True)
+class NodeLine:
+    """What one node has done, from the request of its launch to its end."""
+
+    launch: int
+    rank: int
+    spans: tuple[Span, ...]
+
+
+def node_lines(history: History, parts: Sequence[Stretch], now: datetime) -> Iterator[NodeLine]:
+    """Yield a line for each slot that a machine claimed, by launch and rank."""
+    for launch in history.launches:
+        for rank, slot in sorted(launch.slots.items()):
+            if slot.instance_id is not None:
+                beat = own_beat(launch, rank)
+                end = node_end(history, launch, rank, now) or (slot.at if beat is None else beat.at)
+                marks = _marks(history, launch, rank, parts)
+                yield NodeLine(launch.number, rank, between(marks, end))
+
+
+def _marks(history: History, launch: LaunchHistory, rank: int, parts: Sequence[Stretch]) -> Iterator[Span]:
+    number, phases, claimed = launch.number, phases_of(launch, rank), launch.slots[rank].at
+    has_run = any(rank in ranks_of(one) for one in history.generations if one.launch == number)
+    yield Span("launching", launch.intent.at, launch.intent.at, number)
+    yield Span("setup" if phases or not has_run else "unknown", claimed, claimed, number)
+    first = "running" if has_no_session(history) else "training"
+    for phase in phases:
+        if phase.state == first and 1 <= phase.generation <= len(parts):
+            yield from trained(parts[phase.generation - 1], phase.at, number)
+        elif phase.state in _NODE_STATES:
+            yield Span(_NODE_STATES[phase.state], phase.at, phase.at, number, phase.generation)

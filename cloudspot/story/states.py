@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.story.outcomes import last_generation, own_exit, permanent_failure, succeeded
+from cloudspot.story.outcomes import last_generation, own_exit, own_exits, permanent_failure, succeeded
 
 TERMINAL_STATES = frozenset({"succeeded", "failed", "stopped"})
 
@@ -56,7 +56,7 @@ def ended_at(history: History) -> datetime | None:
         return finished
     said = [] if history.stop is None else [history.stop.at]
     for launch in history.launches[-1:]:
-        exits = [one.at for rank in launch.slots if (one := own_exit(launch, rank)) is not None]
+        exits = [one.at for one in own_exits(launch)]
         said += exits or ([] if launch.closed is None else [launch.closed.at])
         said.append(launch.intent.at)
     assert said, "a job that is over was stopped or launched"

@@ -9,7 +9,7 @@ from datetime import datetime
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Heartbeat, Phase
 from cloudspot.story.outcomes import own_exit
-from cloudspot.story.progress import StepsLost, has_no_session, last_step, steps_lost_by
+from cloudspot.story.progress import StepsLost, has_no_session, last_step, launch_of, steps_lost_by
 from cloudspot.story.states import job_state
 
 OVER = frozenset({"uploading", "ending", "restoring"})
@@ -80,12 +80,6 @@ def node_end(history: History, launch: LaunchHistory, rank: int, now: datetime) 
 def ranks_of(generation: Generation) -> tuple[int, ...]:
     """Return the ranks of the generation's nodes within their launch."""
     return tuple(member.rank for member in generation.members)
-
-
-def launch_of(history: History, generation: Generation) -> LaunchHistory | None:
-    """Return the launch on which the generation ran."""
-    number = generation.launch
-    return history.launches[number - 1] if 1 <= number <= len(history.launches) else None
 
 
 def sealed_at(commit: Commit) -> datetime | None:

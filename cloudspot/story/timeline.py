@@ -13,8 +13,7 @@ from datetime import datetime
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation
 from cloudspot.story.answers import Answer, answers
-from cloudspot.story.nodelines import NodeLine, node_lines
-from cloudspot.story.spans import STATES, Span, between, trained
+from cloudspot.story.spans import STATES, NodeLine, Span, between, node_lines, trained
 from cloudspot.story.states import ended_at
 from cloudspot.story.stretches import (
     Stretch,
@@ -67,10 +66,7 @@ class Timeline:
 def timeline(
     history: History, now: datetime, *, commits: Mapping[CheckpointId, Commit] | None = None
 ) -> Timeline:
-    """Return the job's timeline at ``now``, the reader's wall clock.
-
-    ``commits``: of the checkpoints that ``wanted_commits`` names those manifests that were found.
-    """
+    """Return the job's timeline at ``now``; ``commits``: those of ``wanted_commits`` that were found."""
     commits = commits or {}
     start = history.submission.at
     parts = stretches(history, now, commits=commits)
@@ -98,9 +94,6 @@ def wanted_commits(history: History) -> tuple[CheckpointId, ...]:
     return tuple(sorted(one for one in wanted if one is not None and one in history.commits))
 
 
-# --- the job's states ---------------------------------------------------------------------------
-
-
 def _marks(history: History, parts: tuple[Stretch, ...], now: datetime) -> Iterator[Span]:
     """Yield where each state begins, in order."""
     for launch in history.launches:
@@ -119,10 +112,8 @@ def _launch_end(history: History, launch: LaunchHistory, now: datetime) -> datet
     if launch.closed is None and not all(rank in launch.exits for rank in launch.slots):
         return None
     ends = [node_end(history, launch, rank, now) for rank in launch.slots]
-    said = [one for one in ends if one is not None]
-    if said:
-        return max(said)
-    return None if launch.closed is None else launch.closed.at
+    closed_at = None if launch.closed is None else launch.closed.at
+    return max((one for one in ends if one is not None), default=closed_at)
 
 
 def _attempt_marks(history: History, launch: LaunchHistory, parts: tuple[Stretch, ...]) -> Iterator[Span]:
@@ -147,9 +138,7 @@ def _restoring(
     begun = []
     for rank in ranks:
         behind = after_trainer(phases_of(launch, rank), before)
-        at = next((one.at for one in behind if one.state == "restoring"), None)
-        if at is not None:
-            begun.append(at)
+        begun += [one.at for one in behind if one.state == "restoring"][:1]
     # The slowest setup holds up all; after a generation the first one to go on ends the training.
     if begun and (before > 0 or len(begun) == len(ranks)):
         at = min(begun) if before > 0 else max(begun)

@@ -17,7 +17,7 @@ from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import codec, keys, manifests
+from cloudspot.jobstore import codec, keys, manifests, parts, retention
 from cloudspot.jobstore.bundle import make_bundle, put_bundle
 from cloudspot.jobstore.records import CheckpointId, Exit
 from cloudspot.jobstore.submission import new_submission
@@ -194,7 +194,7 @@ class Bench:
         path = self.seal(node, checkpoint, data, rank=rank, world_size=world_size, plan=plan)
         raw = path.read_bytes()
         path.unlink()
-        manifests.upload_part(
+        parts.upload_part(
             self.store, JOB, checkpoint, rank=rank, num_parts=world_size, data=memoryview(data),
             seal=raw, sealed_at=datetime.now(timezone.utc),
         )  # fmt: skip
@@ -205,7 +205,7 @@ class Bench:
         path = self.seal(node, checkpoint, data)
         raw = path.read_bytes()
         path.unlink()
-        manifests.upload_part(
+        parts.upload_part(
             self.store, JOB, checkpoint, rank=0, num_parts=1, data=memoryview(data), seal=raw,
             sealed_at=datetime.now(timezone.utc),
         )  # fmt: skip
@@ -219,7 +219,7 @@ class Bench:
         self.store.put(key, bytes(data))
 
     def commits(self):
-        return manifests.read_commits(self.store, JOB)
+        return retention.read_commits(self.store, JOB)
 
     def id(self, generation, step):
         return CheckpointId(generation, step)

@@ -20,8 +20,9 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot
-from cloudspot.jobstore.manifests import try_commit, upload_directory
+from cloudspot.jobstore.manifests import try_commit
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.parts import upload_directory
 from cloudspot.jobstore.records import (
     CheckpointId,
     Closed,

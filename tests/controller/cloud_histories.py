@@ -21,7 +21,7 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Closed, Intent, Submission
 from cloudspot.model import InstanceState, Market
-from cloudspot.story.events import Warned
+from cloudspot.story.events import EventKind
 
 JOB = "digits-1"
 LIMIT_SECONDS = 60_000.0
@@ -193,7 +193,7 @@ class Town:
         ]
 
     def warnings(self):
-        return [event.text for event in self.events if isinstance(event, Warned)]
+        return [event.text for event in self.events if event.kind is EventKind.WARNED]
 
     def is_rightful(self, machine):
         """Say whether nobody has any business to terminate the machine."""

@@ -16,6 +16,7 @@ from cloudspot.errors import TransientError
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys, parallel
 from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Closed, Finished, Intent, Submission
 from cloudspot.jobstore.submission import request_stop
@@ -202,7 +203,7 @@ def submit(store, spec):
 def stop(store):
     while True:
         try:
-            request_stop(store, JOB, "user", sleep=lambda seconds: None)
+            request_stop(patient(store, sleep=lambda seconds: None), JOB, "user")
         except TransientError:
             yield 1.0
         else:

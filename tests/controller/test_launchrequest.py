@@ -38,12 +38,12 @@ def render(spec, provider, submission, store_url, **fields):
 def test_the_dry_run_holds_the_very_request_of_each_offer_in_order(records):
     submission = records.history().submission
     planned = plan(records.spec(), Provider(), submission, "memory://x", label="a store")
-    assert [(one.offer.zone, one.offer.market.value) for one in planned.launches] == [
+    assert [(one.offer.zone, one.offer.market.value) for one in planned] == [
         ("a", "spot"),
         ("b", "spot"),
         ("a", "on-demand"),
     ]
-    for one in planned.launches:
+    for one in planned:
         assert one.request == render(
             records.spec(), Provider(), submission, "memory://x", launch=1, offer=one.offer
         )

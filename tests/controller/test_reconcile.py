@@ -16,7 +16,7 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.delivering import CLOSED_GRACE_SECONDS, DELIVERY_GRACE_SECONDS, STOP_GRACE_SECONDS
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.model import EndReason, LaunchRequest
-from cloudspot.story.events import Warned
+from cloudspot.story.events import EventKind
 
 
 class Town:
@@ -340,7 +340,7 @@ def test_what_could_not_be_read_is_not_written_over(town, monkeypatch):
         patch.setattr(town.store, "get", failing)
         (told,) = town.reconciler().run_pass()
     assert told.tick.problems == ("throttled",)
-    assert [event.text for event in told.tick.events if isinstance(event, Warned)] == ["throttled"]
+    assert [event.text for event in told.tick.events if event.kind is EventKind.WARNED] == ["throttled"]
     assert town.store.inner.get(keys.suspicions("one")) == before
 
 

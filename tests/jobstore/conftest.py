@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import sessions
 
-from cloudspot.jobstore import manifests
+from cloudspot.jobstore import manifests, parts
 from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.records import CheckpointId, File, Generation, Member, new_nonce
 from cloudspot.local.filestore import FileStore
@@ -51,7 +51,7 @@ def make_seals(checkpoint, datas, **changes):
 def put_session(store, checkpoint, datas, *, chunk_bytes=1500, commit=True, job_id="x", **options):
     """Upload all parts of a session's checkpoint, and commit it."""
     for rank, (data, seal) in enumerate(zip(datas, make_seals(checkpoint, datas), strict=True)):
-        manifests.upload_part(
+        parts.upload_part(
             store, job_id, checkpoint, rank=rank, num_parts=len(datas), data=memoryview(data), seal=seal,
             sealed_at=AT, chunk_bytes=chunk_bytes, **options,
         )  # fmt: skip
@@ -69,7 +69,7 @@ def put_directory(store, checkpoint, root, name, *, chunk_bytes=1500, job_id="x"
         for path in sorted(root.rglob("*"))
         if path.is_file()
     )
-    manifests.upload_directory(
+    parts.upload_directory(
         store, job_id, checkpoint, rank=0, num_parts=1, root=root, files=files, directory=name, sealed_at=AT,
         chunk_bytes=chunk_bytes, **options,
     )  # fmt: skip

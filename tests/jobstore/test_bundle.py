@@ -12,6 +12,7 @@ from cloudspot.errors import BundleError, CorruptData
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.bundle import make_bundle, put_bundle
 from cloudspot.jobstore.extraction import extract_bundle
+from cloudspot.jobstore.patience import patient
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 
@@ -198,10 +199,9 @@ def test_a_bundle_survives_faults_and_another_submitter(work, store, tmp_path):
     bundle = make(work)
     for faults in ({"lose_every": 1}, {"fail_every": 2}):
         put_bundle(
-            FaultyStore(store, FaultPlan(**faults), tmp_path),
+            patient(FaultyStore(store, FaultPlan(**faults), tmp_path), sleep=lambda seconds: None),
             keys.code(bundle.sha256),
             bundle,
-            sleep=lambda seconds: None,
         )
     assert store.get(keys.code(bundle.sha256)) == bundle.data
 

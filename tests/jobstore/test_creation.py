@@ -6,6 +6,7 @@ import pytest
 
 from cloudspot.errors import TransientError
 from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.patience import patient
 from cloudspot.local.filestore import FileStore
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
@@ -64,6 +65,15 @@ def test_an_outage_that_lasts_leaves_the_outcome_unknown(inner, tmp_path):
         create(store, "k", b"mine", sleep=slept.append)
     assert isinstance(caught.value.__cause__, TransientError)
     assert len(slept) == 4
+
+
+def test_a_patient_store_tells_how_it_waits(inner, tmp_path):
+    slept = []
+    store = FaultyStore(inner, FaultPlan(outages=(Outage(start=0, end=1e18),)), tmp_path)
+    with pytest.raises(TransientError):
+        create(patient(store, sleep=slept.append), "k", b"mine")
+    reads = [0.1, 0.2, 0.4, 0.8]
+    assert slept == [*reads, 0.2, *reads, 0.4, *reads, 0.8, *reads, 1.6, *reads]
 
 
 def test_an_object_deleted_between_put_and_read_back_is_created_anew(inner, tmp_path):

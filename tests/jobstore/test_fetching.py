@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
-from cloudspot.jobstore import keys, manifests
+from cloudspot.jobstore import fetching, keys
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Chunk, File
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
@@ -56,7 +57,7 @@ def flip(store, key, position=0):
 def test_a_session_comes_back_as_parts_and_a_table_for_the_trainer(store, checkpoints, tmp_path):
     commit = checkpoints.session(store, C, DATAS)
     dest = tmp_path / "new/restore"
-    manifests.fetch(store, "x", commit, dest)
+    fetching.fetch(store, "x", commit, dest)
     table = json.loads((dest / "restore.json").read_text())
     seals = checkpoints.seals(C, DATAS)
     assert table == {
@@ -80,7 +81,7 @@ def test_a_fetch_over_an_earlier_ones_leftovers_is_whole(store, checkpoints, tmp
     (tmp_path / "r/part-2.bin").symlink_to(outside)
     (tmp_path / "r/restore.json").symlink_to(outside)
     (tmp_path / "r/.restore.json.tmp").symlink_to(outside)
-    manifests.fetch(store, "x", commit, tmp_path / "r")
+    fetching.fetch(store, "x", commit, tmp_path / "r")
     assert [(tmp_path / f"r/part-{rank}.bin").read_bytes() for rank in range(4)] == DATAS
     assert outside.read_bytes() == b"keep"
 
@@ -90,7 +91,7 @@ def test_the_trainers_own_reader_takes_what_was_fetched(store, checkpoints, tmp_
     from cloudspot.train.checkpoint import Checkpoint
 
     commit = checkpoints.session(store, C, DATAS)
-    manifests.fetch(store, "x", commit, tmp_path / "r")
+    fetching.fetch(store, "x", commit, tmp_path / "r")
     checkpoint = Checkpoint(tmp_path / "r")
     assert (checkpoint.step, checkpoint.world_size) == (10, 4)
     assert checkpoint.shared["best"] == float("inf")
@@ -106,18 +107,18 @@ def test_a_flipped_bit_is_found_by_verify_and_by_fetch_which_leaves_no_table(
     key = keys.chunk("x", 1, 10, 0, 1)
     flip(store, key, position)
     with pytest.raises(CorruptData, match=f"{key} does not match its checksum"):
-        manifests.verify(store, "x", commit)
+        fetching.verify(store, "x", commit)
     with pytest.raises(CorruptData, match=key):
-        manifests.fetch(store, "x", commit, tmp_path / "r")
+        fetching.fetch(store, "x", commit, tmp_path / "r")
     assert not (tmp_path / "r/restore.json").exists()
 
 
 def test_a_table_of_an_earlier_fetch_does_not_vouch_for_one_that_failed(store, checkpoints, tmp_path):
     commit = checkpoints.session(store, C, DATAS)
-    manifests.fetch(store, "x", commit, tmp_path / "r")
+    fetching.fetch(store, "x", commit, tmp_path / "r")
     flip(store, keys.chunk("x", 1, 10, 0, 1))
     with pytest.raises(CorruptData):
-        manifests.fetch(store, "x", commit, tmp_path / "r")
+        fetching.fetch(store, "x", commit, tmp_path / "r")
     assert not (tmp_path / "r/restore.json").exists()
 
 
@@ -130,8 +131,8 @@ def test_a_chunk_of_the_wrong_size_is_found_before_anything_is_written(store, ch
     else:
         store.put(key, store.get(key)[:-1] if damage == "cut" else store.get(key) + b"x")
     for act in (
-        lambda: manifests.verify(store, "x", commit),
-        lambda: manifests.fetch(store, "x", commit, tmp_path / "r"),
+        lambda: fetching.verify(store, "x", commit),
+        lambda: fetching.fetch(store, "x", commit, tmp_path / "r"),
     ):
         with pytest.raises(CorruptData, match=key):
             act()
@@ -153,7 +154,7 @@ def test_a_chunk_that_changes_after_it_was_listed_is_still_found(store, checkpoi
         lagging = Lagging(store, FaultPlan(), tmp_path)
         lagging.is_gone = is_gone
         with pytest.raises(CorruptData, match=message):
-            manifests.verify(lagging, "x", commit)
+            fetching.verify(lagging, "x", commit)
 
 
 def test_a_manifest_that_claims_what_is_not_there_fills_no_disk(store, checkpoints, tmp_path):
@@ -162,7 +163,7 @@ def test_a_manifest_that_claims_what_is_not_there_fills_no_disk(store, checkpoin
     [seal] = checkpoints.seals(C, [b"a" * 10], nbytes=1 << 39)
     part = replace(commit.parts[0], chunks=huge, size=1 << 39, seal=seal.decode())
     with pytest.raises(CorruptData, match="should have 536870912"):
-        manifests.fetch(store, "x", replace(commit, parts=(part,), size=1 << 39), tmp_path / "r")
+        fetching.fetch(store, "x", replace(commit, parts=(part,), size=1 << 39), tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
@@ -172,11 +173,11 @@ def test_a_store_that_fails_in_passing_is_no_obstacle_and_an_outage_is(
     monkeypatch.setattr("cloudspot.jobstore.patience.time.sleep", lambda seconds: None)
     commit = checkpoints.session(store, C, DATAS, chunk_bytes=100)
     faulty = FaultyStore(store, FaultPlan(fail_every=5), tmp_path)
-    manifests.fetch(faulty, "x", commit, tmp_path / "r", sleep=lambda seconds: None)
+    fetching.fetch(patient(faulty, sleep=lambda seconds: None), "x", commit, tmp_path / "r")
     assert (tmp_path / "r/part-0.bin").read_bytes() == DATAS[0]
     down = FaultyStore(store, FaultPlan(outages=(Outage(start=0, end=9e18),)), tmp_path)
     with pytest.raises(TransientError):
-        manifests.fetch(down, "x", commit, tmp_path / "s", sleep=lambda seconds: None)
+        fetching.fetch(patient(down, sleep=lambda seconds: None), "x", commit, tmp_path / "s")
 
 
 def test_chunks_are_fetched_side_by_side(store, checkpoints, tmp_path):
@@ -189,7 +190,7 @@ def test_chunks_are_fetched_side_by_side(store, checkpoints, tmp_path):
                 together.wait()
             return super().get_range(key, start, length)
 
-    manifests.fetch(Meeting(store, FaultPlan(), tmp_path), "x", commit, tmp_path / "r", num_threads=3)
+    fetching.fetch(Meeting(store, FaultPlan(), tmp_path), "x", commit, tmp_path / "r", num_threads=3)
     assert (tmp_path / "r/part-0.bin").read_bytes() == DATAS[0]
 
 
@@ -197,7 +198,7 @@ def test_a_disk_that_refuses_is_not_the_checkpoints_fault(store, checkpoints, tm
     commit = checkpoints.session(store, C, DATAS)
     (tmp_path / "file").write_text("")
     with pytest.raises(CloudspotError, match="cannot put a checkpoint into") as caught:
-        manifests.fetch(store, "x", commit, tmp_path / "file")
+        fetching.fetch(store, "x", commit, tmp_path / "file")
     assert not isinstance(caught.value, (CorruptData, TransientError))
 
 
@@ -208,7 +209,7 @@ def test_a_directory_comes_back_with_its_files_and_modes(store, checkpoints, tre
     commit = checkpoints.directory(store, C, tree, "output/checkpoint-10")
     work = tmp_path / "work"
     (work / "output/checkpoint-9").mkdir(parents=True)
-    manifests.fetch(store, "x", commit, work)
+    fetching.fetch(store, "x", commit, work)
     assert content(work / "output/checkpoint-10") == content(tree)
     assert names(work) == sorted(
         ["output", "output/checkpoint-9", "output/checkpoint-10"]
@@ -220,10 +221,10 @@ def test_a_directory_appears_whole_or_not_at_all(store, checkpoints, tree, tmp_p
     commit = checkpoints.directory(store, C, tree, "output/checkpoint-10")
     flip(store, keys.chunk("x", 1, 10, 0, 1))
     with pytest.raises(CorruptData):
-        manifests.fetch(store, "x", commit, tmp_path / "work")
+        fetching.fetch(store, "x", commit, tmp_path / "work")
     assert not (tmp_path / "work/output/checkpoint-10").exists()
     flip(store, keys.chunk("x", 1, 10, 0, 1))
-    manifests.fetch(store, "x", commit, tmp_path / "work")
+    fetching.fetch(store, "x", commit, tmp_path / "work")
     assert content(tmp_path / "work/output/checkpoint-10") == content(tree)
     assert not [name for name in names(tmp_path / "work") if "fetching" in name]
 
@@ -233,7 +234,7 @@ def test_a_directory_that_is_there_is_not_replaced(store, checkpoints, tree, tmp
     (tmp_path / "work").mkdir()
     (tmp_path / "work/d").symlink_to(tmp_path / "nowhere")
     with pytest.raises(CloudspotError, match="exists already"):
-        manifests.fetch(store, "x", commit, tmp_path / "work")
+        fetching.fetch(store, "x", commit, tmp_path / "work")
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -244,7 +245,7 @@ def test_no_symlink_on_the_way_to_a_directory_is_followed(store, checkpoints, tr
     (tmp_path / "work").mkdir()
     (tmp_path / "work/output").symlink_to(outside)
     with pytest.raises(CorruptData, match="output is a symlink"):
-        manifests.fetch(store, "x", commit, tmp_path / "work")
+        fetching.fetch(store, "x", commit, tmp_path / "work")
     assert list(outside.iterdir()) == []
 
 
@@ -256,7 +257,7 @@ def test_leftovers_of_a_killed_fetch_are_removed_and_not_followed(store, checkpo
     work = tmp_path / "work"
     work.mkdir()
     (work / ".cloudspot-fetching-0").symlink_to(outside)
-    manifests.fetch(store, "x", commit, work)
+    fetching.fetch(store, "x", commit, work)
     assert content(work / "d") == content(tree)
     assert names(outside) == ["keep"]
 
@@ -265,7 +266,7 @@ def test_a_mode_never_sets_an_id(store, checkpoints, tree, tmp_path):
     commit = checkpoints.directory(store, C, tree, "d")
     [part] = commit.parts
     files = tuple(replace(file, mode=0o107755) for file in part.files)
-    manifests.fetch(store, "x", replace(commit, parts=(replace(part, files=files),)), tmp_path / "work")
+    fetching.fetch(store, "x", replace(commit, parts=(replace(part, files=files),)), tmp_path / "work")
     assert {mode for _, mode in content(tmp_path / "work/d").values()} == {0o755}
 
 
@@ -280,7 +281,7 @@ def test_a_hostile_path_writes_nothing_anywhere(store, checkpoints, tree, tmp_pa
     before = names(tmp_path)
     for hostile in (replace(part, files=files), replace(part, directory=path)):
         with pytest.raises(CorruptData, match="not a safe relative path"):
-            manifests.fetch(store, "x", replace(commit, parts=(hostile,)), tmp_path / "work")
+            fetching.fetch(store, "x", replace(commit, parts=(hostile,)), tmp_path / "work")
     assert names(tmp_path) == before
     assert not os.path.lexists("/tmp/cloudspot-escape")
 
@@ -290,7 +291,7 @@ def test_a_file_that_is_also_a_directory_writes_nothing(store, checkpoints, tree
     [part] = commit.parts
     files = (*part.files, File(path="a.bin/x", size=0, mode=0))
     with pytest.raises(CorruptData, match="as a file and as a directory"):
-        manifests.fetch(store, "x", replace(commit, parts=(replace(part, files=files),)), tmp_path / "work")
+        fetching.fetch(store, "x", replace(commit, parts=(replace(part, files=files),)), tmp_path / "work")
     assert not (tmp_path / "work").exists()
 
 
@@ -305,10 +306,10 @@ def test_nothing_in_a_checkpoint_is_ever_unpickled(store, checkpoints, tmp_path,
     monkeypatch.setattr(pickle, "loads", pytest.fail)
     monkeypatch.setattr(pickle, "load", pytest.fail)
     commit = checkpoints.session(store, C, [data])
-    manifests.fetch(store, "x", commit, tmp_path / "r")
+    fetching.fetch(store, "x", commit, tmp_path / "r")
     (tmp_path / "s").mkdir()
     (tmp_path / "s/model.pt").write_bytes(data)
     other = checkpoints.directory(store, CheckpointId(1, 11), tmp_path / "s", "d")
-    manifests.fetch(store, "x", other, tmp_path / "work")
+    fetching.fetch(store, "x", other, tmp_path / "work")
     assert (tmp_path / "work/d/model.pt").read_bytes() == (tmp_path / "r/part-0.bin").read_bytes() == data
     assert not (tmp_path / "executed").exists()

@@ -8,6 +8,7 @@ import pytest
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Closed, new_nonce
 from cloudspot.local.filestore import FileStore
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
@@ -88,7 +89,7 @@ def test_a_malformed_record_is_corrupt_and_not_skipped(store):
 def test_a_failed_read_leaves_the_journal_readable(store, tmp_path):
     now = [0.0]
     flaky = FaultyStore(store, FaultPlan(outages=(Outage(start=5, end=6),)), tmp_path, clock=lambda: now[0])
-    journal = Journal(flaky, "x", sleep=lambda seconds: None)
+    journal = Journal(patient(flaky, sleep=lambda seconds: None), "x")
     Journal(store, "x").append(record(1), 1)
     assert len(journal.read()) == 1
     now[0] = 5.0

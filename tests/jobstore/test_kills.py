@@ -11,21 +11,21 @@ import pytest
 
 import cloudspot
 from cloudspot.errors import ObjectMissing
-from cloudspot.jobstore import keys, manifests
+from cloudspot.jobstore import fetching, keys, manifests, retention
 from cloudspot.jobstore.records import CheckpointId
 
 UPLOAD = """
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from cloudspot.jobstore import manifests
+from cloudspot.jobstore import fetching, manifests, parts, retention
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.local.filestore import FileStore
 from cloudspot.testing.faultstore import FaultyStore, load_plan
 url, root, seals = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 store = FaultyStore(FileStore(url), load_plan(root / "plan.json"), root / "state")
 for rank, seal in enumerate(seals):
-    manifests.upload_part(
+    parts.upload_part(
         store, "x", CheckpointId(1, 10), rank=rank, num_parts=len(seals), data=memoryview(bytes([rank]) * 4000),
         seal=seal.encode(), sealed_at=datetime.now(timezone.utc), chunk_bytes=1500,
     )
@@ -52,9 +52,9 @@ def test_an_uploader_killed_around_a_put_is_finished_by_the_next(
 
     # Whatever stands is whole: no record without its chunks, no commit without its parts.
     committed = (glob, when) == ("*/commits/*", "after")
-    assert manifests.read_commits(store, "x") == ((C,) if committed else ())
+    assert retention.read_commits(store, "x") == ((C,) if committed else ())
     if committed:
-        manifests.verify(store, "x", manifests.read_commit(store, "x", C))
+        fetching.verify(store, "x", manifests.read_commit(store, "x", C))
     for rank in (0, 1):
         try:
             store.head(keys.part("x", 1, 10, rank))
@@ -68,6 +68,6 @@ def test_an_uploader_killed_around_a_put_is_finished_by_the_next(
 
     assert subprocess.run(command, env=environment).returncode == 0
     commit = manifests.read_commit(store, "x", C)
-    manifests.verify(store, "x", commit)
-    manifests.fetch(store, "x", commit, tmp_path / "restore")
+    fetching.verify(store, "x", commit)
+    fetching.fetch(store, "x", commit, tmp_path / "restore")
     assert [(tmp_path / f"restore/part-{rank}.bin").read_bytes() for rank in (0, 1)] == DATAS

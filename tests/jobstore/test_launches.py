@@ -7,6 +7,7 @@ import pytest
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.launches import claim_slot, read_slots, void_slot
+from cloudspot.jobstore.patience import patient
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import NodeIdentity
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore
@@ -59,11 +60,11 @@ def test_a_malformed_slot_is_corrupt(store):
 
 def test_claims_and_voids_that_race_over_a_faulty_store_agree(store, tmp_path):
     def act(number):
-        faulty = FaultyStore(store, FaultPlan(fail_every=4, lose_every=2), tmp_path)
-        options = {"sleep": lambda seconds: None}
+        plan = FaultPlan(fail_every=4, lose_every=2)
+        faulty = patient(FaultyStore(store, plan, tmp_path), sleep=lambda seconds: None)
         if number % 2:
-            return claim_slot(faulty, "x", 1, 0, machine(f"i-{number}"), **options)
-        return void_slot(faulty, "x", 1, 0, f"by {number}", **options)
+            return claim_slot(faulty, "x", 1, 0, machine(f"i-{number}"))
+        return void_slot(faulty, "x", 1, 0, f"by {number}")
 
     with ThreadPoolExecutor(8) as pool:
         seen = list(pool.map(act, range(32)))

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
-from cloudspot.jobstore import codec, keys, manifests
+from cloudspot.jobstore import codec, keys, manifests, parts, retention
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Commit, Part
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
@@ -21,7 +22,7 @@ def test_a_commit_names_all_parts_in_rank_order(store, checkpoints):
     assert [part.rank for part in commit.parts] == [0, 1, 2]
     assert (commit.id, commit.kind, commit.size) == (C, "session", 4001)
     assert manifests.read_commit(store, "x", C) == commit
-    assert manifests.read_commits(store, "x") == (C,)
+    assert retention.read_commits(store, "x") == (C,)
 
 
 def test_there_is_no_commit_while_a_part_is_missing(store, checkpoints):
@@ -29,7 +30,7 @@ def test_there_is_no_commit_while_a_part_is_missing(store, checkpoints):
     seals = checkpoints.seals(C, DATAS)
     for rank in (2, 0, 1):
         assert manifests.try_commit(store, "x", C) is None
-        manifests.upload_part(
+        parts.upload_part(
             store,
             "x",
             C,
@@ -49,7 +50,7 @@ def test_parts_are_read_only_when_all_are_there_and_none_twice(store, checkpoint
     seals = checkpoints.seals(C, datas)
     counting, known = FaultyStore(store, FaultPlan(), tmp_path), {}
     for rank in range(num_parts):
-        part = manifests.upload_part(
+        part = parts.upload_part(
             store, "x", C, rank=rank, num_parts=num_parts, data=memoryview(datas[rank]), seal=seals[rank],
             sealed_at=AT,
         )  # fmt: skip
@@ -68,7 +69,7 @@ def test_all_who_commit_get_the_same_manifest(store, checkpoints, tmp_path):
 
     def commit():
         faulty = FaultyStore(store, FaultPlan(lose_every=2), tmp_path)
-        found.append(manifests.try_commit(faulty, "x", C, sleep=lambda seconds: None))
+        found.append(manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", C))
 
     threads = [threading.Thread(target=commit) for _ in range(8)]
     for thread in threads:
@@ -82,18 +83,18 @@ def test_parts_that_were_planned_apart_are_no_checkpoint(store, checkpoints):
     seals = checkpoints.seals(C, [b"a" * 10, b"b" * 10])
     others = checkpoints.seals(C, [b"a" * 10, b"b" * 11])
     for rank, (data, seal) in enumerate([(b"a" * 10, seals[0]), (b"b" * 11, others[1])]):
-        manifests.upload_part(
+        parts.upload_part(
             store, "x", C, rank=rank, num_parts=2, data=memoryview(data), seal=seal, sealed_at=AT
         )
     with pytest.raises(CorruptData, match="planned apart"):
         manifests.try_commit(store, "x", C)
-    assert manifests.read_commits(store, "x") == ()
+    assert retention.read_commits(store, "x") == ()
 
 
 def test_parts_that_disagree_on_their_number_or_their_key_are_no_checkpoint(store, checkpoints):
     checkpoints.session(store, C, [b"a"], commit=False)
     [seal] = checkpoints.seals(C, [b"b"], rank=1, world_size=2)
-    manifests.upload_part(store, "x", C, rank=1, num_parts=2, data=memoryview(b"b"), seal=seal, sealed_at=AT)
+    parts.upload_part(store, "x", C, rank=1, num_parts=2, data=memoryview(b"b"), seal=seal, sealed_at=AT)
     with pytest.raises(CorruptData, match="disagree on how many"):
         manifests.try_commit(store, "x", C)
     other = CheckpointId(1, 11)
@@ -106,14 +107,14 @@ def test_a_foreign_object_among_parts_and_commits_is_passed_over(store, checkpoi
     store.put(keys.parts_prefix("x", 1, 10) + ".DS_Store", b"")
     store.put(keys.commits_prefix("x") + ".DS_Store", b"")
     assert checkpoints.session(store, C, DATAS).id == C
-    assert manifests.read_commits(store, "x") == (C,)
+    assert retention.read_commits(store, "x") == (C,)
 
 
 def test_commits_are_in_the_order_of_generation_and_step(store, checkpoints):
     wanted = [CheckpointId(1, 9), CheckpointId(1, 10), CheckpointId(2, 1), CheckpointId(10, 0)]
     for checkpoint in reversed(wanted):
         checkpoints.session(store, checkpoint, [b"a"])
-    assert manifests.read_commits(store, "x") == tuple(wanted)
+    assert retention.read_commits(store, "x") == tuple(wanted)
 
 
 def test_a_missing_or_malformed_commit_is_said_to_be_so(store, checkpoints):
@@ -140,9 +141,9 @@ def test_an_unknown_outcome_is_settled_by_the_next_try(store, checkpoints, tmp_p
     faulty = FaultyStore(store, plan, tmp_path, clock=lambda: now[0], on_hook=cut)
     faulty.plan = msgspec.structs.replace(plan, lose_every=1, lose_keys="*/commits/*")
     with pytest.raises(TransientError, match="unknown"):
-        manifests.try_commit(faulty, "x", C, sleep=lambda seconds: None)
+        manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", C)
     now[0] = 2.0
-    commit = manifests.try_commit(faulty, "x", C, sleep=lambda seconds: None)
+    commit = manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", C)
     assert commit == manifests.read_commit(store, "x", C)
 
 
@@ -158,12 +159,12 @@ def test_what_was_uploaded_whole_is_committed_unless_it_is_older_or_another_gene
     for checkpoint in (CheckpointId(1, 90), CheckpointId(2, 10), CheckpointId(2, 30)):
         checkpoints.session(store, checkpoint, [b"a", b"b"], commit=False)
     checkpoints.session(store, CheckpointId(2, 20), [b"a", b"b"])
-    manifests.upload_part(
+    parts.upload_part(
         store, "x", CheckpointId(2, 40), rank=0, num_parts=2, data=memoryview(b"a"),
         seal=checkpoints.seals(CheckpointId(2, 40), [b"a", b"b"])[0], sealed_at=AT,
     )  # fmt: skip
     assert manifests.complete(store, "x", 2) == (CheckpointId(2, 30),)
-    assert manifests.read_commits(store, "x") == (CheckpointId(2, 20), CheckpointId(2, 30))
+    assert retention.read_commits(store, "x") == (CheckpointId(2, 20), CheckpointId(2, 30))
     assert manifests.complete(store, "x", 2) == ()
     assert manifests.complete(store, "x", 1) == (CheckpointId(1, 90),)
 

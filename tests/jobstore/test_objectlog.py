@@ -10,6 +10,7 @@ from cloudspot.errors import CorruptData, TransientError
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore import keys, objectlog
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.patience import patient
 from cloudspot.model import LogRecord
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.testing.logkit import LogSinkTests
@@ -24,7 +25,7 @@ def store():
 
 @pytest.fixture
 def sink(store):
-    return ObjectStoreLogSink(store, "x", sleep=lambda seconds: None)
+    return ObjectStoreLogSink(patient(store, sleep=lambda seconds: None), "x")
 
 
 class TestPromises(LogSinkTests):
@@ -32,7 +33,7 @@ class TestPromises(LogSinkTests):
 
     @pytest.fixture
     def make_sink(self, store):
-        return lambda: ObjectStoreLogSink(store, "x", sleep=lambda seconds: None)
+        return lambda: ObjectStoreLogSink(patient(store, sleep=lambda seconds: None), "x")
 
 
 def lines(first, last, stream="1-0", start=NOON, step=1.0):
@@ -95,7 +96,7 @@ def test_lines_delivered_again_are_shown_once_and_new_ones_are_kept(store, sink)
 def test_any_overlap_of_deliveries_reads_as_each_line_once_in_order(seed):
     generator = random.Random(seed)
     store = InMemoryStore()
-    sink = ObjectStoreLogSink(store, "x", sleep=lambda seconds: None)
+    sink = ObjectStoreLogSink(patient(store, sleep=lambda seconds: None), "x")
     delivered = 0
     while delivered < 60:
         first = generator.randint(max(0, delivered - 10), delivered)
@@ -167,7 +168,7 @@ def test_one_who_follows_a_long_stream_lists_only_what_may_be_new(store, tmp_pat
 )
 def test_over_a_faulty_store_no_line_is_lost_or_shown_twice(store, tmp_path, faults):
     sink = ObjectStoreLogSink(
-        FaultyStore(store, FaultPlan(**faults), tmp_path), "x", sleep=lambda seconds: None
+        patient(FaultyStore(store, FaultPlan(**faults), tmp_path), sleep=lambda seconds: None), "x"
     )
     for first in range(0, 40, 4):
         sink.write(lines(first, first + 3))
@@ -179,7 +180,7 @@ def test_what_an_outage_held_back_is_delivered_later_in_order(store, tmp_path):
     now = [0.0]
     plan = FaultPlan(outages=(Outage(start=10, end=40),))
     sink = ObjectStoreLogSink(
-        FaultyStore(store, plan, tmp_path, clock=lambda: now[0]), "x", sleep=lambda seconds: None
+        patient(FaultyStore(store, plan, tmp_path, clock=lambda: now[0]), sleep=lambda seconds: None), "x"
     )
     held = []
     for seq in range(60):

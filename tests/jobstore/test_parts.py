@@ -6,8 +6,9 @@ from datetime import datetime, timezone
 import pytest
 
 from cloudspot.errors import CorruptData, TransientError
-from cloudspot.jobstore import codec, keys, manifests, parts
+from cloudspot.jobstore import codec, fetching, keys, manifests, parts
 from cloudspot.jobstore.parts import xxh3_128
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, File, Part
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
@@ -18,7 +19,7 @@ DATA = bytes(range(256)) * 20
 
 def upload(store, checkpoints, data=DATA, *, checkpoint=C, chunk_bytes=1500, **options):
     [seal] = checkpoints.seals(checkpoint, [data])
-    return manifests.upload_part(
+    return parts.upload_part(
         store, "x", checkpoint, rank=0, num_parts=1, data=memoryview(data), seal=seal, sealed_at=AT,
         chunk_bytes=chunk_bytes, **options,
     )  # fmt: skip
@@ -72,7 +73,7 @@ def test_other_bytes_for_the_same_part_are_refused_and_change_nothing(store, che
         upload(store, checkpoints, DATA[::-1])
     with pytest.raises(CorruptData, match="exists already"):
         seal = checkpoints.seals(C, [DATA], rank_state={"rng": "other"})[0]
-        manifests.upload_part(
+        parts.upload_part(
             store,
             "x",
             C,
@@ -91,7 +92,7 @@ def test_chunks_of_an_upload_that_died_are_written_over(store, checkpoints):
     commit_part = upload(store, checkpoints)
     commit = manifests.try_commit(store, "x", C)
     assert commit.parts == (commit_part,)
-    manifests.verify(store, "x", commit)
+    fetching.verify(store, "x", commit)
 
 
 def test_an_uploader_that_loses_the_race_with_the_same_bytes_has_succeeded(store, checkpoints, tmp_path):
@@ -106,8 +107,8 @@ def test_an_uploader_that_loses_the_race_with_the_same_bytes_has_succeeded(store
 def test_failures_in_passing_and_lost_answers_do_not_stop_an_upload(store, checkpoints, tmp_path):
     faulty = FaultyStore(store, FaultPlan(fail_every=5, lose_every=3), tmp_path)
     # One at a time: then no chunk meets more faults in a row than an upload repeats its put.
-    upload(faulty, checkpoints, chunk_bytes=100, num_threads=1, sleep=lambda seconds: None)
-    manifests.verify(store, "x", manifests.try_commit(store, "x", C))
+    upload(patient(faulty, sleep=lambda seconds: None), checkpoints, chunk_bytes=100, num_threads=1)
+    fetching.verify(store, "x", manifests.try_commit(store, "x", C))
 
 
 def test_an_outage_is_the_callers_to_wait_out_and_leaves_the_mapping_closable(store, checkpoints, tmp_path):
@@ -127,9 +128,9 @@ def test_an_outage_is_the_callers_to_wait_out_and_leaves_the_mapping_closable(st
     [seal] = checkpoints.seals(C, [DATA])
     view = memoryview(mapped)
     with pytest.raises(TransientError) as caught:
-        manifests.upload_part(
-            down, "x", C, rank=0, num_parts=1, data=view, seal=seal, sealed_at=AT, chunk_bytes=1500,
-            sleep=lambda seconds: None,
+        parts.upload_part(
+            patient(down, sleep=lambda seconds: None), "x", C, rank=0, num_parts=1, data=view, seal=seal, sealed_at=AT,
+            chunk_bytes=1500,
         )  # fmt: skip
     view.release()
     mapped.close()
@@ -141,7 +142,7 @@ def test_a_seal_of_another_checkpoint_or_size_is_refused_before_its_record_is_pu
     for changes in ({"step": 11}, {"nbytes": 1}, {"rank": 1}, {"world_size": 2}, {"items": "none"}):
         [seal] = checkpoints.seals(C, [DATA], **changes)
         with pytest.raises(CorruptData, match=next(iter(changes))):
-            manifests.upload_part(
+            parts.upload_part(
                 store, "x", C, rank=0, num_parts=1, data=memoryview(DATA), seal=seal, sealed_at=AT
             )
     assert keys_of(store, keys.parts_prefix("x", 1, 10)) == []
@@ -181,7 +182,7 @@ def test_a_file_that_shrinks_or_vanishes_is_tried_again_later(store, checkpoints
     files = (File(path="a.bin", size=2000, mode=0o644),)
 
     def again():
-        manifests.upload_directory(
+        parts.upload_directory(
             store, "x", C, rank=0, num_parts=1, root=tree, files=files, directory="d", sealed_at=AT
         )
 
@@ -202,7 +203,7 @@ def test_files_that_change_before_the_record_leave_none(store, checkpoints, tree
         raise TransientError("changed")
 
     with pytest.raises(TransientError, match="changed"):
-        manifests.upload_directory(
+        parts.upload_directory(
             store, "x", C, rank=0, num_parts=1, root=tree, directory="d", sealed_at=AT, check=check,
             files=(File(path="a.bin", size=2000, mode=0o644),),
         )  # fmt: skip
@@ -217,7 +218,7 @@ def test_a_path_that_could_not_be_put_back_safely_is_not_taken(store, tree, path
         ((), path),
     ):
         with pytest.raises(CorruptData, match="not a safe relative path"):
-            manifests.upload_directory(
+            parts.upload_directory(
                 store, "x", C, rank=0, num_parts=1, root=tree, files=files, directory=directory, sealed_at=AT
             )
 

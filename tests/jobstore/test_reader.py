@@ -10,6 +10,7 @@ from cloudspot.errors import CorruptData, JobNotFound, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot, void_slot
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, list_jobs, read_summary, write_summary
 from cloudspot.jobstore.records import (
     CheckpointId,
@@ -266,7 +267,7 @@ def test_a_pass_that_the_store_cut_short_is_finished_by_the_next(store, tmp_path
 
         plan = FaultPlan(outages=(Outage(start=good, end=good + 20),))
         flaky = Failing(store, plan, tmp_path, clock=lambda now=now: now[0])
-        reader = HistoryReader(flaky, "x", sleep=lambda seconds: None)
+        reader = HistoryReader(patient(flaky, sleep=lambda seconds: None), "x")
         for _ in range(10):
             try:
                 history = reader.read()
@@ -284,7 +285,7 @@ def test_a_store_of_which_each_fifth_call_fails_is_read_whole(store, tmp_path):
         job.leave(launch)
         job.close(launch)
     flaky = FaultyStore(store, FaultPlan(fail_every=5), tmp_path)
-    reader = HistoryReader(flaky, "x", sleep=lambda seconds: None)
+    reader = HistoryReader(patient(flaky, sleep=lambda seconds: None), "x")
     assert reader.read() == HistoryReader(store, "x").read()
 
 

@@ -10,6 +10,7 @@ from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.errors import JobNotFound, TransientError
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, submission
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission, new_nonce
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
@@ -232,9 +233,9 @@ def test_a_hiccup_is_got_over_and_an_outage_is_not(store, checkpoints, tmp_path)
     write_job(store, "x", checkpoints)
     down = FaultPlan(outages=(Outage(start=0, end=4e9),))
     with pytest.raises(TransientError):
-        remove_job(FaultyStore(store, down, tmp_path / "a"), "x", sleep=lambda seconds: None)
+        remove_job(patient(FaultyStore(store, down, tmp_path / "a"), sleep=lambda seconds: None), "x")
     unwell = FaultyStore(store, FaultPlan(fail_every=3), tmp_path / "b")
-    remove_job(unwell, "x", sleep=lambda seconds: None)
+    remove_job(patient(unwell, sleep=lambda seconds: None), "x")
     assert all_keys(store) == set()
 
 
@@ -252,14 +253,13 @@ def submit_for_real(tmp_path):
 
     def submit(store, job_id):
         return submission.submit(
-            store,
+            patient(store, sleep=lambda seconds: None),
             spec=spec,
             provider="local",
             workdir=work,
             environ={},
             job_id=job_id,
             agent=agent,
-            sleep=lambda seconds: None,
         )
 
     return submit

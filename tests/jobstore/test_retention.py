@@ -9,9 +9,10 @@ import pytest
 from memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore import codec, keys, launches, manifests
+from cloudspot.jobstore import codec, fetching, keys, launches, manifests, retention
 from cloudspot.jobstore.delivering import BEATING_SECONDS
 from cloudspot.jobstore.generations import lineage, read_generations
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Heartbeat
 from cloudspot.model import NodeIdentity
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook
@@ -35,21 +36,21 @@ def test_the_newest_of_the_lineage_stay_and_older_ones_go_whole(store, checkpoin
     checkpoints.generation(store, 1)
     for step in (10, 20, 30, 40):
         checkpoints.session(store, C(1, step), [b"a" * 4000])
-    assert manifests.collect(store, "x", 2) == (C(1, 10), C(1, 20))
-    assert manifests.read_commits(store, "x") == (C(1, 30), C(1, 40))
+    assert retention.collect(store, "x", 2) == (C(1, 10), C(1, 20))
+    assert retention.read_commits(store, "x") == (C(1, 30), C(1, 40))
     assert stored(store) == {C(1, 30), C(1, 40)}
-    assert manifests.collect(store, "x", keep=2) == ()
-    for checkpoint in manifests.read_commits(store, "x"):
-        manifests.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
+    assert retention.collect(store, "x", keep=2) == ()
+    for checkpoint in retention.read_commits(store, "x"):
+        fetching.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
 
 
 def test_at_least_one_stays_and_keep_counts_from_one(store, checkpoints):
     checkpoints.generation(store, 1)
     checkpoints.session(store, C(1, 10), [b"a"])
-    assert manifests.collect(store, "x", 1) == ()
-    assert manifests.read_commits(store, "x") == (C(1, 10),)
+    assert retention.collect(store, "x", 1) == ()
+    assert retention.read_commits(store, "x") == (C(1, 10),)
     with pytest.raises(ValueError, match="keep"):
-        manifests.collect(store, "x", 0)
+        retention.collect(store, "x", 0)
 
 
 def test_what_the_newest_generation_was_restored_from_stays(store, checkpoints):
@@ -59,11 +60,11 @@ def test_what_the_newest_generation_was_restored_from_stays(store, checkpoints):
     checkpoints.generation(store, 2, C(1, 20))
     for step in (25, 35, 45):
         checkpoints.session(store, C(2, step), [b"a"])
-    manifests.collect(store, "x", 2)
-    assert manifests.read_commits(store, "x") == (C(1, 20), C(2, 35), C(2, 45))
+    retention.collect(store, "x", 2)
+    assert retention.read_commits(store, "x") == (C(1, 20), C(2, 35), C(2, 45))
     checkpoints.generation(store, 3, C(2, 45))
-    manifests.collect(store, "x", 2)
-    assert manifests.read_commits(store, "x") == (C(2, 35), C(2, 45))
+    retention.collect(store, "x", 2)
+    assert retention.read_commits(store, "x") == (C(2, 35), C(2, 45))
 
 
 def test_late_commits_of_a_superseded_generation_go_once_the_lineage_is_newer(store, checkpoints):
@@ -71,19 +72,19 @@ def test_late_commits_of_a_superseded_generation_go_once_the_lineage_is_newer(st
     checkpoints.session(store, C(1, 20), [b"a"])
     checkpoints.generation(store, 2, C(1, 20))
     checkpoints.session(store, C(1, 30), [b"late"])
-    assert manifests.collect(store, "x", 3) == ()
+    assert retention.collect(store, "x", 3) == ()
     checkpoints.session(store, C(2, 21), [b"a"])
-    assert manifests.collect(store, "x", 3) == (C(1, 30),)
-    assert manifests.read_commits(store, "x") == (C(1, 20), C(2, 21))
+    assert retention.collect(store, "x", 3) == (C(1, 30),)
+    assert retention.read_commits(store, "x") == (C(1, 20), C(2, 21))
 
 
 def test_without_a_lineage_nothing_is_deleted(store, checkpoints):
     checkpoints.session(store, C(1, 10), [b"a"])
-    assert manifests.collect(store, "x", 1) == ()
+    assert retention.collect(store, "x", 1) == ()
     checkpoints.generation(store, 1)
     checkpoints.generation(store, 2)
-    assert manifests.collect(store, "x", 1) == ()
-    assert manifests.read_commits(store, "x") == (C(1, 10),)
+    assert retention.collect(store, "x", 1) == ()
+    assert retention.read_commits(store, "x") == (C(1, 10),)
 
 
 def age(store, checkpoint, seconds):
@@ -100,9 +101,9 @@ def test_orphans_go_only_when_older_than_the_newest_commit_in_steps_and_in_time(
     checkpoints.session(store, C(1, 30), [b"a" * 4000])
     age(store, C(1, 10), 3600)
     age(store, C(1, 40), 3600)
-    assert manifests.collect(store, "x", 3) == (C(1, 10),)
+    assert retention.collect(store, "x", 3) == (C(1, 10),)
     assert stored(store) == {C(1, 20), C(1, 30), C(1, 40)}
-    assert manifests.collect(store, "x", 3, orphan_grace_seconds=-3600.0) == (C(1, 20),)
+    assert retention.collect(store, "x", 3, orphan_grace_seconds=-3600.0) == (C(1, 20),)
     assert stored(store) == {C(1, 30), C(1, 40)}
 
 
@@ -113,9 +114,9 @@ def test_what_is_still_being_uploaded_is_no_orphan_though_its_first_chunks_are_o
     age(store, C(1, 10), 3600)
     newest_chunk = store.root / keys.chunk("x", 1, 10, 1, 0)
     os.utime(newest_chunk)
-    assert manifests.collect(store, "x", 3) == ()
+    assert retention.collect(store, "x", 3) == ()
     age(store, C(1, 10), 3600)
-    assert manifests.collect(store, "x", 3) == (C(1, 10),)
+    assert retention.collect(store, "x", 3) == (C(1, 10),)
 
 
 def test_a_commit_goes_before_its_parts_and_they_before_their_chunks(store, checkpoints):
@@ -129,7 +130,7 @@ def test_a_commit_goes_before_its_parts_and_they_before_their_chunks(store, chec
             deleted.append(key)
             super().delete(key)
 
-    manifests.collect(Watched(store, FaultPlan(), store.root), "x", 1)
+    retention.collect(Watched(store, FaultPlan(), store.root), "x", 1)
     kinds = [key.removeprefix("jobs/x/").split("/") for key in deleted]
     order = ["commits" if kind[0] == "commits" else kind[2] for kind in kinds]
     assert order == ["commits", "parts", "parts", "chunks", "chunks", "chunks", "chunks"]
@@ -151,13 +152,13 @@ def test_wherever_a_collection_is_cut_short_no_commit_lacks_a_chunk_and_the_next
                 super().delete(key)
 
         try:
-            manifests.collect(Cut(store, FaultPlan(), tmp_path), "x", 1)
+            retention.collect(Cut(store, FaultPlan(), tmp_path), "x", 1)
             is_cut = False
         except Killed:
             is_cut = True
-        for checkpoint in manifests.read_commits(store, "x"):
-            manifests.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
-        manifests.collect(store, "x", 1, orphan_grace_seconds=-3600.0)
+        for checkpoint in retention.read_commits(store, "x"):
+            fetching.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
+        retention.collect(store, "x", 1, orphan_grace_seconds=-3600.0)
         assert stored(store) == {C(1, 30)}
     assert not is_cut
 
@@ -167,7 +168,7 @@ def test_a_kept_checkpoint_costs_one_request_however_many_chunks_it_has(store, c
     for step in (10, 20):
         checkpoints.session(store, C(1, step), [b"a" * 4000], chunk_bytes=10)
     counted = FaultyStore(store, FaultPlan(), tmp_path)
-    manifests.collect(counted, "x", 3)
+    retention.collect(counted, "x", 3)
     # Commits, generations; one for each checkpoint and the end.
     assert counted.calls == {"list_page": 2 + 3, "get": 2}
 
@@ -177,7 +178,7 @@ def test_random_jobs_keep_what_a_resume_wants(checkpoints, seed):
     generator = random.Random(seed)
     store, step = InMemoryStore(), 0
     for number in range(1, generator.randint(2, 5)):
-        candidates = lineage(read_generations(store, "x"), manifests.read_commits(store, "x"))
+        candidates = lineage(read_generations(store, "x"), retention.read_commits(store, "x"))
         checkpoints.generation(store, number, generator.choice(candidates[:2]) if candidates else None)
         for _ in range(generator.randint(0, 4)):
             step += generator.randint(1, 9)
@@ -186,16 +187,16 @@ def test_random_jobs_keep_what_a_resume_wants(checkpoints, seed):
                 checkpoints.session(store, C(number - 1, step), [b"late"])
             keep = generator.randint(1, 3)
             generations = read_generations(store, "x")
-            wanted = lineage(generations, manifests.read_commits(store, "x"))[:keep]
-            gone = manifests.collect(store, "x", keep, orphan_grace_seconds=generator.choice((-60.0, 60.0)))
-            left = manifests.read_commits(store, "x")
+            wanted = lineage(generations, retention.read_commits(store, "x"))[:keep]
+            gone = retention.collect(store, "x", keep, orphan_grace_seconds=generator.choice((-60.0, 60.0)))
+            left = retention.read_commits(store, "x")
             assert set(wanted) <= set(left)
             assert set(wanted) == set(lineage(generations, left)[:keep])
             assert not set(gone) & set(left)
             restored = generations[-1].restore_from
             assert restored is None or restored in left
             for checkpoint in left:
-                manifests.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
+                fetching.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
 
 
 def test_a_store_that_fails_in_passing_does_not_stop_it(store, checkpoints, tmp_path):
@@ -204,7 +205,7 @@ def test_a_store_that_fails_in_passing_does_not_stop_it(store, checkpoints, tmp_
         checkpoints.session(store, C(1, step), [b"a" * 4000])
     faulty = FaultyStore(store, FaultPlan(fail_every=3, hooks=(Hook(keys="*", when="before"),)), tmp_path)
     try:
-        manifests.collect(faulty, "x", 1, sleep=lambda seconds: None)
+        retention.collect(patient(faulty, sleep=lambda seconds: None), "x", 1)
     except CloudspotError as error:
         pytest.fail(str(error))
     assert stored(store) == {C(1, 30)}
@@ -244,30 +245,30 @@ def test_while_a_node_may_resume_from_it_an_older_checkpoint_stays(two_commits, 
     """It began to restore 1-50 while another node still uploaded 1-60."""
     beat(two_commits, "uploading", rank=0)
     beat(two_commits, state, rank=1)
-    assert manifests.collect(two_commits, "x", 1) == ()
+    assert retention.collect(two_commits, "x", 1) == ()
     beat(two_commits, "running", rank=1)
-    assert manifests.collect(two_commits, "x", 1) == (C(1, 50),)
+    assert retention.collect(two_commits, "x", 1) == (C(1, 50),)
 
 
 @pytest.mark.parametrize("state", ["running", "draining", "uploading", "ending"])
 def test_a_node_that_has_resumed_keeps_no_checkpoint(two_commits, state):
     beat(two_commits, state)
-    assert manifests.collect(two_commits, "x", 1) == (C(1, 50),)
+    assert retention.collect(two_commits, "x", 1) == (C(1, 50),)
 
 
 def test_a_node_that_fell_silent_while_it_restored_keeps_no_checkpoint_for_ever(two_commits):
     beat(two_commits, "restoring", seconds_ago=BEATING_SECONDS - 10)
-    assert manifests.collect(two_commits, "x", 1) == ()
+    assert retention.collect(two_commits, "x", 1) == ()
     beat(two_commits, "restoring", seconds_ago=BEATING_SECONDS + 10)
-    assert manifests.collect(two_commits, "x", 1) == (C(1, 50),)
+    assert retention.collect(two_commits, "x", 1) == (C(1, 50),)
 
 
 def test_nothing_goes_while_a_newer_launch_has_yet_to_form_its_generation(two_commits, checkpoints):
     claim(two_commits, 1)
     claim(two_commits, 2)
-    assert manifests.collect(two_commits, "x", 1) == ()
+    assert retention.collect(two_commits, "x", 1) == ()
     checkpoints.generation(two_commits, 2, C(1, 60), launch=2)
-    assert manifests.collect(two_commits, "x", 1) == (C(1, 50),)
+    assert retention.collect(two_commits, "x", 1) == (C(1, 50),)
 
 
 def test_who_claims_after_the_look_at_the_slots_finds_the_newest_commit(two_commits, tmp_path):
@@ -279,10 +280,10 @@ def test_who_claims_after_the_look_at_the_slots_finds_the_newest_commit(two_comm
             if prefix == keys.launches_prefix("x"):
                 claim(two_commits, 2)
                 generations = read_generations(two_commits, "x")
-                found.extend(lineage(generations, manifests.read_commits(two_commits, "x"))[:1])
+                found.extend(lineage(generations, retention.read_commits(two_commits, "x"))[:1])
             return page
 
-    assert manifests.collect(Racing(two_commits, FaultPlan(), tmp_path), "x", 1) == (C(1, 50),)
+    assert retention.collect(Racing(two_commits, FaultPlan(), tmp_path), "x", 1) == (C(1, 50),)
     assert found == [C(1, 60)]
 
 
@@ -308,5 +309,5 @@ def test_what_comes_around_the_look_at_the_commits_is_never_judged_without_its_g
                 resume()
             return page
 
-    manifests.collect(Racing(two_commits, FaultPlan(), tmp_path), "x", 1)
-    assert {C(1, 50), C(2, 55)} <= set(manifests.read_commits(two_commits, "x"))
+    retention.collect(Racing(two_commits, FaultPlan(), tmp_path), "x", 1)
+    assert {C(1, 50), C(2, 55)} <= set(retention.read_commits(two_commits, "x"))

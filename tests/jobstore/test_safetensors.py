@@ -11,6 +11,7 @@ import torch
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.jobstore import chunks, keys
 from cloudspot.jobstore import safetensors as writing
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.jobstore.safetensors import num_bytes_read, write_safetensors
 from cloudspot.jobstore.tensors import choose, shared_state
@@ -271,7 +272,7 @@ def test_an_outage_leaves_what_was_there(store, tmp_path, put_session_checkpoint
     path = tmp_path / "model.safetensors"
     with pytest.raises(TransientError):
         write_safetensors(
-            down, "x", commit, choose(commit).tensors, path, metadata={}, sleep=lambda seconds: None
+            patient(down, sleep=lambda seconds: None), "x", commit, choose(commit).tensors, path, metadata={}
         )
     assert not path.exists()
 

@@ -7,6 +7,7 @@ from memorystore import InMemoryStore
 
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import keys, stored_artifacts
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.stored_artifacts import Artifact, download, is_present, list_artifacts, quoted_name
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
@@ -127,7 +128,7 @@ def test_an_outage_leaves_no_half_of_a_file(store, tmp_path):
         store, FaultPlan(outages=(Outage(start=0, end=2e9),)), tmp_path / "f", clock=lambda: 1.0
     )
     with pytest.raises(TransientError):
-        download(down, found, tmp_path / "to", sleep=lambda seconds: None)
+        download(patient(down, sleep=lambda seconds: None), found, tmp_path / "to")
     assert contents(tmp_path / "to") == {}
 
 

@@ -18,6 +18,7 @@ from cloudspot.errors import (
 from cloudspot.jobfile.spec import load_job, spec_from_json
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.extraction import extract_bundle
+from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, list_jobs
 from cloudspot.jobstore.submission import delete_secrets, read_secrets, request_stop, submit
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
@@ -54,7 +55,13 @@ def spec(tmp_path):
 
 def do(store, spec, work, job_id="digits-1", environ=ENVIRON, **options):
     return submit(
-        store, spec=spec, provider="local", workdir=work, environ=environ, job_id=job_id, sleep=nap, **options
+        patient(store, sleep=nap),
+        spec=spec,
+        provider="local",
+        workdir=work,
+        environ=environ,
+        job_id=job_id,
+        **options,
     )
 
 

@@ -11,6 +11,7 @@ from cloudspot.errors import AuthError, CloudspotError, ObjectExists, ObjectMiss
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.bucketstore import BucketStore
 from cloudspot.plugin.multipart import PartedRequests, Passing, UploadGone
+from cloudspot.plugin.sdkerrors import NO_CODES, SdkErrors
 from cloudspot.testing.storekit import ObjectStoreTests
 
 NOW = datetime.now(timezone.utc)
@@ -20,10 +21,28 @@ class Refused(Exception):
     """The SDK's error."""
 
 
+class DictErrors(SdkErrors):
+    raised = (Refused,)
+    denied = frozenset({"denied"})
+    throttled = frozenset({"busy"})
+
+    def translation(self, error, what, codes=NO_CODES):
+        return CloudspotError(f"{what}: the dictionary says: {error}")
+
+    def code_of(self, error):
+        return str(error)
+
+    def status_of(self, error):
+        return 400
+
+    def message_of(self, error):
+        return str(error)
+
+
 class DictBucket(Bucket):
     scheme = "dict"
     names = re.compile(r"[a-z]{2,}")
-    sdk_errors = (Refused,)
+    errors = DictErrors()
     rights = {"read": "dict:Get"}  # noqa: RUF012 - as a plugin might write it
     how_to_create = "mkdict dict://"
     kinds = {  # noqa: RUF012
@@ -32,8 +51,6 @@ class DictBucket(Bucket):
         "beyond": RangeBeyondEnd,
         "no bucket": SpecError,
         "gone": UploadGone,
-        "busy": Passing,
-        "denied": AuthError,
         "lacking": StoreRefused,
     }
 
@@ -48,12 +65,6 @@ class DictBucket(Bucket):
     def connect(self):
         self.num_connected += 1
         return self.held
-
-    def kind_of(self, error, verb):
-        return self.kinds.get(str(error))
-
-    def translation(self, error, what):
-        return CloudspotError(f"{what}: the dictionary says: {error}")
 
     def head(self, client, name):
         data, writer = self.find(client, name)

@@ -27,6 +27,7 @@ class Clients:
 
 
 class Provisioner(CloudProvisioner):
+    provider = "cirrus"
     finder_type = Finder
 
     def render(self, group): ...
@@ -59,7 +60,7 @@ class Provider(CloudProvider):
         return Clients()
 
     def _make_provisioner(self, clients):
-        return Provisioner(self._options, clients, provider=self.name)
+        return Provisioner(self._options, clients)
 
     def _check(self, clients, resources):
         return (clients, resources)

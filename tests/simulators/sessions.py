@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.manifests import try_commit, upload_part
+from cloudspot.jobstore.manifests import try_commit
+from cloudspot.jobstore.parts import upload_part
 from cloudspot.jobstore.records import CheckpointId, Commit
 from cloudspot.train.handoff import seals_directory
 

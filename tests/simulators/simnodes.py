@@ -15,7 +15,6 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.generations import lineage, propose, read_generations
 from cloudspot.jobstore.launches import claim_slot, read_slots
-from cloudspot.jobstore.manifests import read_commits
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import (
     CheckpointId,
@@ -26,6 +25,7 @@ from cloudspot.jobstore.records import (
     Notice,
     new_nonce,
 )
+from cloudspot.jobstore.retention import read_commits
 from cloudspot.model import EndReason, NodeIdentity
 
 Result = TypeVar("Result")
@@ -84,9 +84,7 @@ class SimNode:
         machine = self._machine
         identity = NodeIdentity(instance_id=machine.id, rank=machine.rank, address="10.0.0.1")
         slot = yield from self._persist(
-            lambda: claim_slot(
-                self._store, self._job_id, machine.launch, machine.rank, identity, sleep=self._world.sleep
-            )
+            lambda: claim_slot(self._store, self._job_id, machine.launch, machine.rank, identity)
         )
         if slot.instance_id != machine.id:
             return False
@@ -216,14 +214,12 @@ class SimNode:
             at=self._world.now(),
             writer=new_nonce(),
         )
-        yield from self._persist(lambda: propose(self._store, self._job_id, record, sleep=self._world.sleep))
+        yield from self._persist(lambda: propose(self._store, self._job_id, record))
 
     def _commit(self, generation: Generation) -> Doing[None]:
         if self._machine.rank == generation.members[0].rank and self._step > 0:
             key = keys.commit(self._job_id, generation.number, self._step)
-            yield from self._persist(
-                lambda: create(self._store, key, new_nonce().encode(), sleep=self._world.sleep)
-            )
+            yield from self._persist(lambda: create(self._store, key, new_nonce().encode()))
 
     def _say(self, outcome: str) -> Doing[None]:
         machine = self._machine
@@ -243,9 +239,7 @@ class SimNode:
             writer=new_nonce(),
         )
         key = keys.exit_record(self._job_id, machine.launch, machine.rank)
-        yield from self._persist(
-            lambda: create(self._store, key, codec.encode(last_word), sleep=self._world.sleep)
-        )
+        yield from self._persist(lambda: create(self._store, key, codec.encode(last_word)))
 
     def _write_notice(self) -> None:
         machine = self._machine
@@ -260,7 +254,7 @@ class SimNode:
             writer=new_nonce(),
         )
         key = keys.notice(self._job_id, machine.launch, machine.rank)
-        create(self._store, key, codec.encode(notice), sleep=self._world.sleep)
+        create(self._store, key, codec.encode(notice))
 
     def _beat(self, generation: Generation) -> None:
         self._beats += 1

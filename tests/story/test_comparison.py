@@ -11,7 +11,6 @@ from cloudspot.story.comparison import (
     job_file_differences,
     results,
 )
-from cloudspot.story.timeline import timeline
 
 
 def member(name, content=b"", *, executable=False, target=None):
@@ -89,7 +88,7 @@ def test_results_of_a_job(records):
         one, generations=(records.generation(1),), finished=records.finished("failed", at=80)
     )
     now = records.at(1000)
-    found = results(history, timeline(history, now), now)
+    found = results(history, now)
     assert {key: found[key] for key in found if key not in {"submitted", "version", "code_sha256"}} == {
         "id": "digits-1",
         "provider": "sim",

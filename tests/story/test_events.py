@@ -1,18 +1,5 @@
 from cloudspot.jobstore.records import CheckpointId, Skipped
-from cloudspot.story.events import (
-    Claimed,
-    Committed,
-    JobFinished,
-    LaunchClosed,
-    Launched,
-    NodeEnded,
-    NodeState,
-    Noticed,
-    Started,
-    StopRequested,
-    Warned,
-    diff,
-)
+from cloudspot.story.events import EventKind, diff
 
 
 def texts(events):
@@ -33,14 +20,14 @@ def test_a_first_look_tells_all_that_has_happened_in_order(records):
     )
     history = records.history(launch, generations=(records.generation(1),), commits=(CheckpointId(1, 40),))
     events = diff(None, history)
-    assert [type(event) for event in events] == [
-        Launched,
-        Claimed,
-        Noticed,
-        Started,
-        Committed,
-        NodeEnded,
-        LaunchClosed,
+    assert [event.kind for event in events] == [
+        EventKind.LAUNCHED,
+        EventKind.CLAIMED,
+        EventKind.NOTICED,
+        EventKind.STARTED,
+        EventKind.COMMITTED,
+        EventKind.NODE_ENDED,
+        EventKind.LAUNCH_CLOSED,
     ]
     assert texts(events) == [
         "launch 1 (first): 1 x big in a, spot at 1 USD an hour",
@@ -60,7 +47,11 @@ def test_only_what_is_new_is_told(records):
         stop=records.stop(),
     )
     events = diff(before, after)
-    assert [type(event) for event in events] == [StopRequested, NodeState, Warned]
+    assert [event.kind for event in events] == [
+        EventKind.STOP_REQUESTED,
+        EventKind.NODE_STATE,
+        EventKind.WARNED,
+    ]
     assert texts(events)[1:] == ["node 0: running", "node 0: slow"]
     assert diff(after, after) == ()
 
@@ -87,7 +78,7 @@ def test_the_end_is_told_with_its_reason(records):
     launch = records.launch(1, outcome="failed", detail="exit status 3")
     after = records.history(launch, finished=records.finished("failed", detail="failed 4 times"))
     events = diff(before, after)
-    assert [type(event) for event in events] == [LaunchClosed, JobFinished]
+    assert [event.kind for event in events] == [EventKind.LAUNCH_CLOSED, EventKind.JOB_FINISHED]
     assert texts(events) == ["launch 1 is over, failed: exit status 3", "job failed: failed 4 times"]
 
 

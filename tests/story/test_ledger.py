@@ -15,7 +15,7 @@ def test_closed_launches_are_billed_by_their_closing_records(records):
     ledger = bill(history, records.at(9999.0))
     assert (ledger.spent, ledger.on_demand_equivalent) == (3.0, 4.5)
     assert (ledger.machine_seconds, ledger.run_seconds) == (5400.0, 3600.0)
-    assert [(line.instance_id, line.spent, line.ended_at) for line in ledger.lines] == [
+    assert [(line.instance_id, line.spent, line.ended) for line in ledger.lines] == [
         ("i-1-0", 2.0, records.at(3600.0)),
         ("i-1-1", 1.0, records.at(1800.0)),
     ]
@@ -24,14 +24,14 @@ def test_closed_launches_are_billed_by_their_closing_records(records):
 def test_the_open_launch_is_billed_from_its_claims_until_now(records):
     ledger = bill(records.history(records.launch()), records.at(3610.0))
     assert ledger.spent == pytest.approx(1.0)
-    assert ledger.lines[0].ended_at is None
+    assert ledger.lines[0].ended is None
 
 
 def test_a_listing_tells_when_the_machines_really_started_and_ended(records):
     history = records.history(records.launch())
     listed = records.instance(state="ended", launched=0.0, ended_at=records.at(1800.0))
     (line,) = bill(history, records.at(9999.0), instances=(listed,)).lines
-    assert (line.started_at, line.ended_at, line.seconds) == (records.at(0), records.at(1800), 1800.0)
+    assert (line.started, line.ended, line.seconds) == (records.at(0), records.at(1800), 1800.0)
 
 
 def test_a_machine_that_has_not_claimed_its_rank_costs_money_too(records):

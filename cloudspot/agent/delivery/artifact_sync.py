@@ -56,11 +56,7 @@ class ArtifactSync:
         self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
 
     def restore(self) -> None:
-        """Fetch what an earlier machine has left; keep files that are here already.
-
-        Raises:
-            TransientError: the store failed; call again.
-        """
+        """Fetch what an earlier machine has left; keep files that are here already."""
         for meta in self._store.list_objects(self._prefix):
             quoted = meta.key[len(self._prefix) :]
             name = unquoted_name(quoted)

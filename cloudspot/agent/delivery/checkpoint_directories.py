@@ -186,7 +186,5 @@ def stage(directory: CheckpointDirectory, staging: Path) -> tuple[Path, tuple[Fi
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # another file system, or one without hard links
+    except OSError:  # another file system, or one without hard links; a missing file cannot be copied either
         shutil.copy2(source, target)

@@ -12,7 +12,7 @@ from pathlib import Path
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CorruptData, ObjectMissing
-from cloudspot.jobstore import generations, manifests
+from cloudspot.jobstore import fetching, generations, manifests, retention
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Skipped
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restore
     if known:
         for late in context.insist(lambda: manifests.complete(context.store, node.job_id, known[-1].number)):
             _log.info("committed checkpoint %s, whose last part came from a node that was lost", late)
-    commits = context.insist(lambda: manifests.read_commits(context.store, node.job_id))
+    commits = context.insist(lambda: retention.read_commits(context.store, node.job_id))
     candidates = generations.lineage(known, commits)
     skipped: list[Skipped] = []
     for candidate in candidates:
@@ -78,7 +78,7 @@ def newest_candidate(
     context: NodeContext, known: Sequence[Generation], skipped: Sequence[Skipped]
 ) -> CheckpointId | None:
     """Return what ``restore_newest`` would try first, apart from those that are known not to verify."""
-    commits = context.insist(lambda: manifests.read_commits(context.store, context.node.job_id))
+    commits = context.insist(lambda: retention.read_commits(context.store, context.node.job_id))
     bad = {one.checkpoint for one in skipped}
     return next((one for one in generations.lineage(known, commits) if one not in bad), None)
 
@@ -133,4 +133,4 @@ def _fetch(context: NodeContext, commit: Commit, skipped: tuple[Skipped, ...]) -
 
 def _bring(context: NodeContext, commit: Commit, directory: Path) -> None:
     with context.status.transferring("restoring", commit.size) as progress:
-        manifests.fetch(context.store, context.node.job_id, commit, directory, progress=progress)
+        fetching.fetch(context.store, context.node.job_id, commit, directory, progress=progress)

@@ -20,7 +20,7 @@ from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
-from cloudspot.jobstore import keys, manifests
+from cloudspot.jobstore import keys, manifests, parts, retention
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation
 from cloudspot.jobstore.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
@@ -105,10 +105,9 @@ class Courier:
             self._wake.set()
             time.sleep(POLL_SECONDS)
         if not self._pending():
-            for slot in self._node.arena.glob("slot-*"):
-                slot.unlink(missing_ok=True)
-            for slot in self._node.spill.glob("slot-*"):
-                slot.unlink(missing_ok=True)
+            for directory in (self._node.arena, self._node.spill):
+                for slot in directory.glob("slot-*"):
+                    slot.unlink(missing_ok=True)
 
     def set_aside_torn(self) -> None:
         """Move away the checkpoint directories that the script had not completed when it ended."""
@@ -216,7 +215,7 @@ class Courier:
         data = memoryview(mapped)
         try:
             with self._status.transferring("uploading", len(data)) as progress:
-                part = manifests.upload_part(
+                part = parts.upload_part(
                     self._store,
                     self._node.job_id,
                     checkpoint,
@@ -280,7 +279,7 @@ class Courier:
 
     def _collect(self) -> None:
         try:
-            manifests.collect(self._store, self._node.job_id, keep=self._spec.checkpoint.keep)
+            retention.collect(self._store, self._node.job_id, keep=self._spec.checkpoint.keep)
         except CloudspotError as error:
             _log.warning("old checkpoints stay until the next commit: %s", error)
 

@@ -20,11 +20,12 @@ from cloudspot.agent.delivery.checkpoint_directories import (
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.node import Node
 from cloudspot.agent.status import Status
-from cloudspot.errors import CorruptData, ObjectMissing, TransientError
+from cloudspot.errors import CorruptData, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import CheckpointSpec
-from cloudspot.jobstore import keys, manifests
+from cloudspot.jobstore import keys, parts
 from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.stored_records import find_meta
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class DirectoryUploads:
 
         try:
             with self._status.transferring("uploading", sum(file.size for file in table)) as progress:
-                manifests.upload_directory(
+                parts.upload_directory(
                     self._store,
                     self._node.job_id,
                     checkpoint,
@@ -169,11 +170,7 @@ class DirectoryUploads:
 
     def _stands(self, checkpoint: CheckpointId) -> bool:
         key = keys.part(self._node.job_id, checkpoint.generation, checkpoint.step, 0)
-        try:
-            self._store.head(key)
-        except ObjectMissing:
-            return False
-        return True
+        return find_meta(self._store, key) is not None
 
 
 def _free_path(path: Path) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -48,13 +47,11 @@ class LogPump:
         stream: str,
         position_path: Path,
         flush_seconds: float,
-        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self._sink = sink
         self._stream = stream
         self._path = position_path
         self._flush_seconds = flush_seconds
-        self._now = now
         self._files: list[tuple[Path, str]] = []
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -154,7 +151,11 @@ class LogPump:
         for line in split_lines(data[:end]):
             text = line.decode("utf-8", errors="replace")
             record = LogRecord(
-                stream=self._stream, seq=position.next_seq, time=self._now(), text=text, source=source
+                stream=self._stream,
+                seq=position.next_seq,
+                time=datetime.now(timezone.utc),
+                text=text,
+                source=source,
             )
             position.pending.append(record)
             position.next_seq += 1

@@ -97,9 +97,8 @@ class EventFiles:
             head = [_record(_event(lines[0].time, 0, _bytes(3, _VERSION)))]
             if position.part == 0:
                 step = self._starts.get(generation, lines[0].step)
-                head.append(
-                    _record(_event(lines[0].time, step, _bytes(7, _varint(1, 1))))
-                )  # SessionLog.START
+                session_start = _bytes(7, _varint(1, 1))
+                head.append(_record(_event(lines[0].time, step, session_start)))
             records[:0] = head
         directory.mkdir(parents=True, exist_ok=True)
         with _path(directory, generation, position.part).open("ab") as file:

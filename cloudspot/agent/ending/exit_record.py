@@ -8,19 +8,16 @@ from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.node import Node
 from cloudspot.agent.status import Status
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import codec, creation, keys
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Exit, new_nonce
+from cloudspot.jobstore.stored_records import create_record
 from cloudspot.model import NodeIdentity
 
 
 def write_exit_record(
     store: ObjectStore, node: Node, identity: NodeIdentity, leaving: Leaving, status: Status | None = None
 ) -> None:
-    """Write the exit record, unless there is one.
-
-    Raises:
-        TransientError: the outcome is unknown; call again.
-    """
+    """Write the exit record, unless there is one."""
     status = Status() if status is None else status
     step = status.progress()[0]
     if leaving.outcome in {"drained", "stopped"} and leaving.saved_step is not None:
@@ -43,4 +40,4 @@ def write_exit_record(
         at=datetime.now(timezone.utc),
         writer=new_nonce(),
     )
-    creation.create(store, keys.exit_record(node.job_id, node.launch, identity.rank), codec.encode(record))
+    create_record(store, keys.exit_record(node.job_id, node.launch, identity.rank), record)

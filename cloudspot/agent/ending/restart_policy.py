@@ -49,13 +49,6 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Again:
-    """Start the next generation."""
-
-    wait_seconds: float
-
-
-@dataclass(frozen=True)
 class GiveUp:
     """Leave."""
 
@@ -71,8 +64,10 @@ def has_connected(error: Mapping[str, Any]) -> bool:
     return error["type"] not in CONNECTION_ERRORS and not gloo
 
 
-def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int) -> Again | GiveUp:
-    """Return what follows the failure, and note it in ``memory``, which the caller saves.
+def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int) -> float | GiveUp:
+    """Return the seconds to wait before the next start, or that there is none.
+
+    Notes the failure in ``memory``, which the caller saves.
 
     Two failures in a row at the same step are an error of the script; otherwise ``max_restarts`` decides.
     Ranks that could not connect are no error of the script, and may connect on other machines.
@@ -83,7 +78,7 @@ def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restar
     if failure.why == NOT_CONNECTED:
         if num_restarts >= max_restarts:
             return GiveUp(f"the training {failure}, after {num_restarts} restarts", permanent=False)
-        return Again(wait)
+        return wait
     if not failure.has_session and failure.seconds >= AT_ONCE_SECONDS:
         # Nobody knows how far it came, so it counts as the first of its kind.
         memory.failure_streak, memory.failed_at_step = 0, -1
@@ -96,4 +91,4 @@ def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restar
     if num_restarts >= max_restarts:
         return GiveUp(f"the training {failure} at step {failure.step}, after {num_restarts} restarts")
     # At once the first time: most faults pass, and the machines are paid for.
-    return Again(wait)
+    return wait

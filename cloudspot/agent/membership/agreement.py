@@ -73,10 +73,6 @@ class Membership:
         """Stop listening: this node leaves."""
         self._peers.stop()
 
-    def resume(self, generation: Generation) -> None:
-        """Take over from an earlier agent of this machine, which has started this generation."""
-        self._enter(generation)
-
     @property
     def votes(self) -> FailureVotes:
         """What the members say about the end of the generation that this node runs, or ran last."""
@@ -188,7 +184,7 @@ class Membership:
                 among = self._cut_off.intersection(member.rank for member in found.generation.members)
                 if among:
                     raise LeavingError(Leaving("failed", not_reached(self._rank, among), exit_code=1))
-                self._enter(found.generation)
+                self.enter(found.generation)
                 context.status.state = "restoring"
                 restored = restore_this(context, found.generation.restore_from, restored)
                 if restored is not None:
@@ -208,7 +204,7 @@ class Membership:
                 continue
             record = self._propose(found, known, restored, why)
             if record is not None:
-                self._enter(record)
+                self.enter(record)
                 return record, restored
 
     def _read_generations(self) -> Sequence[Generation]:
@@ -226,7 +222,8 @@ class Membership:
         whom = ", ".join(f"node {rank} ({state})" for rank, state in busy.items())
         return f"ready, and idle until {whom} is ready too"
 
-    def _enter(self, generation: Generation) -> None:
+    def enter(self, generation: Generation) -> None:
+        """Belong to this generation from now on: a new one, or one that an earlier agent here has started."""
         self._context.status.warn("waiting", None)
         self.current = generation
         self._begun_at = self._peers.heard_seconds
@@ -241,11 +238,7 @@ class Membership:
         context, node = self._context, self._context.node
         slots = context.insist(lambda: launches.read_slots(context.store, node.job_id, node.launch))
         members = tuple(
-            Member(
-                rank=rank,
-                instance_id=slots[rank].instance_id or "",
-                address=slots[rank].address or "",
-            )
+            Member(rank=rank, instance_id=slots[rank].instance_id or "", address=slots[rank].address or "")
             for rank in found.ranks
         )
         same = self.current is not None and len(members) == len(self.current.members)

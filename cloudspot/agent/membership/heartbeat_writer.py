@@ -12,9 +12,10 @@ from datetime import datetime, timezone
 from cloudspot.agent.membership.heartbeat_size import change_count, fill_up
 from cloudspot.agent.membership.reachability import free_port
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.errors import CloudspotError, ObjectMissing
+from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.records import Generation, Heartbeat, StopRequest
+from cloudspot.jobstore.stored_records import find_meta, find_record
 
 _log = logging.getLogger(__name__)
 
@@ -82,11 +83,7 @@ class HeartbeatWriter:
         return LOOK_SECONDS if self._status.is_regrouping else LOOK_SECONDS * self._num_nodes
 
     def beat(self) -> None:
-        """Overwrite the heartbeat once.
-
-        Raises:
-            TransientError: the store failed.
-        """
+        """Overwrite the heartbeat once."""
         context, status = self._context, self._status
         key = keys.heartbeat(context.job_id, context.node.launch, context.rank)
         num_changes = self._counted_before(key) if self._num_changes is None else self._num_changes
@@ -122,19 +119,12 @@ class HeartbeatWriter:
         context.store.put(key, fill_up(codec.encode(beat), num_beats=self._counter, num_changes=num_changes))
 
     def look(self) -> None:
-        """Read what others have decided: a request to stop, a generation of a newer launch.
-
-        Raises:
-            TransientError: the store failed; nothing is known.
-        """
+        """Read what others have decided: a request to stop, a generation of a newer launch."""
         context, orders = self._context, self._orders
         if orders.stop is None:
-            try:
-                data = context.store.get(keys.stop(context.job_id))
-            except ObjectMissing:
-                pass
-            else:
-                orders.give(stop=codec.decode(data, StopRequest))
+            stop = find_record(context.store, keys.stop(context.job_id), StopRequest)
+            if stop is not None:
+                orders.give(stop=stop)
         generation = self._generation_after(max(self._status.generation, self._passed))
         while generation is not None and generation.launch < context.node.launch:
             self._passed = generation.number  # an older launch's, however late, only takes a number
@@ -148,17 +138,12 @@ class HeartbeatWriter:
 
     def _counted_before(self, key: str) -> int:
         """Return the count of changes in the last heartbeat of an earlier agent, 0 where there was none."""
-        try:
-            return change_count(self._context.store.head(key).size)
-        except ObjectMissing:
-            return 0
+        meta = find_meta(self._context.store, key)
+        return 0 if meta is None else change_count(meta.size)
 
     def _generation_after(self, number: int) -> Generation | None:
         key = keys.generation(self._context.job_id, number + 1)
-        try:
-            return codec.decode(self._context.store.get(key), Generation, key=key)
-        except ObjectMissing:
-            return None
+        return find_record(self._context.store, key, Generation)
 
     def _run(self) -> None:
         beat_at, looked_at = 0.0, -math.inf

@@ -18,9 +18,10 @@ from datetime import datetime, timezone
 from cloudspot.agent.membership.heartbeat_size import change_count
 from cloudspot.agent.membership.peers import PeerClock, Standing, appraise
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.errors import CloudspotError, ObjectMissing
-from cloudspot.jobstore import codec, keys
+from cloudspot.errors import CloudspotError
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Exit, Heartbeat, Notice
+from cloudspot.jobstore.stored_records import find_record, read_record
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,6 @@ class PeerHeartbeats:
         self.others = tuple(other for other in range(num_nodes) if other != context.rank)
         """The launch's other nodes."""
         self.listen_seconds = min(max(LISTEN_SECONDS, num_nodes / LISTENS_PER_SECOND), MAX_LISTEN_SECONDS)
-        """How often the nodes are listed while the training runs."""
         self._regroup_seconds = max(REGROUP_SECONDS, REGROUP_SECONDS_PER_NODE * num_nodes)
         self._passing = threading.Lock()
         """Held during a pass."""
@@ -113,17 +113,10 @@ class PeerHeartbeats:
             self._context.insist(self._pass)
 
     def read_beat(self, rank: int) -> Heartbeat | None:
-        """Read a node's newest heartbeat from the store; None: it has none.
-
-        Raises:
-            TransientError: the store failed.
-        """
+        """Read a node's newest heartbeat from the store; None: it has none."""
         context = self._context
         key = keys.heartbeat(context.job_id, context.node.launch, rank)
-        try:
-            return codec.decode(context.store.get(key), Heartbeat, key=key)
-        except ObjectMissing:
-            return None
+        return find_record(context.store, key, Heartbeat)
 
     # --- what is known; none of it asks the store --------------------------------------------------
 
@@ -256,7 +249,7 @@ class PeerHeartbeats:
     def _read_notice(self, rank: int) -> None:
         context = self._context
         key = keys.notice(context.job_id, context.node.launch, rank)
-        notice = codec.decode(context.store.get(key), Notice, key=key)
+        notice = read_record(context.store, key, Notice)
         # Both moments are by the other node's clock; how long ago it wrote them nobody knows here.
         left = (notice.deadline - notice.at).total_seconds()
         self._deadlines[rank] = time.monotonic() + left
@@ -264,4 +257,4 @@ class PeerHeartbeats:
     def _read_exit(self, rank: int) -> None:
         context = self._context
         key = keys.exit_record(context.job_id, context.node.launch, rank)
-        self._exits[rank] = codec.decode(context.store.get(key), Exit, key=key)
+        self._exits[rank] = read_record(context.store, key, Exit)

@@ -11,12 +11,13 @@ from datetime import datetime, timezone
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import NoticePipe, Word, as_notice, tell_agent
-from cloudspot.agent.notices.notice_poller import NoticePoller
+from cloudspot.agent.notices.notice_poller import poll_notices
 from cloudspot.agent.reclaim import CLOCK_SECONDS, Reclaim
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource
-from cloudspot.jobstore import codec, creation, keys
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Notice, new_nonce
+from cloudspot.jobstore.stored_records import create_record
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class NoticeIntake:
     def __init__(self, context: NodeContext, source: PreemptionSource, pipe: NoticePipe) -> None:
         self._context = context
         self._file = NoticeFile(context.node.directory)
-        self._poller = NoticePoller(source, self.take)
+        self._source = source
         self._pipe = pipe
         self._stopped = threading.Event()
         self._telling = threading.Lock()
@@ -42,12 +43,12 @@ class NoticeIntake:
 
     def start(self) -> None:
         """Listen from now on."""
-        self._poller.start()
+        polled = (self._source, self.take, self._stopped)
+        threading.Thread(target=poll_notices, args=polled, name="notice", daemon=True).start()
         threading.Thread(target=self._read_pipe, name="notice pipe", daemon=True).start()
 
     def stop(self) -> None:
         """Ask the threads to end; it may take a while."""
-        self._poller.stop()
         self._stopped.set()
         tell_agent(self._context.node.directory)
 
@@ -97,8 +98,6 @@ class NoticeIntake:
         )
         key = keys.notice(context.job_id, context.node.launch, context.rank)
         try:
-            context.insist(
-                lambda: creation.create(context.store, key, codec.encode(record)), deadline=reclaim.deadline
-            )
+            context.insist(lambda: create_record(context.store, key, record), deadline=reclaim.deadline)
         except CloudspotError as error:
             _log.warning("the notice was not recorded: %s", error)

@@ -19,42 +19,31 @@ WAIT_SECONDS = 20.0
 """One call of ``PreemptionSource.wait``."""
 
 
-class NoticePoller:
-    """A thread on ``PreemptionSource.wait``; after the first notice only one of an earlier end counts."""
+def poll_notices(
+    source: PreemptionSource, on_notice: Callable[[Reclaim], None], stopped: threading.Event
+) -> None:
+    """Pass notices on until ``stopped`` is set, which may take one ``PreemptionSource.wait`` to be seen.
 
-    def __init__(self, source: PreemptionSource, on_notice: Callable[[Reclaim], None]) -> None:
-        self._source = source
-        self._on_notice = on_notice
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="notice", daemon=True)
-
-    def start(self) -> None:
-        """Begin to wait for a notice."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ask the thread to end; it may take up to one ``wait``."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        standing = math.inf
-        while not self._stopped.is_set():
-            try:
-                notice = self._source.wait(WAIT_SECONDS)
-            except CloudspotError as error:
-                _log.warning("the metadata service did not answer: %s", error)
-                self._stopped.wait(1.0)
-                continue
-            if notice is None:
-                continue
-            reclaim = understand(
-                notice,
-                notice_seconds=self._source.notice_seconds,
-                now=time.monotonic(),
-                wall=datetime.now(timezone.utc),
-            )
-            if reclaim.deadline < standing - CLOCK_SECONDS:
-                standing = reclaim.deadline
-                self._on_notice(reclaim)
-            # While a notice stands, wait() returns at once.
-            self._stopped.wait(self._source.poll_seconds)
+    After the first notice only one of an earlier end counts.
+    """
+    standing = math.inf
+    while not stopped.is_set():
+        try:
+            notice = source.wait(WAIT_SECONDS)
+        except CloudspotError as error:
+            _log.warning("the metadata service did not answer: %s", error)
+            stopped.wait(1.0)
+            continue
+        if notice is None:
+            continue
+        reclaim = understand(
+            notice,
+            notice_seconds=source.notice_seconds,
+            now=time.monotonic(),
+            wall=datetime.now(timezone.utc),
+        )
+        if reclaim.deadline < standing - CLOCK_SECONDS:
+            standing = reclaim.deadline
+            on_notice(reclaim)
+        # While a notice stands, wait() returns at once.
+        stopped.wait(source.poll_seconds)

@@ -180,10 +180,9 @@ class GenerationEnd:
             # In one direction packets may still travel: then only others know.
             permanent = verdict.permanent and self._membership.votes.others_reach_all()
             return Leaving("failed", verdict.detail, end.code, permanent=permanent, log_tail=tail)
-        wait = verdict.wait_seconds
-        _log.error("the training %s at step %d; starting again in %.0f s", failure, failure.step, wait)
+        _log.error("the training %s at step %d; starting again in %.0f s", failure, failure.step, verdict)
         self._note_end(end.why)
-        context.orders.wait(wait)
+        context.orders.wait(verdict)
         return end.why
 
     def _tail(self) -> tuple[str, ...]:

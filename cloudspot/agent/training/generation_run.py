@@ -77,7 +77,7 @@ class GenerationRun:
         if memory.generation > 0:
             known = context.insist(lambda: generations.read_generations(context.store, context.job_id))
             # Also where its trainer has ended: a generation is started once, and never again.
-            self._membership.resume(known[memory.generation - 1])
+            self._membership.enter(known[memory.generation - 1])
         if memory.trainer_pid == 0:
             # An agent that was killed between the start and its note of it left a trainer that nobody knows.
             end_training(self._node)
@@ -91,12 +91,8 @@ class GenerationRun:
         return Trainer(handoff, memory.trainer_pid)
 
     def _start(self, why: str) -> Trainer:
-        context, node, status, memory = (
-            self._context,
-            self._node,
-            self._context.status,
-            self._context.memory,
-        )
+        context, node = self._context, self._node
+        status, memory = context.status, context.memory
         if status.state != "uploading":  # the drivers leave a node that says so alone until all is delivered
             status.state = "restoring"
         self._membership.obey()

@@ -122,14 +122,7 @@ def draw_bars(
     for number, ((_, spans), start) in enumerate(zip(rows, starts, strict=True)):
         for state, found in _by_state(_merged(spans)):
             ranges = [((span.start - start).total_seconds() / scale, span.seconds / scale) for span in found]
-            axes.broken_barh(
-                ranges,
-                (-number - 0.38, 0.76),
-                facecolor=_COLORS[state],
-                edgecolor="#444444",
-                linewidth=0.4,
-                hatch=_HATCHES.get(state),
-            )
+            axes.broken_barh(ranges, (-number - 0.38, 0.76), **_look(state))
     axes.set_yticks([-number for number in range(len(rows))], [name for name, _ in rows])
     axes.set_ylim(-len(rows) + 0.5, 0.75)
     axes.set_xlim(0, max(total_seconds, 1e-3) / scale)
@@ -155,6 +148,11 @@ def _by_state(spans: Sequence[Span]) -> Iterator[tuple[str, list[Span]]]:
             yield state, found
 
 
+def _look(state: str) -> dict[str, Any]:
+    hatch = _HATCHES.get(state)
+    return {"facecolor": _COLORS[state], "edgecolor": "#444444", "linewidth": 0.4, "hatch": hatch}
+
+
 def _unit(seconds: float) -> tuple[str, float]:
     for unit, scale in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 3 * scale:
@@ -167,13 +165,7 @@ def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> No
     from matplotlib.patches import Patch
 
     states = [
-        Patch(
-            facecolor=_COLORS[state],
-            edgecolor="#444444",
-            linewidth=0.4,
-            hatch=_HATCHES.get(state),
-            label=state,
-        )
+        Patch(**_look(state), label=state)
         for state, found in _by_state(spans)
         if sum(span.seconds for span in found) > MIN_SHARE * sum(span.seconds for span in spans)
     ]
@@ -188,11 +180,7 @@ def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> No
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the picture in the format of the path's suffix.
-
-    Raises:
-        CloudspotError: the file cannot be written.
-    """
+    """Write the picture in the format of the path's suffix; CloudspotError if the file cannot be written."""
     import matplotlib as mpl
 
     data = io.BytesIO()

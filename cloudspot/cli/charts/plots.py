@@ -53,11 +53,7 @@ class Picture:
 
 
 def check_plot(path: Path) -> None:
-    """Check, before anything is read, that a picture can be drawn there.
-
-    Raises:
-        SpecError: matplotlib is missing, the file's type is unknown, or its directory does not exist.
-    """
+    """Refuse, before anything is read, a picture that cannot be drawn there: a SpecError says why."""
     if path.suffix.lower() not in SUFFIXES:
         raise SpecError(f"--plot must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}: got {str(path)!r}")
     if not path.parent.is_dir():
@@ -69,11 +65,7 @@ def check_plot(path: Path) -> None:
 
 
 def take_picture(job: Job) -> Picture:
-    """Read what is drawn for the job, including its whole log.
-
-    Raises:
-        TransientError: the log did not answer.
-    """
+    """Read what is drawn for the job, including its whole log; TransientError if that does not answer."""
     history = job.first_history
     commits = read_commits_of(job, history)
     series = MetricSeries()
@@ -86,11 +78,7 @@ def take_picture(job: Job) -> Picture:
 
 
 def plot_job(path: Path, picture: Picture) -> None:
-    """Draw a job's metrics, one panel each, above its timeline.
-
-    Raises:
-        CloudspotError: the file cannot be written.
-    """
+    """Draw a job's metrics, one panel each, above its timeline; raises as ``save`` does."""
     ranks = sorted({line.rank for line in picture.times.nodes})
     shown = ranks[:MAX_ROWS]
     figure, panels, below = new_figure(picture.series.names(), num_rows=1 + len(shown))
@@ -125,11 +113,7 @@ def plot_job(path: Path, picture: Picture) -> None:
 
 
 def plot_two(path: Path, first: Picture, second: Picture) -> None:
-    """Draw the metrics of two jobs over one another, above both timelines.
-
-    Raises:
-        CloudspotError: the file cannot be written.
-    """
+    """Draw the metrics of two jobs over one another, above both timelines; raises as ``save`` does."""
     pictures = (first, second)
     names = tuple(dict.fromkeys(name for one in pictures for name in one.series.names()))
     figure, panels, below = new_figure(names, num_rows=2)
@@ -161,15 +145,9 @@ def _marks(axes: Axes, picture: Picture, ranks: Sequence[int], scale: float) -> 
         found += axes.plot(x, y, "v", color="black", markersize=6, markeredgecolor="white", label="notice")
     if picture.commits:
         x = [at(moment) for moment in picture.commits]
-        found += axes.plot(
-            x,
-            [0.0] * len(x),
-            "D",
-            color="black",
-            markersize=4,
-            markeredgecolor="white",
-            label="commit, as far as known",
-        )
+        label = "commit, as far as known"
+        y = [0] * len(x)
+        found += axes.plot(x, y, "D", color="black", markersize=4, markeredgecolor="white", label=label)
     return found
 
 

@@ -12,7 +12,7 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, size_text, warn
 from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.screen.progressbar import transfer
-from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, store_option
+from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.stored_artifacts import Artifact, download, is_present, list_artifacts
 
@@ -20,7 +20,6 @@ pattern_argument = click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 
 
 @click.group()
-@debug_option
 def artifacts() -> None:
     """List and download a job's artifacts."""
 
@@ -30,7 +29,6 @@ def artifacts() -> None:
 @pattern_argument
 @store_option
 @json_option
-@debug_option
 def ls(job_id: str, patterns: Sequence[str], store_url: str | None, as_json: bool) -> None:
     """List a job's artifacts."""
     job = open_job(store_url, job_id)
@@ -61,7 +59,6 @@ def ls(job_id: str, patterns: Sequence[str], store_url: str | None, as_json: boo
 )
 @store_option
 @json_option
-@debug_option
 @click.pass_context
 def download_(
     ctx: click.Context,
@@ -99,11 +96,8 @@ def download_(
 def _described(
     artifact: Artifact, directory: Path, wanted: Sequence[Artifact], failed: dict[str, str]
 ) -> dict[str, object]:
-    state = "present"
-    if artifact.key in failed:
-        state = "failed"
-    elif artifact in wanted:
-        state = "downloaded"
+    done = "downloaded" if artifact in wanted else "present"
+    state = "failed" if artifact.key in failed else done
     return {
         "name": artifact.name,
         "file": None if state == "failed" else str(directory / artifact.name),
@@ -114,11 +108,7 @@ def _described(
 
 
 def _matching(job: Job, patterns: Sequence[str]) -> list[Artifact]:
-    """Return the artifacts that match a pattern; without patterns, all of them.
-
-    Raises:
-        CloudspotError: a pattern matches nothing.
-    """
+    """Return the artifacts that match a pattern (without patterns, all); each must match something."""
     found = list_artifacts(job.store, job.id)
     for pattern in patterns:
         if not any(each.matches(pattern) for each in found):

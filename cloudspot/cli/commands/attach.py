@@ -6,14 +6,13 @@ import click
 
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import open_job
-from cloudspot.cli.sharedoptions import debug_option, job_argument, plain_option, store_option
+from cloudspot.cli.sharedoptions import job_argument, plain_option, store_option
 
 
 @click.command("attach")
 @job_argument
 @plain_option
 @store_option
-@debug_option
 @click.pass_context
 def attach(ctx: click.Context, job_id: str, is_plain: bool, store_url: str | None) -> None:
     """Follow and drive a job that is already submitted.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, size_text
 from cloudspot.cli.screen.progressbar import transfer
-from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, store_option
+from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
+from cloudspot.jobstore.fetching import verify
 from cloudspot.jobstore.generations import lineage
-from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
+from cloudspot.jobstore.manifests import read_commit, while_it_stands
 from cloudspot.jobstore.records import CheckpointId, Commit
 
 STEPS_NAMED = 20
@@ -27,7 +28,6 @@ step_option = click.option(
 
 
 @click.group()
-@debug_option
 def checkpoints() -> None:
     """List, verify and export a job's checkpoints."""
 
@@ -36,7 +36,6 @@ def checkpoints() -> None:
 @job_argument
 @store_option
 @json_option
-@debug_option
 @click.pass_context
 def ls(ctx: click.Context, job_id: str, store_url: str | None, as_json: bool) -> None:
     """List a job's checkpoints, newest first."""
@@ -49,7 +48,6 @@ def ls(ctx: click.Context, job_id: str, store_url: str | None, as_json: bool) ->
 @step_option
 @store_option
 @json_option
-@debug_option
 @click.pass_context
 def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | None, as_json: bool) -> None:
     """Compare every chunk with its checksum.
@@ -84,7 +82,6 @@ def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | 
 @click.option("--all", "whole", is_flag=True, help="The whole state, including optimizer and scheduler.")
 @store_option
 @json_option
-@debug_option
 def export(
     job_id: str,
     target: Path,
@@ -127,11 +124,7 @@ def export(
 
 
 def _at_step(job: Job, step: int | None) -> Sequence[CheckpointId]:
-    """Return the checkpoints (of that step), the best to resume from first.
-
-    Raises:
-        SpecError: there is no checkpoint of that step; the message lists the steps.
-    """
+    """Return the checkpoints (of that step, which must have one), the best to resume from first."""
     history = job.first_history
     best = lineage(history.generations, history.commits)
     found = [*best, *(each for each in history.commits[::-1] if each not in best)]
@@ -154,17 +147,8 @@ class _Described:
         self._commit: Commit | None = None
         self.is_gone = False
         """It has been deleted since the list was read."""
-        self.value: dict[str, Any] = {
-            "id": str(checkpoint),
-            "generation": checkpoint.generation,
-            "step": checkpoint.step,
-            "kind": None,
-            "bytes": None,
-            "num_parts": None,
-            "at": None,
-            "verified": None,
-            "error": None,
-        }
+        unknown = dict.fromkeys(("kind", "bytes", "num_parts", "at", "verified", "error"))
+        self.value: dict[str, Any] = {"id": str(checkpoint), **msgspec.structs.asdict(checkpoint), **unknown}
         try:
             self._commit = commit = read_commit(job.store, job.id, checkpoint)
         except ObjectMissing:
@@ -211,14 +195,8 @@ def _show(ctx: click.Context, job: Job, described: Sequence[_Described], *, as_j
 
 def _row(value: dict[str, Any]) -> tuple[str, ...]:
     status = value["error"] or ("verified" if value["verified"] else "committed")
-    if value["bytes"] is None:
-        return (value["id"], str(value["step"]), "", "", "", "", status)
-    return (
-        value["id"],
-        str(value["step"]),
-        size_text(value["bytes"]),
-        str(value["num_parts"]),
-        value["kind"],
-        moment_text(datetime.fromisoformat(value["at"])),
-        status,
-    )
+    known = ("", "", "", "")
+    if value["bytes"] is not None:
+        size, at = size_text(value["bytes"]), moment_text(value["at"])
+        known = (size, str(value["num_parts"]), value["kind"], at)
+    return (value["id"], str(value["step"]), *known, status)

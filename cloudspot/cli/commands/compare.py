@@ -16,19 +16,12 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import read_commits_of, steps_lost_text
 from cloudspot.cli.screen.printable import printable
-from cloudspot.cli.sharedoptions import debug_option, json_option, plot_option, store_option
+from cloudspot.cli.sharedoptions import json_option, plot_option, store_option
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.jobstore.extraction import read_bundle
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.submission import code_key
-from cloudspot.story.comparison import (
-    CodeFile,
-    code_differences,
-    code_files,
-    job_file_differences,
-    results,
-)
-from cloudspot.story.timeline import timeline
+from cloudspot.story.comparison import CodeFile, code_differences, code_files, job_file_differences, results
 
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
@@ -41,7 +34,6 @@ _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
 @plot_option
 @store_option
 @json_option
-@debug_option
 def compare(
     first_id: str, second_id: str, no_diff: bool, plot: Path | None, store_url: str | None, as_json: bool
 ) -> None:
@@ -53,7 +45,9 @@ def compare(
         check_plot(plot)
     a, b = open_job(store_url, first_id), open_job(store_url, second_id)
     now = datetime.now(timezone.utc)
-    first, second = _results(a, now), _results(b, now)
+    first, second = (
+        results(job.first_history, now, commits=read_commits_of(job, job.first_history)) for job in (a, b)
+    )
     value = {
         "a": first,
         "b": second,
@@ -73,11 +67,6 @@ def compare(
     if plot is not None:
         plot_two(plot, take_picture(a), take_picture(b))
         output.echo(f"drawn: {plot}", error=True)
-
-
-def _results(job: Job, now: datetime) -> dict[str, Any]:
-    history = job.first_history
-    return results(history, timeline(history, now, commits=read_commits_of(job, history)), now)
 
 
 def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from cloudspot.cli.sharedoptions import debug_option
-
 SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command("completion")
 @click.argument("shell", metavar="SHELL", type=click.Choice(SHELLS))
-@debug_option
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script for a shell.

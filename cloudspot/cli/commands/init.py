@@ -12,7 +12,6 @@ import click
 
 from cloudspot.cli.commands.schema import shipped_schema_url
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import debug_option
 from cloudspot.errors import CloudspotError, SpecError
 
 JOB_FILE = "job.toml"
@@ -34,7 +33,6 @@ _WITHOUT_SESSION = """\
     help="The training script, inside DIR. Default: the one found there, else a small one is written.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing job.toml.")
-@debug_option
 def init(directory: Path, entrypoint: str | None, force: bool) -> None:
     """Write a job file to start from.
 

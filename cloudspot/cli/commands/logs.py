@@ -21,7 +21,7 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, record_line
 from cloudspot.cli.screen.printable import printable
-from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, parsed, store_option
+from cloudspot.cli.sharedoptions import job_argument, json_option, parsed, store_option
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.jobfile.quantities import parse_moment
 from cloudspot.jobstore.log_streams import METRICS, parse_stream
@@ -29,8 +29,6 @@ from cloudspot.model import LogRecord
 
 FOLLOW_SECONDS = 1.0
 _to_moment = parsed(lambda text: parse_moment(text, now=datetime.now(timezone.utc).astimezone()))
-MATCH_STYLE = "red"
-"""How a match of ``--grep`` looks."""
 SOURCES = ("train", "setup", "agent", METRICS)
 
 
@@ -87,7 +85,6 @@ SOURCES = ("train", "setup", "agent", METRICS)
 @click.option("-y", "--yes", is_flag=True, help="With --prune: do not ask.")
 @store_option
 @json_option
-@debug_option
 def logs(
     job_id: str,
     follow: bool,
@@ -146,9 +143,8 @@ def logs(
     elif download is not None:
         download_logs(job, download, wanted=wanted, shown=shown, as_json=as_json)
     else:
-        _Printer(job, LogTail(job.log_sink, wanted=wanted), shown, as_json=as_json).print_log(
-            count, follow=follow
-        )
+        tail = LogTail(job.log_sink, wanted=wanted)
+        _print_log(job, tail, shown, count, follow=follow, as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -176,54 +172,41 @@ class _Filter:
         return self.grep is None or self.grep.search(printable(record.text)) is not None
 
 
-class _Printer:
-    """Prints the lines that pass the filter."""
+def _print_log(
+    job: Job, tail: LogTail, shown: _Filter, count: int | None, *, follow: bool, as_json: bool
+) -> None:
+    """Print the lines that are ``shown``, or the last ``count`` of them; ``follow``: until the job's end."""
 
-    def __init__(self, job: Job, tail: LogTail, shown: _Filter, *, as_json: bool) -> None:
-        self._job = job
-        self._tail = tail
-        self._shown = shown
-        self._as_json = as_json
-        self._name_nodes = not as_json and job.spec.nodes.max > 1
+    def show(records: Iterable[LogRecord]) -> None:
+        if as_json:
+            for record in records:
+                output.echo(json.dumps(_record_json(record)))
+        else:
+            print_records(records, name_nodes=job.spec.nodes.max > 1, highlight=shown.grep)
 
-    def print_log(self, count: int | None, *, follow: bool) -> None:
-        """Print the log, or its last ``count`` lines; with ``follow``, until the job has ended."""
-        begun = False
-        complaint = ""
-        while True:
-            try:
-                # Asked before reading, so that what a node wrote before its end is still read below.
-                ended = not follow or self._job.history().finished is not None
-                if not begun:
-                    self._begin(count)
-                    begun = True
-                if follow or count is None:
-                    self._print(record for record in self._tail.new_records() if self._shown(record))
-            except TransientError as error:
-                if not follow:
-                    raise
-                ended = False
-                if str(error) != complaint:
-                    complaint = str(error)
-                    output.warn(f"{complaint}; trying again")
-            if ended:
-                return
-            time.sleep(FOLLOW_SECONDS)
-
-    def _begin(self, count: int | None) -> None:
-        """Print the last ``count`` lines, or skip to the first line since the moment."""
-        since = self._shown.since
-        if count is not None:
-            self._print(self._tail.last_records(count, since=since, shown=self._shown))
-        elif since is not None:
-            self._tail.skip_before(since)
-
-    def _print(self, records: Iterable[LogRecord]) -> None:
-        if not self._as_json:
-            print_records(records, name_nodes=self._name_nodes, highlight=self._shown.grep)
+    begun = False
+    complaint = ""
+    while True:
+        try:
+            # Asked before reading, so that what a node wrote before its end is still read below.
+            ended = not follow or job.history().finished is not None
+            if not begun and count is not None:
+                show(tail.last_records(count, since=shown.since, shown=shown))
+            elif not begun and shown.since is not None:
+                tail.skip_before(shown.since)
+            begun = True
+            if follow or count is None:
+                show(record for record in tail.new_records() if shown(record))
+        except TransientError as error:
+            if not follow:
+                raise
+            ended = False
+            if str(error) != complaint:
+                complaint = str(error)
+                output.warn(f"{complaint}; trying again")
+        if ended:
             return
-        for record in records:
-            output.echo(json.dumps(_record_json(record)))
+        time.sleep(FOLLOW_SECONDS)
 
 
 def print_records(
@@ -233,7 +216,7 @@ def print_records(
     for record in records:
         line = record_line(record, name_nodes=name_nodes)
         if highlight is not None:
-            text = highlight.sub(lambda match: output.styled(match[0], MATCH_STYLE), line.text)
+            text = highlight.sub(lambda match: output.styled(match[0], "red"), line.text)
             line = replace(line, text=text)
         echo_line(line)
 

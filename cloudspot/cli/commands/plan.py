@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ from cloudspot.cli.jobs import new_job_id
 from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import (
-    debug_option,
     job_file_argument,
     json_option,
     overrides_option,
     provider_option,
     store_option,
 )
-from cloudspot.controller.launchrequest import LaunchPlan
+from cloudspot.controller.launchrequest import PlannedLaunch
 from cloudspot.controller.launchrequest import plan as make_plan
 from cloudspot.controller.ownership import store_label
 from cloudspot.interfaces import ObjectStore
@@ -35,13 +34,8 @@ from cloudspot.jobstore.submission import check_secrets, new_submission
 @overrides_option
 @store_option
 @json_option
-@debug_option
 def plan(
-    job_file: Path,
-    provider_name: str,
-    overrides: tuple[str, ...],
-    store_url: str | None,
-    as_json: bool,
+    job_file: Path, provider_name: str, overrides: tuple[str, ...], store_url: str | None, as_json: bool
 ) -> None:
     """Show what a job would launch, without launching it.
 
@@ -53,11 +47,7 @@ def plan(
 
 
 def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
-    """Print what a submission under that id would try; launch and store nothing.
-
-    Raises:
-        CloudspotError: the job cannot be submitted as it is, or no offer fits it.
-    """
+    """Print what a submission under that id would try, or raise as it would; launch and store nothing."""
     spec, store = prepared.spec, prepared.store
     check_secrets(spec, os.environ)
     bundle = make_bundle(prepared.workdir, entrypoint=spec.run.entrypoint)
@@ -69,7 +59,7 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
     if as_json:
         output.echo_json(_plan_json(planned, store, submission))
         return
-    output.echo(f"job {job_id} on {planned.provider}, {spec.nodes.max} node(s), store {store.url}")
+    output.echo(f"job {job_id} on {submission.provider}, {spec.nodes.max} node(s), store {store.url}")
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
     output.echo()
     output.echo("offers, in the order in which they are tried:", style="bold")
@@ -85,12 +75,12 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
                 launch.offer.market.value,
                 *(output.money_text(n * launch.offer.price_per_hour, launch.offer.currency) for n in counts),
             )
-            for number, launch in enumerate(planned.launches, start=1)
+            for number, launch in enumerate(planned, start=1)
         ],
     )
     output.echo()
     output.echo("request for offer 1 (--json prints them all):", style="bold")
-    _echo_body(planned.launches[0].request.body, indent="  ")
+    _echo_body(planned[0].request.body, indent="  ")
     output.echo()
     output.echo("dry run: nothing was launched or stored")
 
@@ -112,10 +102,12 @@ def _echo_body(body: Mapping[str, Any], *, indent: str) -> None:
             output.echo(f"{indent}{name}: {value}")
 
 
-def _plan_json(planned: LaunchPlan, store: ObjectStore, submission: Submission) -> dict[str, Any]:
+def _plan_json(
+    planned: Sequence[PlannedLaunch], store: ObjectStore, submission: Submission
+) -> dict[str, Any]:
     return {
-        "id": planned.job_id,
-        "provider": planned.provider,
+        "id": submission.job_id,
+        "provider": submission.provider,
         "store": store.url,
         "code": {"sha256": submission.code_sha256, "bytes": submission.code_bytes},
         "launches": [
@@ -128,6 +120,6 @@ def _plan_json(planned: LaunchPlan, store: ObjectStore, submission: Submission) 
                 "currency": launch.offer.currency,
                 "request": launch.request.body,
             }
-            for launch in planned.launches
+            for launch in planned
         ],
     }

@@ -6,7 +6,7 @@ import click
 
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import debug_option, job_argument, parsed, store_option
+from cloudspot.cli.sharedoptions import job_argument, parsed, store_option
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.jobfile.quantities import parse_duration
 
@@ -30,7 +30,6 @@ from cloudspot.jobfile.quantities import parse_duration
 )
 @click.option("--no-notice", is_flag=True, help="Take the machine at once, without notice.")
 @store_option
-@debug_option
 def preempt(job_id: str, rank: int, notice: float | None, no_notice: bool, store_url: str | None) -> None:
     """Reclaim one of a job's machines, as a drill.
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
+import msgspec
 
 from cloudspot.cli.completers import complete_providers
 from cloudspot.cli.config import default_store
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import debug_option, json_option, store_option
+from cloudspot.cli.sharedoptions import json_option, store_option
 from cloudspot.jobfile.spec import load_job
 from cloudspot.registry import list_providers, open_provider, open_store
 
 
 @click.group(invoke_without_command=True)
 @json_option
-@debug_option
 @click.pass_context
 def providers(ctx: click.Context, as_json: bool) -> None:
     """List providers, and check that one is ready.
@@ -30,7 +29,6 @@ def providers(ctx: click.Context, as_json: bool) -> None:
 
 @providers.command("list")
 @json_option
-@debug_option
 def list_(as_json: bool) -> None:
     """List the installed providers, a broken one with its error."""
     _list(as_json=as_json)
@@ -39,17 +37,7 @@ def list_(as_json: bool) -> None:
 def _list(*, as_json: bool) -> None:
     entries = list_providers()
     if as_json:
-        output.echo_json(
-            [
-                {
-                    "name": entry.name,
-                    "distribution": entry.distribution,
-                    "version": entry.version,
-                    "error": entry.error,
-                }
-                for entry in entries
-            ]
-        )
+        output.echo_json(entries)
         return
     rows = [(entry.name, entry.distribution, entry.version, entry.error or "ok") for entry in entries]
     output.echo_table(("NAME", "DISTRIBUTION", "VERSION", "STATUS"), rows)
@@ -64,7 +52,6 @@ def _list(*, as_json: bool) -> None:
 )
 @store_option
 @json_option
-@debug_option
 @click.pass_context
 def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str | None, as_json: bool) -> None:
     """Try what a job on provider NAME needs: credentials, rights, network, and the store if one is known.
@@ -78,17 +65,13 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
     url = store_url or (spec and spec.store) or (chosen and chosen.url)
     if url:
         results += open_store(url).check()
+    is_ready = all(result.ok for result in results)
     if as_json:
-        lines: list[dict[str, Any]] = [
-            {
-                "name": result.name,
-                "ok": result.ok,
-                "detail": result.detail,
-                "remedy": None if result.ok else result.remedy or None,
-            }
+        lines = [
+            {**msgspec.structs.asdict(result), "remedy": None if result.ok else result.remedy or None}
             for result in results
         ]
-        output.echo_json({"provider": name, "ok": all(result.ok for result in results), "checks": lines})
+        output.echo_json({"provider": name, "ok": is_ready, "checks": lines})
     else:
         for result in results:
             mark = output.styled("ok    ", "green") if result.ok else output.styled("FAILED", "red")
@@ -97,5 +80,5 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
             output.echo(f"{mark}  {result.name}" + (f": {detail}" if detail else ""))
         if not results:
             output.echo(f"provider {name} has nothing to check")
-    if not all(result.ok for result in results):
+    if not is_ready:
         ctx.exit(1)

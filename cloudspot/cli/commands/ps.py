@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,7 +12,7 @@ from cloudspot.cli.jobfields import duration, metric_of, parse_filter, sort_jobs
 from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.joblist import echo_jobs
-from cloudspot.cli.sharedoptions import debug_option, json_option, store_option
+from cloudspot.cli.sharedoptions import json_option, store_option
 from cloudspot.errors import CorruptData, JobNotFound
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.parallel import each
@@ -44,7 +44,6 @@ NUM_THREADS = 32
 )
 @store_option
 @json_option
-@debug_option
 def ps(
     show_all: bool, filters: tuple[str, ...], sort: str | None, store_url: str | None, as_json: bool
 ) -> None:
@@ -73,10 +72,8 @@ def ps(
         output.echo_json([_as_json(job) for job in shown])
         return
     if not shown:
-        filtered_out = bool(filters and found)
-        output.echo(
-            f"no job in {store.url} matches the filter" if filtered_out else f"no jobs in {store.url}"
-        )
+        no_match = f"no job in {store.url} matches the filter"
+        output.echo(no_match if filters and found else f"no jobs in {store.url}")
         return
     asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
     echo_jobs(shown, metrics_first=asked)
@@ -84,15 +81,11 @@ def ps(
         output.echo(f"{len(jobs) - len(shown)} more; see them with --all", error=True)
 
 
-def _without_most_ended(jobs: Iterable[Summary]) -> list[Summary]:
+def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
     """Leave out the ended jobs after the first ``MOST``."""
-    num_ended = 0
-    kept = []
-    for job in jobs:
-        num_ended += job.state in TERMINAL_STATES
-        if job.state not in TERMINAL_STATES or num_ended <= MOST:
-            kept.append(job)
-    return kept
+    ended = [job.job_id for job in jobs if job.state in TERMINAL_STATES]
+    left_out = set(ended[MOST:])
+    return [job for job in jobs if job.job_id not in left_out]
 
 
 def _look_at(store: ObjectStore, job_id: str) -> Summary | None:

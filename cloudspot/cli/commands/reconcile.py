@@ -11,9 +11,9 @@ from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
 from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.lines import Line, echo_line, event_line, event_time, in_order_of_time
+from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
 from cloudspot.cli.screen.printable import printable
-from cloudspot.cli.sharedoptions import debug_option, store_option
+from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError
 from cloudspot.interfaces import ObjectStore
@@ -23,7 +23,7 @@ from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.reader import list_jobs
 from cloudspot.jobstore.records import Finished
 from cloudspot.registry import open_provider
-from cloudspot.story.events import Event, Waiting, Warned
+from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
 
 WATCH_SECONDS = 5.0
@@ -41,7 +41,6 @@ LONG_OVER = timedelta(days=1)
     help="Only this job; --watch then ends when the job does.",
 )
 @store_option
-@debug_option
 @click.pass_context
 def reconcile(ctx: click.Context, watch: bool, job_id: str | None, store_url: str | None) -> None:
     """Drive a store's unfinished jobs, once or continuously.
@@ -84,11 +83,7 @@ class _Rounds:
         """The last job of the newest pass is finished and its machines are gone."""
 
     def run_one(self) -> None:
-        """Make one pass and print what it did.
-
-        Raises:
-            TransientError: the jobs could not be listed.
-        """
+        """Make one pass and print what it did; TransientError if the jobs cannot be listed."""
         self.num_errors = 0
         self._started = datetime.now(timezone.utc)
         for done in self._reconciler.run_pass(job_ids=self._job_ids()):
@@ -119,20 +114,19 @@ class _Rounds:
         is_first = done.job_id not in self._seen
         self._seen.add(done.job_id)
         told = [
-            event
-            for event in in_order_of_time(tick.events, tick.history)
-            if not is_first or self._is_of_this_pass(event, tick.history)
+            event for event in in_order_of_time(tick.events) if not is_first or self._is_of_this_pass(event)
         ]
         for event in told:
-            echo_line(event_line(event, tick.history, who=done.job_id))
+            echo_line(event_line(event, who=done.job_id))
         # A job that ended before this pass needs no mention.
         if is_first and tick.history is not None and (told or tick.history.finished is None):
             _print_state(tick.history)
 
-    def _is_of_this_pass(self, event: Event, history: History | None) -> bool:
+    def _is_of_this_pass(self, event: Event) -> bool:
         """Return whether to print the event on the first look at a job, which finds its whole past."""
-        moment = event_time(event, history)
-        return isinstance(event, Waiting | Warned) or (moment is not None and moment >= self._started)
+        if event.kind in {EventKind.WAITING, EventKind.WARNED}:
+            return True
+        return event.at is not None and event.at >= self._started
 
     def complain(self, about: str, error: CloudspotError) -> None:
         """Print an error of one job or of the store, once for as long as passes repeat it."""

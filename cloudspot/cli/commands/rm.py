@@ -11,7 +11,7 @@ from cloudspot.cli.completers import complete_jobs
 from cloudspot.cli.jobs import Job, find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
-from cloudspot.cli.sharedoptions import debug_option, store_option
+from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.ownership import is_ours, store_label
 from cloudspot.errors import CloudspotError, JobNotFound, PluginError, TransientError
 from cloudspot.interfaces import ObjectStore
@@ -29,7 +29,6 @@ LONGEST_SUBMISSION = timedelta(hours=1)
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True, shell_complete=complete_jobs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @store_option
-@debug_option
 def rm(job_ids: Sequence[str], yes: bool, store_url: str | None) -> None:
     """Delete finished jobs and all their data.
 
@@ -73,12 +72,7 @@ def _log_elsewhere(job: Job) -> Sequence[LogPiece]:
 
 
 def _checked(store: ObjectStore, text: str) -> Job:
-    """Return the job, after checking that it may be removed.
-
-    Raises:
-        JobNotFound: no job has exactly this id.
-        CloudspotError: the job is not over, or still has machines.
-    """
+    """Return the job; an error if it is not over, still has machines, or the id is not its whole id."""
     found = find_job(store, text)
     if found != text:
         raise JobNotFound(f"rm needs the whole id: there is no job {text!r}; did you mean {found}?")

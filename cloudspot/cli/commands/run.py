@@ -17,7 +17,6 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import (
-    debug_option,
     job_file_argument,
     overrides_option,
     plain_option,
@@ -46,7 +45,6 @@ DETACH_SECONDS = 3.0
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run or --detach: print JSON.")
 @plain_option
 @store_option
-@debug_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -117,7 +115,7 @@ def _detach(job: Job, *, as_json: bool) -> int:
         tick = controller.run_pass()
         if not as_json:
             for event in tick.events:
-                echo_line(event_line(event, tick.history))
+                echo_line(event_line(event))
         if _has_machines(tick) or (tick.history is not None and tick.history.finished is not None):
             break
     finished = None if tick.history is None else tick.history.finished
@@ -126,7 +124,7 @@ def _detach(job: Job, *, as_json: bool) -> int:
     elif finished is None:
         output.echo(f"follow it with: {job.command('attach')}")
     if finished is not None:
-        return exit_codes.of_outcome(finished.outcome)
+        return exit_codes.OF_OUTCOME[finished.outcome]
     if not _has_machines(tick):
         output.warn(f"job {job.id} has no machine yet")
     output.warn(relaunch_warning(job))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import debug_option
 
 RECLAIM_HELP = (
     "When a spot machine is reclaimed: fields of [[providers.local.reclaims]], such as "
@@ -27,7 +26,6 @@ RECLAIM_HELP = (
     is_flag=True,
     help="Do not isolate the machines, as on a host without namespaces: they get addresses in 127.0.0.0/8.",
 )
-@debug_option
 def sandbox(
     name: str, command: tuple[str, ...], reclaims: tuple[str, ...], keep: bool, loopback: bool
 ) -> None:

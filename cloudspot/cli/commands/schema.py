@@ -7,13 +7,11 @@ from importlib import resources
 import click
 
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import debug_option
 
 SHIPPED = "job.schema.json"
 
 
 @click.command("schema")
-@debug_option
 def schema() -> None:
     """Print the JSON Schema of the job file.
 

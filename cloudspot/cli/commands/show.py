@@ -12,7 +12,7 @@ from cloudspot.cli.jobs import open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobdetails import echo_details
 from cloudspot.cli.screen.jobsummary import echo_last_lines, echo_title, job_json, summary_fields
-from cloudspot.cli.sharedoptions import debug_option, job_argument, json_option, plot_option, store_option
+from cloudspot.cli.sharedoptions import job_argument, json_option, plot_option, store_option
 from cloudspot.errors import CorruptData
 
 MAX_WARNINGS = 8
@@ -27,7 +27,6 @@ MAX_WARNINGS = 8
 @plot_option
 @store_option
 @json_option
-@debug_option
 @click.pass_context
 def show(
     ctx: click.Context,

@@ -8,7 +8,7 @@ from cloudspot.cli import exit_codes
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import debug_option, job_argument, store_option
+from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.controller.loop import Controller
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.story.states import is_over, job_state
@@ -18,7 +18,6 @@ from cloudspot.story.states import is_over, job_state
 @job_argument
 @click.option("--wait", is_flag=True, help="Drive the job until it has ended.")
 @store_option
-@debug_option
 @click.pass_context
 def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> None:
     """Save a checkpoint and stop a job.
@@ -30,7 +29,7 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
     if is_over(job.first_history):
         state = job_state(job.first_history)
         output.echo(f"job {job.id} has already ended: {state}")
-        ctx.exit(exit_codes.of_outcome(state) if wait else exit_codes.SUCCEEDED)
+        ctx.exit(exit_codes.OF_OUTCOME[state] if wait else exit_codes.SUCCEEDED)
     request_stop(job.store, job.id, "user")
     output.echo(f"asked job {job.id} to save a checkpoint and stop")
     if wait:

@@ -23,7 +23,7 @@ from cloudspot.jobstore.log_streams import METRICS
 from cloudspot.jobstore.manifests import read_commit
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.model import LogRecord
-from cloudspot.story.events import Committed, NodeState
+from cloudspot.story.events import EventKind
 from cloudspot.story.report import summarise
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ PAST_LINES = 20
 """How many earlier lines of the log are shown."""
 PAST_RECORDS = 200
 """How many earlier records are read at most, to draw a curve from."""
+_MINOR = {EventKind.COMMITTED, EventKind.NODE_STATE}
 HINT = "Ctrl-C detaches; the job goes on"
 DETACHING_HINT = "detaching; Ctrl-C again to leave at once"
 ENDING_HINT = "the job has ended; waiting for its machines to go"
@@ -46,10 +47,8 @@ ENDING_HINT = "the job has ended; waiting for its machines to go"
 def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
     """Drive the job until it has ended or Ctrl-C is pressed; return the exit status.
 
-    Args:
-        job: the job to follow.
-        is_new: it was just submitted, so there is no past to skip.
-        is_plain: print plain lines even on a terminal that could show the live view.
+    A job that ``is_new`` was just submitted, so there is no past to skip. ``is_plain``: print plain lines
+    even on a terminal that could show the live view.
 
     Raises:
         CloudspotError: it can no longer be driven from here; the job itself goes on.
@@ -77,7 +76,7 @@ def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
         # The job has ended all the same, and the exit status reports its outcome.
         output.warn(f"job {job.id} {history.finished.outcome}, but its summary cannot be read now: {error}")
         output.warn(f"see it with: {job.command('show')}")
-    return exit_codes.of_outcome(history.finished.outcome)
+    return exit_codes.OF_OUTCOME[history.finished.outcome]
 
 
 def relaunch_warning(job: Job) -> str:
@@ -105,7 +104,7 @@ def _follow_live(job: Job, feed: Feed, *, is_new: bool) -> History:
 
     screen = LiveScreen(draw)
     # The panel itself confirms Ctrl-C; anything else written would tear it.
-    interrupts = Interrupts(tell=lambda: None, leave=screen.leave_at_once)
+    interrupts = Interrupts(screen.leave_at_once)
     with interrupts, screen:
         return _drive(job, _Follower(job, interrupts, screen, feed, is_new=is_new, is_live=True))
 
@@ -127,12 +126,11 @@ def _commit_time(job: Job, checkpoint: CheckpointId) -> datetime | None:
 class _PlainScreen:
     """Prints lines as they come, in place of a LiveScreen."""
 
+    warn = staticmethod(output.warn)
+
     def print(self, lines: Sequence[Line]) -> None:
         for line in lines:
             echo_line(line)
-
-    def warn(self, text: str) -> None:
-        output.warn(text)
 
     def check(self) -> None:
         pass
@@ -169,9 +167,9 @@ class _Follower:
         events = tick.events
         if self._past and tick.history is not None:
             # Of the past, only the main events and the end of the log are shown.
-            events = tuple(event for event in events if not isinstance(event, Committed | NodeState))
-        ordered = in_order_of_time(events, tick.history)
-        self._screen.print([event_line(event, tick.history) for event in ordered])
+            events = tuple(event for event in events if event.kind not in _MINOR)
+        ordered = in_order_of_time(events)
+        self._screen.print([event_line(event) for event in ordered])
         if self._past and tick.history is not None:
             self._print_past_lines()
             self._past = False
@@ -181,11 +179,7 @@ class _Follower:
         self._check()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for as long as the controller asks, printing log lines meanwhile.
-
-        Raises:
-            Detached: Ctrl-C was pressed.
-        """
+        """Sleep for as long as the controller asks, printing log lines; Ctrl-C raises Detached."""
         end = time.monotonic() + seconds
         while True:
             self._check()
@@ -227,9 +221,8 @@ class _Follower:
         except TransientError as error:
             self._complain(error)
             return
-        lines = [record for record in records if record.source != METRICS][-PAST_LINES:]
         self._feed.add([record for record in records if record.source == METRICS])
-        self._show(lines)
+        self._show([record for record in records if record.source != METRICS][-PAST_LINES:])
 
     def _print_progress(self, history: History) -> None:
         """Report progress now and then, even if the script prints nothing."""
@@ -245,5 +238,4 @@ class _Follower:
     def _complain(self, error: TransientError) -> None:
         if str(error) != self._log_complaint:
             self._log_complaint = str(error)
-            text = f"the log: {error}; trying again"
-            self._screen.warn(text)
+            self._screen.warn(f"the log: {error}; trying again")

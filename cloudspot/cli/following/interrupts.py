@@ -17,18 +17,13 @@ class Detached(Exception):
 class Interrupts:
     """Within the block, Ctrl-C only asks for a detach; ``check`` carries it out at a safe moment."""
 
-    def __init__(
-        self, *, tell: Callable[[], None] | None = None, leave: Callable[[], None] | None = None
-    ) -> None:
-        """Take two callbacks, which must be safe to call from a signal handler.
+    def __init__(self, leave: Callable[[], None] | None = None) -> None:
+        """Take what restores the terminal for an exit without clean-up; it must be safe in a signal handler.
 
-        Args:
-            tell: confirms the first Ctrl-C.
-            leave: restores what an exit without clean-up would leave changed.
+        Whoever gives it confirms the first Ctrl-C on the screen.
         """
         self.is_asked = False
         """Whether it was pressed."""
-        self._tell = _tell if tell is None else tell
         self._leave = leave
 
     def __enter__(self) -> Interrupts:
@@ -39,11 +34,7 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._previous)
 
     def check(self) -> None:
-        """Do nothing, unless a detach was asked for.
-
-        Raises:
-            Detached: Ctrl-C was pressed.
-        """
+        """Raise Detached if Ctrl-C was pressed."""
         if self.is_asked:
             raise Detached
 
@@ -54,9 +45,6 @@ class Interrupts:
             os.write(2, b"\n")
             os._exit(exit_codes.INTERRUPTED)
         self.is_asked = True
-        self._tell()
-
-
-def _tell() -> None:
-    # A handler may run in the middle of a print, so bypass Python's buffers.
-    os.write(2, b"\ndetaching; Ctrl-C again to leave at once\n")
+        if self._leave is None:
+            # A handler may run in the middle of a print, so bypass Python's buffers.
+            os.write(2, b"\ndetaching; Ctrl-C again to leave at once\n")

@@ -32,14 +32,6 @@ class _Seen:
     sights: Sights
 
 
-@dataclass(frozen=True)
-class _Logged:
-    """What the log says; replaced as a whole, as above."""
-
-    newest: Mapping[str, float]
-    curve: Curve | None
-
-
 class Feed:
     """Takes in ticks and log lines in one thread, and makes views in any thread."""
 
@@ -52,14 +44,15 @@ class Feed:
         self._quiet: set[int] = set()
         """The launches whose machines no longer log anything."""
         self._series = MetricSeries(max_points=MAX_POINTS)
-        self._logged: _Logged = _Logged({}, None)
+        self._logged: tuple[Mapping[str, float], Curve | None] = ({}, None)
+        """The newest metrics and the curve to draw, replaced as a whole like ``_seen``."""
 
     def take(self, tick: Tick, now: datetime) -> None:
         """Take in what a controller has seen at ``now``."""
         history = tick.history
         if history is None:
             return
-        before = None if self._seen is None else self._seen
+        before = self._seen
         old = Sights() if before is None else before.sights
         point = pace.sight(history)
         origin = pace.origin(history) if point is not None and not old.points else None
@@ -87,7 +80,7 @@ class Feed:
         names = self._series.names()
         name = next((name for name in names if "loss" in name.lower()), names[0] if names else None)
         curve = None if name is None else self._series.curve(name)
-        self._logged = _Logged(self._series.newest(), curve)
+        self._logged = (self._series.newest(), curve)
 
     @property
     def history(self) -> History | None:
@@ -95,11 +88,7 @@ class Feed:
         return None if self._seen is None else self._seen.history
 
     def streams(self, *, live: bool) -> tuple[str, ...]:
-        """Return the log's streams, one per machine, from the records, without a request.
-
-        Args:
-            live: return only those that may still receive lines.
-        """
+        """Return the log's streams, one per machine; with ``live``, those that may still receive lines."""
         if self._seen is None:
             return ()
         return tuple(
@@ -112,17 +101,12 @@ class Feed:
 
     def view(self, now: datetime | None = None) -> View | None:
         """Return what to show at ``now`` (default: the present); None before the first tick."""
-        seen = self._seen
+        seen, (newest, curve) = self._seen, self._logged
         if seen is None:
             return None
-        logged = self._logged
+        now = now or datetime.now(timezone.utc)
         return look(
-            seen.history,
-            now or datetime.now(timezone.utc),
-            sights=seen.sights,
-            logged=logged.newest,
-            curve=logged.curve,
-            instances=seen.instances,
+            seen.history, now, sights=seen.sights, logged=newest, curve=curve, instances=seen.instances
         )
 
     def _committed_at(

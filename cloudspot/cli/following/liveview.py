@@ -117,13 +117,8 @@ def look(
 ) -> View:
     """Return what to show at ``now``, by the reader's clock.
 
-    Args:
-        history: the job's records.
-        now: the moment up to which ages and open bills run.
-        sights: what is remembered from earlier looks.
-        logged: the newest metrics from the log, which has them before the heartbeats do.
-        curve: the metric to draw, if there is one.
-        instances: a listing of the machines, which makes the open launch's bill more exact.
+    ``logged`` has the newest metrics, which the log has before the heartbeats do; ``instances``, a listing of
+    the machines, makes the open launch's bill more exact.
     """
     launch = history.launches[-1] if history.launches else None
     ledger = bill(history, now, instances=instances)
@@ -140,6 +135,8 @@ def look(
     notices = [beat.notice_seconds for beat in beats if beat.notice_seconds is not None]
     uploads = [beat.upload_seconds for beat in beats if beat.upload_seconds is not None]
     end = ended_at(history) or now
+    open_ = history.open_launch
+    ranks = range(0 if open_ is None else open_.intent.num_nodes)
     return View(
         job_id=history.submission.job_id,
         state=job_state(history),
@@ -155,8 +152,8 @@ def look(
         metrics=metrics,
         curve=curve,
         offer=None if launch is None else launch.intent.offer,
-        is_launched=history.open_launch is not None,
-        nodes=() if launch is None or launch.closed is not None else _nodes(launch, now, sights.heard),
+        is_launched=open_ is not None,
+        nodes=() if open_ is None else tuple(_node(open_, rank, now, sights.heard) for rank in ranks),
         spent=ledger.spent,
         on_demand=ledger.on_demand_equivalent,
         currency=ledger.currency,
@@ -173,12 +170,6 @@ def _detail(history: History) -> str:
     if history.open_launch is not None and history.finished is None:
         return "" if history.stop is None else f"stop requested ({history.stop.reason})"
     return report.detail(history)
-
-
-def _nodes(
-    launch: LaunchHistory, now: datetime, heard: Mapping[tuple[int, int], Heard]
-) -> tuple[NodeView, ...]:
-    return tuple(_node(launch, rank, now, heard) for rank in range(launch.intent.num_nodes))
 
 
 def _node(

@@ -34,11 +34,10 @@ class _Marks:
     rule: str
     full: str
     empty: str
-    warning: str
 
 
-_UNICODE = _Marks(rule="─", full="█", empty="░", warning="!")
-_ASCII = _Marks(rule="-", full="#", empty=".", warning="!")
+_UNICODE = _Marks(rule="─", full="█", empty="░")
+_ASCII = _Marks(rule="-", full="#", empty=".")
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,7 @@ class _Block:
 def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) -> list[Text]:
     """Return the panel's lines, each narrower than ``width`` cells, at most two thirds of ``height``.
 
-    Args:
-        view: what to show.
-        width: of the terminal, in cells. The last column stays free, since a cursor there may wrap.
-        height: of the terminal, in lines.
-        ascii_only: the terminal has no other characters.
-        hint: the last line, which says what Ctrl-C does.
+    The last column stays free, since a cursor there may wrap. ``hint`` is the last line.
     """
     width = max(20, width - 1)
     marks = _ASCII if ascii_only else _UNICODE
@@ -73,7 +67,7 @@ def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) 
         _Block(2, list(_nodes(view.nodes, text_width, marks))),
         _Block(5, [_cost(view)]),
         _Block(6, [_saved(view)]),
-        _Block(7, list(_warnings(view, marks))),
+        _Block(7, list(_warnings(view))),
         _Block(0, [_labelled("", Text(hint, style="dim"))]),
     ]
     blocks = _fitting(blocks, max(LEAST_LINES, height * 2 // 3))
@@ -241,12 +235,11 @@ def _saved(view: View) -> Text:
     return _labelled("saved", Text(text))
 
 
-def _warnings(view: View, marks: _Marks) -> Iterator[Text]:
-    for warning in view.warnings[:MAX_WARNINGS]:
-        yield _labelled(marks.warning, Text(printable(warning), style=output.WARNING_STYLE))
+def _warnings(view: View) -> Iterator[Text]:
+    texts = [printable(warning) for warning in view.warnings[:MAX_WARNINGS]]
     more = len(view.warnings) - MAX_WARNINGS
-    if more > 0:
-        yield _labelled(marks.warning, Text(f"and {more} more", style=output.WARNING_STYLE))
+    for text in [*texts, f"and {more} more"] if more > 0 else texts:
+        yield _labelled("!", Text(text, style=output.WARNING_STYLE))
 
 
 def _whole(seconds: float) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
+from cloudspot.cli.screen.lines import LABEL_WIDTH
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.log_streams import parse_stream
 from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.model import LogRecord
-
-SOURCE_WIDTH = 9
-"""The same as on the screen, so that lines can be compared."""
 
 
 def download_logs(
@@ -28,12 +26,10 @@ def download_logs(
     """Write the lines that are ``shown`` to files in the directory, and print the files' names.
 
     Each file appears whole and replaces an older one. The lines are kept as they were written, terminal
-    control sequences included.
-
-    Raises:
-        CloudspotError: the directory cannot be written to.
+    control sequences included. CloudspotError if the directory cannot be written to.
     """
-    names = _stems(job)
+    attempts = job.first_history.attempts
+    names = {attempt.number: f"attempt-{number:03d}" for number, attempt in enumerate(attempts, start=1)}
     streams = sorted(filter(lambda s: wanted(*parse_stream(s)), job.log_sink.streams()), key=parse_stream)
     written = []
     try:
@@ -56,18 +52,8 @@ def download_logs(
         output.echo(f"job {job.id} has no such log")
 
 
-def _stems(job: Job) -> Mapping[int, str]:
-    """Return the file names, without node, of the launches that became attempts."""
-    attempts = job.first_history.attempts
-    return {attempt.number: f"attempt-{number:03d}" for number, attempt in enumerate(attempts, start=1)}
-
-
 def _write(
-    job: Job,
-    path: Path,
-    stream: str,
-    shown: Callable[[LogRecord], bool],
-    advance: Callable[[int], None],
+    job: Job, path: Path, stream: str, shown: Callable[[LogRecord], bool], advance: Callable[[int], None]
 ) -> int:
     """Write one node's lines and return how many; if there are none, write no file."""
     partial = partial_path(path)
@@ -77,7 +63,7 @@ def _write(
             for record in job.log_sink.read(stream):
                 advance(len(record.text) + 1)
                 if shown(record):
-                    file.write(f"{output.utc_text(record.time)} {record.source.ljust(SOURCE_WIDTH)} ")
+                    file.write(f"{output.utc_text(record.time)} {record.source.ljust(LABEL_WIDTH)} ")
                     file.write(f"{record.text}\n")
                     num_lines += 1
         if num_lines:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from itertools import groupby
@@ -29,6 +29,7 @@ class _Stream:
     first_day: date | None
     last_day: date | None
     num_bytes: int | None
+    """None if the size of a piece is not known."""
     num_pieces: int
     num_lines: int
     """From the number of the newest line: lines are numbered without gaps."""
@@ -125,6 +126,7 @@ def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
             continue
         name = f"{launch}-{rank}"
         some = held.get(name, [])
+        sizes = [piece.num_bytes for piece in some]
         beat = spoken.get((launch, rank))
         newest = next(job.log_sink.read_back(name), None) if some else None
         found.append(
@@ -134,7 +136,7 @@ def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
                 attempt=numbers.get(launch),
                 first_day=min((piece.first_day for piece in some), default=None),
                 last_day=max((piece.last_day for piece in some), default=None),
-                num_bytes=_sum(piece.num_bytes for piece in some),
+                num_bytes=None if None in sizes else sum(size or 0 for size in sizes),
                 num_pieces=len(some),
                 num_lines=0 if newest is None else newest.seq + 1,
                 standing=None if beat is None else beat.log,
@@ -143,12 +145,6 @@ def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
             )
         )
     return found
-
-
-def _sum(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if one of the sizes is not known."""
-    known: Sequence[int | None] = list(sizes)
-    return None if None in known else sum(size or 0 for size in known)
 
 
 def _delivery_text(stream: _Stream) -> str:

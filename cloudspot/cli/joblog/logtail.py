@@ -17,7 +17,8 @@ class LogTail:
     """Reads a job's log from where it last stopped, each line once.
 
     It reads launch by launch, since one is over before the next begins. The nodes of a launch are merged by
-    time, and each stream keeps its own order.
+    time, and each stream keeps its own order. A sink that does not answer raises TransientError; call again,
+    and it goes on after the last line.
     """
 
     def __init__(
@@ -27,12 +28,9 @@ class LogTail:
         streams: Callable[[], Sequence[str]] | None = None,
         wanted: Callable[[int, int], bool] | None = None,
     ) -> None:
-        """Read the job's streams.
+        """Read the streams that ``streams`` names at each call (default: those the sink lists).
 
-        Args:
-            sink: where they are.
-            streams: returns their names at each call; by default, the sink lists them.
-            wanted: whether to read the stream of a launch and a rank; by default, all are read.
+        ``wanted`` tells by launch and rank whether to read one; by default, all are read.
         """
         self._sink = sink
         self._streams = sink.streams if streams is None else streams
@@ -40,11 +38,7 @@ class LogTail:
         self._newest: dict[str, int] = {}
 
     def new_records(self) -> Iterator[LogRecord]:
-        """Yield what has arrived since the last call.
-
-        Raises:
-            TransientError: the sink did not answer; the next call continues after the last line.
-        """
+        """Yield what has arrived since the last call."""
         for streams in self._launches():
             for record in heapq.merge(*map(self._read_on, streams), key=_time):
                 # Noted here and not where it is read, because merge reads one line of each stream ahead.
@@ -62,9 +56,6 @@ class LogTail:
 
         Call it first. It reads backwards from the log's end, where the sink can, and no further than needed:
         nothing before ``since``.
-
-        Raises:
-            TransientError: the sink did not answer; call again.
         """
         self._newest.clear()
         found: list[LogRecord] = []
@@ -87,11 +78,7 @@ class LogTail:
         return found[::-1]
 
     def skip_before(self, moment: datetime) -> None:
-        """Make ``new_records`` start, in each stream, after the last line before ``moment``.
-
-        Raises:
-            TransientError: the sink did not answer; call again.
-        """
+        """Make ``new_records`` start, in each stream, after the last line before ``moment``."""
         is_older = False
         for streams in reversed(self._launches()):
             if is_older:

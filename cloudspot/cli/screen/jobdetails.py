@@ -10,7 +10,6 @@ from typing import Any
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import steps_lost_text
 
-BAR_WIDTH = 30
 _TIME_STYLES = {"training": "green", "lost": "red"}
 
 
@@ -34,7 +33,7 @@ def _echo_time(value: Mapping[str, Any]) -> None:
     output.echo("where the time went", style="bold")
     for state, seconds in shown:
         share = seconds / total
-        filled = output.styled(output.bar(share, BAR_WIDTH), _TIME_STYLES.get(state))
+        filled = output.styled(output.bar(share), _TIME_STYLES.get(state))
         output.echo(f"  {state:<9}  {output.duration_text(seconds):>8}  {100 * share:3.0f}%  {filled}")
 
 
@@ -100,8 +99,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def _training_time(one: Mapping[str, Any]) -> str:
     if one["training_from"] is None or one["training_until"] is None:
         return "unknown"
-    start, end = (datetime.fromisoformat(one[key]) for key in ("training_from", "training_until"))
-    return output.duration_text((end - start).total_seconds())
+    return output.duration_text(_seconds_between(one["training_from"], one["training_until"]))
 
 
 def _why(one: Mapping[str, Any]) -> str:

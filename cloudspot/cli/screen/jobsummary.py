@@ -13,8 +13,9 @@ from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.fetching import verify
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.manifests import read_commit, verify, while_it_stands
+from cloudspot.jobstore.manifests import read_commit, while_it_stands
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.records import CheckpointId, Commit
 from cloudspot.retrying import retry
@@ -22,8 +23,6 @@ from cloudspot.story.progress import last_commit_id
 from cloudspot.story.report import show_json
 from cloudspot.story.timeline import wanted_commits
 
-GOODPUT_WIDTH = 30
-"""The length of its bar, in characters."""
 MAX_TAILS = 4
 """How many failed nodes have their last lines shown: when one fails, all do."""
 
@@ -101,6 +100,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines about the whole job; ``value`` is what ``show --json`` prints."""
     cost, final, commit = value["cost"], value["final"], value["last_commit"]
     weights = None if final is None else final["weights_sha256"]
+    has_artifacts = bool(job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects)
     lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
     return [
         ("attempts", str(len(value["attempts"]))),
@@ -113,7 +113,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("weights", "" if weights is None else f"sha256 {weights}"),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),
-        ("artifacts", _artifacts_text(job)),
+        ("artifacts", job.command("artifacts download") if has_artifacts else ""),
     ]
 
 
@@ -132,13 +132,7 @@ def _goodput_text(value: Mapping[str, Any]) -> str:
     if time["unknown"] and not time["training"]:
         return "unknown"
     least = "at least " if time["unknown"] else ""
-    return f"{output.bar(goodput, GOODPUT_WIDTH)} {least}{100 * goodput:.0f}%"
-
-
-def _artifacts_text(job: Job) -> str:
-    if not job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects:
-        return ""
-    return job.command("artifacts download")
+    return f"{output.bar(goodput)} {least}{100 * goodput:.0f}%"
 
 
 def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:

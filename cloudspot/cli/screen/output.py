@@ -52,11 +52,7 @@ def warn(text: str) -> None:
 
 
 def confirm_deletion(what: str, *, yes: bool) -> None:
-    """Ask whether to delete ``what`` unless ``yes`` is given; end the command if the answer is no.
-
-    Raises:
-        SpecError: there is no terminal to ask on.
-    """
+    """Ask whether to delete ``what`` unless ``yes`` is given; end the command if the answer is no."""
     if yes:
         return
     if not can_ask():
@@ -210,10 +206,10 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
-def bar(share: float, width: int) -> str:
-    """Return a bar of ``width`` characters, filled to ``share`` (0 to 1)."""
-    filled = min(width, max(0, round(share * width)))
-    return "█" * filled + "░" * (width - filled)
+def bar(share: float) -> str:
+    """Return a bar of 30 characters, filled to ``share`` (0 to 1)."""
+    filled = min(30, max(0, round(share * 30)))
+    return "█" * filled + "░" * (30 - filled)
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:

@@ -36,15 +36,7 @@ _ASCII = {
     **dict.fromkeys("“”„«»", '"'),
     **dict.fromkeys("\u2018\u2019", "'"),
     **dict.fromkeys("\u2013\u2014\u2011", "-"),
-    "\u00d7": "x",
-    "→": ">",
-    "←": "<",
-    "↑": "^",
-    "↓": "v",
-    "…": "~",
-    "✓": "+",
-    "✗": "x",
-    "\u00a0": " ",
+    **dict(zip("\u00d7→←↑↓…✓✗\u00a0", "x><^v~+x ", strict=True)),
 }
 """Substitutes of the same width for characters that the terminal's encoding lacks; columns stay aligned."""
 

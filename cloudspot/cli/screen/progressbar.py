@@ -17,14 +17,10 @@ def transfer(label: str, num_bytes: int | None) -> Iterator[Callable[[int], None
     """Show a transfer's progress while the block runs; yield a function to call with the number of new bytes.
 
     The function may be called from any thread. The bar goes to standard error, so that it never mixes with
-    results, and disappears when the block ends.
-
-    Args:
-        label: what is running, such as ``uploading code``.
-        num_bytes: the size of the whole; None if it is not known.
+    results, and disappears when the block ends. ``num_bytes`` is the size of the whole, None if not known.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in {"dumb", "unknown", ""}:
-        yield _ignore
+        yield lambda _count: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -54,7 +50,3 @@ def transfer(label: str, num_bytes: int | None) -> Iterator[Callable[[int], None
         late.join()
         if progress.live.is_started:
             progress.stop()
-
-
-def _ignore(_count: int) -> None:
-    pass

@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from cloudspot.errors import TransientError
+from cloudspot.plugin.cloudprovider import Caller
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes
 from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.errors import EXPIRED, SDK_ERRORS, error_code, translated
+from cloudspot_aliyun.errors import ERRORS, SDK_ERRORS, error_code, translated
 
 if TYPE_CHECKING:
     from aliyunsdkcore.request import RpcRequest
@@ -50,7 +51,7 @@ def ask(
         try:
             return clients.ask_ecs(_request(product, action, parameters), region=region)
         except SDK_ERRORS as error:
-            if error_code(error) not in EXPIRED or not clients.credentials.renew(used):
+            if error_code(error) not in ERRORS.expired or not clients.credentials.renew(used):
                 raise
         return clients.ask_ecs(_request(product, action, parameters), region=region)
     except json.JSONDecodeError as error:  # such as a proxy's page in place of the answer
@@ -78,6 +79,13 @@ def read(
             return ask(clients, action, parameters, product=product, region=region)
 
     return retry(once, sleep=time.sleep, waits=doubling(0.1, num=NUM_TRIES - 1))
+
+
+def caller(clients: AliyunClients) -> Caller:
+    """Return whom the credentials belong to; needs no right."""
+    what = "asking Alibaba Cloud whose credentials these are"
+    answer = read(clients, what, "GetCallerIdentity", product="Sts")
+    return Caller(account=str(answer["AccountId"]), arn=str(answer["Arn"]))
 
 
 def read_pages(

@@ -11,8 +11,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.model import CheckResult, Offer, Resources
 from cloudspot.plugin.checklist import Checklist, cheapest_by_market, trial_launch
 from cloudspot.plugin.launchrequests import decode_request
-from cloudspot_aliyun.api import ask
-from cloudspot_aliyun.caller import caller
+from cloudspot_aliyun.api import ask, caller
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner
 from cloudspot_aliyun.errors import SDK_ERRORS, error_code

@@ -84,11 +84,7 @@ class AliyunClients:
         return region
 
     def region_or_none(self) -> str | None:
-        """Return the region; None: none can be found.
-
-        Raises:
-            SpecError: the profile does not exist.
-        """
+        """Return the region, or None if none can be found; raise SpecError if the profile does not exist."""
         with self._lock:
             if self._region is None:
                 self._region = (
@@ -101,11 +97,7 @@ class AliyunClients:
 
     @property
     def credentials(self) -> CredentialsSource:
-        """Return where keys come from.
-
-        Raises:
-            SpecError: the profile cannot be used.
-        """
+        """Return where keys come from; raise SpecError if the profile cannot be used."""
         with self._lock:
             if self._credentials is None:
                 self._credentials = find_credentials()
@@ -163,11 +155,7 @@ class AliyunClients:
 
 
 def ecs_endpoint(region: str) -> tuple[str, str]:
-    """Return scheme and address of the control plane in a region: ``https``, ``ecs.cn-beijing...``.
-
-    Raises:
-        SpecError: ECS_ENDPOINT is malformed.
-    """
+    """Return scheme and address of a region's control plane; raise SpecError if ECS_ENDPOINT is malformed."""
     chosen = os.environ.get(ECS_ENDPOINT)
     return _split(chosen, ECS_ENDPOINT) if chosen else ("https", f"ecs.{region}.aliyuncs.com")
 

@@ -45,11 +45,7 @@ def make(clients: AliyunClients, name: str, *, region: str) -> str:
 
 
 def remove(clients: AliyunClients, job_id: str, *, store_url: str) -> None:
-    """Remove the job's set; safe to repeat.
-
-    Raises:
-        TransientError: a machine is still in it.
-    """
+    """Remove the job's set; safe to repeat. Raise TransientError while a machine is in it."""
     for one in _named(clients, deployment_set_name(job_id, store_url)):
         wanted = {"DeploymentSetId": str(one["DeploymentSetId"])}
         what = "removing the job's deployment set"

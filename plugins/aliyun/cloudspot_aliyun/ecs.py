@@ -17,8 +17,7 @@ from cloudspot.plugin import machinetags
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aliyun import deploymentsets, tags
-from cloudspot_aliyun.api import ask, items, read, read_pages
-from cloudspot_aliyun.caller import caller
+from cloudspot_aliyun.api import ask, caller, items, read, read_pages
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import SDK_ERRORS, error_code, translation, unless_throttled
 from cloudspot_aliyun.listing import is_being_taken, market_of, to_instance
@@ -54,6 +53,7 @@ ENDED_SHOWN_SECONDS: Final = 3600.0
 class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
     """The machines of one account and region. Thread-safe; asks nothing before it is asked."""
 
+    provider = "aliyun"
     finder_type = AliyunOfferFinder
 
     # ECS does not say how long it honours a token ("How to ensure idempotence", checked 2026-11); we assume
@@ -68,11 +68,9 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         options: AliyunOptions,
         clients: AliyunClients,
         *,
-        provider: str = "aliyun",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keep the job's options; ``provider`` is the name that goes into requests."""
-        super().__init__(options, clients, provider=provider)
+        super().__init__(options, clients)
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._checked_key: str | None = None
@@ -87,12 +85,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         self._shows_tags: set[str] = set()
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return one RunInstances call; whatever must be looked up came with the offer.
-
-        Raises:
-            SpecError: the boot script is too long for ECS.
-        """
-        return render_request(self._options, group, provider=self._provider)
+        return render_request(self._options, group)
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create all machines of the request in one call, or none; it is not retried here."""
@@ -137,7 +130,6 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         and that can no longer be found by its id is reported as ended for about an hour.
 
         Raises:
-            TransientError: the listing failed; nothing is known.
             AuthError: the credentials belong to another account than the job's.
         """
         self._check_account()
@@ -180,11 +172,6 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             raise next((one for one in failures if not isinstance(one, TransientError)), failures[0])
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Remove the job's deployment set; safe to repeat.
-
-        Raises:
-            TransientError: a machine is still in it.
-        """
         if self._options.deployment_set == "auto":
             deploymentsets.remove(self._clients, job_id, store_url=store_url)
 

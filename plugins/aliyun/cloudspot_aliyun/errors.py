@@ -17,35 +17,6 @@ from aliyunsdkcore.acs_exception.exceptions import ClientException, ServerExcept
 from cloudspot.errors import CloudspotError, SpecError, TransientError
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes, SdkErrors, without_urls
 
-EXPIRED = frozenset({"InvalidSecurityToken.Expired", "SecurityTokenExpired"})
-"""A temporary key has ended: the service did nothing."""
-DENIED = frozenset(
-    {
-        "AccessDenied",
-        "AccountProblem",
-        "Forbidden",
-        "Forbidden.RAM",
-        "Forbidden.SubUser",
-        "NoPermission",
-        "UserDisable",
-    }
-)
-"""The credentials are good and lack the right, or the account may not."""
-THROTTLED = frozenset(
-    {
-        "DownloadTrafficRateLimitExceeded",
-        "QpsLimitExceeded",
-        "ServiceUnavailable.Throttling",
-        "SlowDown",
-        "Throttling",
-        "Throttling.Api",
-        "Throttling.User",
-        "TotalQpsLimitExceeded",
-        "TotalTrafficRateLimitExceeded",
-        "UploadTrafficRateLimitExceeded",
-    }
-)
-"""The service did nothing: even a create-only request may be made again."""
 _NETWORK = frozenset({"SDK.HttpError", "SDK.ServerUnreachable"})
 
 
@@ -65,7 +36,7 @@ class _AliyunErrors(SdkErrors):
         r"|\b(?:LTAI|STS\.)[A-Za-z0-9]{8,}",
         re.IGNORECASE,
     )
-    expired = EXPIRED
+    expired = frozenset({"InvalidSecurityToken.Expired", "SecurityTokenExpired"})
     skewed = frozenset(
         {"InvalidTimeStamp.Expired", "InvalidTimeStamp.Format", "RequestTimeTooSkewed", "SignatureNonceUsed"}
     )
@@ -83,8 +54,31 @@ class _AliyunErrors(SdkErrors):
             "SignatureDoesNotMatch",
         }
     )
-    denied = DENIED
-    throttled = THROTTLED
+    denied = frozenset(
+        {
+            "AccessDenied",
+            "AccountProblem",
+            "Forbidden",
+            "Forbidden.RAM",
+            "Forbidden.SubUser",
+            "NoPermission",
+            "UserDisable",
+        }
+    )
+    throttled = frozenset(
+        {
+            "DownloadTrafficRateLimitExceeded",
+            "QpsLimitExceeded",
+            "ServiceUnavailable.Throttling",
+            "SlowDown",
+            "Throttling",
+            "Throttling.Api",
+            "Throttling.User",
+            "TotalQpsLimitExceeded",
+            "TotalTrafficRateLimitExceeded",
+            "UploadTrafficRateLimitExceeded",
+        }
+    )
     passing = frozenset(
         {
             "InternalError",
@@ -121,7 +115,7 @@ class _AliyunErrors(SdkErrors):
         # ECS answers 403 for much else: its code decides, if it has one.
         if not code:
             return status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-        return code in DENIED or code.startswith(("Forbidden.", "NoPermission."))
+        return code in self.denied or code.startswith(("Forbidden.", "NoPermission."))
 
     def is_throttled(self, error: BaseException) -> bool:
         return super().is_throttled(error) or self.code_of(error).startswith("Throttling")
@@ -150,11 +144,11 @@ class _AliyunErrors(SdkErrors):
         return f"{host[1] if host else 'Alibaba Cloud'}: {self.one_line(without_urls(reason))}"
 
 
-_errors = _AliyunErrors()
-SDK_ERRORS = _errors.raised
-error_code = _errors.code_of
-shown = _errors.shown
-status_of = _errors.status_of
-translated = _errors.translated
-translation = _errors.translation
-unless_throttled = _errors.unless_throttled
+ERRORS = _AliyunErrors()
+SDK_ERRORS = ERRORS.raised
+error_code = ERRORS.code_of
+shown = ERRORS.shown
+status_of = ERRORS.status_of
+translated = ERRORS.translated
+translation = ERRORS.translation
+unless_throttled = ERRORS.unless_throttled

@@ -35,11 +35,7 @@ class InstanceType(MachineType, frozen=True, kw_only=True):
 
 
 def named_types(clients: AliyunClients, names: Sequence[str]) -> list[InstanceType]:
-    """Return the types of these names, in their order.
-
-    Raises:
-        SpecError: the region has no such type.
-    """
+    """Return the types of these names, in their order; raise SpecError if the region lacks one."""
     found: dict[str, InstanceType] = {}
     for start in range(0, len(names), MAX_NAMED):
         wanted = {"InstanceTypes": list(names[start : start + MAX_NAMED])}
@@ -72,7 +68,6 @@ def stock(clients: AliyunClients, market: Market, *, spot_hours: int) -> dict[tu
 
     Raises:
         AuthError: the right ``ecs:DescribeAvailableResource`` is missing.
-        TransientError: Alibaba Cloud did not answer.
     """
     wanted: dict[str, Any] = {
         "DestinationResource": "InstanceType",

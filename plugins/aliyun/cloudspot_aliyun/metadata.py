@@ -21,7 +21,6 @@ ENDPOINT: Final = "CLOUDSPOT_ALIYUN_METADATA"
 """The environment variable that moves the service elsewhere; the SDKs have none."""
 DISABLED: Final = "ALIBABA_CLOUD_ECS_METADATA_DISABLED"
 """The variable that tells Alibaba Cloud's SDKs that there is no such service."""
-DEFAULT_ENDPOINT: Final = "http://100.100.100.200"
 SPOT_NOTICE_SECONDS: Final = 300.0
 """A spot machine hears of its reclaim five minutes ahead."""
 TERMINATION: Final = "meta-data/instance/spot/termination-time"
@@ -37,7 +36,7 @@ class EcsMetadata(MetadataClient):
     401. In normal mode the service gives tokens too, and accepts requests without one.
     """
 
-    default_endpoint: ClassVar[str] = DEFAULT_ENDPOINT
+    default_endpoint: ClassVar[str] = "http://100.100.100.200"
     endpoint_variable: ClassVar[str] = ENDPOINT
     disabled_variable: ClassVar[str] = DISABLED
     token_header: ClassVar[str] = "X-aliyun-ecs-metadata-token"  # noqa: S105 # the name of a header
@@ -104,9 +103,6 @@ def announced(metadata: EcsMetadata | None = None) -> dict[str, str]:
 
     Empty while they lag, and unless ModifyInstanceMetadataOptions has enabled InstanceMetadataTags. From
     memory: the path of the tags.
-
-    Raises:
-        TransientError: the metadata service does not answer.
     """
     metadata = metadata or EcsMetadata()
     names = (metadata.get("meta-data/tags/instance/") or "").split()

@@ -120,11 +120,7 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def check_options(options: AliyunOptions) -> None:
-    """Refuse what can be seen to be wrong without asking Alibaba Cloud.
-
-    Raises:
-        SpecError: names the field, what was found, and what it should look like.
-    """
+    """Raise SpecError, which names the field, for what is wrong without asking Alibaba Cloud."""
     _CHECKS.require_valid_names(options)
     _CHECKS.require_zones_in(options.region, options.zones)
     _CHECKS.require_positive_prices("on_demand_prices", options.on_demand_prices)

@@ -4,9 +4,65 @@ Create-only puts are made by OSS's ``x-oss-forbid-overwrite``, which a bucket wi
 bucket is refused.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import oss2.models
+
 from cloudspot.plugin.bucketstore import BucketStore
-from cloudspot_aliyun.ossbucket import OssBucket
-from cloudspot_aliyun.ossupload import OssUploadRequests
+from cloudspot.plugin.multipart import PartedRequests
+from cloudspot_aliyun.ossbucket import WRITER, OssBucket
+from cloudspot_aliyun.osspayload import payload
+
+FORBID_OVERWRITE = "x-oss-forbid-overwrite"
+BINARY = "application/octet-stream"
+
+
+class OssUploadRequests(PartedRequests):
+    """The requests of one upload to OSS, which takes parts of 100 KiB to 5 GiB; the last may be smaller."""
+
+    def __init__(self, bucket: OssBucket, key: str, *, if_absent: bool) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._full = bucket.full(key)
+        self._condition = {FORBID_OVERWRITE: "true"} if if_absent else {}
+
+    def begin(self, writer: str) -> str:
+        with self._bucket.asking("write", self._key) as client:
+            headers = {WRITER: writer, "Content-Type": BINARY}
+            return str(client.init_multipart_upload(self._full, headers=headers).upload_id)
+
+    def send(self, upload_id: str, number: int, part: memoryview) -> oss2.models.PartInfo:
+        what = f"{self._bucket.url}: part {number} of {self._key}"
+        with (
+            self._bucket.asking("write", self._key) as client,
+            payload(part, what) as (body, headers, check),
+        ):
+            answer = client.upload_part(self._full, upload_id, number, body, headers=headers)
+            check(answer.headers)
+        return oss2.models.PartInfo(number, answer.etag)
+
+    def complete(self, upload_id: str, parts: Sequence[oss2.models.PartInfo]) -> None:
+        with self._bucket.asking("write", self._key) as client:
+            answer = client.complete_multipart_upload(
+                self._full, upload_id, list(parts), headers=self._condition
+            )
+        self._bucket.check_create(answer.headers)
+
+    def put(self, writer: str, data: memoryview) -> None:
+        with (
+            self._bucket.asking("write", self._key) as client,
+            payload(data, f"{self._bucket.url}: {self._key}") as (body, headers, check),
+        ):
+            more = {WRITER: writer, "Content-Type": BINARY, **self._condition}
+            answer = client.put_object(self._full, body, headers={**headers, **more})
+            check(answer.headers)
+        self._bucket.check_create(answer.headers)
+
+    def drop(self, upload_id: str) -> None:
+        with self._bucket.asking("write", self._key) as client:
+            client.abort_multipart_upload(self._full, upload_id)
 
 
 class OssStore(BucketStore):

@@ -16,14 +16,7 @@ from typing import Any, ClassVar, Final
 import oss2
 import oss2.credentials
 
-from cloudspot.errors import (
-    AuthError,
-    CloudspotError,
-    ObjectExists,
-    ObjectMissing,
-    SpecError,
-    StoreRefused,
-)
+from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
 from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import Passing, UploadGone
@@ -36,7 +29,7 @@ from cloudspot_aliyun.clients import (
     region_of_this_machine,
 )
 from cloudspot_aliyun.credentials import CredentialsSource, is_on_ecs
-from cloudspot_aliyun.errors import DENIED, EXPIRED, SDK_ERRORS, THROTTLED, error_code, status_of, translation
+from cloudspot_aliyun.errors import ERRORS, SDK_ERRORS, error_code, status_of
 from cloudspot_aliyun.osspayload import compare
 
 FALLBACK_REGION: Final = "cn-hangzhou"
@@ -59,25 +52,21 @@ class NotAppendable(CloudspotError):
     """The object under this key was put in one piece."""
 
 
-_KINDS: Mapping[str, type[CloudspotError]] = {
-    **dict.fromkeys(THROTTLED, Passing),
-    **dict.fromkeys(DENIED, AuthError),
-    "FileAlreadyExists": ObjectExists,
-    "InvalidRange": RangeBeyondEnd,
-    "NoSuchBucket": SpecError,
-    "NoSuchKey": ObjectMissing,
-    "NoSuchUpload": UploadGone,
-    "ObjectNotAppendable": NotAppendable,
-    "PositionNotEqualToLength": PositionTaken,
-}
-
-
 class OssBucket(Bucket):
     """A bucket and a prefix in it. Thread-safe."""
 
     scheme: ClassVar[str] = "oss"
     names: ClassVar[re.Pattern[str]] = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-    sdk_errors: ClassVar[tuple[type[Exception], ...]] = SDK_ERRORS
+    errors = ERRORS
+    kinds: ClassVar[Mapping[str, type[CloudspotError]]] = {
+        "FileAlreadyExists": ObjectExists,
+        "InvalidRange": RangeBeyondEnd,
+        "NoSuchBucket": SpecError,
+        "NoSuchKey": ObjectMissing,
+        "NoSuchUpload": UploadGone,
+        "ObjectNotAppendable": NotAppendable,
+        "PositionNotEqualToLength": PositionTaken,
+    }
     rights: ClassVar[Mapping[str, str]] = {
         "append to": f"oss:PutObject{_OTHERS_BUCKET}",
         "list": f"oss:ListObjects{_OTHERS_BUCKET}",
@@ -89,11 +78,6 @@ class OssBucket(Bucket):
     how_to_create: ClassVar[str] = "ossutil mb oss://"
 
     def __init__(self, url: str, clients: AliyunClients | None, sleep: Callable[[float], None]) -> None:
-        """Read ``oss://bucket/prefix``; no I/O.
-
-        Raises:
-            SpecError: the URL does not name a bucket of OSS.
-        """
         super().__init__(url, sleep)
         if self.prefix.startswith("\\"):
             raise SpecError(f"store {url}: OSS takes no key that begins with a backslash")
@@ -106,8 +90,6 @@ class OssBucket(Bucket):
         Raises:
             SpecError: there is no such bucket, or the configuration is wrong.
             StoreRefused: the bucket has versions, and so no create-only writes.
-            AuthError: there are no credentials, or OSS does not accept them.
-            TransientError: OSS does not answer.
         """
         region = self._clients.region_or_none() or FALLBACK_REGION
         client = self._client_in(region)
@@ -121,7 +103,7 @@ class OssBucket(Bucket):
                     client = self._client_in(elsewhere)
                     tried.add(elsewhere)
                     continue
-                if error_code(error) not in DENIED:
+                if error_code(error) not in ERRORS.denied:
                     raise self.translated(error, "list", "") from error
                 # A caller who may read and write objects need not see the bucket's settings: the answers to
                 # writes will tell whether it has versions.
@@ -132,15 +114,14 @@ class OssBucket(Bucket):
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
         code, status = error_code(error), status_of(error)
-        if code in EXPIRED and self._keys is not None and self._keys.renew():
+        if code in ERRORS.expired and self._keys is not None and self._keys.renew():
             return Passing
         if status == HTTPStatus.NOT_IMPLEMENTED:
             return StoreRefused
         # The answer to a HEAD has no body, and so no code.
-        return ObjectMissing if not code and status == HTTPStatus.NOT_FOUND else _KINDS.get(code)
-
-    def translation(self, error: Exception, what: str) -> CloudspotError:
-        return translation(error, what)
+        if not code and status == HTTPStatus.NOT_FOUND:
+            return ObjectMissing
+        return super().kind_of(error, verb)
 
     def head(self, client: Any, name: str) -> Described:
         answer = client.head_object(name)
@@ -178,11 +159,7 @@ class OssBucket(Bucket):
         )
 
     def check_create(self, headers: Mapping[str, str]) -> None:
-        """Look at the answer to a write: has the bucket got versions since it was first asked?
-
-        Raises:
-            StoreRefused: it has, and the write ignored what was there.
-        """
+        """Raise StoreRefused if a write's answer shows versions: it then ignored what was there."""
         if "x-oss-version-id" in headers:
             raise self._versioned("versions")
 

@@ -17,7 +17,6 @@ from urllib.parse import quote, unquote
 
 from cloudspot.model import LogRecord
 
-LEAST_LINE_BYTES = len("2026-11-20T06:25:01.123456Z 0 a: \n")
 _LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z (\d+) (\S+): (.*)", re.DOTALL)
 
 

@@ -55,11 +55,7 @@ def digest_header(data: Data) -> dict[str, str]:
 
 
 def compare(headers: Mapping[str, str], data: Data, what: str) -> None:
-    """Compare the checksum in an answer's headers, if any, with that of the bytes.
-
-    Raises:
-        TransientError: they differ.
-    """
+    """Raise TransientError if the checksum in an answer's headers, if any, is not that of the bytes."""
     told = headers.get(CRC_HEADER)
     if told is not None and int(told) != crc64.xz(data):
         raise TransientError(f"{what}: the bytes changed on the way (their CRC-64 differs)")

@@ -39,7 +39,6 @@ def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) 
 
     Raises:
         AuthError: the right ``ecs:DescribeSpotPriceHistory`` is missing.
-        TransientError: Alibaba Cloud did not answer.
     Source: API reference, DescribeSpotPriceHistory (checked 2026-11).
     """
     newest: dict[str, tuple[datetime, SpotPrice]] = {}
@@ -77,7 +76,6 @@ def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: st
     Raises:
         SpecError: ECS gives no price; the message names the option for one.
         AuthError: the right ``ecs:DescribePrice`` is missing.
-        TransientError: Alibaba Cloud did not answer.
     """
     try:
         found, currency = _asked_price(clients, instance_type, disk_type, {})

@@ -25,15 +25,12 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
     announce_seconds: ClassVar[float] = 5.0
 
     def preemption_source(self) -> PreemptionSource:
-        """Return the source that reads the machine's metadata service."""
         return AliyunNoticeSource()
 
     def node_identity(self) -> NodeIdentity:
-        """Say who this machine is, by its metadata service."""
         return node_identity()
 
     def announced(self) -> Mapping[str, str]:
-        """Return the announced tags of this machine; none if its metadata shows no tags."""
         return announced()
 
     def boot_profile(self) -> BootProfile:
@@ -51,7 +48,6 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
         )
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
-        """Return OSS append logs, unless the options keep the logs as on every provider."""
         if self._options.logs == "bucket" or not store.url.lower().startswith("oss://"):
             return None
         from cloudspot_aliyun.osslogs import OssLogSink
@@ -59,14 +55,8 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
         return OssLogSink(store, job_id)
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return the region and the account, as the submitter's environment decides them.
-
-        Raises:
-            SpecError: there is no region.
-            AuthError: there are no credentials, or Alibaba Cloud does not accept them.
-            TransientError: Alibaba Cloud did not answer.
-        """
-        from cloudspot_aliyun.caller import caller
+        """Return the region and the account, as the submitter's environment decides them."""
+        from cloudspot_aliyun.api import caller
 
         clients = self.clients
         region = clients.region
@@ -83,7 +73,7 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
     def _make_provisioner(self, clients: AliyunClients) -> Provisioner:
         from cloudspot_aliyun.ecs import EcsProvisioner
 
-        return EcsProvisioner(self._options, clients, provider=self.name)
+        return EcsProvisioner(self._options, clients)
 
     def _check(self, clients: AliyunClients, resources: Resources) -> Sequence[CheckResult]:
         from cloudspot_aliyun.check import check

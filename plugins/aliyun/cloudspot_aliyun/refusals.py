@@ -15,7 +15,7 @@ from cloudspot.errors import (
 )
 from cloudspot.model import Market
 from cloudspot.plugin.sdkerrors import launch_refusal
-from cloudspot_aliyun.errors import DENIED, error_code, shown, translation
+from cloudspot_aliyun.errors import ERRORS, error_code, shown, translation
 from cloudspot_aliyun.listing import market_of
 from cloudspot_aliyun.request import EcsRequest
 
@@ -106,7 +106,7 @@ def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
         )
     if code == "InvalidUser.PassRoleForbidden":
         return AuthError(f"{what}: the credentials lack ram:PassRole; docs/aliyun.md has the policy")
-    if code in DENIED or code.startswith("Forbidden"):
+    if code in ERRORS.denied or code.startswith("Forbidden"):
         advice = "they may lack ecs:RunInstances: docs/aliyun.md has the policy"
         return AuthError(f"{what}: {shown(error)}; {advice}")
     found = translation(error, what, LAUNCH_CODES)

@@ -45,7 +45,7 @@ class EcsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the set to make before the first machine, and to remove with the job."""
 
 
-def render_request(options: AliyunOptions, group: InstanceGroup, *, provider: str) -> LaunchRequest:
+def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchRequest:
     """Return one RunInstances call for all machines of the group.
 
     It includes ECS's own limit on the machines' lives (AutoReleaseTime), so that no machine is ever without
@@ -101,7 +101,7 @@ def render_request(options: AliyunOptions, group: InstanceGroup, *, provider: st
         user_data_gzip=packed,
         made_deployment_set=made_set,
     )
-    return encode_request(provider, body)
+    return encode_request("aliyun", body)
 
 
 def parameters_of(request: EcsRequest, token: str) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult, InstanceState, Market, Offer, Resources
 from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock, trial_launch
 from cloudspot.plugin.launchrequests import decode_request
-from cloudspot_aws.caller import caller, denied_action
-from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.clients import AwsClients, caller
 from cloudspot_aws.ec2 import Ec2Provisioner
 from cloudspot_aws.errors import SDK_ERRORS, error_code, translated, translation
 from cloudspot_aws.lookups import check_profile, check_region, named_types
 from cloudspot_aws.options import AwsOptions
+from cloudspot_aws.refusals import denied_action
 from cloudspot_aws.request import Ec2Request
 
 _POLICY: Final = "grant it: docs/aws/policy-submitter.json has all rights that a submitter needs"

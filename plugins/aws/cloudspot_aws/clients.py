@@ -15,6 +15,8 @@ import botocore.exceptions
 
 import cloudspot
 from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.plugin.cloudprovider import Caller
+from cloudspot_aws.errors import translated
 from cloudspot_aws.imds import Imds
 
 CONNECT_SECONDS = 10.0
@@ -57,11 +59,7 @@ class AwsClients:
         return region
 
     def region_or_none(self) -> str | None:
-        """Return the region; None: none can be found.
-
-        Raises:
-            SpecError: the profile does not exist.
-        """
+        """Return the region, or None if none can be found; raise SpecError if the profile does not exist."""
         with self._lock:
             if self._region is None:
                 self._region = (
@@ -108,6 +106,13 @@ class AwsClients:
                 except botocore.exceptions.BotoCoreError as error:
                     raise SpecError(f"the AWS configuration cannot be read: {error}") from error
             return self._boto_session
+
+
+def caller(clients: AwsClients) -> Caller:
+    """Return whom the credentials belong to; needs no right."""
+    with translated("asking AWS whose credentials these are"):
+        answer = clients.client("sts").get_caller_identity()
+    return Caller(account=str(answer["Account"]), arn=str(answer["Arn"]))
 
 
 def region_of_this_instance() -> str | None:

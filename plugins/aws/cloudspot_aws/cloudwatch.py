@@ -12,29 +12,25 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 
+from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, SpecError, TransientError
 from cloudspot.interfaces import LogSink, check_stream, is_stream
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
-from cloudspot.plugin.logorder import Arrival, Order, read_back
+from cloudspot.plugin.logorder import Arrival, Joiner, Order, read_back
 from cloudspot.plugin.machinetags import store_digest
 from cloudspot.retrying import retry
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.cloudwatchevents import EventReader
 from cloudspot_aws.errors import translated
+from cloudspot_aws.options import RETENTION_DAYS
 
 GROUP_PREFIX = "/cloudspot/"
-RETENTION_DAYS = (
-    *(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731),
-    *(1096, 1827, 2192, 2557, 2922, 3288, 3653),
-)
-"""The values that PutRetentionPolicy accepts."""
 MAX_BATCH_BYTES = 1_048_576
 MAX_BATCH_EVENTS = 10_000
 EVENT_OVERHEAD_BYTES = 26
@@ -81,11 +77,7 @@ class CloudWatchLogSink(LogSink):
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """Do no I/O; ``store_url`` is the canonical one.
-
-        Raises:
-            SpecError: the group's name is not valid, or CloudWatch has no such retention.
-        """
+        """Do no I/O; ``store_url`` is the canonical one. Raise SpecError for what CloudWatch refuses."""
         if group is not None and _GROUP.fullmatch(group) is None:
             raise SpecError(f"log group must be 1 to 512 letters, digits and .-_/#: got {group!r}")
         if retention_days not in RETENTION_DAYS:
@@ -182,12 +174,7 @@ class CloudWatchLogSink(LogSink):
     def _newest_time(self, stream: str) -> datetime | None:
         """Return the time of the stream's last event, which another process may have delivered."""
         try:
-            answer = self._ask(
-                "get_log_events",
-                **self._place(stream),
-                limit=1,
-                startFromHead=False,
-            )
+            answer = self._ask("get_log_events", **self._place(stream), limit=1, startFromHead=False)
         except _Missing:
             return None
         times = [event["timestamp"] for event in answer["events"]]
@@ -232,26 +219,20 @@ class CloudWatchLogSink(LogSink):
 
     def _pages(self, stream: str, *, startFromHead: bool, **options: Any) -> Iterator[list[Arrival]]:  # noqa: N803 - its name
         """Yield the events of each page in the stream's own order; pages from the head, or from the end."""
-        events = EventReader(stream)
+        joiner = Joiner()
         name = "nextForwardToken" if startFromHead else "nextBackwardToken"
         token: str | None = None
+        options |= self._place(stream)
         while True:
-            more = {} if token is None else {"nextToken": token}
             try:
-                answer = self._ask(
-                    "get_log_events",
-                    **self._place(stream),
-                    startFromHead=startFromHead,
-                    **options,
-                    **more,
-                )
+                answer = self._ask("get_log_events", startFromHead=startFromHead, **options)
             except _Missing:
                 return
-            yield [arrival for event in answer["events"] for arrival in events.add(event)]
+            yield [arrival for event in answer["events"] for arrival in _lines(joiner, stream, event)]
             # An empty page need not be the last; one with the token that led to it is.
             if answer[name] == token:
                 return
-            token = answer[name]
+            options["nextToken"] = token = answer[name]
 
     def _passed_on(self, stream: str, arrivals: Iterator[Arrival]) -> Iterator[LogRecord]:
         for arrival in arrivals:
@@ -272,6 +253,26 @@ class CloudWatchLogSink(LogSink):
                 return getattr(client, operation)(**options)
 
         return retry(call, sleep=self._sleep, kind=TransientError)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    seq: int
+    time: datetime
+    source: str
+    text: str
+    part: int = 0
+    parts: int = 1
+
+
+def _lines(joiner: Joiner, stream: str, event: Mapping[str, Any]) -> Iterator[Arrival]:
+    """Yield the line that this event completes, if any; skip what others wrote."""
+    try:
+        line: _Line = decode(event["message"], _Line)
+    except msgspec.DecodeError:
+        return
+    record = LogRecord(stream=stream, seq=line.seq, time=line.time, text=line.text, source=line.source)
+    arrival = Arrival(record, event["timestamp"], event["ingestionTime"])
+    yield from joiner.add(arrival, part=line.part, num_parts=line.parts)
 
 
 def _milliseconds(moment: datetime) -> int:

@@ -21,13 +21,7 @@ ACTION: Final = "aws:ec2:send-spot-instance-interruptions"
 
 
 def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | None) -> None:
-    """Let FIS reclaim the spot machine, with EC2's notice of two minutes.
-
-    Raises:
-        CloudspotError: the machine is not a running spot machine, or another notice is asked for.
-        AuthError: a right is missing.
-        TransientError: AWS did not answer.
-    """
+    """Let FIS reclaim a running spot machine, with EC2's notice; raise CloudspotError for another one."""
     if notice_seconds not in {None, SPOT_NOTICE_SECONDS}:
         raise CloudspotError(
             f"EC2 reclaims a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice, never otherwise; "

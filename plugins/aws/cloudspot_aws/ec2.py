@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -16,16 +15,13 @@ from cloudspot.plugin import machinetags
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aws import limit, tags
-from cloudspot_aws.caller import caller
-from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import SDK_ERRORS, error_code, translated, translation, unless_throttled
+from cloudspot_aws.clients import AwsClients, caller
+from cloudspot_aws.errors import SDK_ERRORS, error_code, ignored, translated, translation, unless_throttled
 from cloudspot_aws.listing import to_instance
 from cloudspot_aws.offers import AwsOfferFinder
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.refusals import refusal
 from cloudspot_aws.request import Ec2Request, render_request, user_data_of
-
-_log = logging.getLogger("cloudspot.aws.ec2")
 
 _ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
 MAX_IDS: Final = 500
@@ -35,6 +31,7 @@ MAX_IDS: Final = 500
 class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     """The machines of one account and region. Thread-safe; asks nothing before it is asked."""
 
+    provider = "aws"
     finder_type = AwsOfferFinder
     # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API
     # reference of 2013 and 2016, Ensuring idempotency; not found in today's). Here it is counted from the
@@ -45,19 +42,13 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     # (EC2 API reference, Eventual consistency).
     absence_proves_after_seconds: ClassVar[float] = 600.0
 
-    def __init__(self, options: AwsOptions, clients: AwsClients, *, provider: str = "aws") -> None:
-        """Keep the job's options; ``provider`` is the name that goes into requests."""
-        super().__init__(options, clients, provider=provider)
+    def __init__(self, options: AwsOptions, clients: AwsClients) -> None:
+        super().__init__(options, clients)
         self._limits: dict[str, datetime] = {}
         self._account: str | None = None
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return one RunInstances call; whatever must be looked up came with the offer.
-
-        Raises:
-            SpecError: the boot script is too long for EC2.
-        """
-        return render_request(self._options, group, provider=self._provider)
+        return render_request(self._options, group)
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create all machines of the request in one call, or none; it is not retried here."""
@@ -93,10 +84,9 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             self._limit(instances, self._options.limit_role)
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
-        """Return the machines with cloudspot's tags, ended ones for about an hour.
+        """Return the machines, ended ones for about an hour; see Provisioner.
 
         Raises:
-            TransientError: the listing failed; nothing is known.
             AuthError: the credentials belong to another account than the job's.
         """
         self._check_account()
@@ -118,17 +108,12 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         return tuple(found)
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Ask for the machines' end and return; ids unknown to EC2 are left out."""
         ids = list(dict.fromkeys(instance_ids))
         for start in range(0, len(ids), MAX_IDS):
             self._terminate(ids[start : start + MAX_IDS])
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Remove the job's placement groups and limits; safe to repeat.
-
-        Raises:
-            TransientError: a machine is still in a group.
-        """
+        """Remove the job's placement groups and limits; see Provisioner."""
         if self._options.placement_group == "auto":
             client = self._clients.client("ec2")
             codes = {"InvalidPlacementGroup.InUse": TransientError}
@@ -138,11 +123,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 for group in client.describe_placement_groups(Filters=filters)["PlacementGroups"]:
                     if group["State"] in {"deleting", "deleted"}:
                         continue
-                    try:
+                    with ignored("InvalidPlacementGroup.Unknown"):  # already gone
                         client.delete_placement_group(GroupName=group["GroupName"])
-                    except botocore.exceptions.ClientError as error:
-                        if error_code(error) != "InvalidPlacementGroup.Unknown":  # already gone
-                            raise
         if self._options.limit_role is not None:
             limit.remove(self._clients, job_id, store_url=store_url)
 
@@ -151,16 +133,13 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         own = [tag for tag in instance_tags if tag["Key"] in {machinetags.JOB, machinetags.STORE}]
         client = self._clients.client("ec2", region=body.region)
         codes = {"PlacementGroupLimitExceeded": QuotaError}
-        with translated(f"making placement group {name}", codes):
-            try:
-                client.create_placement_group(
-                    GroupName=name,
-                    Strategy="cluster",
-                    TagSpecifications=[{"ResourceType": "placement-group", "Tags": own}],
-                )
-            except botocore.exceptions.ClientError as error:
-                if error_code(error) != "InvalidPlacementGroup.Duplicate":  # it already exists
-                    raise
+        what = f"making placement group {name}"
+        with translated(what, codes), ignored("InvalidPlacementGroup.Duplicate"):  # it already exists
+            client.create_placement_group(
+                GroupName=name,
+                Strategy="cluster",
+                TagSpecifications=[{"ResourceType": "placement-group", "Tags": own}],
+            )
 
     def _terminate(self, ids: list[str]) -> None:
         client = self._clients.client("ec2")
@@ -197,12 +176,4 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     def _limit(self, instances: Sequence[Instance], role: str) -> None:
         alive = [one for one in instances if one.state is not InstanceState.ENDED and one.id in self._limits]
         if alive:
-            limit.keep(
-                self._clients,
-                role=role,
-                job_id=alive[0].job_id,
-                store_url=alive[0].store_url,
-                launch=alive[0].launch,
-                instance_ids=sorted(one.id for one in alive),
-                at=max(self._limits[one.id] for one in alive),
-            )
+            limit.keep(self._clients, role, alive, max(self._limits[one.id] for one in alive))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,39 +13,6 @@ from botocore.parsers import ResponseParserError
 
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes, SdkErrors
-
-DENIED = frozenset(
-    {
-        "403",
-        "AccessDenied",
-        "AccessDeniedException",
-        "AccountProblem",
-        "AllAccessDisabled",
-        "Forbidden",
-        "NotSignedUp",
-        "OptInRequired",
-        "SubscriptionRequiredException",
-        "UnauthorizedOperation",
-    }
-)
-"""The credentials are good and lack the right."""
-THROTTLED = frozenset(
-    {
-        "429",
-        "BandwidthLimitExceeded",
-        "EC2ThrottledException",
-        "PriorRequestNotComplete",
-        "RequestLimitExceeded",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "SlowDown",
-        "Throttling",
-        "ThrottlingException",
-        "ThrottledException",
-        "TooManyRequestsException",
-    }
-)
-"""The service did nothing: even a create-only request may be made again."""
 
 
 class _AwsErrors(SdkErrors):
@@ -74,8 +42,36 @@ class _AwsErrors(SdkErrors):
             "UnrecognizedClientException",
         }
     )
-    denied = DENIED
-    throttled = THROTTLED
+    denied = frozenset(
+        {
+            "403",
+            "AccessDenied",
+            "AccessDeniedException",
+            "AccountProblem",
+            "AllAccessDisabled",
+            "Forbidden",
+            "NotSignedUp",
+            "OptInRequired",
+            "SubscriptionRequiredException",
+            "UnauthorizedOperation",
+        }
+    )
+    throttled = frozenset(
+        {
+            "429",
+            "BandwidthLimitExceeded",
+            "EC2ThrottledException",
+            "PriorRequestNotComplete",
+            "RequestLimitExceeded",
+            "RequestThrottled",
+            "RequestThrottledException",
+            "SlowDown",
+            "Throttling",
+            "ThrottlingException",
+            "ThrottledException",
+            "TooManyRequestsException",
+        }
+    )
     passing = frozenset(
         {
             "BadDigest",
@@ -135,11 +131,21 @@ def _part(error: BaseException, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-_errors = _AwsErrors()
-SDK_ERRORS = _errors.raised
-error_code = _errors.code_of
-one_line = _errors.one_line
-status_of = _errors.status_of
-translated = _errors.translated
-translation = _errors.translation
-unless_throttled = _errors.unless_throttled
+@contextmanager
+def ignored(code: str) -> Iterator[None]:
+    """Let the body end at a refusal with this code: what was asked for is already so."""
+    try:
+        yield
+    except boto.ClientError as error:
+        if error_code(error) != code:
+            raise
+
+
+ERRORS = _AwsErrors()
+SDK_ERRORS = ERRORS.raised
+error_code = ERRORS.code_of
+one_line = ERRORS.one_line
+status_of = ERRORS.status_of
+translated = ERRORS.translated
+translation = ERRORS.translation
+unless_throttled = ERRORS.unless_throttled

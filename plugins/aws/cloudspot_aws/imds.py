@@ -21,9 +21,6 @@ ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """The environment variable by which every AWS SDK finds another address of the service."""
 DISABLED: Final = "AWS_EC2_METADATA_DISABLED"
 """The variable that tells them that there is no such service."""
-DEFAULT_ENDPOINT: Final = "http://169.254.169.254"
-TOKEN_SECONDS: Final = 21600
-"""The longest life that the service gives a token."""
 SPOT_NOTICE_SECONDS: Final = 120.0
 """A spot machine hears two minutes ahead that it will be terminated or stopped, and of hibernation as it
 begins."""
@@ -37,15 +34,10 @@ _log = logging.getLogger("cloudspot.aws.imds")
 class Imds(MetadataClient):
     """A client of the metadata service that keeps its session token fresh. Thread-safe."""
 
-    default_endpoint: ClassVar[str] = DEFAULT_ENDPOINT
+    default_endpoint: ClassVar[str] = "http://169.254.169.254"
     endpoint_variable: ClassVar[str] = ENDPOINT
     disabled_variable: ClassVar[str] = DISABLED
     token_header: ClassVar[str] = "X-aws-ec2-metadata-token"  # noqa: S105 # the name of a header
-    token_seconds: ClassVar[int] = TOKEN_SECONDS
-
-    def tag(self, name: str) -> str | None:
-        """Return the instance's tag of that name; None: it has none yet."""
-        return self.get(f"meta-data/tags/instance/{name}")
 
 
 class SpotNoticeSource(PreemptionSource):
@@ -115,10 +107,7 @@ def announced(imds: Imds | None = None) -> dict[str, str]:
     """Return the tags that the controller has put on this machine since its launch.
 
     Empty while they lag, and if ``InstanceMetadataTags`` is not enabled.
-
-    Raises:
-        TransientError: the metadata service does not answer.
     """
     imds = imds or Imds()
-    found = {name: imds.tag(name) for name in ANNOUNCED}
+    found = {name: imds.get(f"meta-data/tags/instance/{name}") for name in ANNOUNCED}
     return {name: value for name, value in found.items() if value is not None}

@@ -14,26 +14,16 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
-import botocore.exceptions
-
+from cloudspot.model import Instance
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import error_code, translated
+from cloudspot_aws.errors import ignored, translated
 
 GRACE: Final = timedelta(minutes=10)
 """The machine's own timer comes first, and ends it in good order."""
 TARGET: Final = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
 
 
-def keep(
-    clients: AwsClients,
-    *,
-    role: str,
-    job_id: str,
-    store_url: str,
-    launch: int,
-    instance_ids: Sequence[str],
-    at: datetime,
-) -> None:
+def keep(clients: AwsClients, role: str, instances: Sequence[Instance], at: datetime) -> None:
     """Schedule the end of each of a launch's machines; a schedule that exists stays as it is.
 
     Each has its own: TerminateInstances ends none of several if it has forgotten one, such as one that was
@@ -41,47 +31,35 @@ def keep(
 
     Raises:
         AuthError: a right is missing: ``scheduler:CreateSchedule`` or ``iam:PassRole``.
-        TransientError: AWS did not answer.
     """
     when = (at + GRACE).astimezone(timezone.utc)
     partition = role.split(":")[1]
     with translated("scheduling the machines' end (providers.aws.limit_role)"):
-        for instance_id in instance_ids:
-            try:
+        for one in sorted(instances, key=lambda one: one.id):
+            with ignored("ConflictException"):
                 clients.client("scheduler").create_schedule(
-                    Name=f"{_prefix(job_id, store_url)}{instance_id}",
+                    Name=f"{_prefix(one.job_id, one.store_url)}{one.id}",
                     ScheduleExpression=f"at({when:%Y-%m-%dT%H:%M:%S})",
                     ScheduleExpressionTimezone="UTC",
                     FlexibleTimeWindow={"Mode": "OFF"},
                     ActionAfterCompletion="DELETE",
-                    Description=f"cloudspot: ends {instance_id} of job {job_id}, launch {launch}",
+                    Description=f"cloudspot: ends {one.id} of job {one.job_id}, launch {one.launch}",
                     Target={
                         "Arn": TARGET.replace("arn:aws:", f"arn:{partition}:"),
                         "RoleArn": role,
-                        "Input": json.dumps({"InstanceIds": [instance_id]}),
+                        "Input": json.dumps({"InstanceIds": [one.id]}),
                     },
                 )
-            except botocore.exceptions.ClientError as error:
-                if error_code(error) != "ConflictException":
-                    raise
 
 
 def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:
-    """Remove the job's schedules; safe to repeat.
-
-    Raises:
-        AuthError: a right is missing.
-        TransientError: AWS did not answer.
-    """
+    """Remove the job's schedules; safe to repeat."""
     client = clients.client("scheduler")
     with translated("removing the job's schedules"):
         for page in client.get_paginator("list_schedules").paginate(NamePrefix=_prefix(job_id, store_url)):
             for schedule in page["Schedules"]:
-                try:
+                with ignored("ResourceNotFoundException"):
                     client.delete_schedule(Name=schedule["Name"])
-                except botocore.exceptions.ClientError as error:
-                    if error_code(error) != "ResourceNotFoundException":
-                        raise
 
 
 def _prefix(job_id: str, store_url: str) -> str:

@@ -21,8 +21,6 @@ from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import error_code, translated
 from cloudspot_aws.options import AwsOptions, field_error, unknown_region, unknown_type
 
-_ARN_NAME = "/"
-
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
     """The machine image of a launch."""
@@ -154,7 +152,7 @@ def check_names(clients: AwsClients, options: AwsOptions) -> None:
 
 def check_profile(clients: AwsClients, options: AwsOptions) -> bool:
     """Look for the instance profile; return False where the credentials may not look."""
-    name = options.instance_profile.rpartition(_ARN_NAME)[2]
+    name = options.instance_profile.rpartition("/")[2]
     try:
         with translated("looking up the instance profile"):
             try:

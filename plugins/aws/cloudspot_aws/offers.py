@@ -132,7 +132,6 @@ def read_spot_prices(clients: AwsClients, names: Sequence[str]) -> dict[tuple[st
 
     Raises:
         AuthError: the right ``ec2:DescribeSpotPriceHistory`` is missing.
-        TransientError: AWS did not answer.
     """
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
     with translated("reading spot prices"):

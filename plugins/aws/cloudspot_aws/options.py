@@ -136,11 +136,7 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def check_options(options: AwsOptions) -> None:
-    """Refuse what can be seen to be wrong without asking AWS.
-
-    Raises:
-        SpecError: names the field, what was found, and what it should look like.
-    """
+    """Raise SpecError, which names the field, for what can be seen to be wrong without asking AWS."""
     _CHECKS.require_valid_names(options)
     _CHECKS.require_zones_in(options.region, options.zones)
     _CHECKS.require_positive_prices("on_demand_prices", options.on_demand_prices)

@@ -32,7 +32,6 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
     Raises:
         SpecError: the price list has no such machine; the message names the option for a price.
         AuthError: the right ``pricing:GetProducts`` is missing.
-        TransientError: AWS did not answer.
     """
     wanted = {
         "instanceType": instance_type,

@@ -25,15 +25,12 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
     announce_seconds: ClassVar[float] = 5.0
 
     def preemption_source(self) -> PreemptionSource:
-        """Return the source that reads the machine's metadata service."""
         return SpotNoticeSource()
 
     def node_identity(self) -> NodeIdentity:
-        """Say who this machine is, by its metadata service."""
         return node_identity()
 
     def announced(self) -> Mapping[str, str]:
-        """Return the announced tags of this machine; none if its metadata shows no tags."""
         return announced()
 
     def boot_profile(self) -> BootProfile:
@@ -49,7 +46,6 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
         )
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
-        """Return CloudWatch Logs, unless the options keep the logs in the bucket."""
         if self._options.logs == "bucket":
             return None
         from cloudspot_aws.cloudwatch import CloudWatchLogSink
@@ -63,14 +59,8 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
         )
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return the region and the account, as the submitter's environment decides them.
-
-        Raises:
-            SpecError: there is no region.
-            AuthError: there are no credentials, or AWS does not accept them.
-            TransientError: AWS did not answer.
-        """
-        from cloudspot_aws.caller import caller
+        """Return the region and the account, as the submitter's environment decides them."""
+        from cloudspot_aws.clients import caller
         from cloudspot_aws.lookups import check_region
 
         clients = self.clients
@@ -78,7 +68,6 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
         return {"region": region, "account": self._options.account or caller(clients).account}
 
     def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
-        """Reclaim a spot machine for a drill, by AWS's Fault Injection Service; see Provider."""
         from cloudspot_aws.drill import interrupt
 
         interrupt(self.clients, instance_id, notice_seconds=notice_seconds)
@@ -94,7 +83,7 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
     def _make_provisioner(self, clients: AwsClients) -> Provisioner:
         from cloudspot_aws.ec2 import Ec2Provisioner
 
-        return Ec2Provisioner(self._options, clients, provider=self.name)
+        return Ec2Provisioner(self._options, clients)
 
     def _check(self, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:
         from cloudspot_aws.check import check

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, QuotaError
 from cloudspot.plugin.sdkerrors import launch_refusal
-from cloudspot_aws.caller import denied_action
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import error_code, translation
+from cloudspot_aws.errors import SDK_ERRORS, error_code, translation
 from cloudspot_aws.request import Ec2Request
 
 LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
@@ -50,6 +51,8 @@ _FIELDS: Final = (
 """The option that is wrong, by the beginning of the code."""
 _WORDS: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype", "instance_types"))
 """The option by what the message of an InvalidParameterValue says, without its spaces."""
+_ENCODED: Final = re.compile(r"Encoded authorization failure message: (\S+)")
+_NOT_AUTHORIZED: Final = re.compile(r"not authorized to perform: ([a-z0-9-]+:[A-Za-z]+)")
 _QUOTA_ADVICE: Final = "ask for more in Service Quotas, or use another type, market or region"
 
 
@@ -72,3 +75,23 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
     found = translation(error, what, LAUNCH_CODES)
     option = None if field is None else f"providers.aws.{field}"
     return launch_refusal(found, option=option, quota_advice=_QUOTA_ADVICE)
+
+
+def denied_action(clients: AwsClients, error: BaseException) -> str | None:
+    """Return the right that the refusal says is missing, such as ``iam:PassRole``; None: it does not say.
+
+    EC2 names it in plain words, or encoded; decoding needs ``sts:DecodeAuthorizationMessage``.
+    """
+    text = str(error)
+    match = _NOT_AUTHORIZED.search(text)
+    if match is not None:
+        return match[1]
+    encoded = _ENCODED.search(text)
+    if encoded is None:
+        return None
+    try:
+        answer = clients.client("sts").decode_authorization_message(EncodedMessage=encoded[1])
+        decoded: Any = json.loads(answer["DecodedMessage"])
+        return str(decoded["context"]["action"])
+    except (*SDK_ERRORS, KeyError, TypeError, ValueError):
+        return None  # the refusal itself is reported all the same

@@ -17,13 +17,6 @@ MAX_USER_DATA_BYTES: Final = 16384
 """Raw, before base64 (EC2 API reference, RunInstances, UserData; checked 2026-11)."""
 
 
-class LimitPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The limit on the machines' life that EventBridge Scheduler keeps."""
-
-    role: str
-    max_seconds: float
-
-
 class Ec2Request(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a launch request."""
 
@@ -35,15 +28,10 @@ class Ec2Request(msgspec.Struct, frozen=True, kw_only=True):
     """The compressed boot script in base64, if the script itself is too long for EC2."""
     made_placement_group: str | None = None
     """The group to make before the first machine, and to remove with the job."""
-    limit: LimitPlan | None = None
 
 
-def render_request(options: AwsOptions, group: InstanceGroup, *, provider: str) -> LaunchRequest:
-    """Return one RunInstances call for all machines of the group.
-
-    Raises:
-        SpecError: the boot script is too long for EC2, even compressed.
-    """
+def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
+    """Return one RunInstances call for the group; raise SpecError if the script is too long."""
     details = group.offer.details
     made_group = None
     if options.placement_group == "auto" and group.num_nodes > 1:
@@ -83,11 +71,8 @@ def render_request(options: AwsOptions, group: InstanceGroup, *, provider: str) 
         run_instances=parameters,
         user_data_gzip=packed,
         made_placement_group=made_group,
-        limit=None
-        if options.limit_role is None
-        else LimitPlan(role=options.limit_role, max_seconds=group.max_seconds),
     )
-    return encode_request(provider, body)
+    return encode_request("aws", body)
 
 
 def user_data_of(request: Ec2Request) -> bytes:

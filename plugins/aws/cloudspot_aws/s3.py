@@ -7,9 +7,51 @@ Payloads are sent from where they lie, unsigned over https (and within this mach
 compares: about the speed of the socket.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 from cloudspot.plugin.bucketstore import BucketStore
-from cloudspot_aws.s3bucket import S3Bucket
-from cloudspot_aws.s3upload import S3UploadRequests
+from cloudspot.plugin.multipart import PartedRequests
+from cloudspot_aws.s3bucket import WRITER, S3Bucket
+from cloudspot_aws.s3payload import payload
+
+
+class S3UploadRequests(PartedRequests):
+    """The requests of one upload to S3, which takes parts of 5 MiB to 5 GiB; the last may be smaller."""
+
+    def __init__(self, bucket: S3Bucket, key: str, *, if_absent: bool) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._target = {"Bucket": bucket.name, "Key": bucket.full(key)}
+        self._condition = {"IfNoneMatch": "*"} if if_absent else {}
+
+    def begin(self, writer: str) -> str:
+        with self._bucket.asking("write", self._key) as client:
+            answer = client.create_multipart_upload(
+                **self._target, ChecksumAlgorithm="CRC32", Metadata={WRITER: writer}
+            )
+        return str(answer["UploadId"])
+
+    def send(self, upload_id: str, number: int, part: memoryview) -> dict[str, Any]:
+        with self._bucket.asking("write", self._key) as client, payload(part) as what:
+            answer = client.upload_part(**self._target, UploadId=upload_id, PartNumber=number, **what)
+        return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": what["ChecksumCRC32"]}
+
+    def complete(self, upload_id: str, parts: Sequence[dict[str, Any]]) -> None:
+        with self._bucket.asking("write", self._key) as client:
+            client.complete_multipart_upload(
+                **self._target, UploadId=upload_id, MultipartUpload={"Parts": list(parts)}, **self._condition
+            )
+
+    def put(self, writer: str, data: memoryview) -> None:
+        with self._bucket.asking("write", self._key) as client, payload(data) as what:
+            client.put_object(**self._target, Metadata={WRITER: writer}, **self._condition, **what)
+
+    def drop(self, upload_id: str) -> None:
+        with self._bucket.asking("write", self._key) as client:
+            client.abort_multipart_upload(**self._target, UploadId=upload_id)
 
 
 class S3Store(BucketStore):

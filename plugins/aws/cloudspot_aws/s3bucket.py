@@ -9,39 +9,19 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from cloudspot.errors import (
-    AuthError,
-    CloudspotError,
-    ObjectExists,
-    ObjectMissing,
-    SpecError,
-    StoreRefused,
-)
+from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
 from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import DENIED, SDK_ERRORS, THROTTLED, error_code, status_of, translation
+from cloudspot_aws.errors import ERRORS, SDK_ERRORS, error_code, status_of
 
 FALLBACK_REGION = "us-east-1"
 """Where a bucket is looked for when no region is configured: the answer names the right one."""
-CONFLICT = "ConditionalRequestConflict"
-"""Another write of the key was under way; S3 did nothing and asks to try again. Source: S3 API
-reference, PutObject, If-None-Match (checked 2026-11)."""
 WRITER = "cloudspot-writer"
 """The metadata that names an object's writer."""
 
 _OTHERS_BUCKET = ", and the bucket policy's consent if another account owns it"
-_KINDS: Mapping[str, type[CloudspotError]] = {
-    **dict.fromkeys(("PreconditionFailed", "412"), ObjectExists),
-    **dict.fromkeys(("NoSuchKey", "404"), ObjectMissing),
-    **dict.fromkeys(("InvalidRange", "416"), RangeBeyondEnd),
-    **dict.fromkeys((CONFLICT, *THROTTLED), Passing),
-    **dict.fromkeys(DENIED, AuthError),
-    "NoSuchBucket": SpecError,
-    "NoSuchUpload": UploadGone,
-    "NotImplemented": StoreRefused,
-}
 _CONFIG: dict[str, Any] = {
     # By default a presigned URL would be of the old kind, which newer regions refuse.
     "signature_version": "s3v4",
@@ -56,7 +36,18 @@ class S3Bucket(Bucket):
 
     scheme: ClassVar[str] = "s3"
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-    sdk_errors: ClassVar[tuple[type[Exception], ...]] = SDK_ERRORS
+    errors = ERRORS
+    kinds: ClassVar[Mapping[str, type[CloudspotError]]] = {
+        **dict.fromkeys(("PreconditionFailed", "412"), ObjectExists),
+        **dict.fromkeys(("NoSuchKey", "404"), ObjectMissing),
+        **dict.fromkeys(("InvalidRange", "416"), RangeBeyondEnd),
+        # Another write of the key was under way; S3 did nothing and asks to try again. Source: S3 API
+        # reference, PutObject, If-None-Match (checked 2026-11).
+        "ConditionalRequestConflict": Passing,
+        "NoSuchBucket": SpecError,
+        "NoSuchUpload": UploadGone,
+        "NotImplemented": StoreRefused,
+    }
     rights: ClassVar[Mapping[str, str]] = {
         "list": f"s3:ListBucket{_OTHERS_BUCKET}",
         "read": f"s3:GetObject{_OTHERS_BUCKET}",
@@ -67,11 +58,6 @@ class S3Bucket(Bucket):
     how_to_create: ClassVar[str] = "aws s3 mb s3://"
 
     def __init__(self, url: str, clients: AwsClients | None, sleep: Callable[[float], None]) -> None:
-        """Read ``s3://bucket/prefix``; no I/O.
-
-        Raises:
-            SpecError: the URL does not name a general purpose bucket.
-        """
         super().__init__(url, sleep)
         if self.name.endswith("--x-s3"):
             raise SpecError(
@@ -84,8 +70,6 @@ class S3Bucket(Bucket):
 
         Raises:
             SpecError: there is no such bucket, or the configuration is wrong.
-            AuthError: there are no credentials, or S3 does not accept them.
-            TransientError: S3 does not answer.
         """
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
         try:
@@ -101,12 +85,9 @@ class S3Bucket(Bucket):
         return client if found is None else self._client_in(found)
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
-        code = error_code(error)
         # The answer to a HEAD has no body, and so no other code.
-        return SpecError if code == "404" and verb == "list" else _KINDS.get(code)
-
-    def translation(self, error: Exception, what: str) -> CloudspotError:
-        return translation(error, what)
+        is_missing = error_code(error) == "404" and verb == "list"
+        return SpecError if is_missing else super().kind_of(error, verb)
 
     def head(self, client: Any, name: str) -> Described:
         answer = client.head_object(Bucket=self.name, Key=name)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
 from cloudspot.model import EndReason, InstanceState, Market
+from cloudspot.plugin import machinetags
 from cloudspot_gcp import attributes
 from cloudspot_gcp_sandbox.apierror import ApiError
 from cloudspot_gcp_sandbox.catalogue import BARE_IMAGE, BASE, MACHINE_TYPES, number_of
@@ -344,9 +345,9 @@ class Machines:
         metadata = machine.metadata
         job = None
         named = attributes.launch_and_rank(machine.name)
-        if attributes.JOB in labels and named is not None:
+        if machinetags.JOB in labels and named is not None:
             job = JobHint(
-                job_id=labels[attributes.JOB],
+                job_id=labels[machinetags.JOB],
                 launch=named[0],
                 rank=named[1],
                 num_nodes=int(metadata.get(attributes.NUM_NODES, "1")),

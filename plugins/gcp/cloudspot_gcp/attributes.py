@@ -1,6 +1,8 @@
 """The names of a machine's metadata attributes and labels, and the machine names that say its rank.
 
 A program on the machine reads attributes at ``instance/attributes/NAME``; listings are filtered by labels.
+Names that every cloud has are in :mod:`cloudspot.plugin.machinetags`: JOB and LAUNCH are attribute and label,
+STORE's label is the ``store_digest``, since a label may hold neither slash nor colon.
 """
 
 from __future__ import annotations
@@ -11,22 +13,12 @@ from typing import Final
 
 from cloudspot.plugin.machinetags import store_digest
 
-JOB: Final = "cloudspot-job"
-"""Attribute and label: the job's id, which obeys the rules of labels."""
-LAUNCH: Final = "cloudspot-launch"
-"""Attribute and label: counted from 1."""
-STORE: Final = "cloudspot-store"
-"""The attribute is where the job's records lie; the label is its ``store_digest``, since a label may hold
-neither slash nor colon."""
-MAX_SECONDS: Final = "cloudspot-max-seconds"
-"""Attribute: how long the machine may live."""
 NOTICE_SECONDS: Final = "cloudspot-notice-seconds"
 """Attribute: how long before its end the machine hears of a reclaim, as its launch requested."""
 NUM_NODES: Final = "NUM_NODES"
 MASTER_ADDR: Final = "MASTER_ADDR"
 """Attribute: the *name* of the first node, known before the node exists; it resolves in the nodes' network.
 Resolve it before comparing it with an address."""
-MASTER_PORT: Final = "MASTER_PORT"
 
 _MAX_NAME: Final = 63
 _SHORTENED: Final = re.compile(r".{1,21}-[0-9a-f]{8}")

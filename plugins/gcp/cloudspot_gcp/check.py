@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
-
-from google.api_core.exceptions import from_http_response
+from typing import Final
 
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult, Market, Offer, Resources
@@ -85,8 +83,7 @@ def _credentials(clients: GcpClients) -> str:
 
 def _project(clients: GcpClients) -> str:
     project = clients.project
-    client = clients.compute("ProjectsClient")
-    ask("looking up the project", lambda: client.get(project=project, retry=None, timeout=READ_SECONDS))
+    ask("looking up the project", lambda: clients.call("ProjectsClient", "get", {"project": project}))
     return project
 
 
@@ -105,10 +102,7 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
     url = f"{endpoint('cloudresourcemanager')}/v1/projects/{clients.project}:testIamPermissions"
     try:
         with translated("asking for the permissions"):
-            answer = clients.session().post(url, json={"permissions": wanted}, timeout=READ_SECONDS)
-            if not answer.ok:
-                raise from_http_response(answer)
-            value: dict[str, Any] = answer.json()
+            value = clients.ask_json("POST", url, json={"permissions": wanted})
     except AuthError as error:
         return f"unknown: {error}"
     lacking = [one for one in wanted if one not in value.get("permissions", ())]
@@ -125,11 +119,8 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
 def _quota(clients: GcpClients, offer: Offer) -> str:
     """Compare the region's own quota of vCPUs, if it has one, with what one machine has."""
     region, metric = offer.details["region"], _QUOTAS[offer.market]
-    client = clients.compute("RegionsClient")
-    found = ask(
-        f"reading the quotas of {region}",
-        lambda: client.get(project=clients.project, region=region, retry=None, timeout=READ_SECONDS),
-    )
+    where = {"project": clients.project, "region": region}
+    found = ask(f"reading the quotas of {region}", lambda: clients.call("RegionsClient", "get", where))
     quota = next((one for one in found.quotas if one.metric == metric), None)
     zone = offer.details["zones"].partition(",")[0]
     what = f"looking up {offer.instance_type}"

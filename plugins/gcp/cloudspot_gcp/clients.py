@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ import google.auth
 import google.auth.exceptions
 import requests.adapters
 from google.api_core.client_info import ClientInfo
+from google.api_core.exceptions import from_http_response
 from google.auth.transport.requests import AuthorizedSession
 
 import cloudspot
@@ -65,19 +66,11 @@ class GcpClients:
         return project
 
     def project_or_none(self) -> str | None:
-        """Return the project; None: nothing names one.
-
-        Raises:
-            AuthError: there are no credentials, which might have named it.
-        """
+        """Return the project, or None; raise AuthError without credentials, which might have named it."""
         return self._wanted_project or self._default()[1]
 
     def credentials(self) -> Any:
-        """Return the credentials, a ``google.auth.credentials.Credentials`` for all services.
-
-        Raises:
-            AuthError: there are none, or they cannot be read.
-        """
+        """Return ``google.auth.credentials.Credentials`` for all services; raise AuthError without any."""
         return self._default()[0]
 
     def session(self) -> Any:
@@ -95,6 +88,19 @@ class GcpClients:
         """Return a client of ``google.cloud.compute_v1``, such as ``InstancesClient``, over HTTP."""
         return self._once(f"compute.{kind}", lambda: self._make_compute(kind))
 
+    def call(
+        self, kind: str, method: str, request: Mapping[str, Any], *, seconds: float = READ_SECONDS
+    ) -> Any:
+        """Make a request by a client of this kind once; the SDK's errors come as they are."""
+        return getattr(self.compute(kind), method)(request=dict(request), retry=None, timeout=seconds)
+
+    def ask_json(self, method: str, url: str, **options: Any) -> Any:
+        """Make a request for which there is no client; return its answer, or raise GoogleAPICallError."""
+        answer = self.session().request(method, url, timeout=TIMEOUT, **options)
+        if not answer.ok:
+            raise from_http_response(answer)
+        return answer.json()
+
     def _default(self) -> tuple[Any, str | None]:
         with self._lock:
             if self._found is None:
@@ -102,7 +108,7 @@ class GcpClients:
                     # For a user's own login Google warns that quota is counted elsewhere.
                     warnings.simplefilter("ignore")
                     self._found = google.auth.default(scopes=SCOPES)
-                    if is_redirected("iamcredentials"):
+                    if endpoint("iamcredentials") != "https://iamcredentials.googleapis.com":
                         _ask_no_boundary(self._found[0])
             return self._found
 
@@ -155,11 +161,6 @@ def _ask_no_boundary(credentials: Any) -> None:
     manager = getattr(credentials, "_rab_manager", None)
     if manager is not None:
         manager._data = manager._data._replace(cooldown_expiry=_NEVER)  # noqa: SLF001 - no switch
-
-
-def is_redirected(service: str) -> bool:
-    """Return whether a service is redirected to another address than Google's."""
-    return endpoint(service) != f"https://{service}.googleapis.com"
 
 
 def endpoint(service: str) -> str:

@@ -65,11 +65,7 @@ class CloudLoggingSink(CloudLoggingReader):
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O; ``store_url`` is the canonical one.
-
-        Raises:
-            SpecError: the log has no valid name.
-        """
+        """Do no I/O; ``store_url`` is the canonical one. Raise SpecError for a log without a valid name."""
         if log_name is not None and _LOG.fullmatch(log_name) is None:
             raise SpecError(f"log name must be 1 to 200 letters, digits and .-_: got {log_name!r}")
         self._log_name = log_name or LOG_NAME

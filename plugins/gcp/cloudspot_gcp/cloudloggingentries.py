@@ -50,11 +50,7 @@ class EntryReader:
 
 
 def parse_time(text: str) -> datetime:
-    """Return a time as Logging writes it, to the microsecond.
-
-    Raises:
-        ValueError: the text is not such a time.
-    """
+    """Return a time as Logging writes it, to the microsecond; raise ValueError for another text."""
     found = _TIME.fullmatch(text)
     if found is None:
         raise ValueError(f"not a time: {text!r}")

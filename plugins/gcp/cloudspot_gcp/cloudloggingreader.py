@@ -85,11 +85,11 @@ class CloudLoggingReader(LogSink):
                 about = f"{about} AND {_since(followed.passed_ms - LOOK_BACK_MS)}"
         elif place_ms and after >= seq:
             about = f"{about} AND {_since(place_ms)}"
-        followed, order = _Followed(stream, after=after), Order(after)
+        followed, order = _Followed(stream, self._labels, after=after), Order(after)
         for page in self._requests.pages(about):
             if received_ms is None:
                 received_ms = self._requests.answered_ms
-            for arrival in followed.take(page, self._labels):
+            for arrival in followed.take(page):
                 yield from followed.passed_on(order.add(arrival))
         yield from followed.passed_on(order.rest(now_ms=self._now_ms()))
         followed.waiting = list(order.waiting)
@@ -179,7 +179,7 @@ class CloudLoggingReader(LogSink):
                 if stream is not None:
                     self._known.add(stream)
                     if stream in self._followed:
-                        self._followed[stream].wait_with(entry, self._labels)
+                        self._followed[stream].wait_with(entry)
         self._received_ms = newest
         return num_pages
 
@@ -206,9 +206,9 @@ class CloudLoggingReader(LogSink):
 class _Followed:
     """How far a stream has been read."""
 
-    def __init__(self, stream: str, *, after: int) -> None:
+    def __init__(self, stream: str, labels: Mapping[str, str], *, after: int) -> None:
         self.stream = stream
-        self._reader: EntryReader | None = None
+        self._reader = EntryReader(stream, labels)
         self.seq = after
         """The number of the last line that was yielded."""
         self.passed_ms = 0
@@ -218,17 +218,15 @@ class _Followed:
         self.waiting: list[Arrival] = []
         """Lines that came with another stream's, or that wait for one before them."""
 
-    def take(self, page: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[Arrival]:
+    def take(self, page: Sequence[Mapping[str, Any]]) -> list[Arrival]:
         """Return the lines that the entries complete."""
-        if self._reader is None:
-            self._reader = EntryReader(self.stream, labels)
         found = [arrival for entry in page for arrival in self._reader.add(entry)]
         self.received_ms = max([self.received_ms, *(one.ingested_ms for one in found)])
         return found
 
-    def wait_with(self, entry: Mapping[str, Any], labels: Mapping[str, str]) -> None:
+    def wait_with(self, entry: Mapping[str, Any]) -> None:
         """Keep the line that the entry completes, if any, until the stream is read further."""
-        self.waiting += [one for one in self.take([entry], labels) if one.record.seq > self.seq]
+        self.waiting += [one for one in self.take([entry]) if one.record.seq > self.seq]
 
     def passed_on(self, arrivals: Iterator[Arrival]) -> Iterator[LogRecord]:
         """Yield the lines, and remember how far that is."""

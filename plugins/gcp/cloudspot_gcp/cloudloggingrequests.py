@@ -12,7 +12,7 @@ from google.api_core.exceptions import from_http_response
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
-from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, error_code, status_of, translation
+from cloudspot_gcp.errors import ERRORS, SDK_ERRORS, status_of, translation
 
 PAGE_ENTRIES = 1000
 NUM_THROTTLED_TRIES = 10
@@ -101,7 +101,7 @@ class LogRequests:
                 status = status_of(error)
                 if status == HTTPStatus.BAD_REQUEST and method == "write":
                     raise EntryRefused(str(found)) from error
-                if status == HTTPStatus.TOO_MANY_REQUESTS or error_code(error) in THROTTLED:
+                if status == HTTPStatus.TOO_MANY_REQUESTS or ERRORS.is_throttled(error):
                     raise _Throttled(str(found)) from error
                 if isinstance(found, TransientError):
                     raise _Unwell(str(found)) from error

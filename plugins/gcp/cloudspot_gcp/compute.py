@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -13,11 +12,11 @@ from google.protobuf.json_format import ParseError
 
 from cloudspot.errors import CloudspotError, ProvisionError, TransientError
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest
+from cloudspot.plugin import machinetags
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
-from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp import attributes, placement
-from cloudspot_gcp.clients import READ_SECONDS, GcpClients
+from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.errors import SDK_ERRORS, one_line, translated, translation, unless_throttled
 from cloudspot_gcp.listing import (
     END_OPERATIONS,
@@ -39,8 +38,6 @@ from cloudspot_gcp.options import GcpOptions, region_of
 from cloudspot_gcp.refusals import MIN_COUNT, causes_of, failure, launching, refusal
 from cloudspot_gcp.request import ComputeRequest, render_request, request_id
 
-_log = logging.getLogger("cloudspot.gcp.compute")
-
 UNREACHABLE: Final = "UNREACHABLE"
 """The warning in place of a zone's part of a listing, in an answer that counts as good all the same."""
 PAGE: Final = 500
@@ -57,6 +54,7 @@ _LATER: Final = {**_BUSY, "notFound": TransientError, "conditionNotMet": Transie
 class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     """The machines of one project. Thread-safe; asks nothing before it is asked."""
 
+    provider = "gcp"
     finder_type = GcpOfferFinder
     # Google does not say how long Compute Engine remembers a request id; its younger APIs promise an hour. We
     # count on half of that: a launch still unknown by then is closed, and another one begun.
@@ -65,20 +63,14 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     # minutes of absence prove it: listings lag by seconds at most.
     absence_proves_after_seconds: ClassVar[float] = 600.0
 
-    def __init__(self, options: GcpOptions, clients: GcpClients, *, provider: str = "gcp") -> None:
-        """Keep the job's options; ``provider`` is the name that goes into requests."""
-        super().__init__(options, clients, provider=provider)
+    def __init__(self, options: GcpOptions, clients: GcpClients) -> None:
+        super().__init__(options, clients)
         self._lock = threading.Lock()
         self._stores: dict[str, str] = {}
         """The stores whose machines were seen, by ``store_digest``."""
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return one bulk insert; whatever must be looked up came with the offer.
-
-        Raises:
-            SpecError: the boot script is too long for Compute Engine.
-        """
-        return render_request(self._options, group, provider=self._provider)
+        return render_request(self._options, group)
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create all machines of the request by one bulk insert, or none.
@@ -105,9 +97,6 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         """Correct the attributes of machines whose launch is smaller than requested; safe to repeat.
 
         The request itself has told the others everything: how many they are, and the name of the first.
-
-        Raises:
-            TransientError: not all machines have the facts; call again.
         """
         places = {one.id: place_of_id(one.id) for one in instances}
         names = {(place.zone, place.name) for place in places.values() if place is not None}
@@ -117,14 +106,11 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                 self._tell(place, names, facts)
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
-        """Return the machines with cloudspot's labels, and for two weeks those that are gone.
+        """Return the machines, and for two weeks those that are gone; see Provisioner.
 
         Without ``job_id``, machines that are gone are left out if their job's id is too long for their names.
-
-        Raises:
-            TransientError: the listing failed; nothing is known.
         """
-        wanted = f"labels.{attributes.JOB}:*" if job_id is None else f'labels.{attributes.JOB} = "{job_id}"'
+        wanted = f"labels.{machinetags.JOB}:*" if job_id is None else f'labels.{machinetags.JOB} = "{job_id}"'
         described = self._described(wanted, "listing the machines")
         ended = endings(self._operations(_ENDS, "listing what became of the machines"))
         found: dict[str, Instance] = {}
@@ -141,20 +127,16 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         return tuple(found.values())
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Delete the machines and return without waiting; those already gone are left out."""
         targets = [place for one in dict.fromkeys(instance_ids) if (place := place_of_id(one)) is not None]
         self._delete(targets, "deleting machines")
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Delete what the job has left: stopped machines and placement policies; safe to repeat.
+        """Delete what the job has left: stopped machines and placement policies; see Provisioner.
 
         A machine that shuts itself down stays, stopped, and its disk is billed.
-
-        Raises:
-            TransientError: something is still in use, or cannot be listed.
         """
-        wanted = f'labels.{attributes.JOB} = "{job_id}"'
-        digest = store_digest(store_url) if store_url else None
+        wanted = f'labels.{machinetags.JOB} = "{job_id}"'
+        digest = machinetags.store_digest(store_url) if store_url else None
         stopped = [
             place_of(one)
             for one in self._described(wanted, "listing the job's machines")
@@ -179,7 +161,6 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                 f"{launching(body)}: this machine's SDK cannot read the stored request: "
                 f"{one_line(str(error))}; install the submitter's version of google-cloud-compute"
             ) from error
-        client = self._clients.compute("RegionInstancesClient")
         asked = {
             "project": body.project,
             "region": body.region,
@@ -188,7 +169,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         }
         try:
             return unless_throttled(
-                lambda: client.bulk_insert_unary(request=asked, retry=None, timeout=READ_SECONDS)
+                lambda: self._clients.call("RegionInstancesClient", "bulk_insert_unary", asked)
             )
         except SDK_ERRORS as error:
             raise refusal(error, body) from error
@@ -222,7 +203,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
     def _made(self, body: ComputeRequest, made: Sequence[Place]) -> tuple[Instance, ...]:
         """Return the machines of a successful launch; no listing may have the youngest yet."""
-        job_id = body.labels[attributes.JOB]
+        job_id = body.labels[machinetags.JOB]
         if not made:
             raise TransientError(f"{launching(body)}: no machine shows yet; asking again")
         listed = {one.id: one for one in self.instances(job_id=job_id)}
@@ -258,14 +239,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         Raises:
             TransientError: one of the job's own does not answer: its machines run on, unlisted.
         """
-        client = self._clients.compute(kind)
         request = {"project": self._clients.project, "filter": expression, "max_results": PAGE}
-
-        def call() -> list[Any]:
-            answer = client.aggregated_list(request=request, retry=None, timeout=READ_SECONDS)
-            return list(answer.pages)
-
-        pages = ask(what, call)
+        pages = ask(what, lambda: list(self._clients.call(kind, "aggregated_list", request).pages))
         silent = {last_part(one) for page in pages for one in page.unreachables}
         silent |= {
             last_part(name)
@@ -291,18 +266,14 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
     def _learn_store(self, store_url: str) -> None:
         with self._lock:
-            self._stores[store_digest(store_url)] = store_url
+            self._stores[machinetags.store_digest(store_url)] = store_url
 
     # --- single machines --------------------------------------------------------------------------
 
     def _tell(self, place: Place, names: set[tuple[str, str]], facts: Mapping[str, str]) -> None:
-        client = self._clients.compute("InstancesClient")
-        request = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
         what = "announcing to the machines"
         with translated(what, _LATER):
-            metadata = unless_throttled(
-                lambda: client.get(request=request, retry=None, timeout=READ_SECONDS)
-            ).metadata
+            metadata = self._ask_about(place, "get").metadata
             told = {one.key: one.value for one in metadata.items}
             mended = dict(told)
             if attributes.NUM_NODES in facts:
@@ -316,10 +287,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                 "fingerprint": metadata.fingerprint,
                 "items": [{"key": key, "value": value} for key, value in mended.items()],
             }
-            asked = {**request, "metadata_resource": resource}
-            operation = unless_throttled(
-                lambda: client.set_metadata_unary(request=asked, retry=None, timeout=READ_SECONDS)
-            )
+            operation = self._ask_about(place, "set_metadata_unary", metadata_resource=resource)
         causes = causes_of(operation) if is_done(operation) else []
         if causes:
             raise TransientError(f"{what}: {causes[0].message} ({causes[0].code})")
@@ -329,7 +297,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         first: CloudspotError | None = None
         for place in targets:
             try:
-                self._delete_one(place)
+                self._ask_about(place, "delete_unary")
             except api.NotFound:
                 continue
             except SDK_ERRORS as error:
@@ -337,9 +305,6 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         if first is not None:
             raise first
 
-    def _delete_one(self, place: Place) -> None:
-        client = self._clients.compute("InstancesClient")
-        request = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
-        unless_throttled(
-            lambda: client.delete_unary(request=request, retry=None, timeout=READ_SECONDS),
-        )
+    def _ask_about(self, place: Place, method: str, **more: Any) -> Any:
+        where = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
+        return unless_throttled(lambda: self._clients.call("InstancesClient", method, {**where, **more}))

@@ -17,10 +17,6 @@ from google.api_core import exceptions as api
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes, SdkErrors
 
-THROTTLED = frozenset(
-    {"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}
-)
-"""The service did nothing: even a create-only request may be made again."""
 _NOT_ENABLED = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
 _NO_BILLING = frozenset(
     {"accountDisabled", "billingNotEnabled", "BILLING_DISABLED", "UserProjectAccountProblem"}
@@ -52,7 +48,9 @@ class _GoogleErrors(SdkErrors):
         r"|-----BEGIN[^-]*PRIVATE KEY-----.*?(?:-----END[^-]*PRIVATE KEY-----|$)",
         re.IGNORECASE | re.DOTALL,
     )
-    throttled = THROTTLED
+    throttled = frozenset(
+        {"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}
+    )
 
     def translation(self, error: BaseException, what: str, codes: Codes = NO_CODES) -> CloudspotError:
         if isinstance(error, api.RetryError):
@@ -156,11 +154,11 @@ def _is_passing(error: auth.RefreshError) -> bool:
     return not HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR or status == 429
 
 
-_errors = _GoogleErrors()
-SDK_ERRORS = _errors.raised
-error_code = _errors.code_of
-one_line = _errors.one_line
-status_of = _errors.status_of
-translated = _errors.translated
-translation = _errors.translation
-unless_throttled = _errors.unless_throttled
+ERRORS = _GoogleErrors()
+SDK_ERRORS = ERRORS.raised
+error_code = ERRORS.code_of
+one_line = ERRORS.one_line
+status_of = ERRORS.status_of
+translated = ERRORS.translated
+translation = ERRORS.translation
+unless_throttled = ERRORS.unless_throttled

@@ -1,17 +1,174 @@
 """An object store in Cloud Storage: what ``gs://bucket/prefix`` opens.
 
 Create-only puts are made by Storage's preconditions (``ifGenerationMatch=0``), which hold on versioned
-buckets too.
+buckets too. Contents are sent from where they lie and read as they come, by the JSON API, with one CRC32C
+that Storage compares and that is compared with what comes back; for all else there is google-cloud-storage.
+An upload goes up whole, or in pieces that go on after a broken connection.
 
-Contents are sent from where they lie and read as they come, by the JSON API, with one CRC32C that Storage
-compares and that is compared with what comes back; for all else there is google-cloud-storage.
+Source: Cloud Storage, "Resumable uploads", "Perform resumable uploads" (checked 2026-11). Storage checks the
+condition of a create-only upload when it ends: googleapis/google-cloud-java#201.
 """
 
-from typing import ClassVar
+from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.plugin.bucketstore import BucketStore
-from cloudspot_gcp.gcsbucket import GcsBucket
-from cloudspot_gcp.gcsupload import GcsUploadRequests
+from cloudspot.plugin.multipart import PartedRequests
+from cloudspot_gcp.clients import TIMEOUT
+from cloudspot_gcp.gcsbucket import WRITER, GcsBucket
+from cloudspot_gcp.gcspayload import Body, extend_crc32c, multipart, shown_crc32c
+
+UNIT_BYTES = 256 << 10
+"""Every piece but the last must be a multiple of it."""
+_CONTENT_TYPE = "application/octet-stream"
+_REACHED = re.compile(r"bytes=0-(\d+)")
+
+
+class GcsUploadRequests(PartedRequests):
+    """The requests of one upload. Its parts go up one after another: one thread at a time.
+
+    The last part's odd end is held back for ``complete``, since the size is known only then. An upload that
+    is not completed costs nothing, and Storage forgets it after a week.
+    """
+
+    def __init__(self, bucket: GcsBucket, key: str, *, if_absent: bool) -> None:
+        """Do no I/O."""
+        self._bucket = bucket
+        self._key = key
+        self._full = bucket.full(key)
+        self._path = f"/upload/storage/v1/b/{quote(bucket.name, safe='')}/o"
+        self._condition = {"ifGenerationMatch": "0"} if if_absent else {}
+        self._num_sent = 0
+        self._start = 0
+        """Where the part that is being sent begins."""
+        self._position: int | None = 0
+        """How much Storage has; None: unknown, since a connection broke."""
+        self._checksum = 0
+        self._rest = b""
+
+    def put(self, writer: str, data: memoryview) -> None:
+        described = {
+            "name": self._full,
+            "contentType": _CONTENT_TYPE,
+            "crc32c": shown_crc32c(extend_crc32c(0, data)),
+            "metadata": {WRITER: writer},
+        }
+        body, content_type = multipart(data, described)
+        with self._bucket.asking("write", self._key), body:
+            answer = self._bucket.send(
+                "POST",
+                self._path,
+                params={"uploadType": "multipart", **self._condition},
+                data=body,
+                headers={"Content-Type": content_type},
+            )
+        self._described(answer)
+
+    def begin(self, writer: str) -> str:
+        """Begin a resumable upload; return its URL, which is its only credential."""
+        with self._bucket.asking("write", self._key):
+            answer = self._bucket.send(
+                "POST",
+                self._path,
+                params={"uploadType": "resumable", "name": self._full, **self._condition},
+                json={"contentType": _CONTENT_TYPE, "metadata": {WRITER: writer}},
+            )
+        return str(answer.headers["Location"])
+
+    def send(self, upload_id: str, number: int, part: memoryview) -> Any:
+        if number != self._num_sent + 1:
+            raise CloudspotError(f"{self._bucket.url}: a part of {self._key} before this one is missing")
+        whole = len(part) - len(part) % UNIT_BYTES
+        with part[:whole] as pieces, part[whole:] as rest:
+            self._carry(upload_id, pieces, total=None)
+            self._checksum = extend_crc32c(extend_crc32c(self._checksum, pieces), rest)
+            self._rest = bytes(rest)
+        self._start += whole
+        self._num_sent = number
+        return None
+
+    def complete(self, upload_id: str, parts: Sequence[Any]) -> None:
+        with memoryview(self._rest) as rest:
+            stored = self._carry(upload_id, rest, total=self._start + len(rest))
+        if stored["crc32c"] != shown_crc32c(self._checksum):
+            raise CloudspotError(f"{self._bucket.url}: {self._key} arrived damaged; upload it again")
+
+    def drop(self, upload_id: str) -> None:
+        with self._bucket.asking("write", self._key):
+            # The answer is 499 on success, and 404 if the upload no longer exists.
+            self._bucket.clients.session().delete(upload_id, timeout=TIMEOUT)
+
+    def _carry(self, upload_id: str, view: memoryview, *, total: int | None) -> dict[str, Any]:
+        """Send what belongs at the start, until Storage has all of it.
+
+        Returns the object's description if ``total`` says that this is the end, else nothing.
+
+        Raises:
+            TransientError: a connection broke, or Storage failed; the next call continues where it was.
+        """
+        start, end = self._start, self._start + len(view)
+        while total is not None or self._position != end:
+            try:
+                if self._position is None:
+                    answer = self._ask(upload_id, b"", "bytes */*")
+                else:
+                    with view[self._position - start :] as rest:
+                        answer = self._ask_with(upload_id, rest, self._position, total)
+            except TransientError:
+                self._position = None
+                raise
+            if answer.status_code != HTTPStatus.PERMANENT_REDIRECT:
+                return self._described(answer)
+            reached = _REACHED.fullmatch(answer.headers.get("Range", ""))
+            position = 0 if reached is None else int(reached[1]) + 1
+            if not start <= position <= end:
+                raise CloudspotError(
+                    f"{self._bucket.url}: {self._key} is at {position} bytes, not between {start} "
+                    f"and {end}; upload it again"
+                )
+            has_moved = self._position is None or position > self._position
+            self._position = position
+            if not has_moved:
+                raise TransientError(
+                    f"{self._bucket.url}: the upload of {self._key} stays at {position} bytes"
+                )
+        return {}
+
+    def _described(self, answer: Any) -> dict[str, Any]:
+        """Return what Storage says of the object that an upload has become.
+
+        Raises:
+            TransientError: the answer cannot be read, so the caller must look up whose object is there.
+        """
+        with self._bucket.asking("write", self._key):
+            described = answer.json()
+        if not isinstance(described, dict) or "crc32c" not in described:
+            raise TransientError(f"{self._bucket.url}: the answer about {self._key} cannot be read")
+        return described
+
+    def _ask_with(self, upload_id: str, view: memoryview, start: int, total: int | None) -> Any:
+        span = f"{start}-{start + len(view) - 1}" if len(view) else "*"
+        if total is None:
+            return self._ask(upload_id, view, f"bytes {span}/*")
+        hashes = {"x-goog-hash": f"crc32c={shown_crc32c(self._checksum)}"}
+        return self._ask(upload_id, view, f"bytes {span}/{total}", hashes)
+
+    def _ask(
+        self, upload_id: str, data: memoryview | bytes, span: str, headers: dict[str, str] | None = None
+    ) -> Any:
+        with self._bucket.asking("write", self._key), memoryview(data) as view, Body(view) as body:
+            return self._bucket.send(
+                "PUT",
+                upload_id,
+                data=body if view else b"",
+                headers={"Content-Range": span, **(headers or {})},
+            )
 
 
 class GcsStore(BucketStore):

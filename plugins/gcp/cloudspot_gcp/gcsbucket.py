@@ -26,7 +26,7 @@ from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
-from cloudspot_gcp.errors import SDK_ERRORS, THROTTLED, UNUSABLE, error_code, status_of, translation
+from cloudspot_gcp.errors import ERRORS, UNUSABLE, error_code, status_of
 from cloudspot_gcp.gcspayload import extend_crc32c, shown_crc32c
 from cloudspot_gcp.gcssettings import check_settings
 
@@ -60,7 +60,7 @@ class GcsBucket(Bucket):
 
     scheme: ClassVar[str] = "gs"
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?!goog|.*\.\.)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-    sdk_errors: ClassVar[tuple[type[Exception], ...]] = SDK_ERRORS
+    errors = ERRORS
     rights: ClassVar[Mapping[str, str]] = {
         "list": "storage.objects.list",
         "read": "storage.objects.get",
@@ -72,11 +72,6 @@ class GcsBucket(Bucket):
     how_to_create: ClassVar[str] = "gcloud storage buckets create gs://"
 
     def __init__(self, url: str, clients: GcpClients | None, sleep: Callable[[float], None]) -> None:
-        """Read ``gs://bucket/prefix``; no I/O.
-
-        Raises:
-            SpecError: the URL does not name a bucket of Cloud Storage.
-        """
         super().__init__(url, sleep)
         self.clients = clients or GcpClients()
         if google_crc32c.implementation != "c":
@@ -86,23 +81,19 @@ class GcsBucket(Bucket):
             )
 
     def connect(self) -> Any:
-        """Return the SDK's bucket; no I/O.
-
-        Raises:
-            AuthError: there are no credentials, or they cannot be read.
-        """
+        """Return the SDK's bucket; no I/O. Raise AuthError if there are no credentials."""
         return self.clients.storage().bucket(self.name)
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
         status, code = status_of(error), error_code(error)
         if status == HTTPStatus.NOT_FOUND:
             return SpecError if _NO_BUCKET in str(error) else _MISSING.get(verb, UploadGone)
-        if status == HTTPStatus.FORBIDDEN and code not in UNUSABLE | THROTTLED:
+        if status == HTTPStatus.FORBIDDEN and code not in UNUSABLE | ERRORS.throttled:
             return AuthError
-        return Passing if code in THROTTLED else _KINDS.get(status)
+        return Passing if code in ERRORS.throttled else _KINDS.get(status)
 
     def translation(self, error: Exception, what: str) -> CloudspotError:
-        found = translation(error, what)
+        found = super().translation(error, what)
         if status_of(error) == HTTPStatus.BAD_REQUEST and _CHANGED in str(error):
             return TransientError(f"{found}: the bytes changed on the way")
         return found

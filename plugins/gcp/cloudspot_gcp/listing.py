@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from cloudspot.model import EndReason, Instance, InstanceState, Market
-from cloudspot.plugin.machinetags import launch_of
+from cloudspot.plugin import machinetags
 from cloudspot_gcp import attributes, selfend
 
 _STATES: Final = {
@@ -93,18 +93,18 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
     ``ending`` is what the operations say of it. Its name says its rank; the machine itself reads the same.
     """
     labels = dict(described.labels)
-    if attributes.JOB not in labels:
+    if machinetags.JOB not in labels:
         return None
     state = _STATES.get(described.status, _OTHER)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
-    launch = launch_of(labels)
+    launch = machinetags.launch_of(labels)
     named = attributes.launch_and_rank(described.name)
     place = place_of(described)
-    stores = [one.value for one in described.metadata.items if one.key == attributes.STORE]
+    stores = [one.value for one in described.metadata.items if one.key == machinetags.STORE]
     return Instance(
         id=place.id,
         state=state,
-        job_id=labels[attributes.JOB],
+        job_id=labels[machinetags.JOB],
         # As launch 0 a machine whose label was tampered with is ended.
         launch=launch if named is not None and named[0] == launch else 0,
         rank=None if named is None else named[1],

@@ -19,7 +19,7 @@ from google.api_core import exceptions as api
 from cloudspot.model import Resources
 from cloudspot.plugin.machinetypes import MachineType
 from cloudspot.retrying import doubling, retry
-from cloudspot_gcp.clients import READ_SECONDS, GcpClients
+from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.errors import translated
 from cloudspot_gcp.listing import last_part
 from cloudspot_gcp.options import (
@@ -113,9 +113,8 @@ def ask(what: str, call: Callable[[], T]) -> T:
 
 def list_all(clients: GcpClients, kind: str, what: str, **request: Any) -> list[Any]:
     """Return every item of every page of what a client of this kind lists."""
-    client = clients.compute(kind)
     asked = {"project": clients.project, "max_results": 500, **request}
-    return ask(what, lambda: list(client.list(request=asked, retry=None, timeout=READ_SECONDS)))
+    return ask(what, lambda: list(clients.call(kind, "list", asked)))
 
 
 @contextmanager
@@ -131,14 +130,13 @@ def _naming(field: str, value: str, where: str = "") -> Iterator[None]:
 
 def find_zones(clients: GcpClients, region: str) -> tuple[str, ...]:
     """Return the region's zones; refuse a region that does not exist."""
-    client = clients.compute("RegionsClient")
+    own = {"project": clients.project}
 
     def call() -> tuple[str, ...]:
         try:
-            found = client.get(project=clients.project, region=region, retry=None, timeout=READ_SECONDS)
+            found = clients.call("RegionsClient", "get", {**own, "region": region})
         except (api.NotFound, api.BadRequest) as error:
-            listed = client.list(project=clients.project, retry=None, timeout=READ_SECONDS)
-            known = sorted(one.name for one in listed)
+            known = sorted(one.name for one in clients.call("RegionsClient", "list", own))
             if region in known:
                 raise
             raise unknown_region("regions", region, known) from error
@@ -152,15 +150,12 @@ def find_image(clients: GcpClients, options: GcpOptions) -> Image:
     named = options.image_or_default
     match = _IMAGE.fullmatch(named)
     assert match is not None, "the options were checked"
-    client = clients.compute("ImagesClient")
+    method, field = ("get_from_family", "family") if match["family"] else ("get", "image")
+    wanted = {"project": match["project"], field: match["name"]}
 
     def call() -> Any:
         with _naming("image", named, ", or none that you may use"):
-            if match["family"]:
-                return client.get_from_family(
-                    project=match["project"], family=match["name"], retry=None, timeout=READ_SECONDS
-                )
-            return client.get(project=match["project"], image=match["name"], retry=None, timeout=READ_SECONDS)
+            return clients.call("ImagesClient", method, wanted)
 
     image = ask("looking up the image", call)
     if image.status not in {"", "READY"}:
@@ -197,11 +192,9 @@ def _project(clients: GcpClients, path: str) -> str:
 
 
 def _require(clients: GcpClients, kind: str, field: str, value: str, place: Mapping[str, str]) -> None:
-    client = clients.compute(kind)
-
     def call() -> None:
         with _naming(field, value):
-            client.get(request=dict(place), retry=None, timeout=READ_SECONDS)
+            clients.call(kind, "get", place)
 
     ask(f"looking up providers.gcp.{field}", call)
 

@@ -93,20 +93,12 @@ class Metadata:
         return Value(text, headers.get("ETag", ""))
 
     def get(self, path: str) -> str | None:
-        """Return the text at the path without surrounding white space; None: there is nothing.
-
-        Raises:
-            TransientError: as ``read``.
-        """
+        """Return what ``read`` does, without surrounding white space; None: there is nothing."""
         value = self.read(path)
         return None if value is None else value.text.strip()
 
     def require(self, path: str) -> str:
-        """Return the text at the path.
-
-        Raises:
-            TransientError: as ``read``, and while there is nothing yet.
-        """
+        """Return the text at the path; raise TransientError as ``read``, and while there is nothing yet."""
         text = self.get(path)
         if not text:
             raise TransientError(f"the metadata server has no {path} yet")
@@ -228,9 +220,6 @@ def announced(metadata: Metadata | None = None) -> dict[str, str]:
 
     The first node's address is there as its name, which was known before it had an address. A name that does
     not resolve (yet) is left out.
-
-    Raises:
-        TransientError: the metadata server does not answer.
     """
     metadata = metadata or Metadata()
     found = {name: metadata.get(f"instance/attributes/{name}") for name in ANNOUNCED}

@@ -155,15 +155,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
     def _price(self, one: GcpMachineType, region: str, market: Market) -> _Price | None:
         prices = self._price_list()
         if isinstance(prices, PriceList):
-            usd = prices.of(
-                one.name,
-                cpus=one.cpus,
-                memory_gib=one.memory_bytes / 2**30,
-                accelerator=one.accelerator,
-                accelerator_count=one.accelerator_count,
-                region=region,
-                market=market,
-            )
+            usd = prices.of(one, region, market)
             if usd is not None:
                 return _Price(usd, FROM_LIST)
         options = self._options

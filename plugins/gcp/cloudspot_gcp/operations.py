@@ -27,7 +27,6 @@ def wait_for_region(clients: GcpClients, region: str, operation: Any, what: str)
     Raises:
         TransientError: it is not done yet, or Google did not answer: the outcome is open.
     """
-    client = clients.compute("RegionOperationsClient")
     request = {"project": clients.project, "region": region, "operation": operation.name}
     began = time.monotonic()
     for _ in range(NUM_WAITS):
@@ -35,7 +34,7 @@ def wait_for_region(clients: GcpClients, region: str, operation: Any, what: str)
             return operation
         operation = ask(
             what,
-            lambda: client.wait(request=request, retry=None, timeout=WAIT_SECONDS),
+            lambda: clients.call("RegionOperationsClient", "wait", request, seconds=WAIT_SECONDS),
         )
         if not is_done(operation):
             if time.monotonic() - began > MAX_SECONDS:

@@ -142,11 +142,7 @@ def region_of(zone: str) -> str:
 
 
 def check_options(options: GcpOptions) -> None:
-    """Refuse what can be seen to be wrong without asking Google.
-
-    Raises:
-        SpecError: names the field, what was found, and what it should look like.
-    """
+    """Raise SpecError, which names the field, for what can be seen to be wrong without asking Google."""
     _CHECKS.require_valid_names(options)
     if options.regions:
         wrong = [zone for zone in options.zones if region_of(zone) not in options.regions]

@@ -12,8 +12,9 @@ from typing import Any
 from google.api_core import exceptions as api
 
 from cloudspot.errors import CloudspotError, ProvisionError, QuotaError, TransientError
+from cloudspot.plugin import machinetags
 from cloudspot_gcp import attributes
-from cloudspot_gcp.clients import READ_SECONDS, GcpClients
+from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.errors import translated, unless_throttled
 from cloudspot_gcp.lookups import list_all, wanted_regions
 from cloudspot_gcp.operations import wait_for_region
@@ -23,26 +24,19 @@ from cloudspot_gcp.request import ComputeRequest, policy_name
 
 
 def make(clients: GcpClients, body: ComputeRequest) -> None:
-    """Make the policy that a launch names, unless it exists.
-
-    Raises:
-        QuotaError: there are too many policies.
-        AuthError: a right is missing.
-        TransientError: Google did not answer.
-    """
+    """Make the policy that a launch names, unless it exists; raise QuotaError if there are too many."""
     name = body.made_placement_policy
     what = f"making placement policy {name}"
-    client = clients.compute("ResourcePoliciesClient")
     resource = {
         "name": name,
-        "description": f"cloudspot: job {body.labels[attributes.JOB]}",
+        "description": f"cloudspot: job {body.labels[machinetags.JOB]}",
         "group_placement_policy": {"collocation": "COLLOCATED"},
     }
     request = {"project": body.project, "region": body.region, "resource_policy_resource": resource}
     with translated(what, LAUNCH_CODES):
         try:
             operation = unless_throttled(
-                lambda: client.insert_unary(request=request, retry=None, timeout=READ_SECONDS)
+                lambda: clients.call("ResourcePoliciesClient", "insert_unary", request)
             )
         except api.Conflict:
             return  # it exists
@@ -50,12 +44,7 @@ def make(clients: GcpClients, body: ComputeRequest) -> None:
 
 
 def remove(clients: GcpClients, options: GcpOptions, job_id: str, *, store_url: str) -> None:
-    """Remove the job's policies; safe to repeat.
-
-    Raises:
-        TransientError: a machine still has one, or Google did not answer.
-        AuthError: a right is missing.
-    """
+    """Remove the job's policies; safe to repeat. Raise TransientError while a machine has one."""
     what = "removing the job's placement policies"
     pattern = re.compile(re.escape(attributes.machine_stem(job_id)) + "-[0-9a-f]{8}")
     for region in wanted_regions(options):
@@ -66,12 +55,11 @@ def remove(clients: GcpClients, options: GcpOptions, job_id: str, *, store_url: 
 
 
 def _remove(clients: GcpClients, region: str, name: str, what: str) -> None:
-    client = clients.compute("ResourcePoliciesClient")
     request = {"project": clients.project, "region": region, "resource_policy": name}
     with translated(what, {"resourceInUseByAnotherResource": TransientError}):
         try:
             operation = unless_throttled(
-                lambda: client.delete_unary(request=request, retry=None, timeout=READ_SECONDS)
+                lambda: clients.call("ResourcePoliciesClient", "delete_unary", request)
             )
         except api.NotFound:
             return  # it is gone

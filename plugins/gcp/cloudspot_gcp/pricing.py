@@ -14,8 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from cloudspot.model import Market
-from cloudspot_gcp.clients import READ_SECONDS, GcpClients, endpoint
+from cloudspot_gcp.clients import GcpClients, endpoint
 from cloudspot_gcp.errors import translated
+from cloudspot_gcp.lookups import GcpMachineType
 
 SERVICE: Final = "6F81-5844-456A"
 """Compute Engine's id in the price list."""
@@ -50,29 +51,18 @@ class PriceList(msgspec.Struct, frozen=True):
 
     parts: dict[Part, float]
 
-    def of(
-        self,
-        machine_type: str,
-        *,
-        cpus: int,
-        memory_gib: float,
-        accelerator: str | None,
-        accelerator_count: int,
-        region: str,
-        market: Market,
-    ) -> float | None:
+    def of(self, machine: GcpMachineType, region: str, market: Market) -> float | None:
         """Return a machine's price in USD an hour; None: the list has none, or it is not sold that way."""
-        family = machine_type.partition("-")[0]
-        core = self.parts.get(Part(f"{family}/core", region, market))
-        ram = self.parts.get(Part(f"{family}/ram", region, market))
+        core = self.parts.get(Part(f"{machine.family}/core", region, market))
+        ram = self.parts.get(Part(f"{machine.family}/ram", region, market))
         if core is None or ram is None:
             return None
-        price = core * cpus + ram * memory_gib
-        if accelerator is not None:
-            gpu = self.parts.get(Part(gpu_name(accelerator), region, market))
+        price = core * machine.cpus + ram * (machine.memory_bytes / 2**30)
+        if machine.accelerator is not None:
+            gpu = self.parts.get(Part(gpu_name(machine.accelerator), region, market))
             if gpu is None:
                 return None
-            price += gpu * accelerator_count
+            price += gpu * machine.accelerator_count
         return round(price, 6)
 
 
@@ -86,10 +76,6 @@ def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
     """Return the prices in the regions.
 
     The whole list comes in some ten pages: the API cannot filter it by region.
-
-    Raises:
-        AuthError: the credentials are not accepted, or the API is not enabled.
-        TransientError: Google did not answer.
     """
     wanted, parts, token = set(regions), dict[Part, float](), ""
     url = f"{endpoint('cloudbilling')}/v1/services/{SERVICE}/skus"
@@ -98,9 +84,7 @@ def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
         if token:
             query["pageToken"] = token
         with translated("reading Google's price list"):
-            answer = clients.session().get(url, params=query, timeout=READ_SECONDS)
-            _raise_for_status(answer)
-            value = answer.json()
+            value = clients.ask_json("GET", url, params=query)
         for sku in value.get("skus", ()):
             _add(parts, sku, wanted)
         token = value.get("nextPageToken", "")
@@ -149,10 +133,3 @@ def _usd(sku: Mapping[str, Any]) -> float:
         return 0.0
     money = rates[-1].get("unitPrice") or {}
     return int(money.get("units") or 0) + int(money.get("nanos") or 0) / 1e9
-
-
-def _raise_for_status(answer: Any) -> None:
-    from google.api_core.exceptions import from_http_response
-
-    if not answer.ok:
-        raise from_http_response(answer)

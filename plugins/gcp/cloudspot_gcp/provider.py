@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
+from cloudspot_gcp.metadata import GcePreemptionSource, announced, node_identity
 from cloudspot_gcp.options import GcpOptions, check_options
 
 if TYPE_CHECKING:
@@ -24,21 +25,12 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
     announce_seconds: ClassVar[float] = 0.0
 
     def preemption_source(self) -> PreemptionSource:
-        """Return the source that reads the machine's metadata server."""
-        from cloudspot_gcp.metadata import GcePreemptionSource
-
         return GcePreemptionSource()
 
     def node_identity(self) -> NodeIdentity:
-        """Say who this machine is, by its metadata server."""
-        from cloudspot_gcp.metadata import node_identity
-
         return node_identity()
 
     def announced(self) -> Mapping[str, str]:
-        """Return the announced attributes of this machine."""
-        from cloudspot_gcp.metadata import announced
-
         return announced()
 
     def boot_profile(self) -> BootProfile:
@@ -54,7 +46,6 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         )
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
-        """Return Cloud Logging, unless the options keep the logs in the bucket."""
         if self._options.logs == "bucket":
             return None
         from cloudspot_gcp.cloudlogging import CloudLoggingSink
@@ -67,18 +58,12 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         )
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return the project and the regions, as the submitter's environment decides them.
-
-        Raises:
-            SpecError: there is no project.
-            AuthError: there are no credentials.
-        """
+        """Return the project and the regions, as the submitter's environment decides them."""
         from cloudspot_gcp.lookups import wanted_regions
 
         return {"project": self.clients.project, "regions": list(wanted_regions(self._options))}
 
     def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
-        """Reclaim a spot machine for a drill, by a simulated maintenance event; see Provider."""
         from cloudspot_gcp.drill import preempt
 
         preempt(self.clients, instance_id, notice_seconds=notice_seconds)
@@ -94,7 +79,7 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
     def _make_provisioner(self, clients: GcpClients) -> Provisioner:
         from cloudspot_gcp.compute import ComputeProvisioner
 
-        return ComputeProvisioner(self._options, clients, provider=self.name)
+        return ComputeProvisioner(self._options, clients)
 
     def _check(self, clients: GcpClients, resources: Resources) -> Sequence[CheckResult]:
         from cloudspot_gcp.check import check

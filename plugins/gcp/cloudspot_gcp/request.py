@@ -10,8 +10,8 @@ import msgspec
 
 from cloudspot.errors import SpecError
 from cloudspot.model import DEFAULT_MASTER_PORT, InstanceGroup, LaunchRequest, Market
+from cloudspot.plugin import machinetags
 from cloudspot.plugin.launchrequests import boot_disk_gib, encode_request
-from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp import attributes
 from cloudspot_gcp.options import GcpOptions, subnetwork_region
 from cloudspot_gcp.shutdownscript import KEY as SHUTDOWN_SCRIPT
@@ -55,7 +55,7 @@ class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True):
     def store_url(self) -> str:
         """Return where the job's records lie, as the machines are told."""
         items = self.bulk_insert["instanceProperties"]["metadata"]["items"]
-        return next((str(one["value"]) for one in items if one["key"] == attributes.STORE), "")
+        return next((str(one["value"]) for one in items if one["key"] == machinetags.STORE), "")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -68,12 +68,8 @@ def request_id(token: str) -> str:
     return str(uuid.uuid5(_TOKEN_SPACE, token))
 
 
-def render_request(options: GcpOptions, group: InstanceGroup, *, provider: str) -> LaunchRequest:
-    """Return one bulk insert for all machines of the group.
-
-    Raises:
-        SpecError: the boot script is too long for Compute Engine.
-    """
+def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
+    """Return one bulk insert for the group; raise SpecError if the boot script is too long."""
     size = len(group.user_data.encode())
     if size > MAX_SCRIPT_BYTES:
         raise SpecError(
@@ -101,7 +97,7 @@ def render_request(options: GcpOptions, group: InstanceGroup, *, provider: str) 
         },
         made_placement_policy=made_policy,
     )
-    return encode_request(provider, body)
+    return encode_request("gcp", body)
 
 
 def policy_name(job_id: str, store_url: str) -> str:
@@ -109,7 +105,7 @@ def policy_name(job_id: str, store_url: str) -> str:
 
     Another store may have a job of the same id.
     """
-    return f"{attributes.machine_stem(job_id)}-{store_digest(store_url)}"
+    return f"{attributes.machine_stem(job_id)}-{machinetags.store_digest(store_url)}"
 
 
 def _location_policy(group: InstanceGroup) -> dict[str, Any]:
@@ -127,9 +123,9 @@ def _properties(
     details = group.offer.details
     labels = {
         **options.labels,
-        attributes.JOB: group.job_id,
-        attributes.LAUNCH: str(group.launch),
-        attributes.STORE: store_digest(group.store_url),
+        machinetags.JOB: group.job_id,
+        machinetags.LAUNCH: str(group.launch),
+        machinetags.STORE: machinetags.store_digest(group.store_url),
     }
     properties: dict[str, Any] = {
         "description": f"cloudspot: job {group.job_id}, launch {group.launch}",
@@ -214,13 +210,13 @@ def _scheduling(options: GcpOptions, group: InstanceGroup, *, is_placed: bool) -
 
 def _attributes(options: GcpOptions, group: InstanceGroup, first_name: str) -> dict[str, str]:
     found = {
-        attributes.JOB: group.job_id,
-        attributes.LAUNCH: str(group.launch),
-        attributes.STORE: group.store_url,
-        attributes.MAX_SECONDS: f"{group.max_seconds:.0f}",
+        machinetags.JOB: group.job_id,
+        machinetags.LAUNCH: str(group.launch),
+        machinetags.STORE: group.store_url,
+        machinetags.MAX_SECONDS: f"{group.max_seconds:.0f}",
         attributes.NUM_NODES: str(group.num_nodes),
         attributes.MASTER_ADDR: first_name,
-        attributes.MASTER_PORT: str(DEFAULT_MASTER_PORT),
+        machinetags.MASTER_PORT: str(DEFAULT_MASTER_PORT),
         STARTUP_SCRIPT: group.user_data,
         SHUTDOWN_SCRIPT: render_shutdown_script(),
     }

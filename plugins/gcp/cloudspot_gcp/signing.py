@@ -7,10 +7,9 @@ from typing import Any
 
 import google.auth.credentials
 import google.auth.transport.requests
-from google.api_core.exceptions import from_http_response
 
 from cloudspot.errors import CloudspotError
-from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
+from cloudspot_gcp.clients import GcpClients, endpoint
 
 
 class IamSigner(google.auth.credentials.Signing):  # type: ignore[misc] # google-auth's class is untyped here
@@ -31,27 +30,15 @@ class IamSigner(google.auth.credentials.Signing):  # type: ignore[misc] # google
         return self
 
     def sign_bytes(self, message: bytes) -> bytes:
-        """Return the signature.
-
-        Raises:
-            GoogleAPICallError: IAM refuses.
-        """
-        answer = self._clients.session().post(
-            f"{endpoint('iamcredentials')}/v1/projects/-/serviceAccounts/{self._email}:signBlob",
-            json={"payload": base64.b64encode(message).decode("ascii")},
-            timeout=TIMEOUT,
-        )
-        if not answer.ok:
-            raise from_http_response(answer)
-        return base64.b64decode(answer.json()["signedBlob"])
+        """Return the signature; raise GoogleAPICallError if IAM refuses."""
+        url = f"{endpoint('iamcredentials')}/v1/projects/-/serviceAccounts/{self._email}:signBlob"
+        payload = base64.b64encode(message).decode("ascii")
+        answer = self._clients.ask_json("POST", url, json={"payload": payload})
+        return base64.b64decode(answer["signedBlob"])
 
 
 def signer(clients: GcpClients) -> Any:
-    """Return credentials that sign, by what this process has.
-
-    Raises:
-        CloudspotError: it is a user's own login, which cannot sign.
-    """
+    """Return credentials that sign; raise CloudspotError for a user's own login, which cannot."""
     credentials = clients.credentials()
     if isinstance(credentials, google.auth.credentials.Signing):
         return credentials

@@ -7,7 +7,7 @@ import pytest
 
 from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_this
 from cloudspot.agent.leaving import LeavingError
-from cloudspot.jobstore import manifests
+from cloudspot.jobstore import fetching, manifests, parts, retention
 from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.records import File, Generation, new_nonce
 
@@ -25,7 +25,7 @@ def put_directory(bench, checkpoint, name, text):
     root = bench.root / "made"
     root.mkdir(exist_ok=True)
     (root / "model").write_text(text)
-    manifests.upload_directory(
+    parts.upload_directory(
         bench.store, JOB, checkpoint, rank=0, num_parts=1, root=root, directory=name,
         files=[File(path="model", size=len(text), mode=0o644)], sealed_at=datetime.now(timezone.utc),
     )  # fmt: skip
@@ -98,16 +98,16 @@ def test_one_that_is_deleted_while_it_is_fetched_is_no_damage_and_the_newer_one_
     """Another node still uploaded 1-60; its commit let retention delete 1-50."""
     propose(bench.store, JOB, generation(1))
     bench.commit(bench.id(1, 50))
-    fetch, fetched = manifests.fetch, []
+    fetch, fetched = fetching.fetch, []
 
     def overtaken(store, job_id, commit, *args, **options):
         fetched.append(commit.id)
         if commit.id == bench.id(1, 50):
             bench.commit(bench.id(1, 60))
-            assert manifests.collect(store, job_id, keep=1) == (bench.id(1, 50),)
+            assert retention.collect(store, job_id, keep=1) == (bench.id(1, 50),)
         return fetch(store, job_id, commit, *args, **options)
 
-    monkeypatch.setattr(manifests, "fetch", overtaken)
+    monkeypatch.setattr(fetching, "fetch", overtaken)
     restored = restore_newest(bench.life().context, (generation(1),))
     assert (restored.checkpoint, restored.skipped) == (bench.id(1, 60), ())
     assert fetched == [bench.id(1, 50), bench.id(1, 60)]
@@ -121,7 +121,7 @@ def test_a_generations_checkpoint_that_is_deleted_is_told_from_one_that_is_damag
     life = bench.life().context
     with pytest.raises(LeavingError, match="which another node has verified, does not verify here"):
         restore_this(life, bench.id(1, 10), None)
-    manifests.collect(bench.store, JOB, keep=1)
+    retention.collect(bench.store, JOB, keep=1)
     assert restore_this(life, bench.id(1, 10), None) is None
 
 

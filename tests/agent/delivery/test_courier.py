@@ -9,7 +9,7 @@ from cloudspot.agent.delivery import courier as courier_module
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.reclaim import Reclaim
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
-from cloudspot.jobstore import generations, keys, manifests
+from cloudspot.jobstore import fetching, generations, keys, manifests
 from cloudspot.jobstore.records import Generation, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
@@ -48,7 +48,7 @@ def test_a_sealed_slot_becomes_a_commit_and_is_free_again(bench, carry, node, wa
     seal = bench.seal(node, bench.id(1, 10))
     wait_until(lambda: life.context.status.committed == bench.id(1, 10))
     wait_until(lambda: not seal.exists() and list(seal.parent.iterdir()) == [])
-    manifests.verify(bench.store, "digits-1", manifests.read_commit(bench.store, "digits-1", bench.id(1, 10)))
+    fetching.verify(bench.store, "digits-1", manifests.read_commit(bench.store, "digits-1", bench.id(1, 10)))
     assert life.context.status.stall_seconds == 0.01
 
 
@@ -217,7 +217,7 @@ def test_deleting_old_checkpoints_keeps_no_slot_from_the_trainer(bench, carry, n
     def failing(*_, **__):
         raise CorruptData("a generation record is malformed")
 
-    monkeypatch.setattr(courier_module.manifests, "collect", failing)
+    monkeypatch.setattr(courier_module.retention, "collect", failing)
     life = carry()
     seal = bench.seal(node, bench.id(1, 10))
     wait_until(lambda: life.context.status.committed is not None and list(seal.parent.iterdir()) == [])

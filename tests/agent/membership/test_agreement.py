@@ -336,7 +336,7 @@ def test_a_restarted_agent_rejoins_the_generation_it_has_not_started(bench, make
     newer = first.found()
     first.die()  # before it has started anything
     again = Agent(bench, 0, min=1, max=2)
-    again.membership.resume(older)
+    again.membership.enter(older)
     again.wake()
     assert again.seek().found() == newer
     assert second.seek().found() == newer
@@ -348,7 +348,7 @@ def test_a_restarted_agent_does_not_start_a_generation_twice(bench, make):
     ran = first.found()
     first.die()
     again = Agent(bench, 0, min=1, max=2)
-    again.membership.resume(ran)
+    again.membership.enter(ran)
     again.wake()
     second.seek("trainer-failed")
     assert again.seek("agent-restarted").found().number == second.found().number == 2

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import datetime, timedelta, timezone
 
-from cloudspot.agent.notices.notice_poller import NoticePoller
+from cloudspot.agent.notices.notice_poller import poll_notices
 from cloudspot.model import PreemptionNotice
 
 
 def test_of_two_notices_the_one_of_the_nearer_end_counts(bench, wait_until) -> None:
     source, heard = bench.provider.notices, []
-    watcher = NoticePoller(source, heard.append)
     source.notice = PreemptionNotice(deadline=datetime.now(timezone.utc) + timedelta(seconds=100))
-    watcher.start()
+    stopped = threading.Event()
+    threading.Thread(target=poll_notices, args=(source, heard.append, stopped), daemon=True).start()
     try:
         wait_until(lambda: len(heard) == 1)
         source.notice = PreemptionNotice(deadline=datetime.now(timezone.utc) + timedelta(seconds=110))
@@ -21,4 +22,4 @@ def test_of_two_notices_the_one_of_the_nearer_end_counts(bench, wait_until) -> N
         wait_until(lambda: len(heard) == 2)
         assert heard[1].deadline < heard[0].deadline - 80
     finally:
-        watcher.stop()
+        stopped.set()

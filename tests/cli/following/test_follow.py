@@ -107,7 +107,7 @@ def test_a_job_ends_as_it_ended_also_where_it_cannot_be_summed_up(jobs, monkeypa
 def test_events_are_told_by_their_own_times(jobs):
     jobs.reclaimed_and_finished("done-1")
     history = HistoryReader(jobs.store, "done-1").read()
-    texts = [event.text for event in in_order_of_time(diff(None, history), history)]
+    texts = [event.text for event in in_order_of_time(diff(None, history))]
     assert [text.split()[0] for text in texts if text.startswith(("launch", "job"))] == [
         "launch",
         "launch",

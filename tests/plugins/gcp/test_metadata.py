@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
 import pytest
 
-from cloudspot.agent.notices.notice_poller import NoticePoller
+from cloudspot.agent.notices.notice_poller import poll_notices
 from cloudspot.emulation.cloud import Answer, MachineView, Request, StandingNotice
 from cloudspot.errors import TransientError
 from cloudspot.local.metadataservice import MetadataServer
@@ -175,13 +176,13 @@ def test_a_poll_tells_a_preemption_without_a_time(service):
 def test_a_wait_ends_with_the_preemption_by_one_long_poll_with_the_last_version(service, wait_until):
     source, heard = GcePreemptionSource(), []
     known = Metadata().read("instance/preempted")
-    watcher = NoticePoller(source, heard.append)
-    watcher.start()
+    stopped = threading.Event()
+    threading.Thread(target=poll_notices, args=(source, heard.append, stopped), daemon=True).start()
     wait_until(service.long_polls)
     (long_poll,) = service.long_polls()
     service.preempt()
     wait_until(lambda: heard)
-    watcher.stop()
+    stopped.set()
     assert long_poll.startswith("instance/preempted?wait_for_change=true&timeout_sec=")
     assert long_poll.endswith(f"&last_etag={known.etag}")
     assert heard[0].notice == NOTICE

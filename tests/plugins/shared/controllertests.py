@@ -12,7 +12,7 @@ from launch_histories import OneAtATime
 
 from cloudspot.jobstore import parallel
 from cloudspot.model import EndReason
-from cloudspot.story.events import LaunchClosed
+from cloudspot.story.events import EventKind
 
 
 def use_one_thread(monkeypatch):
@@ -21,7 +21,7 @@ def use_one_thread(monkeypatch):
 
 
 def closing_texts(town):
-    return [event.text for event in town.events if isinstance(event, LaunchClosed)]
+    return [event.text for event in town.events if event.kind is EventKind.LAUNCH_CLOSED]
 
 
 class ControllerTests:

@@ -371,7 +371,7 @@ class AccountTests:
         other = "9" * len(self.account)
         with pytest.raises(AuthError) as error:
             type(kit)(kit.cloud, account=other).provisioner.instances()
-        provider = kit.provisioner._provider
+        provider = kit.provisioner.provider
         assert str(error.value) == (
             f"providers.{provider}.account: the job's machines are in account {other}, and these credentials "
             f"are of {self.account}; use others"

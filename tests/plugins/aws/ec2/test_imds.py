@@ -7,7 +7,7 @@ import pytest
 
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.model import Market, NodeIdentity
-from cloudspot_aws.imds import DISABLED, ENDPOINT, TOKEN_SECONDS, Imds, SpotNoticeSource, node_identity
+from cloudspot_aws.imds import DISABLED, ENDPOINT, Imds, SpotNoticeSource, node_identity
 from cloudspot_aws.provider import AwsProvider
 
 NODE = {
@@ -37,7 +37,7 @@ class Service:
                 if self.path != "/latest/api/token":
                     return self.answer(405, "")
                 service.requests.append("token")
-                assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"] == str(TOKEN_SECONDS)
+                assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"] == str(Imds.token_seconds)
                 if self.headers.get("X-Forwarded-For"):
                     return self.answer(403, "")
                 service.tokens.append(f"token-{len(service.tokens)}")
@@ -116,10 +116,10 @@ def test_one_token_serves_until_four_fifths_of_its_life(service):
     now = 0.0
     imds = Imds(monotonic=lambda: now)
     imds.get("meta-data/instance-id")
-    now = 0.79 * TOKEN_SECONDS
+    now = 0.79 * Imds.token_seconds
     imds.get("meta-data/instance-id")
     assert service.requests.count("token") == 1
-    now = 0.8 * TOKEN_SECONDS
+    now = 0.8 * Imds.token_seconds
     assert imds.get("meta-data/instance-id") == "i-0123456789abcdef0"
     assert service.requests.count("token") == 2
 
@@ -190,8 +190,8 @@ def test_a_rebalance_recommendation_is_logged_once_and_is_no_notice(service, cap
 
 def test_tags_are_read_one_by_one(service):
     service.values["meta-data/tags/instance/MASTER_ADDR"] = "172.31.5.5"
-    assert Imds().tag("MASTER_ADDR") == "172.31.5.5"
-    assert Imds().tag("Other") is None
+    assert Imds().get("meta-data/tags/instance/MASTER_ADDR") == "172.31.5.5"
+    assert Imds().get("meta-data/tags/instance/Other") is None
 
 
 def test_what_was_announced_is_what_the_tags_show_and_nothing_where_they_do_not(service):

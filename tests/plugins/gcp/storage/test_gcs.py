@@ -147,7 +147,7 @@ def test_a_versioned_bucket_keeps_the_promise_of_create_only(gcp, bucket):
 
 
 def test_bytes_that_changed_on_their_way_up_are_refused(store, monkeypatch):
-    monkeypatch.setattr("cloudspot_gcp.gcsupload.extend_crc32c", lambda checksum, view: 7)
+    monkeypatch.setattr("cloudspot_gcp.gcs.extend_crc32c", lambda checksum, view: 7)
     with pytest.raises(TransientError, match="the bytes changed on the way") as caught:
         store.put("k", b"x" * 100)
     one_line(caught)

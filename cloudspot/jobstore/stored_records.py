@@ -1,0 +1,56 @@
+"""Records under their keys: read one, look for one that may be missing, create one for good."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from cloudspot.errors import ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec
+from cloudspot.jobstore.creation import create
+from cloudspot.model import ObjectMeta
+
+Created = TypeVar("Created", bound=msgspec.Struct)
+
+
+def read_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -> codec.Record:
+    """Return the record under ``key``.
+
+    Raises:
+        ObjectMissing: there is none.
+    """
+    return codec.decode(store.get(key), record_type, key=key)
+
+
+def find_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -> codec.Record | None:
+    """Return the record under ``key``, or None."""
+    data = find_bytes(store, key)
+    return None if data is None else codec.decode(data, record_type, key=key)
+
+
+def find_bytes(store: ObjectStore, key: str) -> bytes | None:
+    """Return the bytes under ``key``, or None."""
+    try:
+        return store.get(key)
+    except ObjectMissing:
+        return None
+
+
+def find_meta(store: ObjectStore, key: str) -> ObjectMeta | None:
+    """Return what the store says of the object under ``key``, or None."""
+    try:
+        return store.head(key)
+    except ObjectMissing:
+        return None
+
+
+def create_record(store: ObjectStore, key: str, record: Created) -> Created:
+    """Put the record under ``key`` unless one is there; return the one that stands.
+
+    Raises:
+        TransientError: the outcome is unknown; call again with the same record.
+    """
+    winner = create(store, key, codec.encode(record))
+    return record if winner is None else codec.decode(winner, type(record), key=key)
