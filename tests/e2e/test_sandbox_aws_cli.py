@@ -37,6 +37,9 @@ cloudspot show tiny --json >show
 
 # Of the documented keys those that such a job leaves no object at: CloudWatch has the log.
 ABSENT = {
+    "code/<sha256>.removals/<id>",
+    "jobs/<id>/agent",
+    "jobs/<id>/code",
     "probe/<nonce>",
     "jobs/<id>/secrets",
     "jobs/<id>/stop",

@@ -3,8 +3,7 @@ import pytest
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.tables import convert
 from cloudspot.local.filestore import FileStore
-from cloudspot_aws import cloudwatch
-from cloudspot_aws.options import DEFAULT_IMAGE, RETENTION_DAYS, AwsOptions, check_options
+from cloudspot_aws.options import DEFAULT_IMAGE, AwsOptions, check_options
 from cloudspot_aws.provider import AwsProvider
 
 
@@ -35,10 +34,6 @@ def test_logs_go_to_cloudwatch_or_stay_in_the_bucket(tmp_path):
     assert sink.group == "/cloudspot/digits-1"
     assert AwsProvider(read(log_group="/teams/vision")).log_sink(store, "digits-1").group == "/teams/vision"
     assert AwsProvider(read(logs="bucket")).log_sink(store, "digits-1") is None
-
-
-def test_logs_can_be_kept_as_long_as_cloudwatch_can_keep_them():
-    assert tuple(sorted(cloudwatch.RETENTION_DAYS)) == RETENTION_DAYS
 
 
 @pytest.mark.parametrize(
