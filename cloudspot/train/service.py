@@ -141,6 +141,8 @@ class Service:
             weights = None if model is None else checkpoint.weights_sha256(model)
             final = {"step": total, "weights_sha256": weights}
             handoff.write_json(handoff.final_path(self._directory), final)
+        # Last: a process that ends in the middle of the final save has not finished.
+        handoff.ended_loop_path(self._directory, self._world.rank).touch()
 
     def close(self) -> None:
         """Stop the background threads and release the arena; for the end of the process."""

@@ -66,6 +66,7 @@ def finish(step, *, save=True):
     if save:
         seal(step, "final")
     files.write_json(files.final_path(handoff), {"step": step, "weights_sha256": "abc"})
+    files.ended_loop_path(handoff, rank).touch()
 
 def until(condition):
     while not condition():
@@ -164,6 +165,13 @@ def test_a_script_that_exits_0_in_the_middle_of_its_loop_has_failed(bench):
     assert whys(bench) == ["first", "trainer-failed"]
 
 
+def test_a_script_that_exits_0_in_the_middle_of_its_last_save_has_failed(bench):
+    """Its last steps are in no checkpoint, though it made them all."""
+    bench.life(SESSION + "if start == 0:\n    seal(40)\nbegin(100, 100)\n").run()
+    record = bench.exit_record()
+    assert (record.outcome, record.final, record.committed) == ("failed", None, bench.id(1, 40))
+
+
 def test_a_script_that_never_begins_its_loop_has_finished(bench):
     bench.life(SESSION.replace("begin(start)", "begin(start, -1)")).run()
     assert bench.exit_record().outcome == "succeeded"
@@ -188,6 +196,7 @@ while not os.path.exists("go"):
     [
         (SESSION + "begin(7)\n" + LEAVE_ON_SIGTERM, False),
         (SESSION + "begin(7)\n" + LEAVE_ON_SIGTERM + "files.left_loop_path(handoff, 0).touch()\n", False),
+        (SESSION + "begin(100, 100)\n" + LEAVE_ON_SIGTERM, False),  # in the middle of its last save
         (SAVE_AND_EXIT_0, True),
     ],
 )

@@ -24,6 +24,7 @@ def test_only_ends_that_a_script_chose_itself_are_told(tmp_path):
     def told(name):
         has_finished = handoff.final_path(tmp_path / name).exists()
         has_left = handoff.left_loop_path(tmp_path / name, 0).exists()
+        assert handoff.ended_loop_path(tmp_path / name, 0).exists() == has_finished
         assert not (has_finished and has_left)
         return FINISHED if has_finished else LEFT if has_left else NOTHING
 

@@ -267,8 +267,11 @@ class Membership:
         return record if winner == record else None
 
     def _reached_step(self) -> int | None:
-        status = self._context.status
-        return status.progress()[0] if self.current is not None and status.has_session else None
+        """Return the step that this node reached in the newest generation; None if it did not run it."""
+        status, current = self._context.status, self.current
+        if current is None or status.handoff != self._context.node.handoff(current.number):
+            return None
+        return status.progress()[0] if status.has_session else None
 
     def _port(self, first: Member) -> int:
         """Return a port that was free on the first member; only that node itself can know one."""

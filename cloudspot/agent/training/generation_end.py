@@ -31,20 +31,21 @@ class LoopState(enum.Enum):
     NOT_BEGUN = "not begun"
     """There is no session, or its loop was never begun."""
     BEGUN = "begun"
-    """It was begun, and neither ended nor left: the process ended in the middle of it."""
+    """It was begun, and neither ended nor left: the process ended in its middle, or in its last save."""
     LEFT = "left"
     """The script left it by itself before its end, such as for early stopping."""
     ENDED = "ended"
+    """Every local rank came to its end and sealed its last part."""
 
 
 def loop_state(handoff: Path, ranks: tuple[int, ...], restored_step: int) -> LoopState:
     """Return how far the loop came, by the files that the local ranks have left."""
     found = {rank: files.read_progress(handoff, rank) for rank in ranks}
     progress = {rank: each for rank, each in found.items() if each is not None}
+    if progress and all(files.ended_loop_path(handoff, rank).exists() for rank in progress):
+        return LoopState.ENDED
     if not any(total is not None or step > restored_step for step, total in progress.values()):
         return LoopState.NOT_BEGUN
-    if all(step == total for step, total in progress.values()):
-        return LoopState.ENDED
     left = (files.left_loop_path(handoff, rank).exists() for rank in progress)
     return LoopState.LEFT if all(left) else LoopState.BEGUN
 

@@ -15,7 +15,7 @@ from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_
 from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
-from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError
+from cloudspot.errors import CloudspotError, JobNotFound, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.history import History
@@ -170,6 +170,6 @@ def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:
         if not records:
             return False
         last = codec.decode_journal(store.get(records[-1]), key=records[-1])
-    except (CorruptData, TransientError):
-        return False  # The pass itself reports what is wrong.
+    except CloudspotError:
+        return False  # The pass itself reports what is wrong; `rm` may have deleted the record meanwhile.
     return isinstance(last, Finished) and now - last.at > LONG_OVER

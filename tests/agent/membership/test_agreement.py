@@ -6,6 +6,7 @@ import threading
 import time
 from datetime import datetime, timedelta, timezone
 
+import msgspec
 import pytest
 
 from cloudspot.agent.ending.exit_record import write_exit_record
@@ -14,6 +15,7 @@ from cloudspot.agent.membership.agreement import Membership
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, generations, keys, launches
 from cloudspot.jobstore.records import Failed, Notice, new_nonce
+from cloudspot.train import handoff as files
 
 JOB = "digits-1"
 
@@ -324,6 +326,18 @@ def test_a_peers_permanent_failure_is_waited_for_and_ends_all(bench, make, wait_
     assert outcome == [False]
     leaving = first.seek("regrouped").found()
     assert (leaving.outcome, leaving.permanent, leaving.exit_code) == ("failed", True, 3)
+
+
+def test_a_node_tells_how_far_it_came_only_of_the_generation_that_it_has_run(bench, make):
+    """The steps of the one before would be counted as lost twice."""
+    (agent,) = make(1, min=1, max=1)
+    status, handoff = agent.life.context.status, agent.life.context.node.handoff(1)
+    handoff.mkdir(parents=True)
+    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(55, 100))
+    status.ranks, status.handoff = (0,), handoff
+    assert agent.membership._reached_step() == 55
+    agent.membership.enter(msgspec.structs.replace(agent.found(), number=2))
+    assert agent.membership._reached_step() is None
 
 
 # --- an agent that was killed -----------------------------------------------------------------------

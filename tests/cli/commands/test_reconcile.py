@@ -6,6 +6,7 @@ import pytest
 
 from cloudspot.cli.commands import reconcile as reconcile_module
 from cloudspot.cli.commands.reconcile import is_long_over
+from cloudspot.errors import ObjectMissing
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 
@@ -94,6 +95,17 @@ def test_a_job_that_finished_long_ago_is_left_alone(jobs, hours, is_over):
     jobs.reclaimed_and_finished("done-1")
     now = datetime.now(timezone.utc) + timedelta(hours=hours)
     assert is_long_over(jobs.store, "done-1", now) is is_over
+
+
+def test_a_job_that_is_removed_during_the_look_is_left_to_the_pass(jobs, monkeypatch):
+    """ObjectMissing ended ``reconcile --watch``, and with it the driver of every other job."""
+    jobs.reclaimed_and_finished("done-1")
+
+    def get(key):
+        raise ObjectMissing(f"no object {key}")
+
+    monkeypatch.setattr(jobs.store, "get", get)
+    assert not is_long_over(jobs.store, "done-1", datetime.now(timezone.utc))
 
 
 def test_a_job_that_goes_on_is_never_long_over(jobs):
