@@ -115,7 +115,7 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     session."""
     complete_file: str | None = None
     """A file in such a directory that the script writes last. Without one, a directory is complete when it
-    has not changed for 10 s while the script was running, or when the script has ended with exit status 0. Name
+    has not changed for 10 s while the script was running, or when the script ended with exit status 0. Name
     a file here if the script handles SIGTERM itself: its handler may end it in the middle of a save."""
 
 
