@@ -27,7 +27,7 @@ def draw(width, height, ascii_only):
     return [Text(line) for line in [first.ljust(width - 1, "-"), *shown, *asked]]
 commands = os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK)
 screen = LiveScreen(draw)
-interrupts = Interrupts(tell=lambda: None, leave=screen.leave_at_once)
+interrupts = Interrupts(screen.leave_at_once)
 buffer = ""
 with interrupts, screen:
     while True:

@@ -341,10 +341,10 @@ class BucketStoreTests:
         assert store.get("k") == b"y"
 
     def test_a_server_that_takes_any_create_is_refused_by_the_probe(self, cloud, store, monkeypatch):
-        probe(store, sleep=lambda seconds: None)
+        probe(patient(store, sleep=lambda seconds: None))
         cloud.ignore_conditions(monkeypatch)
         with pytest.raises(StoreRefused, match="second create of the same key was accepted"):
-            probe(store, sleep=lambda seconds: None)
+            probe(patient(store, sleep=lambda seconds: None))
 
     # --- bytes on the way -------------------------------------------------------------------------
 
