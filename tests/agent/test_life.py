@@ -61,6 +61,10 @@ def drain(step):
     files.write_json(files.drained_path(handoff, 0), {"step": step})
     sys.exit(0)
 
+def end_loop():
+    begin(100, 100)
+    files.ended_loop_path(handoff, rank).touch()
+
 def finish(step, *, save=True):
     begin(step, step)
     if save:
@@ -412,7 +416,7 @@ def whys(bench):
 
 def test_a_failure_on_one_node_ends_the_training_on_the_other_at_once(bench, two_nodes):
     """That one waits in a collective, perhaps for half an hour."""
-    script = "if generation == 1: begin(7); sys.exit(3) if rank == 1 else time.sleep(3600)\nbegin(100, 100)\n"
+    script = "if generation == 1: begin(7); sys.exit(3) if rank == 1 else time.sleep(3600)\nend_loop()\n"
     lives = two_nodes(script)
     end_both(lives)
     assert [bench.exit_record(rank=rank).outcome for rank in range(2)] == ["succeeded", "succeeded"]
@@ -441,7 +445,7 @@ if generation < 3:
     mark.unlink()
     begin(7, 10**6)
     sys.exit(1)
-begin(100, 100)
+end_loop()
 """
     env = {"MARK": str(bench.root / "mark")}
     end_both(two_nodes(script, run={"env": env}, limits={"stuck_after": 1.0, "max_restarts": 5}))
@@ -489,7 +493,7 @@ def test_a_torchrun_that_finds_no_peers_within_reach_is_ended(bench, two_nodes, 
 
 def test_the_side_of_the_first_node_goes_on_where_that_is_enough(bench, two_nodes, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.membership.failure_votes.unreachable", frozenset)
-    script = "begin(7)\nif generation == 1: time.sleep(3600)\nbegin(100, 100)\n"
+    script = "begin(7)\nif generation == 1: time.sleep(3600)\nend_loop()\n"
     end_both(two_nodes(script, nodes={"min": 1, "max": 2}, limits={"stuck_after": 0.5}))
     assert bench.exit_record(rank=0).outcome == "succeeded"
     assert bench.exit_record(rank=1).outcome in {"failed", "superseded"}
