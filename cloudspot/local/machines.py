@@ -23,7 +23,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -34,6 +33,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cloudspot.decoding import decode
+from cloudspot.disk.partial_files import partial_directory, write_whole
 from cloudspot.local.home import try_lock
 from cloudspot.local.processes import end_machine_processes
 from cloudspot.local.records import MachineRecord, MachineState, ReclaimRequest, SupervisorRecord
@@ -87,15 +87,14 @@ class MachineDirectory:
         machine = cls(path)
         if path.exists():
             return machine
-        # A leading dot keeps what a killed creator left behind out of the listings.
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-        (temporary / "requests").mkdir()
-        (temporary / "user-data").write_bytes(user_data)
-        if environment:
-            # mkdtemp closes the directory to others; renaming does not change that.
-            (temporary / "environment.json").write_bytes(msgspec.json.encode(environment))
-        (temporary / "machine.json").write_bytes(msgspec.json.encode(record))
-        temporary.rename(path)
+        # Closed to others from the start: the environment may hold credentials.
+        with partial_directory(path.parent, mode=0o700) as partial:
+            (partial / "requests").mkdir()
+            (partial / "user-data").write_bytes(user_data)
+            if environment:
+                (partial / "environment.json").write_bytes(msgspec.json.encode(environment))
+            (partial / "machine.json").write_bytes(msgspec.json.encode(record))
+            partial.rename(path)
         return machine
 
     def record(self) -> MachineRecord:
@@ -232,10 +231,7 @@ class MachineDirectory:
 
     def _write(self, name: str, value: Any) -> None:
         """Write the file atomically: readers see all of it or nothing."""
-        path = self.path / name
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(msgspec.json.encode(value))
-        temporary.replace(path)
+        write_whole(self.path / name, msgspec.json.encode(value))
 
 
 def now_utc() -> datetime:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.decoding import decode
+from cloudspot.disk.partial_files import write_whole
 from cloudspot.jobstore.records import File
 
 SETTLED_SECONDS = 10.0
@@ -86,9 +87,7 @@ class CheckpointDirectories:
     def begin_script(self) -> None:
         """Note that a script is about to start: what exists now is not its work."""
         self._before = {directory.name: directory.fingerprint for directory in self._matching()}
-        temporary = self._memory.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(self._before))
-        temporary.replace(self._memory)
+        write_whole(self._memory, msgspec.json.encode(self._before))
 
     def torn(self) -> tuple[CheckpointDirectory, ...]:
         """Return what the script, which has ended, has written to and not completed."""

@@ -75,7 +75,7 @@ def download_(
     job = open_job(store_url, job_id)
     directory = target or Path(f"{job.id}-artifacts")
     found = _matching(job, patterns)
-    wanted = [each for each in found if not (each.is_safe and is_present(each, directory))]
+    wanted = [each for each in found if not is_present(each, directory)]
     with transfer("downloading artifacts", sum(each.size for each in wanted)) as advance:
         problems = download(job.store, wanted, directory, progress=advance) if wanted else []
     failed = {each.key: why for each, why in zip(wanted, problems, strict=True) if why is not None}
