@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloudspot.disk.partial_files import STALE_SECONDS
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -25,7 +26,7 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.local import filestore
-from cloudspot.local.filestore import STAGING, STALE_SECONDS, FileStore
+from cloudspot.local.filestore import STAGING, FileStore
 from cloudspot.testing.storekit import ObjectStoreTests
 
 
