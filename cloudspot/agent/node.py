@@ -108,7 +108,7 @@ class Node:
 
 
 def _default_arena(directory: Path) -> str:
-    """Return a directory in memory: its name cannot be guessed, and every agent of this machine has the same."""
+    """Return a directory in memory. Its name cannot be guessed; all agents of a machine have the same."""
     shared = Path("/dev/shm")  # noqa: S108 - the kernel's memory file system
     if not (shared.is_dir() and os.access(shared, os.W_OK)):
         return str(directory / "arena")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 STALE_SECONDS = 3600.0
-"""Locks tell nothing of writers on other hosts. Theirs, untouched for this long, count as left by a killed one."""
+"""Locks say nothing about writers on other hosts: they count as killed once silent for this long."""
 _NAME = re.compile(r"\.cloudspot-([0-9a-f]{8})-[0-9a-f]{16}\.partial")
 
 _swept: set[Path] = set()

@@ -165,7 +165,9 @@ def _opened(data: bytes, max_bytes: int) -> Iterator[tarfile.TarFile]:
         with (
             gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked,
             _Archive.open(
-                fileobj=_Bounded(unpacked, max_bytes + MAX_MEMBERS * _HEADER_BYTES), mode="r|", errors="strict"
+                fileobj=_Bounded(unpacked, max_bytes + MAX_MEMBERS * _HEADER_BYTES),
+                mode="r|",
+                errors="strict",
             ) as archive,
         ):
             yield archive

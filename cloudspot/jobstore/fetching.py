@@ -144,7 +144,7 @@ def _fetch_directories(
 
 
 def _create(path: Path, size: int) -> None:
-    """Create the file; where the disk takes another of its names for the same file, neither is overwritten."""
+    """Create the file. It must be new: the disk may take two names for one, as where it ignores case."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(descriptor, size)

@@ -40,8 +40,9 @@ class Artifact:
     """A file in the bucket."""
 
     name: str
-    """Relative and ``/``-separated, as the job wrote it; below ``node-<rank>/`` for nodes other than 0. Of a key
-    that no job of ours has written it may be anything: see ``is_safe_name`` before using it as a path."""
+    """Relative and ``/``-separated, as the job wrote it; below ``node-<rank>/`` for nodes other than 0.
+
+    Others may write keys too: it is a path only if ``is_safe_name`` says so."""
     key: str
     size: int
     modified_at: datetime

@@ -50,7 +50,7 @@ def account() -> str:
     try:
         return path.read_text(encoding="ascii")
     except FileNotFoundError:
-        write_whole(path, secrets.token_hex(8).encode("ascii"))
+        write_whole(path, secrets.token_hex(8).encode("ascii"), mode=0o600)
         return path.read_text(encoding="ascii")
 
 

@@ -326,9 +326,13 @@ def test_what_holds_the_environment_is_for_its_owner_alone_whatever_the_umask(ma
     finally:
         os.umask(umask)
     hook = machine.directory / "cloud/scripts/per-boot/cloudspot-end-if-booted-again"
-    with_environment = [machine.directory / "units/cloudspot-agent.sh", machine.directory / "node/on-shutdown", hook]
+    with_environment = [
+        machine.directory / "units/cloudspot-agent.sh",
+        machine.directory / "node/on-shutdown",
+        hook,
+    ]
     for path in with_environment:
-        assert "CLOUDSPOT_STORE=\"secret\"" in path.read_text()
+        assert 'CLOUDSPOT_STORE="secret"' in path.read_text()
         assert path.stat().st_mode & 0o777 == 0o700, path
     assert (machine.directory / "node").stat().st_mode & 0o777 == 0o700
     # systemd tells of units that it alone may read.

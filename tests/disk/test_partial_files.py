@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, erro
     assert path.read_bytes() == b"old"
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_disk_that_is_full_when_the_last_bytes_go_out_is_an_error(tmp_path, monkeypatch):
     full = os.open("/dev/full", os.O_WRONLY)
     create = partial_files.create_partial

@@ -8,6 +8,7 @@ import threading
 import msgspec
 import pytest
 
+from cloudspot.disk.partial_files import partial_directory
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.jobstore import fetching, keys
 from cloudspot.jobstore.patience import patient
@@ -256,7 +257,7 @@ def test_leftovers_of_a_killed_fetch_are_removed_and_not_followed(store, checkpo
     outside.mkdir()
     (outside / "keep").write_text("")
     work = tmp_path / "work"
-    with pytest.raises(KeyboardInterrupt), partial_directory(tmp_path / "elsewhere") as left:
+    with pytest.raises(KeyboardInterrupt), partial_directory(outside) as left:
         raise KeyboardInterrupt
     (work / left.name).mkdir(parents=True)
     (work / left.name / "half").symlink_to(outside)

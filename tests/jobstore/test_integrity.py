@@ -6,8 +6,6 @@ from datetime import datetime, timezone
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import codec, integrity

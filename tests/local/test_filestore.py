@@ -240,10 +240,18 @@ def test_no_symlink_below_the_root_is_followed_and_the_root_may_be_one(store, tm
     (store.root / "jobs/x").symlink_to(tmp_path / "outside")
     (store.root / "file").symlink_to(tmp_path / "outside/spec")
     for key, link in (("jobs/x/spec", "jobs/x"), ("file", "file")):
-        for call in (store.get, store.head, store.delete, store.open_upload, lambda key: store.put(key, b"2")):
+        for call in (
+            store.get,
+            store.head,
+            store.delete,
+            store.open_upload,
+            lambda key: store.put(key, b"2"),
+        ):
             with pytest.raises(StoreRefused, match=f"{link} is a symlink, which is not followed; remove it"):
                 call(key)
-    assert [(path.name, path.read_bytes()) for path in (tmp_path / "outside").iterdir()] == [("spec", b"kept")]
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "outside").iterdir()] == [
+        ("spec", b"kept")
+    ]
     assert keys_of(store) == ["a"]
 
 

@@ -290,6 +290,16 @@ def test_the_newest_complete_directory_is_committed_once(bench, carry, node):
     assert steps(bench) == [10]
 
 
+def test_what_was_uploaded_takes_no_room_once_the_script_has_deleted_it(bench, carry, node):
+    path = directory(node, "checkpoint-10")
+    (path / "model").rename(node.work / "kept")
+    (path / "model").hardlink_to(node.work / "kept")
+    assert carry(checkpoint=PATTERN).courier.finish(until=lambda: FAR)
+    assert steps(bench) == [10]
+    assert (node.work / "kept").stat().st_nlink == 2
+    assert not (node.staging / "checkpoint-10").exists()
+
+
 def test_before_the_first_generation_nothing_is_given_up(bench, carry, node):
     """An agent that was restarted between two generations met directories as generation 0's."""
     directory(node, "checkpoint-10")
