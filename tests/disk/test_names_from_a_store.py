@@ -26,6 +26,7 @@ from cloudspot.jobstore.stored_artifacts import download, is_present, list_artif
 from cloudspot.local.filestore import FileStore
 
 PREFIX = keys.artifacts_prefix("x")
+SOAK_EXAMPLES = int(os.environ.get("CLOUDSPOT_SOAK_NAMES", "20000"))
 AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 _SEGMENTS = (
@@ -36,12 +37,15 @@ segments = st.sampled_from(_SEGMENTS) | st.text(max_size=4)
 names = st.lists(segments, min_size=1, max_size=5).map("/".join) | st.just("d/" * 1200 + "e")
 """``OUTSIDE`` becomes the absolute path of the directory that must not change."""
 
+_some_names = st.lists(names, min_size=1, max_size=4)
+_some_members = st.lists(st.tuples(names, st.none() | names), min_size=1, max_size=4)
+
 escapes = [
-    example(["OUTSIDE/escape"]),
-    example(["../outside/keep"]),
-    example(["link/escape"]),
-    example(["link/sub/keep", "file-link"]),
-    example(["a/../../outside/escape"]),
+    example(texts=["OUTSIDE/escape"]),
+    example(texts=["../outside/keep"]),
+    example(texts=["link/escape"]),
+    example(texts=["link/sub/keep", "file-link"]),
+    example(texts=["a/../../outside/escape"]),
 ]
 
 
@@ -111,8 +115,8 @@ def put_artifacts(place, texts):
     return store
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(names, min_size=1, max_size=4))
+@settings(max_examples=100, deadline=None)
+@given(texts=_some_names)
 @all_escapes
 def test_artifacts_that_a_node_brings_back(places, texts):
     with places() as place:
@@ -125,8 +129,8 @@ def test_artifacts_that_a_node_brings_back(places, texts):
         assert {path.name for path in work.iterdir()} == {"artifacts"}
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(names, min_size=1, max_size=4))
+@settings(max_examples=100, deadline=None)
+@given(texts=_some_names)
 @all_escapes
 def test_artifacts_that_the_command_line_downloads(places, texts):
     with places() as place:
@@ -143,11 +147,11 @@ def test_artifacts_that_the_command_line_downloads(places, texts):
         assert len(problems) == len(found)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(names, st.none() | names), min_size=1, max_size=4))
-@example([("../outside/keep", None)])
-@example([("l", "../outside"), ("l/escape", None)])
-@example([("a/l", ".."), ("m", "a/l/.."), ("m/outside/keep", None)])
+@settings(max_examples=100, deadline=None)
+@given(members=_some_members)
+@example(members=[("../outside/keep", None)])
+@example(members=[("l", "../outside"), ("l/escape", None)])
+@example(members=[("a/l", ".."), ("m", "a/l/.."), ("m/outside/keep", None)])
 def test_members_of_a_code_bundle(places, members):
     with places() as place:
         buffer = io.BytesIO()
@@ -169,14 +173,15 @@ def test_members_of_a_code_bundle(places, members):
         assert {path.name for path in place.root.iterdir()} <= {"code", "link", "file-link", "b"}
 
 
-@settings(max_examples=150, deadline=None)
-@given(names, st.lists(names, min_size=1, max_size=3))
-@example("../outside", ["escape"])
-@example("link/escape", ["a"])
-@example("d", ["../../outside/escape"])
-@example("OUTSIDE/d", ["a"])
-@example("link", ["a"])
-def test_directories_and_files_of_a_checkpoint(places, directory, files):
+@settings(max_examples=100, deadline=None)
+@given(texts=_some_names)
+@example(texts=["../outside", "escape"])
+@example(texts=["link/escape", "a"])
+@example(texts=["d", "../../outside/escape"])
+@example(texts=["OUTSIDE/d", "a"])
+@example(texts=["link", "a"])
+def test_directories_and_files_of_a_checkpoint(places, texts):
+    directory, *files = texts
     with places() as place:
         part = Part(
             generation=1, step=1, rank=0, num_parts=1, kind="directory", size=0, chunks=(),
@@ -189,8 +194,8 @@ def test_directories_and_files_of_a_checkpoint(places, directory, files):
         place.check()
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(names, min_size=1, max_size=3))
+@settings(max_examples=100, deadline=None)
+@given(texts=_some_names)
 @all_escapes
 def test_keys_of_a_store_in_a_directory(places, texts):
     with places() as place:
@@ -208,3 +213,21 @@ def test_keys_of_a_store_in_a_directory(places, texts):
                     found = act()
                     assert found is None or isinstance(found, list) or found == b"written"
         place.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("test", "strategies"),
+    [
+        (test_artifacts_that_a_node_brings_back, {"texts": _some_names}),
+        (test_artifacts_that_the_command_line_downloads, {"texts": _some_names}),
+        (test_members_of_a_code_bundle, {"members": _some_members}),
+        (test_directories_and_files_of_a_checkpoint, {"texts": _some_names}),
+        (test_keys_of_a_store_in_a_directory, {"texts": _some_names}),
+    ],
+)
+def test_many_more_names(places, test, strategies):
+    """A failure prints its names, and the blob that repeats it."""
+    many = settings(max_examples=SOAK_EXAMPLES, deadline=None, print_blob=True)
+    many(given(**strategies)(test.hypothesis.inner_test))(places=places)
