@@ -101,8 +101,8 @@ def download(
     except OSError as error:
         raise CloudspotError(f"cannot make {directory}: {error.strerror}") from error
 
-    inodes: dict[str, int] = {}
-    """The files that this call has written, by key."""
+    written: dict[str, int] = {}
+    """The inodes of the files that this call has written, by key."""
 
     def carry(artifact: Artifact) -> str | None:
         if not is_safe_name(artifact.name):
@@ -112,7 +112,7 @@ def download(
             with whole_file(path) as file:
                 current = _fetch(store, artifact, file, progress)
                 os.utime(file.fileno(), ns=(_nanoseconds(current), _nanoseconds(current)))
-                inodes[artifact.key] = os.fstat(file.fileno()).st_ino
+                written[artifact.key] = os.fstat(file.fileno()).st_ino
         except ObjectMissing:
             return "it has been deleted meanwhile"
         except OSError as error:
@@ -122,7 +122,7 @@ def download(
     problems = each(carry, artifacts, num_threads=num_threads)
     return [
         "another artifact has the same name on this disk"
-        if problem is None and (directory / artifact.name).lstat().st_ino != inodes[artifact.key]
+        if problem is None and _inode(directory / artifact.name) != written[artifact.key]
         else problem
         for artifact, problem in zip(artifacts, problems, strict=True)
     ]
@@ -145,6 +145,13 @@ def _fetch(
             return artifact
         artifact = Artifact(artifact.name, artifact.key, meta.size, meta.modified_at)
     raise OSError(0, "the job replaces it faster than it can be read")
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return None
 
 
 def _nanoseconds(artifact: Artifact) -> int:
