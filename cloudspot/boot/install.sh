@@ -15,8 +15,8 @@ install_agent() {
     "$CLOUDSPOT_AGENT_PYTHON" "$agent_home/install.py" "$CLOUDSPOT_STORE" "$agent_key" "$agent_sha256" \
         "$agent_home" || return
     for pip in "$archive"/installer/pip-*.whl; do :; done
-    if [ -e "$pip" ]; then
-        # Debian's Python cannot make an environment with pip.
+    # Debian's Python cannot make an environment with pip, so one is staged; a new Python may not run an old pip.
+    if "$CLOUDSPOT_AGENT_PYTHON" "$pip/pip" install --help >/dev/null 2>&1; then
         "$CLOUDSPOT_AGENT_PYTHON" -m venv --clear --without-pip "$agent_home/venv" || return
         set -- "$python" "$pip/pip"
     else

@@ -189,7 +189,10 @@ def index(tmp_path: Path, image: Image) -> Iterator[Index]:
 
 @pytest.fixture
 def submit_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """``submit_from(fast_tag)``: the archive of a plugin of a third party, one of whose dependencies has this tag."""
+    """``submit_from(fast_tag)``: the archive of a plugin of a third party, one of whose dependencies has this tag.
+
+    If that does not fit the machines, pip does not either.
+    """
 
     def install(name: str, *, tag: str = "py3-none-any", requires: str = "") -> None:
         package = name.replace("-", "_")
@@ -203,6 +206,8 @@ def submit_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def make(fast_tag: str) -> AgentArchive:
         install("sky-fast", tag=fast_tag)
         install("sky-base")
+        if fast_tag == OTHER_PLATFORM:
+            install("pip")
         install(
             "cloudspot-sky",
             requires="Requires-Dist: cloudspot\nRequires-Dist: sky-fast>=0.5\nRequires-Dist: sky-base\n",
