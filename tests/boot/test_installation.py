@@ -205,12 +205,12 @@ def submit_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def make(fast_tag: str) -> AgentArchive:
         install("sky-fast", tag=fast_tag)
-        install("sky-base")
+        install("sky-base", requires="Provides-Extra: deep\n")
         if fast_tag == OTHER_PLATFORM:
             install("pip")
         install(
             "cloudspot-sky",
-            requires="Requires-Dist: cloudspot\nRequires-Dist: sky-fast>=0.5\nRequires-Dist: sky-base\n",
+            requires="Requires-Dist: cloudspot\nRequires-Dist: sky-fast>=0.5\nRequires-Dist: sky-base[deep]\n",
         )
         return make_agent_archive(["cloudspot-sky"])
 
