@@ -10,6 +10,7 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent import life as life_module
 from cloudspot.agent.ending import final_delivery
@@ -23,7 +24,6 @@ from cloudspot.jobstore.records import Generation, Heartbeat, Member, Notice, ne
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice
 from cloudspot.process_marks import marked_processes
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

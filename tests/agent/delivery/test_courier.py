@@ -4,6 +4,7 @@ import time
 from datetime import datetime, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent.delivery import courier as courier_module
 from cloudspot.agent.delivery.checkpoint_restore import Restored
@@ -12,7 +13,6 @@ from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import fetching, generations, keys, manifests
 from cloudspot.jobstore.records import Generation, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.train import handoff as files
 
 FAR = 1e9

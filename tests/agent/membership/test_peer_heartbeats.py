@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
+from faultstore import FaultPlan, FaultyStore
 from memorystore import InMemoryStore
 
 from cloudspot.agent.membership import heartbeat_writer, peer_heartbeats
@@ -19,7 +20,6 @@ from cloudspot.agent.node_context import Job, NodeContext
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.records import Failed
 from cloudspot.model import NodeIdentity
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 START = datetime(2026, 11, 20, tzinfo=timezone.utc)
 
