@@ -20,11 +20,11 @@ from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHos
 from cloudspot.errors import CloudspotError
 from cloudspot.local.forms import num_cores
 from cloudspot.local.home import lock
+from cloudspot.local.machine_records import Guest, MachineRecord, Network, PlannedReclaim, ReclaimRequest
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.network import make_bridge
 from cloudspot.local.processes import MARK
-from cloudspot.local.records import Guest, MachineRecord, Network, PlannedReclaim, ReclaimRequest
-from cloudspot.local.supervision import start_supervisor
+from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import EndReason, InstanceState
 
 LOOPBACK_NETWORK = "127.77.0.0/16"

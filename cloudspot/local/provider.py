@@ -16,7 +16,7 @@ from cloudspot.local.home import HOME, state_home
 from cloudspot.local.metadata import LocalPreemptionSource, fetch, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
-from cloudspot.local.supervision import node_python_path
+from cloudspot.local.supervisor_start import node_python_path
 from cloudspot.model import ANNOUNCED, BootProfile, CheckResult, NodeIdentity, Resources
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from aliyunsdkcore.request import RpcRequest
 
 NUM_TRIES: Final = 3
+PAGE: Final = 100
+NUMBERED_PAGE: Final = 50
 _VERSIONS: Final = {
     "Ram": "2015-05-01",
     "Sts": "2015-04-01",
@@ -95,12 +97,11 @@ def read_pages(
     parameters: Mapping[str, Any],
     *,
     path: Sequence[str],
-    page_size: int = 100,
 ) -> Iterator[dict[str, Any]]:
     """Yield the items of a listing that is paged by ``NextToken``, at ``path`` in each answer."""
     token = ""
     while True:
-        more = {"MaxResults": page_size, **({"NextToken": token} if token else {})}
+        more = {"MaxResults": PAGE, **({"NextToken": token} if token else {})}
         answer = read(clients, what, action, {**parameters, **more})
         yield from items(answer, *path)
         token = str(answer.get("NextToken") or "")
@@ -116,12 +117,11 @@ def read_numbered_pages(
     *,
     path: Sequence[str],
     product: str = "Ecs",
-    page_size: int = 50,
 ) -> Iterator[dict[str, Any]]:
     """Yield the items of a listing that is paged by ``PageNumber``, at ``path`` in each answer."""
     number, num_seen = 1, 0
     while True:
-        page = {"PageNumber": number, "PageSize": page_size}
+        page = {"PageNumber": number, "PageSize": NUMBERED_PAGE}
         answer = read(clients, what, action, {**parameters, **page}, product=product)
         found = items(answer, *path)
         yield from found

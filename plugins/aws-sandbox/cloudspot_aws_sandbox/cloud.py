@@ -21,9 +21,9 @@ from cloudspot.emulation.role_credentials import Secrets
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
-from cloudspot_aws_sandbox.credentials import RoleKeys
 from cloudspot_aws_sandbox.rights import resource_of, rights_of
 from cloudspot_aws_sandbox.rolecheck import RoleCheck
+from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
 if TYPE_CHECKING:
     from cloudspot_aws_sandbox.strict_ec2 import StrictEc2

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
 from cloudspot_aws_sandbox.callers import QUERY_SERVICES, Reason, refusal
-from cloudspot_aws_sandbox.credentials import RoleKeys
 from cloudspot_aws_sandbox.query import ApiError
+from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication

@@ -20,7 +20,7 @@ from aliyunsdkecs.request.v20140526.TagResourcesRequest import TagResourcesReque
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import AuthError
-from cloudspot.local.records import PlannedReclaim
+from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.model import Market
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.credentials import Credentials, CredentialsSource
