@@ -18,7 +18,7 @@ from cloudspot.plugin.cloudprovider import Caller
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes
 from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.errors import ERRORS, SDK_ERRORS, error_code, translated
+from cloudspot_aliyun.errors import ERRORS
 
 if TYPE_CHECKING:
     from aliyunsdkcore.request import RpcRequest
@@ -52,8 +52,8 @@ def ask(
     try:
         try:
             return clients.ask_ecs(_request(product, action, parameters), region=region)
-        except SDK_ERRORS as error:
-            if error_code(error) not in ERRORS.expired or not clients.credentials.renew(used):
+        except ERRORS.raised as error:
+            if ERRORS.code_of(error) not in ERRORS.expired or not clients.credentials.renew(used):
                 raise
         return clients.ask_ecs(_request(product, action, parameters), region=region)
     except json.JSONDecodeError as error:  # such as a proxy's page in place of the answer
@@ -77,7 +77,7 @@ def read(
     """
 
     def once() -> dict[str, Any]:
-        with translated(what, codes):
+        with ERRORS.translated(what, codes):
             return ask(clients, action, parameters, product=product, region=region)
 
     return retry(once, sleep=time.sleep, waits=doubling(0.1, num=NUM_TRIES - 1))

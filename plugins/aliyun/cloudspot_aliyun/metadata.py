@@ -56,7 +56,6 @@ class AliyunNoticeSource(PreemptionSource):
         self._unread = ""
 
     def poll(self) -> PreemptionNotice | None:
-        """Return the standing notice, or None."""
         text = (self._metadata.get(TERMINATION) or "").strip()
         if not text:
             return None

@@ -16,7 +16,7 @@ import botocore.exceptions
 import cloudspot
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.plugin.cloudprovider import Caller
-from cloudspot_aws.errors import translated
+from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.imds import Imds
 
 CONNECT_SECONDS = 10.0
@@ -109,7 +109,7 @@ class AwsClients:
 
 def caller(clients: AwsClients) -> Caller:
     """Return whom the credentials belong to; needs no right."""
-    with translated("asking AWS whose credentials these are"):
+    with ERRORS.translated("asking AWS whose credentials these are"):
         answer = clients.client("sts").get_caller_identity()
     return Caller(account=str(answer["Account"]), arn=str(answer["Arn"]))
 

@@ -27,7 +27,7 @@ from cloudspot.plugin.logorder import Arrival, Joiner, Order, read_back
 from cloudspot.plugin.machinetags import store_digest
 from cloudspot.retrying import retry
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import translated
+from cloudspot_aws.errors import ERRORS
 
 GROUP_PREFIX = "/cloudspot/"
 MAX_BATCH_BYTES = 1_048_576
@@ -237,7 +237,7 @@ class CloudWatchLogSink(LogSink):
         client = self._clients.client("logs", num_attempts=1)
 
         def call() -> Any:
-            with translated(f"log group {self.group}", _CODES):
+            with ERRORS.translated(f"log group {self.group}", _CODES):
                 return getattr(client, operation)(**options)
 
         return retry(call, sleep=self._sleep, kind=TransientError)
