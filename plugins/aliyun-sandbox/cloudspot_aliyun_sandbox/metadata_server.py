@@ -28,8 +28,8 @@ class EcsMetadataService(TokenedMetadata):
     ``private-ipv4``, ``region-id``, ``zone-id``, ``vpc-id``, ``vpc-cidr-block``, ``vswitch-id``,
     ``vswitch-cidr-block``, ``owner-account-id``, ``serial-number``; ``market`` (``spot`` or ``on-demand``);
     ``http-endpoint``, ``http-tokens`` and ``http-put-response-hop-limit`` as RunInstances has them; ``role``
-    with ``role-seed`` (see ``rolekeys``) and ``credential-seconds``. The tags are shown as the machine's host
-    has them: whoever emulates ECS gives it none while InstanceMetadataTags is not enabled.
+    with ``role-seed`` (see ``rolekeys``) and ``credential-seconds``. The tags shown are those of the
+    machine's host: the emulated ECS gives it none while InstanceMetadataTags is not enabled.
     """
 
     versions: ClassVar[tuple[str, ...]] = ("2016-01-01", "latest")
@@ -50,7 +50,7 @@ class EcsMetadataService(TokenedMetadata):
         self._credentials = ShownCredentials(RoleKeys, view.facts, lead=RENEWED_BEFORE, now=now)
 
     def answer(self, request: Request) -> Answer:
-        """Answer one request; nobody where the endpoint is disabled."""
+        """Answer one request; refuse all while the endpoint is disabled."""
         if self.view.facts.get("http-endpoint", "enabled") == "disabled":
             return self.refuse(403)
         return super().answer(request)

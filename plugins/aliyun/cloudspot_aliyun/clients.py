@@ -215,10 +215,10 @@ def _chosen_endpoint(variable: str) -> SplitResult | None:
     chosen = os.environ.get(variable)
     if not chosen:
         return None
-    scheme, _, address = chosen.strip().rstrip("/").rpartition("://")
-    parts = urlsplit(f"{scheme or 'https'}://{address}")
+    url = chosen if "://" in chosen else f"https://{chosen}"
+    parts = urlsplit(url.strip().rstrip("/"))
     try:
-        is_good = bool(parts.hostname) and not parts.path and "@" not in address and parts.port != 0
+        is_good = bool(parts.hostname) and not parts.path and "@" not in parts.netloc and parts.port != 0
     except ValueError:
         is_good = False
     if not is_good or parts.scheme not in {"http", "https"}:

@@ -3,7 +3,7 @@
 Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Instance
 metadata categories", "Spot Instance interruption notices", "EC2 instance rebalance recommendations",
 "View tags for your EC2 instances using instance metadata" (checked 2026-11). From memory: a directory that is
-asked for without its last slash is listed all the same.
+requested without its last slash is listed too.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ VERSIONS: Final = (
 
 
 class Imds(TokenedMetadata):
-    """One machine's service; its facts are what ``cloudspot_aws_sandbox.machines`` says of the instance.
+    """One machine's service; its facts are what ``cloudspot_aws_sandbox.machines`` says about the instance.
 
-    Beside those it reads ``role`` (the profile's role) with ``role-seed`` (see
+    It also reads ``role`` (the profile's role) with ``role-seed`` (see
     :mod:`cloudspot_aws_sandbox.rolekeys`), and ``credential-seconds``.
     """
 
