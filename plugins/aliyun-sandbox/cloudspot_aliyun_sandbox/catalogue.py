@@ -50,7 +50,9 @@ class Catalogue:
         if "DestinationResource" not in parameters:
             raise ApiError("MissingParameter", "DestinationResource is mandatory.")
         if parameters["DestinationResource"] != "InstanceType":
-            raise ApiError("SandboxNotImplemented", "the emulated ECS knows DestinationResource=InstanceType")
+            raise ApiError(
+                "SandboxNotImplemented", "the emulated ECS supports only DestinationResource=InstanceType"
+            )
         is_spot = parameters.get("SpotStrategy", "NoSpot") != "NoSpot"
         market = "spot" if is_spot else "on-demand"
         zones = []
@@ -112,7 +114,7 @@ class Catalogue:
     def describe_price(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer DescribePrice for a pay-as-you-go instance: its own price, and its disk's."""
         if parameters.get("ResourceType", "instance") != "instance":
-            raise ApiError("SandboxNotImplemented", "the emulated ECS knows ResourceType=instance")
+            raise ApiError("SandboxNotImplemented", "the emulated ECS supports only ResourceType=instance")
         kind = self._kind(parameters, "InstanceType")
         now = kind.price
         if parameters.get("SpotStrategy", "NoSpot") != "NoSpot":

@@ -261,7 +261,7 @@ def _check_network(parameters: Parameters, place: Place) -> None:
 
 def _check_spot(parameters: Parameters) -> None:
     if parameters.get("InstanceChargeType", "PostPaid") != "PostPaid":
-        raise ApiError("SandboxNotImplemented", "the emulated ECS sells PostPaid machines only")
+        raise ApiError("SandboxNotImplemented", "the emulated ECS sells only PostPaid machines")
     strategy = parameters.get("SpotStrategy", "NoSpot")
     if strategy not in {"NoSpot", "SpotAsPriceGo", "SpotWithPriceLimit"}:
         raise ApiError("InvalidSpotStrategy", "The specified SpotStrategy is not valid.")

@@ -207,7 +207,7 @@ class Machines:
         for i, address in enumerate(ipaddress.ip_network(network).hosts()):
             if i >= NUM_RESERVED and str(address) not in taken:
                 return str(address)
-        raise AssertionError("whoever grants machines looks for addresses first")
+        raise AssertionError("the addresses are checked before machines are granted")
 
 
 def written_time(seconds: float) -> str:

@@ -146,7 +146,7 @@ class StrictEcs:
         if product is None:
             raise ApiError("InvalidVersion", "Specified parameter Version is not valid.")
         if parameters.get("Format", "JSON").upper() != "JSON":
-            raise ApiError("SandboxNotImplemented", "the emulated ECS answers in JSON only")
+            raise ApiError("SandboxNotImplemented", "the emulated ECS answers only in JSON")
         # Callers sign by the real time, whatever clock the machines live by.
         self._gate.check(method, parameters, now=time.time())
         self._check_key(parameters["AccessKeyId"])
@@ -159,7 +159,7 @@ class StrictEcs:
         self._authorize(product, action)
         handler = self._handlers.get(action)
         if handler is None:
-            raise ApiError("SandboxNotImplemented", f"the emulated ECS does not know {action}")
+            raise ApiError("SandboxNotImplemented", f"the emulated ECS does not support {action}")
         with self.machines.lock:
             self.machines.refresh()
             region = parameters.get("RegionId", "")
@@ -238,7 +238,7 @@ class StrictEcs:
         } - COMMON
         if unknown:
             raise ApiError(
-                "SandboxNotImplemented", f"the emulated ECS does not know the filter {min(unknown)}"
+                "SandboxNotImplemented", f"the emulated ECS does not support the filter {min(unknown)}"
             )
         named, tags = json_list(parameters, "InstanceIds"), wanted_tags(parameters)
         rows = [
@@ -283,7 +283,7 @@ class StrictEcs:
     def _tag_resources(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         ids, given = nested(parameters, "ResourceId"), nested(parameters, "Tag")
         if parameters.get("ResourceType") != "instance":
-            raise ApiError("SandboxNotImplemented", "the emulated ECS tags instances only")
+            raise ApiError("SandboxNotImplemented", "the emulated ECS tags only instances")
         if not 1 <= len(ids) <= 50:
             raise ApiError("InvalidParameter", "The specified ResourceId is not valid.")
         launching.check_tags(given)

@@ -43,7 +43,7 @@ def describe_instance_types(parameters: Mapping[str, Any], region: str) -> Mappi
         values = _VALUES.get(one["Name"])
         if values is None:
             raise ApiError(
-                "SandboxNotImplemented", f"the emulated AWS does not know the filter {one['Name']}"
+                "SandboxNotImplemented", f"the emulated AWS does not support the filter {one['Name']}"
             )
         found = [
             type_

@@ -77,7 +77,7 @@ class Experiments:
         target = request["targets"].get(name)
         duration = _DURATION.fullmatch(action.get("parameters", {}).get("durationBeforeInterruption", ""))
         if action["actionId"] != ACTION or list(action["targets"]) != ["SpotInstances"] or target is None:
-            raise _wrong(f"the emulated FIS knows {ACTION} with its target SpotInstances only")
+            raise _wrong(f"the emulated FIS supports only {ACTION} with its target SpotInstances")
         if target.get("resourceType") != "aws:ec2:spot-instance" or target.get("selectionMode") != "ALL":
             raise _wrong("the target must be of type aws:ec2:spot-instance, selected by ALL")
         if duration is None or not 2 <= int(duration[1]) <= 15:  # minutes

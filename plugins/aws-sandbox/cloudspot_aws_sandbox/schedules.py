@@ -55,7 +55,7 @@ class Schedules:
         if _due(request) is None:
             raise _wrong(f"Invalid Schedule Expression {request.get('ScheduleExpression')}.")
         if target.get("Arn") != TARGET:
-            raise _wrong(f"the emulated Scheduler carries out {TARGET} only")
+            raise _wrong(f"the emulated Scheduler supports only {TARGET}")
         try:
             input_ = json.loads(target.get("Input", ""))
         except ValueError:

@@ -217,7 +217,7 @@ class StrictEc2:
                 "InternalError", f"moto refused: {content.decode(errors='replace')[:300]}", status=500
             )
         ids = tuple(dict.fromkeys(re.findall(r"<instanceId>(i-[0-9a-f]+)</instanceId>", content.decode())))
-        assert len(ids) == granted, "one machine an index"
+        assert len(ids) == granted, "one machine per index"
         self._give_profile(ids, parameters, region)
         if token:
             self._taken[region, zone, token] = launching.Taken(request, ids)
@@ -257,7 +257,7 @@ class StrictEc2:
         match = re.search(
             r"<reservationSet>\s*<item>(.*)</item>\s*</reservationSet>", content.decode(), re.DOTALL
         )
-        assert match is not None, "what was just made is described"
+        assert match is not None, "the new machines are in DescribeInstances"
         return xml_answer("RunInstances", {}).replace(
             b"</RunInstances", match[1].encode() + b"</RunInstances"
         )
@@ -397,7 +397,7 @@ class StrictEc2:
         content = b"".join(chunks)
         status, kind = int(head[0].split()[0]), dict(head[1]).get("Content-Type", "text/xml")
         if status >= 500 and b"<Code>" not in content:
-            raise ApiError("SandboxNotImplemented", "the emulated AWS does not know this call or filter")
+            raise ApiError("SandboxNotImplemented", "the emulated AWS does not support this call or filter")
         return status, kind, content
 
 

@@ -268,7 +268,9 @@ class Writes:
         if not NAME.fullmatch(name):
             raise bad("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
         if set(body) - {"name", "description", "groupPlacementPolicy", "region"}:
-            raise ApiError(501, "notImplemented", "the emulated Compute Engine knows placement policies only")
+            raise ApiError(
+                501, "notImplemented", "the emulated Compute Engine supports only placement policies"
+            )
         placement = body.get("groupPlacementPolicy", {})
         if placement.get("collocation") != "COLLOCATED":
             raise bad(

@@ -117,7 +117,7 @@ class Api:
         try:
             self._check_value(response, value, "", "")
         except ApiError as error:
-            raise AssertionError(f"an answer that {method_id} never gives: {error.message}") from error
+            raise AssertionError(f"not a valid answer of {method_id}: {error.message}") from error
 
     # --- parameters -------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ def zones_for(body: Mapping[str, Any], region: str) -> list[str]:
     """
     policy = body.get("locationPolicy", {})
     if policy.get("targetShape", "ANY_SINGLE_ZONE") != "ANY_SINGLE_ZONE":
-        raise ApiError(501, "notImplemented", "the emulated Compute Engine knows ANY_SINGLE_ZONE only")
+        raise ApiError(501, "notImplemented", "the emulated Compute Engine supports only ANY_SINGLE_ZONE")
     locations = policy.get("locations", {})
     ours = [f"{region}-{letter}" for letter in ZONES[region]]
     for location, configuration in locations.items():
@@ -138,7 +138,7 @@ def zones_for(body: Mapping[str, Any], region: str) -> list[str]:
         if not location.startswith("zones/") or zone not in ours:
             raise bad("resource.locationPolicy.locations", location, f"It is not a zone of {region}.")
         if set(configuration) - {"preference"}:
-            raise ApiError(501, "notImplemented", "the emulated Compute Engine knows no constraints")
+            raise ApiError(501, "notImplemented", "the emulated Compute Engine supports no constraints")
     allowed = [zone for zone in ours if locations.get(f"zones/{zone}", {}).get("preference") != "DENY"]
     properties = body["instanceProperties"]
     machine_type = MACHINE_TYPES[properties["machineType"]]

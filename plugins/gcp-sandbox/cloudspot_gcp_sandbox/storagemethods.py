@@ -89,7 +89,7 @@ class StorageMethods:
             "storage.objects.rewrite": self._copy,
         }.get(asked.method_id)
         if answer is None:
-            raise ApiError(501, "notImplemented", f"The emulated Storage has no {asked.method_id}.")
+            raise ApiError(501, "notImplemented", f"The emulated Storage does not support {asked.method_id}.")
         return answer(asked)
 
     # --- buckets ----------------------------------------------------------------------------------
@@ -224,7 +224,9 @@ class StorageMethods:
         query, bucket = asked.query, asked.path["bucket"]
         unknown = {"matchGlob", "filter", "softDeleted"} & query.keys()
         if unknown:
-            raise ApiError(501, "notImplemented", f"The emulated Storage lists without {unknown}.")
+            raise ApiError(
+                501, "notImplemented", f"The emulated Storage does not support listing by {unknown}."
+            )
         limit = min(query.get("maxResults", MAX_PAGE) or MAX_PAGE, MAX_PAGE)
         after = _page_start(query.get("pageToken"))
         items: list[dict[str, Any]] = []

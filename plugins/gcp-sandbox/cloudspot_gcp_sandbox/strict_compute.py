@@ -161,13 +161,13 @@ class StrictCompute:
         handler = self._handlers.get(matched.method_id)
         if handler is None:
             raise ApiError(
-                501, "notImplemented", f"the emulated Compute Engine does not know {matched.method_id}"
+                501, "notImplemented", f"the emulated Compute Engine does not support {matched.method_id}"
             )
         return handler(matched.path, matched.query, body, caller)
 
     def _skus(self, query: Mapping[str, Any]) -> Mapping[str, Any]:
         if query.get("currencyCode", "USD") != "USD":
-            raise ApiError(501, "notImplemented", "the emulated price list is in USD")
+            raise ApiError(501, "notImplemented", "the emulated price list is only in USD")
         found, start = prices.skus(), int(query.get("pageToken", 0) or 0)
         end = start + (query.get("pageSize") or 5000)
         return {"skus": list(found[start:end]), "nextPageToken": str(end) if end < len(found) else ""}

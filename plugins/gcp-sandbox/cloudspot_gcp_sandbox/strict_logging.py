@@ -144,7 +144,9 @@ class StrictLogging:
             self._delete_log(unquote(matched.path["logName"]))
             return Reply.json({})
         else:
-            raise ApiError(501, "notImplemented", f"The emulated Logging has no {matched.method_id}.")
+            raise ApiError(
+                501, "notImplemented", f"The emulated Logging does not support {matched.method_id}."
+            )
         self._api.check_answer(matched.method_id, answer)
         return Reply.json(answer)
 

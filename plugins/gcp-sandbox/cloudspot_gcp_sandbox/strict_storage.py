@@ -158,7 +158,9 @@ class StrictStorage:
         caller, code = "", None
         try:
             if request.method not in {"GET", "HEAD"}:
-                raise ApiError(501, "NotImplemented", "The emulated Storage only reads by signed URLs.")
+                raise ApiError(
+                    501, "NotImplemented", "The emulated Storage supports signed URLs only for reading."
+                )
             caller = check_signed(request, self._identities, now=self._now())
             reply = media(request, self.buckets.find(bucket, name))
         except ApiError as error:
