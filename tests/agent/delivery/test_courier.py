@@ -211,7 +211,8 @@ def test_nothing_waits_for_a_drain_without_a_deadline(bench, node, draining, mon
 def test_what_waits_for_a_drain_that_never_came_is_delivered_at_the_end(bench, draining, monkeypatch):
     found = parts_put(bench, monkeypatch)
     draining.courier.start()
-    assert draining.courier.finish(until=lambda: FAR)
+    end = time.monotonic() + 20.0
+    assert draining.courier.finish(until=lambda: end)
     assert found == [(40, 0), (40, 1)]
 
 
