@@ -20,7 +20,7 @@ from cloudspot.jobstore.records import File
 _log = logging.getLogger(__name__)
 
 SETTLED_SECONDS = 10.0
-"""A directory that nothing has touched for this long is complete, if its complete file does not say so."""
+"""A directory that nothing has touched for this long is complete, unless its complete file is missing."""
 _STEP = re.compile(r"(\d+)$")
 
 Fingerprint = tuple[tuple[str, int, int], ...]
@@ -116,7 +116,7 @@ class CheckpointDirectories:
         self._settle([each for each in found if now - since[each.name][1] >= SETTLED_SECONDS])
 
     def _settle(self, directories: Iterable[CheckpointDirectory]) -> None:
-        """Remember, for a later agent too, those of the directories that the script wrote as complete."""
+        """Remember, for a later agent too, that these are complete, as far as the script wrote them."""
         new = {
             directory.name: directory.fingerprint
             for directory in directories
@@ -152,7 +152,7 @@ class CheckpointDirectories:
         written_at = _modified_at(directory.path / self._complete_file)
         if written_at is None:
             return False
-        # Else it is an earlier save's, in a directory that is being rewritten, or other ranks write later.
+        # An older one is an earlier save's in a directory that is being rewritten, or other ranks came later.
         newest = max(modified_at for _, _, modified_at in directory.fingerprint)
         return written_at >= newest or self._is_settled(directory)
 

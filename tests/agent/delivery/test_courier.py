@@ -456,16 +456,18 @@ def test_torn_directories_are_set_aside_and_none_that_is_in_the_bucket(bench, ca
     life = carry(checkpoint=PATTERN)
     uploads = life.courier._directories
     uploads.begin(Restored(None))
-    directory(node, "checkpoint-10")
-    torn = directory(node, "checkpoint-20")
-    (torn / "done").unlink()
+    with life.courier._busy:  # its thread does not look before the file is gone
+        directory(node, "checkpoint-10")
+        torn = directory(node, "checkpoint-20")
+        (torn / "done").unlink()
     life.courier.end_of_trainer(finished=False)
     life.courier.settle()
     life.courier.set_aside_torn()
     assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]
     assert steps(bench) == [10]
-    directory(node, "checkpoint-20")
-    (torn / "done").unlink()
+    with life.courier._busy:
+        directory(node, "checkpoint-20")
+        (torn / "done").unlink()
     life.courier.set_aside_torn()
     found = sorted(path.relative_to(node.torn).as_posix() for path in node.torn.glob("*/*"))
     assert found == ["output/checkpoint-20", "output/checkpoint-20.2"]
