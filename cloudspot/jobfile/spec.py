@@ -125,7 +125,8 @@ class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """``[logs]``: how logs are delivered."""
 
     flush_seconds: PositiveDuration = msgspec.field(default=2.0, name="flush")
-    """How long a line may wait on its machine before it is sent."""
+    """How long a line may wait on its machine before it is sent. With more than five nodes, all but the first
+    wait 0.4 s per node if that is longer."""
 
 
 class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
