@@ -6,8 +6,8 @@ the archive is named by its content and stored once. It holds
 
 - ``wheels/``: cloudspot, the plugins, and each dependency that is pure Python or came from no package index;
 - ``compiled/``: the other dependencies, which fit machines with this Python version and platform only;
-- ``index.txt``: the versions of what a package index may provide: of ``compiled/``, for machines which that
-  does not fit, and of dependencies whose files nobody has listed, as a system's package manager does not;
+- ``index.txt``: the versions of what a package index may provide: what is in ``compiled/`` where that
+  does not fit, and dependencies without a list of their files, such as Debian's packages;
 - ``installer/``: pip, if it is installed here.
 """
 
@@ -98,9 +98,9 @@ def code_digest(names: Iterable[str]) -> str:
 
 
 def _came_from_index(distribution: metadata.Distribution) -> bool:
-    """Return False if it was installed from a directory, a repository or a file.
+    """Return whether it came from a package index, and not from a directory, a repository or a file.
 
-    Installers then leave its URL. Conda leaves the one of its own build for all packages.
+    Installers leave the URL of such a place. Conda leaves the one of its own build for every package.
     """
     installer = (distribution.read_text("INSTALLER") or "").strip()
     return distribution.read_text("direct_url.json") is None or installer == "conda"
