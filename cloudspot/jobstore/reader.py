@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.generations import read_generations
+from cloudspot.jobstore.heartbeat_size import change_count
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.parallel import each
@@ -35,6 +37,11 @@ from cloudspot.model import ObjectMeta
 _SLOT = re.compile(r"launches/(\d{6,})/nodes/(\d{4,})")
 _NODE = re.compile(r"nodes/(\d{6,})/(\d{4,})/(heartbeat|notice|exit\.json)")
 _KINDS: dict[str, Any] = {"heartbeat": Heartbeat, "notice": Notice, "exit.json": Exit}
+MAX_REREADS = 8
+"""How many new heartbeats a pass reads of nodes whose state is the same; the others wait their turn."""
+
+_Place = tuple[dict[int, Any], int, str, Any]
+"""Where a record goes (a mapping and the rank in it), its key, and its type."""
 
 
 def list_jobs(store: ObjectStore) -> tuple[str, ...]:
@@ -62,7 +69,8 @@ class HistoryReader:
 
     A pass over a job in which nothing is new costs one get each for the journal, the stop request and the
     generations, and a listing of the commits. While a launch is open it also costs a listing of the slots
-    until all are taken, a listing of what the nodes say, and a get of each heartbeat.
+    until all are taken, a listing of what the nodes say, and gets of the heartbeats that the listing shows
+    to be new: of all nodes whose state has changed, and of ``MAX_REREADS`` others, in turn.
     """
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
@@ -74,6 +82,10 @@ class HistoryReader:
         self._generations: tuple[Generation, ...] = ()
         self._slots: dict[int, dict[int, Slot]] = {}  # launch -> rank -> record; so are the others
         self._nodes: dict[str, dict[int, dict[int, Any]]] = {kind: {} for kind in _KINDS}
+        self._beats_listed: dict[int, dict[int, tuple[datetime, int]]] = {}
+        """By launch and rank: when the newest heartbeat was put, and its size."""
+        self._beats_read: dict[str, tuple[datetime, int]] = {}
+        """The same, by key, of the heartbeats that were read."""
         self._first_unsettled = 1
         """The first launch that was not closed in the previous pass: the older ones were read completely."""
 
@@ -133,14 +145,15 @@ class HistoryReader:
             new += self._store.list_objects(keys.launches_prefix(self._job_id), after=first_slots)
         first_nodes = keys.launch_nodes_prefix(self._job_id, first)
         new += self._store.list_objects(keys.nodes_prefix(self._job_id), after=first_nodes)
-        self._add([meta.key for meta in new])
+        self._add(new)
 
-    def _add(self, found: Sequence[str]) -> None:
-        """Read the slots and node records under these keys, unless they are known and never change."""
-        places: list[tuple[dict[int, Any], int, str, Any]] = []
+    def _add(self, found: Sequence[ObjectMeta]) -> None:
+        """Read the slots and node records that were listed, but no version of any twice."""
+        new: list[_Place] = []
+        beating: list[tuple[tuple[datetime, int], _Place]] = []  # With the version that was read last.
         prefix = keys.job_prefix(self._job_id)
-        for key in found:
-            name = key.removeprefix(prefix)
+        for meta in found:
+            name = meta.key.removeprefix(prefix)
             if match := _SLOT.fullmatch(name):
                 records: dict[int, Any] = self._slots.setdefault(int(match[1]), {})
                 kind: Any = Slot
@@ -150,13 +163,27 @@ class HistoryReader:
             else:
                 continue  # Not ours.
             rank = int(match[2])
-            if rank not in records or kind is Heartbeat:
-                places.append((records, rank, key, kind))
-        for (records, rank, _, _), record in zip(
+            place = (records, rank, meta.key, kind)
+            if kind is Heartbeat:
+                version = meta.modified_at, meta.size
+                self._beats_listed.setdefault(int(match[1]), {})[rank] = version
+                read = self._beats_read.get(meta.key)
+                if read is None or change_count(read[1]) != change_count(version[1]):
+                    new.append(place)
+                elif read != version:
+                    beating.append((read, place))
+            elif rank not in records:
+                new.append(place)
+        beating.sort(key=lambda one: one[0])
+        places = [*new, *(place for _, place in beating[:MAX_REREADS])]
+        versions = {meta.key: (meta.modified_at, meta.size) for meta in found}
+        for (records, rank, key, kind), record in zip(
             places, each(lambda place: find_record(self._store, place[2], place[3]), places), strict=True
         ):
             if record is not None:
                 records[rank] = record
+                if kind is Heartbeat:
+                    self._beats_read[key] = versions[key]
 
     def _fold_launch(self, intent: Intent, closed: Closed | None) -> LaunchHistory:
         launch = intent.launch
@@ -167,4 +194,5 @@ class HistoryReader:
             exits=dict(self._nodes["exit.json"].get(launch, {})),
             notices=dict(self._nodes["notice"].get(launch, {})),
             heartbeats=dict(self._nodes["heartbeat"].get(launch, {})),
+            beats_listed=dict(self._beats_listed.get(launch, {})),
         )

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 from memorystore import InMemoryStore
 
 from cloudspot.disk.names import is_safe_name
@@ -11,7 +12,6 @@ from cloudspot.errors import TransientError
 from cloudspot.jobstore import keys, stored_artifacts
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.stored_artifacts import Artifact, download, is_present, list_artifacts, quoted_name
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 PREFIX = keys.artifacts_prefix("x")
 
