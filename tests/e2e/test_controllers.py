@@ -78,13 +78,15 @@ def test_a_preempted_machine_is_replaced(user: User) -> None:
 
 def vanish(user: User) -> None:
     """Kill the newest machine's processes and take it off the provider's books, as a host that burnt down."""
-    machine = user.machines()[-1]
-    supervisor = MachineDirectory(machine).supervisor()
+    machine = MachineDirectory(user.machines()[-1])
+    supervisor = machine.supervisor()
     assert supervisor is not None
-    for pid in (supervisor.pid, *marked_processes(MARK, machine.name)):
+    for pid in (supervisor.pid, *marked_processes(MARK, machine.id)):
         kill(pid)
-    wait_for("the end of its processes", lambda: not marked_processes(MARK, machine.name))
-    shutil.rmtree(machine)
+    wait_for("the end of its processes", lambda: not marked_processes(MARK, machine.id))
+    # Its memory and its TMPDIR lie elsewhere, and nobody who only knows this home finds them any more.
+    machine.erase_disk()
+    shutil.rmtree(machine.path)
 
 
 def test_a_machine_that_vanished_is_replaced_by_passes_from_cron_with_nobody_attached(user: User) -> None:

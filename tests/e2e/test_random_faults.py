@@ -1,0 +1,334 @@
+"""Random faults on one to three nodes: whatever strikes, no committed step, bit or machine is lost.
+
+A seed fixes the job's size and the faults with their order and pauses, so a failure is repeated by its seed as
+far as real processes can be. ``CLOUDSPOT_SOAK_FAULTS`` says how many seeds the soak runs, and
+``CLOUDSPOT_SOAK_FAULTS_LOAD`` how many more beside busy processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acting_user import User, wait_for
+from test_kills import check_end, pick
+from test_several_nodes import check_records, send, supervisors_processes
+from test_store_faults import step_lines
+
+from cloudspot.cli.exit_codes import STOPPED
+from cloudspot.errors import TransientError
+from cloudspot.jobstore.history import History
+from cloudspot.local.machines import MachineDirectory
+from cloudspot.model import InstanceState
+
+NUM_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_FAULTS", "200"))
+NUM_LOADED_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_FAULTS_LOAD", "50"))
+LOAD = 30
+JOB = "storm"
+KINDS = ("kill", "freeze", "outage", "full-disk", "clock", "notice", "stop", "rm")
+JUMPS = (-7200.0, -60.0, -3.0, 3.0, 60.0, 7200.0)
+"""Of clocks, in seconds."""
+DISK = "64m"
+
+
+@dataclass
+class Run:
+    """One job, the faults that strike it, and what was seen of it meanwhile."""
+
+    user: User
+    rng: random.Random
+    num_nodes: int
+    cli: subprocess.Popen[str]
+    told_step: int = 0
+    """The newest committed step that the records have told of."""
+    was_stopped: bool = False
+    struck: list[str] = field(default_factory=list)
+
+    def history(self) -> History:
+        """Return the job's records after checking that no committed step has gone from them."""
+        history: History = self.user.history(JOB)
+        newest = max((commit.step for commit in history.commits), default=0)
+        assert newest >= self.told_step, self.struck
+        self.told_step = newest
+        return history
+
+    def is_over(self) -> bool:
+        """Return whether the records say that the job has ended."""
+        return self.history().finished is not None
+
+    def alive(self) -> list[Path]:
+        """Return the machines that have processes."""
+        return [machine for machine in self.user.machines() if supervisors_processes(machine)]
+
+    def some_alive(self) -> list[Path]:
+        """Choose one machine that lives, or two."""
+        alive = self.alive()
+        return self.rng.sample(alive, min(len(alive), self.rng.choice((1, 1, 2))))
+
+
+def busy_machines(run: Run) -> list[int]:
+    """Return the processes of one or two machines, without their supervisors."""
+    return [pid for machine in run.some_alive() for pid in supervisors_processes(machine)]
+
+
+def strike_kill(run: Run) -> None:
+    """Kill the command line, a trainer, an agent, or one or two machines with their hosts."""
+    victim = run.rng.choice(("cli", "trainer", "agent", "machine", "machine"))
+    if victim == "machine":
+        for machine in run.some_alive():
+            supervisor = MachineDirectory(machine).supervisor()
+            for pid in (*([] if supervisor is None else [supervisor.pid]), *supervisors_processes(machine)):
+                send(pid, signal.SIGKILL)
+    elif run.alive():
+        for pid in pick(run.user, victim, run.cli.pid):
+            send(pid, signal.SIGKILL)
+
+
+def strike_freeze(run: Run) -> None:
+    """Stop the command line or whole machines, and let them go on some seconds later."""
+    stopped = [run.cli.pid] if run.rng.random() < 0.3 else busy_machines(run)
+    seconds = run.rng.choice((0.5, 3.0, 12.0))
+    for pid in stopped:
+        send(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    for pid in stopped:
+        send(pid, signal.SIGCONT)
+
+
+def strike_full_disk(run: Run) -> None:
+    """Fill the file system that holds the store and the machines, and free it some seconds later."""
+    ballast = run.user.home / "ballast"
+    seconds = run.rng.uniform(0.5, 5.0)
+    with ballast.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+    time.sleep(seconds)
+    ballast.unlink()
+
+
+def strike_clock(run: Run) -> None:
+    """Let the clock of the command line or of a node jump."""
+    name = run.rng.choice(("cli", f"node-{run.rng.randrange(run.num_nodes)}"))
+    (run.user.home / "clocks" / name).write_text(str(run.rng.choice(JUMPS)))
+
+
+def strike_notice(run: Run) -> None:
+    """Take one node or two with a notice of 0 to 8 s."""
+    for rank in run.rng.sample(range(run.num_nodes), min(run.num_nodes, run.rng.choice((1, 1, 2)))):
+        notice = f"{run.rng.uniform(0.0, 8.0):.1f}s"
+        run.user.cloudspot("preempt", JOB, "--node", str(rank), "--notice", notice, *of(run.user), status=None)
+
+
+def strike_stop(run: Run) -> None:
+    """Stop the job for good."""
+    run.was_stopped = run.user.cloudspot("stop", JOB, *of(run.user), status=None).returncode == 0
+
+
+def strike_rm(run: Run) -> None:
+    """Try to delete the job while it runs, which is refused."""
+    removal = run.user.cloudspot("rm", "--yes", JOB, *of(run.user), status=None)
+    assert removal.returncode != 0 or not run.user.store.list("jobs/"), removal.stdout
+
+
+def of(user: User) -> tuple[str, str]:
+    """Return the option that names the store."""
+    return ("--store", f"drill://{user.home}/store")
+
+
+STRIKES: dict[str, Callable[[Run], None]] = {
+    "kill": strike_kill,
+    "freeze": strike_freeze,
+    "full-disk": strike_full_disk,
+    "clock": strike_clock,
+    "notice": strike_notice,
+    "stop": strike_stop,
+    "rm": strike_rm,
+}
+
+
+def settings(num_nodes: int) -> tuple[str, ...]:
+    """Return the overrides of a job with so many nodes."""
+    return (f"nodes={num_nodes}", 'run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.03"')
+
+
+def write_plan(user: User, rng: random.Random, num_outages: int) -> None:
+    """Lose some of the store's answers, and let it go away for some seconds as often as asked for."""
+    plan: dict[str, Any] = {}
+    if num_outages:
+        begins = [time.time() + rng.uniform(2.0, 15.0) for _ in range(num_outages)]
+        plan["outages"] = [{"start": begin, "end": begin + rng.uniform(1.0, 10.0)} for begin in begins]
+        plan["lose_every"] = rng.choice((2, 3, 5))
+    (user.home / "plan.json").write_text(json.dumps(plan))
+
+
+def begin(user: User, rng: random.Random, num_nodes: int, num_outages: int) -> Run:
+    """Start the job and return when it trains."""
+    clocks = user.home / "clocks"
+    clocks.mkdir()
+    user.environ["DRILL_CLOCKS"] = str(clocks)
+    write_plan(user, rng, num_outages)
+    sets = (
+        *settings(num_nodes),
+        "limits.max_restarts=30",
+        'checkpoint.interval="400ms"',
+        'providers.drill.pass_environment=["DRILL_CLOCKS"]',
+    )
+    cli = user.start_tiny(JOB, *of(user), provider="drill", sets=sets)
+    progress = "machines/*/node/generations/*/progress-*"
+    wait_for("the first step", lambda: list(user.home.glob(progress)) or cli.poll() is not None, seconds=240)
+    assert cli.poll() is None, user.output(cli)[-6000:]
+    return Run(user, rng, num_nodes, cli)
+
+
+def go_through(run: Run, kinds: list[str]) -> None:
+    """Strike with each fault in its order; half of the moments lie inside a save."""
+    for kind in kinds:
+        pause, inside_save = run.rng.uniform(0.0, 3.0), run.rng.random() < 0.5
+        time.sleep(pause)
+        if run.is_over():
+            return
+        seals = "machines/*/node/generations/*/seals/*.json"
+        end = time.monotonic() + 3.0
+        while inside_save and not list(run.user.home.glob(seals)) and time.monotonic() < end:
+            time.sleep(0.005)
+        run.struck.append(kind)
+        STRIKES[kind](run)
+        keep_driving(run)
+
+
+def keep_driving(run: Run) -> None:
+    """Attach anew where whoever drove the job has ended, as the next pass from cron would."""
+    if run.cli.poll() is not None and not run.is_over():
+        run.cli = run.user.start("attach", JOB, *of(run.user))
+
+
+def wait_for_end(run: Run) -> None:
+    """Return when the job has ended and its driver with it."""
+
+    def has_ended() -> bool:
+        time.sleep(0.3)
+        keep_driving(run)
+        return run.is_over() and run.cli.poll() is not None
+
+    wait_for(f"the end after {run.struck}", has_ended, seconds=400)
+
+
+def check_attempts(user: User) -> None:
+    """Check by the kernel's clock that each launch was created only after all of the ones before had ended."""
+    machines = [MachineDirectory(path) for path in user.machines()]
+    for machine in machines:
+        wait_for(f"the end of {machine.id}", lambda m=machine: m.state().state is InstanceState.ENDED)
+    for older in machines:
+        for newer in machines:
+            if older.record().launch < newer.record().launch:
+                ended = (older.path / "state.json").stat().st_mtime_ns
+                assert ended <= (newer.path / "machine.json").stat().st_mtime_ns, (older.id, newer.id)
+
+
+def check(run: Run, weights: str) -> None:
+    """Check all that must hold after whatever has struck."""
+    user = run.user
+    shown = user.show(JOB, "--verify")
+    assert run.told_step <= max((one.step for one in run.history().commits), default=0)
+    check_attempts(user)
+    if shown["state"] == "succeeded":
+        check_end(user, JOB)
+        check_records(user)
+        assert shown["final"]["weights_sha256"] == weights
+    else:
+        assert (shown["state"], run.was_stopped) == ("stopped", True), (run.struck, shown["state"])
+        assert run.cli.returncode == STOPPED
+        if run.told_step:
+            checkpoints = json.loads(user.cloudspot("checkpoints", "verify", JOB, "--json").stdout)
+            assert all(checkpoint["verified"] for checkpoint in checkpoints)
+            assert shown["last_commit"]["step"] >= run.told_step
+    lines = step_lines(user, JOB)
+    if shown["steps_lost_is_exact"]:
+        assert shown["steps_lost"] >= len(lines) - len(set(lines))
+
+
+def check_removal(run: Run) -> None:
+    """Kill ``rm`` at a random moment, run it again, and check that nothing of the job is left."""
+    user = run.user
+    first = user.start("rm", "--yes", JOB, *of(user))
+    time.sleep(run.rng.uniform(0.2, 1.5))
+    first.kill()
+    first.wait()
+    user.cloudspot("rm", "--yes", JOB, *of(user), status=None)
+    left = [path for path in (user.home / "store").rglob("*") if path.is_file() and JOB in str(path)]
+    assert left == []
+
+
+def outlive_faults(user: User, seed: int, undisturbed: Callable[..., dict[str, Any]]) -> None:
+    """Draw a job and its faults from the seed, run them, and check all that must hold."""
+    rng = random.Random(seed)
+    num_nodes = rng.choice((1, 1, 2, 3))
+    kinds = [rng.choice(KINDS[:-2]) for _ in range(rng.randrange(1, 4))]
+    kinds += rng.choice(((), (), (), ("rm",), ("stop",)))
+    weights = undisturbed(f"storm-{num_nodes}", settings(num_nodes))["final"]["weights_sha256"]
+    print(f"seed {seed}: {num_nodes} nodes, {kinds}")
+    run = begin(user, rng, num_nodes, kinds.count("outage"))
+    go_through(run, [kind for kind in kinds if kind != "outage"])
+    wait_for_end(run)
+    check(run, weights)
+    check_removal(run)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[None]:
+    """Put the test's directory on a file system of its own that can be filled; ask for it before ``user``."""
+    if os.geteuid() != 0 or sys.platform != "linux":
+        pytest.skip("a file system that may be filled needs root on Linux")
+    mounting = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "tmpfs", str(tmp_path)], check=False
+    )
+    if mounting.returncode != 0:
+        pytest.skip("this host lets nobody mount a file system")
+    yield
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+@pytest.fixture
+def load() -> Iterator[None]:
+    """Keep the machine busy with processes of the test's own."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(LOAD)]
+    yield
+    for process in busy:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_faults_cost_no_bit_and_leave_nothing(user: User, seed: int, undisturbed) -> None:
+    outlive_faults(user, seed, undisturbed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize("seed", range(1000, 1000 + NUM_SEEDS))
+def test_soak_of_random_faults(user: User, seed: int, undisturbed) -> None:
+    outlive_faults(user, seed, undisturbed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+@pytest.mark.usefixtures("small_disk", "load")
+@pytest.mark.parametrize("seed", range(5000, 5000 + NUM_LOADED_SEEDS))
+def test_soak_of_random_faults_under_load(user: User, seed: int, undisturbed) -> None:
+    outlive_faults(user, seed, undisturbed)
