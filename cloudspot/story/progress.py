@@ -37,7 +37,7 @@ def steps_total(history: History) -> int | None:
 
 @dataclass(frozen=True)
 class StepsLost:
-    """How many begun steps had to be made again."""
+    """How many begun steps had to be made again, without the one that was under way at each restart."""
 
     num_steps: int
     is_exact: bool

@@ -25,6 +25,7 @@ EPOCHS = int(os.environ.get("TINY_EPOCHS", "6"))
 STEP_SECONDS = float(os.environ.get("TINY_STEP_SECONDS", "0.02"))
 FAIL_AT = int(os.environ.get("TINY_FAIL_AT", "-1"))
 HANG_AT = int(os.environ.get("TINY_HANG_AT", "-1"))
+EXACT = "TINY_EXACT" in os.environ
 WIDTH = int(os.environ.get("TINY_WIDTH", "32"))
 
 
@@ -50,14 +51,14 @@ def main() -> None:
     model.to(device)
     sampler = None
     if dist.is_initialized() and dist.get_world_size() > 1:
-        model = DistributedDataParallel(model)
+        model = DistributedDataParallel(model, find_unused_parameters=EXACT)
         sampler = DistributedSampler(dataset, shuffle=True, seed=5)
     loader = DataLoader(dataset, batch_size=16, shuffle=sampler is None, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
     if len(sys.argv) > 1:
         print(f"arguments {sys.argv[1:]}", flush=True)
-    run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler)
+    run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler, exact=EXACT)
     for inputs, wanted in run.batches(loader, epochs=EPOCHS):
         noise = float(np.random.rand()) + random.random()  # noqa: NPY002
         loss = nn.functional.mse_loss(model(inputs), wanted) * (1.0 + 0.01 * noise)
