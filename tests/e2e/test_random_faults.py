@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from test_several_nodes import check_records, send, supervisors_processes
 from test_store_faults import step_lines
 
 from cloudspot.cli.exit_codes import STOPPED
-from cloudspot.errors import TransientError
 from cloudspot.jobstore.history import History
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.model import InstanceState
@@ -108,6 +108,8 @@ def strike_freeze(run: Run) -> None:
 
 def strike_full_disk(run: Run) -> None:
     """Fill the file system that holds the store and the machines, and free it some seconds later."""
+    if not run.user.home.parent.is_mount():
+        pytest.skip("a file system that may be filled needs root on Linux")
     ballast = run.user.home / "ballast"
     seconds = run.rng.uniform(0.5, 5.0)
     with ballast.open("wb", buffering=0) as file:
@@ -131,7 +133,9 @@ def strike_notice(run: Run) -> None:
     """Take one node or two with a notice of 0 to 8 s."""
     for rank in run.rng.sample(range(run.num_nodes), min(run.num_nodes, run.rng.choice((1, 1, 2)))):
         notice = f"{run.rng.uniform(0.0, 8.0):.1f}s"
-        run.user.cloudspot("preempt", JOB, "--node", str(rank), "--notice", notice, *of(run.user), status=None)
+        run.user.cloudspot(
+            "preempt", JOB, "--node", str(rank), "--notice", notice, *of(run.user), status=None
+        )
 
 
 def strike_stop(run: Run) -> None:
@@ -245,7 +249,7 @@ def check_attempts(user: User) -> None:
                 assert ended <= (newer.path / "machine.json").stat().st_mtime_ns, (older.id, newer.id)
 
 
-def check(run: Run, weights: str) -> None:
+def check(run: Run, weights: Callable[[], str]) -> None:
     """Check all that must hold after whatever has struck."""
     user = run.user
     shown = user.show(JOB, "--verify")
@@ -254,7 +258,7 @@ def check(run: Run, weights: str) -> None:
     if shown["state"] == "succeeded":
         check_end(user, JOB)
         check_records(user)
-        assert shown["final"]["weights_sha256"] == weights
+        assert shown["final"]["weights_sha256"] == weights()
     else:
         assert (shown["state"], run.was_stopped) == ("stopped", True), (run.struck, shown["state"])
         assert run.cli.returncode == STOPPED
@@ -287,28 +291,25 @@ def outlive_faults(user: User, seed: int, undisturbed: Callable[..., dict[str, A
     num_nodes = rng.choice((1, 1, 2, 3))
     kinds = [rng.choice(KINDS[:-2]) for _ in range(rng.randrange(1, 4))]
     kinds += rng.choice(((), (), (), ("rm",), ("stop",)))
-    weights = undisturbed(f"storm-{num_nodes}", settings(num_nodes))["final"]["weights_sha256"]
     print(f"seed {seed}: {num_nodes} nodes, {kinds}")
     run = begin(user, rng, num_nodes, kinds.count("outage"))
     go_through(run, [kind for kind in kinds if kind != "outage"])
     if not run.was_removed:
         wait_for_end(run)
-        check(run, weights)
+        calm = partial(undisturbed, f"storm-{num_nodes}", settings(num_nodes))
+        check(run, lambda: calm()["final"]["weights_sha256"])
     check_removal(run)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[None]:
-    """Put the test's directory on a file system of its own that can be filled; ask for it before ``user``."""
-    if os.geteuid() != 0 or sys.platform != "linux":
-        pytest.skip("a file system that may be filled needs root on Linux")
-    mounting = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "tmpfs", str(tmp_path)], check=False
-    )
-    if mounting.returncode != 0:
-        pytest.skip("this host lets nobody mount a file system")
+    """Put the test's directory on a file system of its own, if this user may; ask for it before ``user``."""
+    mounting = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "tmpfs", str(tmp_path)]
+    is_ours = sys.platform == "linux" and os.geteuid() == 0
+    is_ours = is_ours and subprocess.run(mounting, check=False).returncode == 0
     yield
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    if is_ours:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 @pytest.fixture
@@ -322,7 +323,7 @@ def load() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_disk")
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [10, 22])
 def test_random_faults_cost_no_bit_and_leave_nothing(user: User, seed: int, undisturbed) -> None:
     outlive_faults(user, seed, undisturbed)
 

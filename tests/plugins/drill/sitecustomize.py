@@ -8,7 +8,7 @@ changes.
 from __future__ import annotations
 
 import ctypes
-import datetime
+import datetime as dt
 import gc
 import os
 import sys
@@ -22,7 +22,7 @@ MACHINE = os.environ.get("CLOUDSPOT_MACHINE")
 
 def move_clocks(shift: Path) -> None:
     """Add what the file says to ``time.time``, ``time.time_ns`` and ``datetime.now`` from now on."""
-    real_time, real_time_ns, real_now = time.time, time.time_ns, datetime.datetime.now
+    real_time, real_time_ns, real_now = time.time, time.time_ns, dt.datetime.now
 
     def seconds() -> float:
         try:
@@ -30,15 +30,15 @@ def move_clocks(shift: Path) -> None:
         except OSError:
             return 0.0
 
-    def now(cls: type[datetime.datetime], tz: datetime.tzinfo | None = None) -> datetime.datetime:
-        return real_now(tz) + datetime.timedelta(seconds=seconds())
+    def now(cls: type[dt.datetime], tz: dt.tzinfo | None = None) -> dt.datetime:
+        return real_now(tz) + dt.timedelta(seconds=seconds())
 
     time.time = lambda: real_time() + seconds()
     time.time_ns = lambda: real_time_ns() + int(seconds() * 1e9)
     # A subclass would be no datetime to those who look at the exact type, as msgspec does.
-    attributes: dict[str, Any] = gc.get_referents(datetime.datetime.__dict__)[0]
+    attributes: dict[str, Any] = gc.get_referents(dt.datetime.__dict__)[0]
     attributes["now"] = classmethod(now)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(dt.datetime))
 
 
 if DIRECTORY is not None and "cloudspot.local.supervisor" not in sys.orig_argv:
