@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.consistency import check_journal, check_members, check_place
 from cloudspot.jobstore.generations import read_generations
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.journal import Journal
@@ -32,9 +34,20 @@ from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import read_submission
 from cloudspot.model import ObjectMeta
 
-_SLOT = re.compile(r"launches/(\d{6,})/nodes/(\d{4,})")
-_NODE = re.compile(r"nodes/(\d{6,})/(\d{4,})/(heartbeat|notice|exit\.json)")
+_SLOT = re.compile(r"launches/(?P<launch>\d{6,9})/nodes/(?P<rank>\d{4})")
+_NODE = re.compile(r"nodes/(?P<launch>\d{6,9})/(?P<rank>\d{4})/(?P<word>heartbeat|notice|exit\.json)")
 _KINDS: dict[str, Any] = {"heartbeat": Heartbeat, "notice": Notice, "exit.json": Exit}
+
+
+class _Place(NamedTuple):
+    """Where a node's record is, and where it goes when it is read."""
+
+    records: dict[int, Any]
+    """By rank."""
+    launch: int
+    rank: int
+    key: str
+    kind: Any
 
 
 def list_jobs(store: ObjectStore) -> tuple[str, ...]:
@@ -48,8 +61,15 @@ def list_jobs(store: ObjectStore) -> tuple[str, ...]:
 
 
 def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
-    """Return the job's advisory summary, or None before the first; it may be stale."""
-    return find_record(patient(store), keys.summary(job_id), Summary)
+    """Return the job's advisory summary, or None before the first; it may be stale.
+
+    Raises:
+        CorruptData: it is malformed, or another job's.
+    """
+    summary = find_record(patient(store), keys.summary(job_id), Summary)
+    if summary is not None and summary.job_id != job_id:
+        raise CorruptData(f"{keys.summary(job_id)} holds the summary of job {summary.job_id!r}")
+    return summary
 
 
 def write_summary(store: ObjectStore, summary: Summary) -> None:
@@ -85,15 +105,19 @@ class HistoryReader:
 
         Raises:
             JobNotFound: there is no such job, or its submission was cut short.
+            CorruptData: a record is malformed, or does not fit the others; the message names its key.
             TransientError: the store does not answer; what was read so far is kept.
         """
         submission = self._read_submission()
         journal = self._journal.read()
+        check_journal(self._job_id, journal)
         if self._stop is None:
             self._stop = find_record(self._store, keys.stop(self._job_id), StopRequest)
         intents = [record for record in journal if isinstance(record, Intent)]
         self._read_launches(intents)
         self._generations = read_generations(self._store, self._job_id, known=self._generations)
+        num_nodes = {intent.launch: intent.num_nodes for intent in intents}
+        check_members(self._job_id, self._generations, num_nodes)
         commits = read_commits(self._store, self._job_id)
         closed = {record.launch: record for record in journal if isinstance(record, Closed)}
         self._first_unsettled = 1 + sum(1 for intent in intents if intent.launch in closed)
@@ -133,30 +157,30 @@ class HistoryReader:
             new += self._store.list_objects(keys.launches_prefix(self._job_id), after=first_slots)
         first_nodes = keys.launch_nodes_prefix(self._job_id, first)
         new += self._store.list_objects(keys.nodes_prefix(self._job_id), after=first_nodes)
-        self._add([meta.key for meta in new])
+        self._add([meta.key for meta in new], {intent.launch: intent.num_nodes for intent in unsettled})
 
-    def _add(self, found: Sequence[str]) -> None:
+    def _add(self, found: Sequence[str], num_nodes: Mapping[int, int]) -> None:
         """Read the slots and node records under these keys, unless they are known and never change."""
-        places: list[tuple[dict[int, Any], int, str, Any]] = []
+        places: list[_Place] = []
         prefix = keys.job_prefix(self._job_id)
         for key in found:
             name = key.removeprefix(prefix)
-            if match := _SLOT.fullmatch(name):
-                records: dict[int, Any] = self._slots.setdefault(int(match[1]), {})
-                kind: Any = Slot
-            elif match := _NODE.fullmatch(name):
-                records = self._nodes[match[3]].setdefault(int(match[1]), {})
-                kind = _KINDS[match[3]]
-            else:
-                continue  # Not ours.
-            rank = int(match[2])
+            match = _SLOT.fullmatch(name) or _NODE.fullmatch(name)
+            if match is None or int(match["rank"]) >= num_nodes.get(int(match["launch"]), 0):
+                continue  # Not ours, or of a launch that began since the journal was read.
+            launch, rank, word = int(match["launch"]), int(match["rank"]), match.groupdict().get("word")
+            kind: Any = Slot if word is None else _KINDS[word]
+            records = (self._slots if word is None else self._nodes[word]).setdefault(launch, {})
             if rank not in records or kind is Heartbeat:
-                places.append((records, rank, key, kind))
-        for (records, rank, _, _), record in zip(
-            places, each(lambda place: find_record(self._store, place[2], place[3]), places), strict=True
-        ):
+                places.append(_Place(records, launch, rank, key, kind))
+        for place, record in zip(places, each(self._read_place, places), strict=True):
             if record is not None:
-                records[rank] = record
+                place.records[place.rank] = record
+
+    def _read_place(self, place: _Place) -> Any:
+        record = find_record(self._store, place.key, place.kind)
+        check_place(record, place.launch, place.rank, place.key)
+        return record
 
     def _fold_launch(self, intent: Intent, closed: Closed | None) -> LaunchHistory:
         launch = intent.launch

@@ -10,7 +10,6 @@ from typing import Any
 
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.printable import printable
 from cloudspot.errors import SpecError
 from cloudspot.jobstore.log_streams import parse_stream
 from cloudspot.jobstore.records import LogStanding
@@ -155,12 +154,12 @@ def _delivery_text(stream: _Stream) -> str:
         return stream.delivery
     if stream.delivery == "gone":
         text = f"all {missing} lines are gone: pruned or never delivered"
-        return f"{text}: {printable(standing.error)}" if standing.error else text
+        return f"{text}: {standing.error}" if standing.error else text
     late = [f"{missing} line{'s' if missing > 1 else ''}"] if missing else []
     if standing.waiting_bytes:
         late.append(output.size_text(standing.waiting_bytes))
     text = f"{' and '.join(late)} {'never delivered' if stream.is_over else 'behind'}"
-    return f"{text}: {printable(standing.error)}" if standing.error else text
+    return f"{text}: {standing.error}" if standing.error else text
 
 
 def _as_json(stream: _Stream) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _SEQUENCES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
@@ -17,7 +20,7 @@ _SEQUENCES = re.compile(
 _CONTROLS = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f"
     "\u2028\u2029"  # ends of lines
-    "\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the reading direction of the rest of the line
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the reading direction of the rest of the line
     "\ud800-\udfff]"  # lone surrogates, which no encoding has
 )
 TAB_WIDTH = 8
@@ -58,6 +61,17 @@ def printable(line: str) -> str:
         # A bar that clears itself when done: its last state is still useful.
         last = _SEQUENCES.sub("", parts[-2])
     return _CONTROLS.sub("", last.expandtabs(TAB_WIDTH))
+
+
+def printable_text(text: Text) -> Text:
+    """Return rich's text without what ``printable`` removes; the styles of the rest stay."""
+    if printable(text.plain) == text.plain:
+        return text
+    offsets = {offset for span in text.spans for offset in (span.start, span.end)} - {0, len(text)}
+    pieces = text.divide(sorted(offsets))
+    for piece in pieces:
+        piece.plain = printable(piece.plain.replace("\n", " "))
+    return type(text).assemble(*pieces)
 
 
 def shows_unicode(stream: IO[str]) -> bool:

@@ -1,0 +1,49 @@
+"""The bounds of what records may say: decoding refuses numbers and times that no writer of ours writes."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Annotated, Final
+
+import msgspec
+
+EARLIEST: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+"""A machine without a battery clock starts here, and its records must still be readable."""
+LATEST: Final = datetime(2200, 1, 1, tzinfo=timezone.utc)
+"""Far enough from ``datetime.max`` that no sum of a moment and a duration leaves its range."""
+
+MAX_NODES: Final = 10_000
+"""Keys give a rank four digits."""
+
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NODES)]
+NodeCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)]
+Ordinal = Annotated[int, msgspec.Meta(ge=1, lt=10**9)]
+"""The number of a launch or a generation, counted from 1."""
+OrdinalOrZero = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+"""The same, where 0 stands for the time before the first."""
+Tally = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
+"""Steps, bytes, lines: whatever is counted from 0. Sums of a few stay below 64 bits."""
+Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+ExitStatus = Annotated[int, msgspec.Meta(ge=-255, le=255)]
+"""A process's; negative for a signal where Python tells it."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+"""A duration of up to three centuries."""
+Price = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""Money for an hour."""
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+"""Money in all."""
+
+
+class Dated(msgspec.Struct, frozen=True, kw_only=True):
+    """A record whose moments have a time zone and lie between ``EARLIEST`` and ``LATEST``."""
+
+    def __post_init__(self) -> None:
+        """Check the moments; decoding reports the ValueError with the place where it stands."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not isinstance(value, datetime):
+                continue
+            if value.tzinfo is None:
+                raise ValueError(f"`{name}` must have a time zone: got {value.isoformat()}")
+            if not EARLIEST <= value < LATEST:
+                raise ValueError(f"`{name}` must be in the years 1970 to 2199: got {value.isoformat()}")
