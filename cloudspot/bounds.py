@@ -26,6 +26,11 @@ Tally = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 ExitStatus = Annotated[int, msgspec.Meta(ge=-255, le=255)]
 """A process's; negative for a signal where Python tells it."""
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+"""In hex; it becomes part of a key."""
+SharedKey = Annotated[str, msgspec.Meta(pattern="^(code|agents)/[0-9a-f]{64}$")]
+"""The key of an object that several jobs may use, and the last to be removed deletes."""
+StreamName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 """A duration of up to three centuries."""
 Price = Annotated[float, msgspec.Meta(ge=0, le=1e9)]

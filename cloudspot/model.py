@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cloudspot.bounds import Dated, Price, Tally
+from cloudspot.bounds import Dated, Price, StreamName, Tally
 
 
 class Market(str, enum.Enum):
@@ -181,7 +181,7 @@ class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
 class LogRecord(Dated, frozen=True, kw_only=True):
     """One line of a node's log."""
 
-    stream: str
+    stream: StreamName
     """``<launch>-<rank>``: one machine's log."""
     seq: Tally
     """The number of the line in its stream, from 0, without gaps; readers drop repeats by it."""

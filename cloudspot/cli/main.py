@@ -106,7 +106,7 @@ class Program(click.Group):
             sys.stdout.flush()
         except _NO_ARGUMENTS as error:
             # Someone who types a group alone wants its help.
-            click.echo(error.format_message(), file=sys.stderr)
+            click.echo(error.format_message(), file=sys.stderr)  # noqa: TID251 - our own words, in several lines
             code = error.exit_code
         except click.ClickException as error:
             hint = ""

@@ -17,7 +17,7 @@ from cloudspot.jobstore.records import CheckpointId, Commit, Part, new_nonce
 from cloudspot.jobstore.retention import read_commits, stored_checkpoints
 from cloudspot.jobstore.stored_records import create_record, find_meta, read_record
 
-_RANK = re.compile(r"\d{4}")
+_RANK = re.compile(r"\d{4}", re.ASCII)
 
 
 def read_commit(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Commit:

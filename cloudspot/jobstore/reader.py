@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cloudspot.errors import CorruptData
+from cloudspot.errors import CorruptData, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
@@ -34,8 +34,9 @@ from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import read_submission
 from cloudspot.model import ObjectMeta
 
-_SLOT = re.compile(r"launches/(?P<launch>\d{6,9})/nodes/(?P<rank>\d{4})")
-_NODE = re.compile(r"nodes/(?P<launch>\d{6,9})/(?P<rank>\d{4})/(?P<word>heartbeat|notice|exit\.json)")
+_LAUNCH = r"(?P<launch>\d{6}|[1-9]\d{6,8})"
+_SLOT = re.compile(rf"launches/{_LAUNCH}/nodes/(?P<rank>\d{{4}})", re.ASCII)
+_NODE = re.compile(rf"nodes/{_LAUNCH}/(?P<rank>\d{{4}})/(?P<word>heartbeat|notice|exit\.json)", re.ASCII)
 _KINDS: dict[str, Any] = {"heartbeat": Heartbeat, "notice": Notice, "exit.json": Exit}
 
 
@@ -139,7 +140,10 @@ class HistoryReader:
             SpecError: this version of cloudspot cannot read the job file.
         """
         submission = self._read_submission()
-        return submission, spec_from_json(submission.spec)
+        try:
+            return submission, spec_from_json(submission.spec)
+        except SpecError as error:
+            raise SpecError(f"{keys.spec(self._job_id)}: {error}") from error
 
     def _read_submission(self) -> Submission:
         self._submission = self._submission or read_submission(self._store, self._job_id)

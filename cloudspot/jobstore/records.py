@@ -26,6 +26,8 @@ from cloudspot.bounds import (
     Port,
     Rank,
     Seconds,
+    Sha256,
+    SharedKey,
     Tally,
 )
 from cloudspot.model import EndReason, LaunchRequest, Offer
@@ -72,7 +74,7 @@ class CheckpointId(msgspec.Struct, frozen=True, order=True):
 class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """The wheels that a job's machines install if their image does not have this cloudspot."""
 
-    sha256: str
+    sha256: Sha256
     """The archive's, which names it in the store."""
     digest: str
     """The digest of the code in it; an image with the same digest does not need the archive."""
@@ -87,7 +89,7 @@ class Submission(_Written, frozen=True, kw_only=True):
     provider: str
     spec: dict[str, Any]
     """The validated job file as JSON values; see ``cloudspot.jobfile.spec.spec_from_json``."""
-    code_sha256: str
+    code_sha256: Sha256
     code_bytes: Tally
     secret_names: tuple[str, ...]
     version: str
@@ -107,7 +109,7 @@ class StopRequest(_Written, frozen=True, kw_only=True):
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
     """``index/<id>`` while the job is being removed: what must be known after its submission is gone."""
 
-    shared: tuple[str, ...]
+    shared: tuple[SharedKey, ...]
     """The keys of the code and the agent that the job may share with others."""
 
 
@@ -413,7 +415,7 @@ class Summary(Dated, frozen=True, kw_only=True):
     # Older summaries lack what follows.
     name: str | None = None
     """The job file's."""
-    code_sha256: str | None = None
+    code_sha256: Sha256 | None = None
     started_at: datetime | None = None
     """When the first machine was requested."""
     finished_at: datetime | None = None

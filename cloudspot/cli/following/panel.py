@@ -12,7 +12,7 @@ from rich.text import Text
 from cloudspot.cli.following.curve import draw
 from cloudspot.cli.following.liveview import NodeView, View
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.printable import printable_text
+from cloudspot.cli.screen.printable import printable_value
 
 LABEL_WIDTH = 9
 WIDE_COLUMNS = 110
@@ -54,6 +54,7 @@ def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) 
 
     The last column stays free, since a cursor there may wrap. ``hint`` is the last line.
     """
+    view = printable_value(view)
     width = max(20, width - 1)
     marks = _ASCII if ascii_only else _UNICODE
     is_wide = width >= WIDE_COLUMNS
@@ -71,7 +72,7 @@ def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) 
         _Block(0, [_labelled("", Text(hint, style="dim"))]),
     ]
     blocks = _fitting(blocks, max(LEAST_LINES, height * 2 // 3))
-    lines = [printable_text(line) for block in blocks for line in block.lines]
+    lines = [line for block in blocks for line in block.lines]
     for line in lines:
         most = width if line is lines[0] else text_width
         line.truncate(most, overflow="crop" if ascii_only else "ellipsis")
@@ -81,7 +82,7 @@ def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) 
         beside = _curve(view, width - text_width - 2, num_lines, ascii_only=ascii_only)
         for line, more in zip(lines[1:], beside, strict=False):
             line.pad_right(text_width + 2 - line.cell_len)
-            line.append_text(printable_text(more))
+            line.append_text(more)
     return lines
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import click
 
 from cloudspot.cli import exit_codes
-from cloudspot.cli.screen.printable import printable
+from cloudspot.cli.screen.printable import in_one_line
 from cloudspot.errors import SpecError
 
 
@@ -54,7 +54,7 @@ def echo(*parts: str | Styled, style: str | None = None, error: bool = False) ->
 
 
 def _coded(part: Styled) -> str:
-    text = printable(part.text.replace("\n", " "))
+    text = in_one_line(part.text)
     if part.style is None or not text:
         return text
     words = part.style.split()
@@ -94,7 +94,7 @@ def confirm_deletion(what: str, *, yes: bool) -> None:
         return
     if not can_ask():
         raise SpecError("there is no terminal to ask on: give --yes to delete without a question")
-    if not click.confirm(f"Delete {printable(what)} for good?", err=True):
+    if not click.confirm(f"Delete {in_one_line(what)} for good?", err=True):
         echo("nothing was deleted", error=True)
         click.get_current_context().exit(exit_codes.FAILED)
 
@@ -144,7 +144,8 @@ def echo_table(
     On a narrow terminal the last ``num_folding`` columns fold, and the first one at ``first_width``
     characters if that is given.
     """
-    headers, rows = [printable(cell) for cell in headers], [[printable(cell) for cell in row] for row in rows]
+    headers = [in_one_line(cell) for cell in headers]
+    rows = [[in_one_line(cell) for cell in row] for row in rows]
     if is_terminal():
         _echo_rich_table(headers, rows, num_folding, first_width)
         return

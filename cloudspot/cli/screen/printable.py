@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.text import Text
+from collections.abc import Mapping
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass, replace
+from enum import Enum
+from typing import IO, Any
 
 _SEQUENCES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
@@ -63,15 +64,29 @@ def printable(line: str) -> str:
     return _CONTROLS.sub("", last.expandtabs(TAB_WIDTH))
 
 
-def printable_text(text: Text) -> Text:
-    """Return rich's text without what ``printable`` removes; the styles of the rest stay."""
-    if printable(text.plain) == text.plain:
-        return text
-    offsets = {offset for span in text.spans for offset in (span.start, span.end)} - {0, len(text)}
-    pieces = text.divide(sorted(offsets))
-    for piece in pieces:
-        piece.plain = printable(piece.plain.replace("\n", " "))
-    return type(text).assemble(*pieces)
+def in_one_line(text: str) -> str:
+    """Return all of a text as one printable line: unlike in a log, a carriage return takes nothing back."""
+    return printable(" ".join(re.split(r"[\r\n]+", text)))
+
+
+def printable_value(value: Any) -> Any:
+    """Return the value with every text in it, however deep, as ``in_one_line`` leaves it."""
+    import msgspec
+
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return in_one_line(value)
+    if isinstance(value, Mapping):
+        return {printable_value(name): printable_value(inner) for name, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(printable_value, value))
+    if isinstance(value, msgspec.Struct):
+        fields = {name: printable_value(getattr(value, name)) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{one.name: printable_value(getattr(value, one.name)) for one in fields_of(value)}
+        )
+    return value
 
 
 def shows_unicode(stream: IO[str]) -> bool:

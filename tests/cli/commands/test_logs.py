@@ -218,7 +218,7 @@ def test_on_a_terminal_what_matches_is_coloured(jobs, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     record = LogRecord(stream="1-0", seq=0, time=START, text="\x1b[1mloss 0.5\x1b[0m and loss 0.4")
     with monkeypatch.context() as patch:
-        patch.setattr("cloudspot.cli.screen.output.echo", print)
+        patch.setattr("click.utils.should_strip_ansi", lambda *_: False)
         print_records([record], name_nodes=False, highlight=re.compile(r"loss [\d.]+"))
     line = capsys.readouterr().out
     assert line.endswith(" \x1b[31mloss 0.5\x1b[0m and \x1b[31mloss 0.4\x1b[0m\n")
