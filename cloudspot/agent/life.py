@@ -8,7 +8,7 @@ import time
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.agent.delivery.courier import Courier
-from cloudspot.agent.delivery.log_pump import LogPump
+from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.agent.delivery.tensorboard_events import EventFiles
 from cloudspot.agent.ending.final_delivery import FinalDelivery
 from cloudspot.agent.leaving import Leaving, LeavingError
@@ -50,7 +50,11 @@ class Life:
             provider.log_sink(store, node.job_id) or ObjectStoreLogSink(store, node.job_id),
             stream=self.stream,
             position_path=node.directory / "logpump.json",
-            flush_seconds=job.spec.logs.flush_seconds,
+            flush_seconds=flush_seconds_of(
+                context.rank,
+                num_nodes=job.spec.nodes.max,
+                asked_seconds=job.spec.logs.flush_seconds,
+            ),
         )
         context.status.log_standing = self.logs.standing
         self.events = EventFiles(node)

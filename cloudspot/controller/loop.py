@@ -28,6 +28,8 @@ from cloudspot.story.events import Event, EventKind, diff
 from cloudspot.story.report import summarise
 
 POLL_SECONDS = 3.0
+NODES_PER_POLL_SECOND = 12.5
+"""With many nodes each look is one request or more for several of them, so a driver looks less often."""
 MAX_BACKOFF_SECONDS = 30.0
 """The longest wait between two looks while the store or the provider does not answer."""
 SUMMARY_SECONDS = 5.0
@@ -107,6 +109,12 @@ class Controller:
         self._summary: tuple[Summary, float] | None = None
         self._warned: frozenset[str] = frozenset()
 
+    @property
+    def poll_seconds(self) -> float:
+        """How long to wait between two looks."""
+        num_nodes = 1 if self._spec is None else self._spec.nodes.max
+        return max(self._poll_seconds, num_nodes / NODES_PER_POLL_SECOND)
+
     def tick(self) -> Tick:
         """Look once and do what has to be done now.
 
@@ -136,9 +144,9 @@ class Controller:
                     return tick.history
             failures = failures + 1 if tick.problems else 0
             if failures:
-                self._sleep(min(self._poll_seconds * 2 ** min(failures - 1, 10), MAX_BACKOFF_SECONDS))
+                self._sleep(min(self.poll_seconds * 2 ** min(failures - 1, 10), MAX_BACKOFF_SECONDS))
             elif not tick.acted:
-                self._sleep(self._poll_seconds)
+                self._sleep(self.poll_seconds)
 
     def run_pass(self) -> Tick:
         """Tick until nothing is left to do for now; return the last tick, with the events of all.

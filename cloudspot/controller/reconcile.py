@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
+from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
@@ -35,6 +37,8 @@ class Unlisted:
 
     provider: str
     error: CloudspotError
+    options: str = ""
+    """The provider's options that its jobs have, such as its region; others of its jobs may have others."""
 
 
 class Reconciler:
@@ -99,11 +103,11 @@ class Reconciler:
         """Return the machines of all providers that answer, each once, and why the others do not."""
         live: dict[tuple[str, str], Instance] = {}
         problems = []
-        for (name, _), provider in self._providers.items():
+        for (name, options), provider in self._providers.items():
             try:
                 listed = provider.provisioner().instances()
             except Exception as error:  # noqa: BLE001 - nor one provider's the others
-                problems.append(Unlisted(name, as_cloudspot_error(error)))
+                problems.append(Unlisted(name, as_cloudspot_error(error), _options_text(options)))
                 continue
             live.update({(name, one.id): one for one in listed if one.state is not InstanceState.ENDED})
         return tuple(live.values()), tuple(problems)
@@ -119,3 +123,7 @@ class Reconciler:
                 self._store, job_id, provider, clock=self._clock, sleep=self._sleep
             )
         return self._controllers[job_id]
+
+
+def _options_text(options: bytes) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in decode(options, dict[str, Any]).items())

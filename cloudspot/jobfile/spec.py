@@ -114,16 +114,19 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``"output/checkpoint-*"``. The number at the end of a name is its step. If left out, the script uses a
     session."""
     complete_file: str | None = None
-    """A file in such a directory that the script writes last. Without one, a directory is complete when it
-    has not changed for 10 s while the script was running, or when the script ended with exit status 0. Name
-    a file here if the script handles SIGTERM itself: its handler may end it in the middle of a save."""
+    """A file in such a directory that the script writes last. While it is at least as new as every other file
+    there, the directory is complete. If it is older, or no file is named here, the directory is complete when
+    it has not changed for 10 s while the script was running, or when the script ended with exit status 0 and
+    did not have to leave. Name a file here if the script saves in a handler of SIGTERM: exit status 0 does
+    not prove that such a save was completed."""
 
 
 class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[logs]``: how logs are delivered."""
 
     flush_seconds: PositiveDuration = msgspec.field(default=2.0, name="flush")
-    """How long a line may wait on its machine before it is sent."""
+    """How long a line may wait on its machine before it is sent. With more than five nodes, all but the first
+    wait 0.4 s per node if that is longer."""
 
 
 class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,8 +14,13 @@ DELIVERY_GRACE_SECONDS = 60 * 60.0
 has what it holds."""
 STOP_GRACE_SECONDS = 10 * 60.0
 """After a request to stop, any node may take this long to checkpoint and end."""
-SURVIVOR_GRACE_SECONDS = 120.0
+DRAIN_SECONDS = 120.0
+"""How long at most the drain of a node that is gone may go on at its peers: what it saves is worth waiting
+for, and meanwhile they say that they run."""
+SURVIVOR_GRACE_SECONDS = DRAIN_SECONDS + 60.0
 """When too few nodes are left, the others may take this long to begin to deliver what they hold."""
+# Longer than a drain: survivors notice a silent node up to 33 s after its provider has reported its end, wait
+# for its drain, and are heard with the driver's next look. A launch closed before that loses the drain.
 CLOSED_GRACE_SECONDS = 60.0
 """After its launch is closed, a machine that has trained may take this long to shut itself down."""
 EXIT_GRACE_SECONDS = 120.0

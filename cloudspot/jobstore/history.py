@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 
 from cloudspot.jobstore.records import (
     CheckpointId,
@@ -30,6 +31,10 @@ class LaunchHistory:
     exits: Mapping[int, Exit]
     notices: Mapping[int, Notice]
     heartbeats: Mapping[int, Heartbeat]
+    """The last that were read: with many nodes, some are not the newest, though each node's state is."""
+    beats_listed: Mapping[int, tuple[datetime, int]] = field(default_factory=dict)
+    """When each node's newest heartbeat was put, by the store's clock, and its size: they differ from beat to
+    beat, whether it was read or not."""
 
     @property
     def number(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from cloudspot.errors import CorruptData, SpecError
@@ -12,6 +13,7 @@ from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.consistency import check_journal, check_members, check_place
 from cloudspot.jobstore.generations import read_generations
+from cloudspot.jobstore.heartbeat_size import change_count
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.parallel import each
@@ -38,6 +40,8 @@ _LAUNCH = r"(?P<launch>\d{6}|[1-9]\d{6,8})"
 _SLOT = re.compile(rf"launches/{_LAUNCH}/nodes/(?P<rank>\d{{4}})", re.ASCII)
 _NODE = re.compile(rf"nodes/{_LAUNCH}/(?P<rank>\d{{4}})/(?P<word>heartbeat|notice|exit\.json)", re.ASCII)
 _KINDS: dict[str, Any] = {"heartbeat": Heartbeat, "notice": Notice, "exit.json": Exit}
+MAX_REREADS = 8
+"""How many new heartbeats a pass reads of nodes whose state is the same; the others wait their turn."""
 
 
 class _Place(NamedTuple):
@@ -83,7 +87,8 @@ class HistoryReader:
 
     A pass over a job in which nothing is new costs one get each for the journal, the stop request and the
     generations, and a listing of the commits. While a launch is open it also costs a listing of the slots
-    until all are taken, a listing of what the nodes say, and a get of each heartbeat.
+    until all are taken, a listing of what the nodes say, and gets of the heartbeats that the listing shows
+    to be new: of all nodes whose state has changed, and of ``MAX_REREADS`` others, in turn.
     """
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
@@ -95,6 +100,10 @@ class HistoryReader:
         self._generations: tuple[Generation, ...] = ()
         self._slots: dict[int, dict[int, Slot]] = {}  # launch -> rank -> record; so are the others
         self._nodes: dict[str, dict[int, dict[int, Any]]] = {kind: {} for kind in _KINDS}
+        self._beats_listed: dict[int, dict[int, tuple[datetime, int]]] = {}
+        """By launch and rank: when the newest heartbeat was put, and its size."""
+        self._beats_read: dict[str, tuple[datetime, int]] = {}
+        """The same, by key, of the heartbeats that were read."""
         self._first_unsettled = 1
         """The first launch that was not closed in the previous pass: the older ones were read completely."""
 
@@ -161,25 +170,40 @@ class HistoryReader:
             new += self._store.list_objects(keys.launches_prefix(self._job_id), after=first_slots)
         first_nodes = keys.launch_nodes_prefix(self._job_id, first)
         new += self._store.list_objects(keys.nodes_prefix(self._job_id), after=first_nodes)
-        self._add([meta.key for meta in new], {intent.launch: intent.num_nodes for intent in unsettled})
+        self._add(new, {intent.launch: intent.num_nodes for intent in unsettled})
 
-    def _add(self, found: Sequence[str], num_nodes: Mapping[int, int]) -> None:
-        """Read the slots and node records under these keys, unless they are known and never change."""
-        places: list[_Place] = []
+    def _add(self, found: Sequence[ObjectMeta], num_nodes: Mapping[int, int]) -> None:
+        """Read the slots and node records that were listed, but no version of any twice."""
+        new: list[_Place] = []
+        beating: list[tuple[tuple[datetime, int], _Place]] = []  # With the version that was read last.
         prefix = keys.job_prefix(self._job_id)
-        for key in found:
-            name = key.removeprefix(prefix)
+        for meta in found:
+            name = meta.key.removeprefix(prefix)
             match = _SLOT.fullmatch(name) or _NODE.fullmatch(name)
             if match is None or int(match["rank"]) >= num_nodes.get(int(match["launch"]), 0):
                 continue  # Not ours, or of a launch that began since the journal was read.
             launch, rank, word = int(match["launch"]), int(match["rank"]), match.groupdict().get("word")
             kind: Any = Slot if word is None else _KINDS[word]
             records = (self._slots if word is None else self._nodes[word]).setdefault(launch, {})
-            if rank not in records or kind is Heartbeat:
-                places.append(_Place(records, launch, rank, key, kind))
+            place = _Place(records, launch, rank, meta.key, kind)
+            if kind is Heartbeat:
+                version = meta.modified_at, meta.size
+                self._beats_listed.setdefault(launch, {})[rank] = version
+                read = self._beats_read.get(meta.key)
+                if read is None or change_count(read[1]) != change_count(version[1]):
+                    new.append(place)
+                elif read != version:
+                    beating.append((read, place))
+            elif rank not in records:
+                new.append(place)
+        beating.sort(key=lambda one: one[0])
+        places = [*new, *(place for _, place in beating[:MAX_REREADS])]
+        versions = {meta.key: (meta.modified_at, meta.size) for meta in found}
         for place, record in zip(places, each(self._read_place, places), strict=True):
             if record is not None:
                 place.records[place.rank] = record
+                if place.kind is Heartbeat:
+                    self._beats_read[place.key] = versions[place.key]
 
     def _read_place(self, place: _Place) -> Any:
         record = find_record(self._store, place.key, place.kind)
@@ -195,4 +219,5 @@ class HistoryReader:
             exits=dict(self._nodes["exit.json"].get(launch, {})),
             notices=dict(self._nodes["notice"].get(launch, {})),
             heartbeats=dict(self._nodes["heartbeat"].get(launch, {})),
+            beats_listed=dict(self._beats_listed.get(launch, {})),
         )

@@ -214,6 +214,40 @@ def test_a_provider_whose_credentials_expire_keeps_no_job_of_another_from_its_dr
     assert {one.error for one in told if isinstance(one, Reconciled) and one.job_id == "two"} == {expired}
 
 
+def test_a_region_that_cannot_be_listed_is_told_from_the_others_of_its_provider(town):
+    for job_id, region in (("east", "a"), ("west", "b")):
+        town.submit(job_id, options={"region": region, "tag": 1})
+    errors = {"a": AuthError("expired"), "b": TransientError("slow down")}
+
+    class Unlistable(SimProvider):
+        def __init__(self, region):
+            super().__init__(town.cloud)
+            self.region = region
+
+        def provisioner(self):
+            listed = copy.copy(town.cloud)
+
+            def instances(job_id=None):
+                if job_id is None:
+                    raise errors[self.region]
+                return town.cloud.instances(job_id=job_id)
+
+            listed.instances = instances
+            return listed
+
+    reconciler = Reconciler(
+        town.store,
+        lambda _name, spec: Unlistable(spec.providers["sim"]["region"]),
+        clock=town.world.clock(),
+        sleep=town.world.sleep,
+    )
+    list(reconciler.run_pass())
+    assert reconciler.orphans()[1] == (
+        Unlisted("sim", errors["a"], "region = a, tag = 1"),
+        Unlisted("sim", errors["b"], "region = b, tag = 1"),
+    )
+
+
 def test_the_job_file_is_read_without_the_jobs_history(town, monkeypatch):
     town.start("one")
     listed = []

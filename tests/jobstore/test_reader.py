@@ -4,14 +4,16 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 from memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, JobNotFound, TransientError
 from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.heartbeat_size import fill_up
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot, void_slot
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader, list_jobs, read_summary, write_summary
+from cloudspot.jobstore.reader import MAX_REREADS, HistoryReader, list_jobs, read_summary, write_summary
 from cloudspot.jobstore.records import (
     CheckpointId,
     Closed,
@@ -26,7 +28,6 @@ from cloudspot.jobstore.records import (
     new_nonce,
 )
 from cloudspot.model import LaunchRequest, Market, NodeIdentity, Offer
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 OFFER = Offer(
@@ -208,12 +209,58 @@ def test_a_pass_where_nothing_is_new_asks_little(store, counted, checkpoints):
         job.beat(1, 1, rank)
     checkpoints.generation(store, 1)
     assert cost() == {"get": 3 + 2 + 2 + 1, "list_page": 3 + 1}
-    assert cost() == {"get": 3 + 2, "list_page": 2}  # heartbeats; nodes, commits
+    assert cost() == {"get": 3, "list_page": 2}  # nodes, commits
+    job.beat(1, 2)
+    assert cost() == {"get": 3 + 1, "list_page": 2}  # The one heartbeat that is new.
     for rank in (0, 1):
+        job.beat(1, 3, rank)
         job.leave(1, rank)
     job.close(1)
     assert cost() == {"get": 3 + 2 + 2 + 1, "list_page": 2}
     assert cost() == {"get": 3, "list_page": 1}
+
+
+def test_of_many_heartbeats_all_changes_of_state_and_a_few_others_are_read_in_turn(store, counted):
+    """A driver read all 64 every three seconds, whatever they said."""
+    job = Job(store)
+    num_nodes = 3 * MAX_REREADS
+    job.intend(1, num_nodes=num_nodes)
+    changes = dict.fromkeys(range(num_nodes), 0)
+
+    def beat(counter):
+        for rank in range(num_nodes):
+            record = msgspec.structs.replace(job.beat(1, counter, rank), state="s" * (1 + changes[rank]))
+            data = fill_up(codec.encode(record), num_beats=counter, num_changes=changes[rank])
+            store.put(keys.heartbeat("x", 1, rank), data)
+
+    reader = HistoryReader(counted, "x")
+
+    def read():
+        before = counted.calls["get"]
+        launch = reader.read().launches[0]
+        return launch, counted.calls["get"] - before - 3  # The journal, the stop, the generations.
+
+    for rank in range(num_nodes):
+        job.claim(1, rank)
+    beat(1)
+    assert set(read()[0].heartbeats) == set(range(num_nodes))
+    for counter in range(2, 8):
+        beat(counter)
+        launch, num_reads = read()
+        assert num_reads == MAX_REREADS
+        # Whether a heartbeat was read or not, the listing shows that its node lives.
+        newest = {rank: store.head(keys.heartbeat("x", 1, rank)) for rank in range(num_nodes)}
+        assert launch.beats_listed == {rank: (meta.modified_at, meta.size) for rank, meta in newest.items()}
+        assert min(one.counter for one in launch.heartbeats.values()) >= counter - 3
+    changes.update(dict.fromkeys(range(5, 20), 1))
+    beat(8)
+    launch, num_reads = read()
+    assert num_reads == MAX_REREADS + 15
+    assert {rank for rank, one in launch.heartbeats.items() if one.state == "ss"} == set(range(5, 20))
+    assert all(launch.heartbeats[rank].counter == 8 for rank in range(5, 20))
+    while read()[1]:
+        pass
+    assert {one.counter for one in reader.read().launches[0].heartbeats.values()} == {8}
 
 
 def test_a_new_reader_of_a_long_history_lists_instead_of_asking_for_each_launch(store, counted):

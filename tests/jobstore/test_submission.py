@@ -4,6 +4,7 @@ import threading
 
 import msgspec
 import pytest
+from faultstore import FaultPlan, FaultyStore, Hook, Outage
 from memorystore import InMemoryStore
 
 from cloudspot.errors import (
@@ -21,7 +22,6 @@ from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, list_jobs
 from cloudspot.jobstore.submission import delete_secrets, read_secrets, request_stop, submit
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 ENVIRON = {"TOKEN": "hunter2-überse\ncret", "EMPTY": "", "OTHER": "not asked for"}
 

@@ -24,6 +24,8 @@ from cloudspot.model import LogRecord
 _log = logging.getLogger(__name__)
 
 BATCH_BYTES = 1 << 20
+FLUSHES_PER_SECOND = 2.5
+"""How often all nodes but the first together deliver lines at the most."""
 MAX_BACKOFF_SECONDS = 15.0
 
 
@@ -35,6 +37,11 @@ class _Position(msgspec.Struct, kw_only=True):
     """By file name: the offset of the first byte that is in no batch yet."""
     pending: list[LogRecord] = msgspec.field(default_factory=list)
     """Numbered, and perhaps delivered already."""
+
+
+def flush_seconds_of(rank: int, *, num_nodes: int, asked_seconds: float) -> float:
+    """Return how often a node delivers lines: the first as often as asked, many others less often."""
+    return asked_seconds if rank == 0 else max(asked_seconds, num_nodes / FLUSHES_PER_SECOND)
 
 
 class LogPump:
@@ -104,7 +111,8 @@ class LogPump:
             self._deliver(final=False)
 
     def _wait_seconds(self) -> float:
-        return min(self._flush_seconds * 2.0 ** min(self._failures, 10), MAX_BACKOFF_SECONDS)
+        backoff = min(self._flush_seconds * 2.0 ** min(self._failures, 10), MAX_BACKOFF_SECONDS)
+        return max(self._flush_seconds, backoff)
 
     def _deliver(self, *, final: bool) -> bool:
         """Deliver until the files are exhausted; False when the sink failed."""

@@ -9,17 +9,22 @@ import time
 from contextlib import suppress
 from datetime import datetime, timezone
 
-from cloudspot.agent.membership.heartbeat_size import change_count, fill_up
 from cloudspot.agent.membership.reachability import free_port
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.heartbeat_size import change_count, fill_up
 from cloudspot.jobstore.records import Generation, Heartbeat, StopRequest
 from cloudspot.jobstore.stored_records import find_meta, find_record
 
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
+BEATS_PER_SECOND = 8.0
+"""How often all nodes together beat at the most; 64 nodes beat every 8 s each. Their silence is noticed after
+20 s."""
+MAX_HEARTBEAT_SECONDS = 8.0
+"""No node beats less often, however many there are."""
 REGROUP_SECONDS = 0.2
 """The same while the nodes agree on the next generation and wait for each other's signs of life."""
 REGROUP_SECONDS_PER_NODE = 0.02
@@ -75,7 +80,7 @@ class HeartbeatWriter:
         """How long to wait until the next beat, if nothing changes."""
         if self._status.is_regrouping:
             return min(max(REGROUP_SECONDS, REGROUP_SECONDS_PER_NODE * self._num_nodes), HEARTBEAT_SECONDS)
-        return HEARTBEAT_SECONDS
+        return min(max(HEARTBEAT_SECONDS, self._num_nodes / BEATS_PER_SECOND), MAX_HEARTBEAT_SECONDS)
 
     @property
     def look_seconds(self) -> float:

@@ -15,11 +15,12 @@ import time
 from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 
-from cloudspot.agent.membership.heartbeat_size import change_count
 from cloudspot.agent.membership.peers import PeerClock, Standing, appraise
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.delivering import DRAIN_SECONDS
+from cloudspot.jobstore.heartbeat_size import change_count
 from cloudspot.jobstore.records import Exit, Heartbeat, Notice
 from cloudspot.jobstore.stored_records import find_record, read_record
 
@@ -39,8 +40,6 @@ CLOSE_SECONDS = 10.0
 """How long a node listens closely after it has asked who lives, or has seen another change."""
 MAX_READS = 16
 """How many heartbeats one pass reads; the rest waits for the next passes."""
-DRAIN_SECONDS = 120.0
-"""How long at most the drain of a node that is gone may go on here: what it saves is worth waiting for."""
 _NAME = re.compile(r"(\d{4,})/(heartbeat|notice|exit\.json)")
 
 _Version = tuple[datetime, int]

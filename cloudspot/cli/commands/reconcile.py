@@ -75,6 +75,9 @@ class _Rounds:
         self._long_over: set[str] = set()
         self._seen: set[str] = set()
         self._complaints: dict[str, str] = {}
+        """What was last said of each job, provider or store that could not be dealt with."""
+        self._failing: set[str] = set()
+        """Those of the newest pass."""
         self._started = datetime.now(timezone.utc)
         self.num_errors = 0
         """In the newest pass."""
@@ -84,6 +87,7 @@ class _Rounds:
     def run_one(self) -> None:
         """Make one pass and print what it did; TransientError if the jobs cannot be listed."""
         self.num_errors = 0
+        self._failing = set()
         self._started = datetime.now(timezone.utc)
         for done in self._reconciler.run_pass(job_ids=self._job_ids()):
             if isinstance(done, Unlisted):
@@ -91,6 +95,9 @@ class _Rounds:
                 continue
             self._print(done)
             self.is_settled = done.tick is not None and done.tick.is_settled
+        for about in [one for one in self._complaints if one not in self._failing]:
+            del self._complaints[about]
+            output.echo(f"no longer an error: {about}", error=True)
 
     def _job_ids(self) -> list[str]:
         if self._wanted is not None:
@@ -136,8 +143,9 @@ class _Rounds:
         return event.at is not None and event.at >= self._started
 
     def complain(self, about: str, error: CloudspotError) -> None:
-        """Print an error of one job or of the store, once for as long as passes repeat it."""
+        """Print an error of a job, a provider or the store, once for as long as passes repeat it."""
         self.num_errors += 1
+        self._failing.add(about)
         if self._complaints.get(about) != str(error):
             self._complaints[about] = str(error)
             if current_invocation().debug:
@@ -145,7 +153,8 @@ class _Rounds:
             output.echo_error(f"{about}: {error}")
 
     def _complain_of(self, unlisted: Unlisted) -> None:
-        self.complain(f"the machines of {unlisted.provider}", unlisted.error)
+        options = f" ({printable(unlisted.options)})" if unlisted.options else ""
+        self.complain(f"the machines of {unlisted.provider}{options}", unlisted.error)
 
     def warn_of_orphans(self) -> None:
         """Name live machines that no job of this store owns."""

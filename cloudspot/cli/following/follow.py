@@ -19,7 +19,7 @@ from cloudspot.cli.screen.lines import WHO, Line, echo_line, event_line, in_orde
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.log_streams import METRICS
+from cloudspot.jobstore.log_streams import METRICS, parse_stream
 from cloudspot.jobstore.manifests import read_commit
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.model import LogRecord
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LOG_SECONDS = 1.0
 """How often the log is looked at."""
+STREAMS_A_LOOK = 4
+"""How many nodes' lines are looked for at a time: the first node's, and the others' in turn."""
 CHECK_SECONDS = 0.25
 """How often Ctrl-C, Ctrl-Z and the terminal's size are checked."""
 PROGRESS_SECONDS = 10.0
@@ -112,7 +114,7 @@ def _follow_live(job: Job, feed: Feed, *, is_new: bool) -> History:
 def _drive(job: Job, follower: _Follower) -> History:
     controller = Controller(job.store, job.id, job.provider, sleep=follower.sleep)
     history = controller.run_until_finished(follower.on_tick)
-    follower.print_new_lines()
+    follower.print_last_lines()
     return history
 
 
@@ -121,6 +123,11 @@ def _commit_time(job: Job, checkpoint: CheckpointId) -> datetime | None:
         return read_commit(job.store, job.id, checkpoint).at
     except CloudspotError:
         return None  # Deleted meanwhile, or unreachable now: its age is left out.
+
+
+def _by_rank(stream: str) -> tuple[int, int]:
+    launch, rank = parse_stream(stream)
+    return rank, -launch
 
 
 class _PlainScreen:
@@ -153,7 +160,9 @@ class _Follower:
         self._screen = screen
         self._feed = feed
         self._is_live = is_live
-        self._tail = LogTail(job.log_sink, streams=lambda: feed.streams(live=not self._past))
+        self._tail = LogTail(job.log_sink, streams=self._streams_to_read)
+        self._turn = 0
+        self._read_all = False
         self._name_nodes = job.spec.nodes.max > 1
         self._past = not is_new
         self._read_at = 0.0
@@ -190,6 +199,11 @@ class _Follower:
             if time.monotonic() - self._read_at >= LOG_SECONDS:
                 self.print_new_lines()
 
+    def print_last_lines(self) -> None:
+        """Print the lines of all nodes that have not been printed yet."""
+        self._read_all = True
+        self.print_new_lines()
+
     def print_new_lines(self) -> None:
         """Print the log lines that have arrived; a sink that does not answer is asked again later."""
         records: list[LogRecord] = []
@@ -201,6 +215,14 @@ class _Follower:
             self._log_complaint = ""
         self._show(records)
         self._read_at = time.monotonic()
+
+    def _streams_to_read(self) -> Sequence[str]:
+        streams = self._feed.streams(live=not self._past)
+        if self._past or self._read_all or len(streams) <= STREAMS_A_LOOK:
+            return streams
+        first, *others = sorted(streams, key=_by_rank)
+        self._turn = (self._turn + STREAMS_A_LOOK - 1) % len(others)
+        return [first, *[*others, *others][self._turn :][: STREAMS_A_LOOK - 1]]
 
     def _check(self) -> None:
         self._interrupts.check()

@@ -73,10 +73,12 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """A node's newest heartbeat and when it was first read here: other machines' clocks cannot give ages."""
+    """A node's newest heartbeat and when it was first seen here: other machines' clocks cannot give ages."""
 
     counter: int
     at: datetime
+    listed: object = field(default=None, compare=False)
+    """What the listing said of the newest one, which may not have been read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +102,9 @@ def hear(
         return found
     for rank, beat in launch.heartbeats.items():
         known = heard.get((launch.number, rank))
-        if known is None or known.counter != beat.counter:
-            known = Heard(counter=beat.counter, at=now)
+        listed = launch.beats_listed.get(rank)
+        if known is None or (known.counter, known.listed) != (beat.counter, listed):
+            known = Heard(counter=beat.counter, at=now, listed=listed)
         found[launch.number, rank] = known
     return found
 

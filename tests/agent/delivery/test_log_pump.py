@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudspot.agent.delivery.log_pump import LogPump
+from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.records import LogStanding
@@ -162,3 +162,26 @@ def test_it_tells_how_many_lines_there_are_and_what_waits_for_the_sink(tmp_path:
     assert made.standing() == LogStanding(num_lines=2, waiting_bytes=0, error="down")
     assert finish(made)
     assert made.standing() == LogStanding(num_lines=2, waiting_bytes=0)
+
+
+def test_the_first_node_delivers_as_often_as_asked_and_many_others_less_often():
+    """64 nodes that print delivered 32 times a second."""
+    assert flush_seconds_of(0, num_nodes=64, asked_seconds=2.0) == 2.0
+    assert flush_seconds_of(4, num_nodes=5, asked_seconds=2.0) == 2.0
+    assert flush_seconds_of(1, num_nodes=64, asked_seconds=2.0) == 25.6
+    assert flush_seconds_of(1, num_nodes=64, asked_seconds=60.0) == 60.0
+
+
+@pytest.mark.parametrize(("flush_seconds", "waits"), [(2.0, [2.0, 4.0, 8.0, 15.0]), (25.6, [25.6] * 4)])
+def test_failures_make_the_wait_longer_and_never_shorter_than_asked(tmp_path, flush_seconds, waits):
+    """A flush above 15 s was taken for 15 s."""
+    sink = ListSink()
+    pump = LogPump(sink, stream="1-0", position_path=tmp_path / "p", flush_seconds=flush_seconds)
+    pump.follow(tmp_path / "train.log", "train")
+    (tmp_path / "train.log").write_text("a\n")
+    sink.fail_before = 3
+    found = []
+    for _ in waits:
+        found.append(pump._wait_seconds())
+        pump._deliver(final=False)
+    assert found == waits

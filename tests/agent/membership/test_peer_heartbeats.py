@@ -1,4 +1,4 @@
-"""What the nodes of a launch ask of the store: at most in proportion to their number, and enough to see a loss."""
+"""What a job's nodes and its driver ask of the store: in proportion to the nodes, and enough to see a loss."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
+from faultstore import FaultPlan, FaultyStore
+from made_records import Records
 from memorystore import InMemoryStore
 
+from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.agent.membership import heartbeat_writer, peer_heartbeats
-from cloudspot.agent.membership.heartbeat_writer import HeartbeatWriter
-from cloudspot.agent.membership.peer_heartbeats import MAX_READS, PeerHeartbeats
-from cloudspot.agent.membership.peers import Standing
+from cloudspot.agent.membership.heartbeat_writer import MAX_HEARTBEAT_SECONDS, HeartbeatWriter
+from cloudspot.agent.membership.peer_heartbeats import MAX_LISTEN_SECONDS, MAX_READS, PeerHeartbeats
+from cloudspot.agent.membership.peers import MAX_PASS_SECONDS, SUSPECT_SECONDS, Standing
 from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.node_context import Job, NodeContext
+from cloudspot.controller.clock import Clock
+from cloudspot.controller.loop import NODES_PER_POLL_SECOND, Controller
 from cloudspot.jobfile.spec import spec_from_json
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.delivering import DRAIN_SECONDS, SURVIVOR_GRACE_SECONDS
+from cloudspot.jobstore.generations import propose
+from cloudspot.jobstore.launches import claim_slot
+from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Failed
-from cloudspot.model import NodeIdentity
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
+from cloudspot.model import Instance, InstanceState, NodeIdentity
 
 START = datetime(2026, 11, 20, tzinfo=timezone.utc)
 
@@ -32,9 +41,11 @@ class Launch:
         # As by S3: a listing tells whole seconds.
         memory = InMemoryStore(now=lambda: START + timedelta(seconds=int(self.now)))
         self.store = FaultyStore(memory, FaultPlan(), directory / "faults")
-        spec = spec_from_json({
+        self.spec_table = {
             "name": "digits", "run": {"entrypoint": "train.py"}, "nodes": num_nodes, "spot": {"policy": "spot"},
-        })  # fmt: skip
+        }  # fmt: skip
+        self.directory, self.num_nodes = directory, num_nodes
+        self.spec = spec = spec_from_json(self.spec_table)
         self.contexts, self.writers, self.peers = [], [], []
         for rank in range(num_nodes):
             node = Node("digits-1", 1, "memory://", "given", directory, "python", directory)
@@ -54,8 +65,58 @@ class Launch:
                 (writer.look, lambda w=writer: w.look_seconds),
                 (peers._pass, lambda p=peers: p.listen_seconds),
             ):
-                first = self.now + shift * pause()
-                heapq.heappush(self._queue, (first, next(self._turns), rank, act, pause))
+                self._repeat(act, pause, rank=rank, first=shift * pause())
+
+    def _repeat(self, act, pause, *, rank=None, first=0.0):
+        heapq.heappush(self._queue, (self.now + first, next(self._turns), rank, act, pause))
+
+    def log(self):
+        """Let each rank print all the time."""
+        for rank in range(self.num_nodes):
+            seconds = flush_seconds_of(
+                rank, num_nodes=self.num_nodes, asked_seconds=self.spec.logs.flush_seconds
+            )
+            position = self.directory / f"{self.num_nodes}-{rank}.json"
+            sink = ObjectStoreLogSink(self.store, "digits-1")
+            pump = LogPump(sink, stream=f"1-{rank}", position_path=position, flush_seconds=seconds)
+            path = self.directory / f"{self.num_nodes}-{rank}.log"
+            pump.follow(path, "train")
+
+            def deliver(pump=pump, path=path):
+                with path.open("a") as file:
+                    file.write("a step\n")
+                pump._deliver(final=False)
+
+            self._repeat(deliver, pump._wait_seconds, first=rank / self.num_nodes * seconds)
+
+    def drive(self, records):
+        """Let a driver look at the job, whose launch has become an attempt that trains."""
+        submission = records.change(records.history().submission, spec=self.spec_table)
+        self.store.put(keys.spec("digits-1"), codec.encode(submission))
+        self.store.put(keys.journal("digits-1", 1), codec.encode(records.intent(num_nodes=self.num_nodes)))
+        for rank, context in enumerate(self.contexts):
+            claim_slot(self.store, "digits-1", 1, rank, context.job.identity)
+        propose(self.store, "digits-1", records.generation(1, ranks=range(self.num_nodes)))
+        machines = [
+            Instance(
+                id=f"m-{rank}", rank=rank, job_id="digits-1", launch=1,
+                state=InstanceState.RUNNING, address="10.0.0.1", launched_at=START, zone="z", instance_type="big",
+            )
+            for rank in range(self.num_nodes)
+        ]  # fmt: skip
+        provisioner = SimpleNamespace(
+            instances=lambda **_: machines,
+            announce=lambda *_: None,
+            token_seconds=600.0,
+            absence_proves_after_seconds=60.0,
+        )
+        self.driver = Controller(
+            self.store,
+            "digits-1",
+            SimpleNamespace(provisioner=lambda: provisioner),
+            clock=Clock(now=lambda: START + timedelta(seconds=self.now), monotonic=lambda: self.now),
+        )
+        self._repeat(self.driver.tick, lambda: self.driver.poll_seconds)
 
     def run(self, seconds):
         """Let time pass; return the requests a second."""
@@ -64,7 +125,7 @@ class Launch:
             self.now, _, rank, act, pause = heapq.heappop(self._queue)
             if rank not in self.dead:
                 act()
-                heapq.heappush(self._queue, (self.now + pause(), next(self._turns), rank, act, pause))
+                self._repeat(act, pause, rank=rank, first=pause())
         self.now = until
         return (sum(self.store.calls.values()) - before) / seconds
 
@@ -90,6 +151,41 @@ def test_the_requests_grow_with_the_nodes_and_stay_below_thirty_a_second_at_sixt
         rates[num_nodes] = nodes.run(60.0)
     assert rates[64] < 30.0
     assert all(rate <= 3.0 + 0.75 * num_nodes for num_nodes, rate in rates.items()), rates
+
+
+@pytest.mark.parametrize("num_nodes", [2, 8, 32, 64])
+def test_a_whole_job_that_trains_prints_and_is_driven_asks_less_than_thirty_times_a_second(launch, num_nodes):
+    """The driver alone read 64 heartbeats every three seconds, and each node delivered lines every two."""
+    nodes = launch(num_nodes)
+    nodes.drive(Records())
+    nodes.log()
+    for context in nodes.contexts:
+        context.status.progress = lambda: (int(nodes.now), 10_000)  # So that the summary is new each time.
+    nodes.run(60.0)
+    before = dict(nodes.store.calls)
+    rate = nodes.run(120.0)
+    calls = {name: (count - before[name]) / 120.0 for name, count in nodes.store.calls.items()}
+    assert rate < min(30.0, 6.0 + 1.25 * num_nodes), calls
+    # Everyone has been heard: no driver takes a node for silent whose heartbeat it has not read for a while.
+    silent = nodes.driver._memory._beats
+    assert len(silent) == num_nodes
+    assert max(seconds for _, seconds in silent.values()) < 60.0
+    # And all of it was counted.
+    assert {"put", "get", "list_page"} <= set(calls)
+    assert nodes.store.calls["put"] > before["put"]
+
+
+def test_a_driver_waits_for_the_drain_of_a_node_that_is_gone_and_for_those_who_notice_late():
+    """Both were 120 s: a survivor began to deliver after its launch had been closed."""
+    notices_after = MAX_HEARTBEAT_SECONDS + SUSPECT_SECONDS + MAX_LISTEN_SECONDS
+    heard_after = 64 / NODES_PER_POLL_SECOND
+    assert notices_after + DRAIN_SECONDS + heard_after <= SURVIVOR_GRACE_SECONDS - 15.0
+
+
+def test_a_healthy_node_is_never_near_suspicion_however_many_there_are():
+    """One beat may just be missed by a listing, and the next put may take a while."""
+    assert MAX_LISTEN_SECONDS <= MAX_PASS_SECONDS
+    assert MAX_HEARTBEAT_SECONDS + MAX_LISTEN_SECONDS <= SUSPECT_SECONDS - 7.0
 
 
 def test_no_pass_reads_more_than_a_few_heartbeats(launch):

@@ -6,7 +6,8 @@ import pytest
 
 from cloudspot.cli.commands import reconcile as reconcile_module
 from cloudspot.cli.commands.reconcile import is_long_over
-from cloudspot.errors import ObjectMissing
+from cloudspot.controller.reconcile import Reconciler, Unlisted
+from cloudspot.errors import AuthError, ObjectMissing, TransientError
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 
@@ -114,3 +115,53 @@ def test_a_job_that_goes_on_is_never_long_over(jobs):
     late = datetime.now(timezone.utc) + timedelta(days=9)
     assert not is_long_over(jobs.store, "new-1", late)
     assert not is_long_over(jobs.store, "going-1", late)
+
+
+def test_a_complaint_is_said_once_for_each_region_and_again_when_it_changes_and_when_it_is_over(
+    jobs, monkeypatch
+):
+    """Two regions' texts took turns, and nothing said that a provider answered again."""
+    expired, throttled = AuthError("the token has expired"), AuthError("slow down")
+    east, west = 'region = "a"', "region = b"
+    passes = iter([
+        [Unlisted("aws", expired, east), Unlisted("aws", throttled, west)],
+        [Unlisted("aws", throttled, west), Unlisted("aws", expired, east)],
+        [Unlisted("aws", throttled, east), Unlisted("aws", throttled, west)],
+        [Unlisted("aws", throttled, west)],
+        [],
+        [Unlisted("aws", expired, east)],
+        KeyboardInterrupt,
+    ])  # fmt: skip
+
+    def run_pass(self, **_options):
+        told = next(passes)
+        if told is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return iter(told)
+
+    monkeypatch.setattr(Reconciler, "run_pass", run_pass)
+    monkeypatch.setattr(reconcile_module.time, "sleep", lambda seconds: None)
+    said = jobs.run("reconcile", "--watch", status=130).stderr.splitlines()
+    assert [line for line in said if "aws" in line] == [
+        'error: the machines of aws (region = "a"): the token has expired',
+        "error: the machines of aws (region = b): slow down",
+        'error: the machines of aws (region = "a"): slow down',
+        'no longer an error: the machines of aws (region = "a")',
+        "no longer an error: the machines of aws (region = b)",
+        'error: the machines of aws (region = "a"): the token has expired',
+    ]
+
+
+def test_a_store_that_answers_again_is_said_to(jobs, monkeypatch):
+    passes = iter([TransientError("no answer"), TransientError("no answer"), None, KeyboardInterrupt()])
+
+    def run_pass(self, **_options):
+        error = next(passes)
+        if error is not None:
+            raise error
+        return iter(())
+
+    monkeypatch.setattr(Reconciler, "run_pass", run_pass)
+    monkeypatch.setattr(reconcile_module.time, "sleep", lambda seconds: None)
+    said = jobs.run("reconcile", "--watch", status=130).stderr.splitlines()
+    assert said[:2] == [f"error: {jobs.store.url}: no answer", f"no longer an error: {jobs.store.url}"]

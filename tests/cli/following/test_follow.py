@@ -4,6 +4,7 @@ import pytest
 
 from cloudspot.cli.following import follow as follow_module
 from cloudspot.cli.following.follow import follow
+from cloudspot.cli.following.livefeed import Feed
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import jobsummary as story_module
 from cloudspot.cli.screen.lines import in_order_of_time
@@ -116,3 +117,21 @@ def test_events_are_told_by_their_own_times(jobs):
         "job",
     ]
     assert texts.index("checkpoint at step 40 committed") < texts.index("node 0 drained at step 40")
+
+
+def test_of_many_nodes_the_first_is_read_at_each_look_and_the_others_in_turn(jobs, monkeypatch):
+    """An attached terminal listed 64 streams a second."""
+    follower = follow_module._Follower(
+        Job(jobs.store, jobs.running()), None, None, Feed(lambda _: None), is_new=True
+    )
+    streams = [f"3-{rank}" for rank in range(10)]
+    monkeypatch.setattr(follower._feed, "streams", lambda *, live: tuple(streams))
+    looks = [follower._streams_to_read() for _ in range(3)]
+    assert [look[0] for look in looks] == ["3-0"] * 3
+    assert [len(look) for look in looks] == [follow_module.STREAMS_A_LOOK] * 3
+    assert sorted(one for look in looks for one in look[1:]) == streams[1:]
+    follower._read_all = True
+    assert list(follower._streams_to_read()) == streams
+    follower._read_all = False
+    del streams[4:]
+    assert list(follower._streams_to_read()) == streams

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudspot.agent.membership.heartbeat_size import MODULUS, change_count, fill_up
+from cloudspot.jobstore.heartbeat_size import MODULUS, change_count, fill_up
 
 
 @pytest.mark.parametrize("length", [0, 1, 500, MODULUS - 1, MODULUS, 5000])

@@ -3,6 +3,7 @@
 If each node read the heartbeats of all others, that would cost N x N requests a pass. One listing shows all
 of them, but only their sizes and when they were put, in some stores by whole seconds. So each heartbeat is
 filled up with spaces until its size counts: modulo ``MODULUS`` it tells the number of beats and of changes.
+Drivers read the same listing.
 """
 
 from __future__ import annotations
