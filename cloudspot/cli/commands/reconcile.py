@@ -153,7 +153,7 @@ class _Rounds:
             output.echo_error(f"{about}: {error}")
 
     def _complain_of(self, unlisted: Unlisted) -> None:
-        options = f" ({printable(unlisted.options)})" if unlisted.options else ""
+        options = f" ({unlisted.options})" if unlisted.options else ""
         self.complain(f"the machines of {unlisted.provider}{options}", unlisted.error)
 
     def warn_of_orphans(self) -> None:
