@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from cloudspot.bounds import Dated, Tally
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import LogSink, check_stream, is_stream
@@ -243,13 +244,13 @@ class CloudWatchLogSink(LogSink):
         return retry(call, sleep=self._sleep, kind=TransientError)
 
 
-class _Line(msgspec.Struct, frozen=True):
-    seq: int
+class _Line(Dated, frozen=True):
+    seq: Tally
     time: datetime
     source: str
     text: str
-    part: int = 0
-    parts: int = 1
+    part: Tally = 0
+    parts: Tally = 1
 
 
 def _lines(joiner: Joiner, stream: str, event: Mapping[str, Any]) -> Iterator[Arrival]:
