@@ -76,7 +76,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     entrypoint: str
     """The training script, inside ``run.workdir``. ``torchrun`` starts it."""
     args: tuple[str, ...] = ()
-    """The script's arguments."""
+    """The script's arguments. It gets them exactly as written: no shell reads them, and torchrun's macros
+    such as ``${local_rank}`` are not replaced."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables for setup and training. Anyone who can read the store can read them, so a
     variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved."""
