@@ -24,14 +24,18 @@ def read_commit(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Co
     """Return the manifest of a checkpoint, checked: its paths, sizes and tables are safe to follow.
 
     Raises:
-        CorruptData: it is malformed, contradicts itself, or is another checkpoint's.
+        CorruptData: it is malformed, contradicts itself, or is another checkpoint's; the message names the
+            key.
         ObjectMissing: there is no such checkpoint (any more).
     """
     key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
     commit = read_record(patient(store), key, Commit)
     if commit.id != checkpoint:
         raise CorruptData(f"{key} holds the manifest of checkpoint {commit.id}")
-    check_commit(commit)
+    try:
+        check_commit(commit)
+    except CorruptData as error:
+        raise CorruptData(f"{key}: {error}") from error
     return commit
 
 

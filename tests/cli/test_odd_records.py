@@ -20,6 +20,9 @@ from cloudspot.jobstore.records import (
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import LogRecord
 
+pytestmark = pytest.mark.filterwarnings("ignore:constrained_layout not applied")
+"""A plot of a year beside an hour has no room for its labels."""
+
 
 def spoilable(store):
     """The keys of the records of the jobs that are spoilt."""
@@ -61,6 +64,7 @@ class OddStore:
             ("checkpoints", "verify", job_id),
             ("checkpoints", "export", job_id, "--to", str(export)),
             ("artifacts", "ls", job_id),
+            ("show", job_id, "--plot", str(self.directory / "plot.svg")),
             ("compare", job_id, HEALTHY[0]),
             ("compare", HEALTHY[0], job_id),
             ("attach", "--plain", job_id),
