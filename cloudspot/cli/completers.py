@@ -69,11 +69,8 @@ def complete_attempts(ctx: click.Context, _incomplete: str) -> Iterable[str]:
     store = open_named_store(_store_url(ctx))
     # If the line ends with an option that lacks its value, click leaves the arguments unparsed.
     summary = read_summary(store, find_job(store, ctx.params.get("job_id") or ctx.args[0]))
-    return (
-        []
-        if summary is None
-        else [str(number) for number in range(1, min(summary.attempts, MAX_ATTEMPTS) + 1)]
-    )
+    num_attempts = 0 if summary is None else min(summary.attempts, MAX_ATTEMPTS)
+    return [str(number) for number in range(1, num_attempts + 1)]
 
 
 def _store_url(ctx: click.Context) -> str | None:
