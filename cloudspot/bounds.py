@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import datetime, timezone
-from typing import Annotated, Final
+from typing import Annotated, Final, get_args, get_type_hints
 
 import msgspec
 
@@ -44,11 +45,20 @@ class Dated(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check the moments; decoding reports the ValueError with the place where it stands."""
-        for name in self.__struct_fields__:
+        for name in _moments_of(type(self)):
             value = getattr(self, name)
-            if not isinstance(value, datetime):
+            if value is None:
                 continue
             if value.tzinfo is None:
                 raise ValueError(f"`{name}` must have a time zone: got {value.isoformat()}")
             if not EARLIEST <= value < LATEST:
                 raise ValueError(f"`{name}` must be in the years 1970 to 2199: got {value.isoformat()}")
+
+
+@functools.cache
+def _moments_of(struct: type[Dated]) -> tuple[str, ...]:
+    """Return the names of the fields that hold a moment, or None."""
+    hints = get_type_hints(struct)
+    return tuple(
+        name for name in struct.__struct_fields__ if datetime in (hints[name], *get_args(hints[name]))
+    )
