@@ -13,7 +13,7 @@ from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.decoding import decode
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import CloudspotError, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.patience import patient
@@ -79,8 +79,8 @@ class Reconciler:
                 continue
             try:
                 tick = self._controller(job_id).run_pass()
-            except CloudspotError as error:
-                yield Reconciled(job_id, None, error)
+            except Exception as error:  # noqa: BLE001 - one job's fault must not hold up the others
+                yield Reconciled(job_id, None, as_cloudspot_error(error))
                 continue
             if tick.is_settled:
                 self._settled.add(job_id)
@@ -106,8 +106,8 @@ class Reconciler:
         for (name, options), provider in self._providers.items():
             try:
                 listed = provider.provisioner().instances()
-            except CloudspotError as error:
-                problems.append(Unlisted(name, error, _options_text(options)))
+            except Exception as error:  # noqa: BLE001 - nor one provider's the others
+                problems.append(Unlisted(name, as_cloudspot_error(error), _options_text(options)))
                 continue
             live.update({(name, one.id): one for one in listed if one.state is not InstanceState.ENDED})
         return tuple(live.values()), tuple(problems)

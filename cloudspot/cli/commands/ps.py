@@ -13,7 +13,14 @@ from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.joblist import echo_jobs
 from cloudspot.cli.sharedoptions import json_option, store_option
-from cloudspot.errors import CorruptData, JobNotFound
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    CorruptData,
+    JobNotFound,
+    TransientError,
+    as_cloudspot_error,
+)
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
@@ -44,12 +51,19 @@ NUM_THREADS = 32
 )
 @store_option
 @json_option
+@click.pass_context
 def ps(
-    show_all: bool, filters: tuple[str, ...], sort: str | None, store_url: str | None, as_json: bool
+    ctx: click.Context,
+    show_all: bool,
+    filters: tuple[str, ...],
+    sort: str | None,
+    store_url: str | None,
+    as_json: bool,
 ) -> None:
     """List jobs.
 
-    Unfinished jobs, then the newest ended ones; newest first, unless --sort says otherwise.
+    Unfinished jobs, then the newest ended ones; newest first, unless --sort says otherwise. A job whose
+    records are malformed is named in a warning; the status is then 8.
     """
     now = datetime.now().astimezone()
     tests = [parse_filter(text, now=now) for text in filters]
@@ -57,7 +71,8 @@ def ps(
         sort_jobs((), sort)  # A wrong field is refused before anything is read.
     store = open_named_store(store_url)
     job_ids = list_jobs(store)
-    found = each(lambda job_id: _look_at(store, job_id), job_ids, num_threads=NUM_THREADS)
+    faults: dict[str, CloudspotError] = {}
+    found = each(lambda job_id: _look_at(store, job_id, faults), job_ids, num_threads=NUM_THREADS)
     jobs = [job for job in found if job is not None and all(passes(job) for passes in tests)]
     jobs.sort(key=lambda job: job.submitted_at, reverse=True)
     if sort is None:
@@ -68,17 +83,20 @@ def ps(
     if store_url is not None and not job_ids and not patient(store).list_page("", limit=1).objects:
         # A typo in its name looks the same as a new store.
         output.warn(f"nothing is stored in {store.url}; is that the store you meant?")
+    asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
     if as_json:
         output.echo_json([_as_json(job) for job in shown])
-        return
-    if not shown:
+    elif shown:
+        echo_jobs(shown, metrics_first=asked)
+        if len(shown) < len(jobs):
+            output.echo(f"{len(jobs) - len(shown)} more; see them with --all", error=True)
+    else:
         no_match = f"no job in {store.url} matches the filter"
         output.echo(no_match if filters and found else f"no jobs in {store.url}")
-        return
-    asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
-    echo_jobs(shown, metrics_first=asked)
-    if len(shown) < len(jobs):
-        output.echo(f"{len(jobs) - len(shown)} more; see them with --all", error=True)
+    for job_id, fault in sorted(faults.items()):
+        output.warn(f"job {job_id}: {fault}")
+    if faults:
+        ctx.exit(CorruptData.exit_code)
 
 
 def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
@@ -88,9 +106,10 @@ def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
     return [job for job in jobs if job.job_id not in left_out]
 
 
-def _look_at(store: ObjectStore, job_id: str) -> Summary | None:
-    """Return a job's summary; None if its submission was never completed.
+def _look_at(store: ObjectStore, job_id: str, faults: dict[str, CloudspotError]) -> Summary | None:
+    """Return a job's summary; None if its submission was never completed, or nothing of it can be read.
 
+    A fault in its records goes to ``faults``; the summary returned may then be stale.
     The stored summary of an ended job is final. Any other may be stale, since its controller may have
     died, so it is worked out from the records.
     """
@@ -105,8 +124,10 @@ def _look_at(store: ObjectStore, job_id: str) -> Summary | None:
         return summarise(HistoryReader(store, job_id).read(), now)
     except JobNotFound:
         return None
-    except CorruptData as error:
-        output.warn(f"job {job_id}: {error}")
+    except (AuthError, TransientError):
+        raise
+    except Exception as error:  # noqa: BLE001 - one job's fault must not hide the others
+        faults[job_id] = as_cloudspot_error(error)
         return summary
 
 
