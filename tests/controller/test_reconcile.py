@@ -14,6 +14,7 @@ from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import AuthError, JobNotFound, PluginError, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.delivering import CLOSED_GRACE_SECONDS, DELIVERY_GRACE_SECONDS, STOP_GRACE_SECONDS
+from cloudspot.jobstore.job_lists import mark_live
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.model import EndReason, LaunchRequest
 from cloudspot.story.events import EventKind
@@ -38,8 +39,9 @@ class Town:
         submission = self.records.history().submission
         spec = {**submission.spec, "providers": {provider: options or {}}}
         submission = self.records.change(submission, job_id=job_id, provider=provider, spec=spec)
-        self.store.put(keys.spec(job_id), codec.encode(submission))
         self.store.put(keys.index(job_id), b"")
+        mark_live(self.store, submission)
+        self.store.put(keys.spec(job_id), codec.encode(submission))
 
     def start(self, job_id):
         """Drive the job until it has made a checkpoint; return its machine."""
@@ -109,6 +111,7 @@ def test_each_pass_may_be_by_a_new_process(town):
 def test_a_job_that_cannot_be_driven_keeps_no_other_from_it(town):
     town.submit("broken", provider="aws")
     town.store.put(keys.index("half"), b"")
+    town.store.put(keys.live("half", "w"), b"")
     town.submit("whole")
     told = {one.job_id: one for one in town.reconciler().run_pass()}
     assert str(told["broken"].error) == 'no provider "aws" is installed'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 import click
@@ -19,16 +20,17 @@ from cloudspot.errors import CloudspotError, JobNotFound, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.reader import list_jobs
 from cloudspot.jobstore.records import Finished
+from cloudspot.jobstore.submission import read_submission
 from cloudspot.registry import open_provider
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
 
 WATCH_SECONDS = 5.0
 LONG_OVER = timedelta(days=1)
-"""Jobs that finished longer ago are skipped: every kill path has ended their machines by then."""
+"""``--all`` skips jobs that finished longer ago: every kill path has ended their machines by then."""
 
 
 @click.command("reconcile")
@@ -40,17 +42,29 @@ LONG_OVER = timedelta(days=1)
     shell_complete=complete_jobs,
     help="Only this job; --watch then ends when the job does.",
 )
+@click.option(
+    "--all",
+    "verify_all",
+    is_flag=True,
+    help="Look at all jobs first, also at those that are not marked live; mark what has not ended for long.",
+)
 @store_option
 @click.pass_context
-def reconcile(ctx: click.Context, watch: bool, job_id: str | None, store_url: str | None) -> None:
+def reconcile(
+    ctx: click.Context, watch: bool, job_id: str | None, verify_all: bool, store_url: str | None
+) -> None:
     """Drive a store's unfinished jobs, once or continuously.
 
     One pass relaunches what was reclaimed, closes what has ended, terminates machines that should no
     longer run, and prints what it did. Any number may run at once, also beside attached commands. An
     error in one job does not hold up the others; a single pass then exits with 1.
+
+    A pass costs requests for the jobs that are live, not for those that have ended.
     """
     store = open_named_store(store_url)
     wanted = None if job_id is None else find_job(store, job_id)
+    if verify_all:
+        mark_all(store)
     rounds = _Rounds(store, wanted)
     if not watch:
         rounds.run_one()
@@ -73,7 +87,6 @@ class _Rounds:
         self._store = store
         self._wanted = wanted
         self._reconciler = Reconciler(store, open_provider)
-        self._long_over: set[str] = set()
         self._seen: set[str] = set()
         self._complaints: dict[str, str] = {}
         """What was last said of each job, provider or store that could not be dealt with."""
@@ -90,7 +103,8 @@ class _Rounds:
         self.num_errors = 0
         self._failing = set()
         self._started = datetime.now(timezone.utc)
-        for done in self._reconciler.run_pass(job_ids=self._job_ids()):
+        job_ids = None if self._wanted is None else [self._wanted]
+        for done in self._reconciler.run_pass(job_ids=job_ids):
             if isinstance(done, Unlisted):
                 self._complain_of(done)
                 continue
@@ -99,14 +113,6 @@ class _Rounds:
         for about in [one for one in self._complaints if one not in self._failing]:
             del self._complaints[about]
             output.echo(f"no longer an error: {about}", error=True)
-
-    def _job_ids(self) -> list[str]:
-        if self._wanted is not None:
-            return [self._wanted]
-        unknown = [job_id for job_id in list_jobs(self._store) if job_id not in self._long_over]
-        over = each(lambda job_id: is_long_over(self._store, job_id, datetime.now(timezone.utc)), unknown)
-        self._long_over |= {job_id for job_id, is_over in zip(unknown, over, strict=True) if is_over}
-        return [job_id for job_id in unknown if job_id not in self._long_over]
 
     def _print(self, done: Reconciled) -> None:
         if isinstance(done.error, JobNotFound) and self._wanted is None:
@@ -166,6 +172,18 @@ def _print_state(history: History) -> None:
     steps = output.steps_text(job.step, job.steps_total)
     detail = f" ({printable(job.detail)})" if job.detail else ""
     echo_line(Line(now, job.job_id, f"{state}, step {steps}{detail}"))
+
+
+def mark_all(store: ObjectStore) -> None:
+    """Mark all jobs live that have not ended for long; each pass unmarks those that it finds settled."""
+    unmarked = sorted(set(list_jobs(store)) - set(list_live(store)))
+
+    def mark(job_id: str) -> None:
+        if not is_long_over(store, job_id, datetime.now(timezone.utc)):
+            with suppress(JobNotFound):  # Its submission was cut short or is still running.
+                mark_live(store, read_submission(store, job_id))
+
+    each(mark, unmarked)
 
 
 def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:

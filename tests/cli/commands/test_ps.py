@@ -1,6 +1,6 @@
 """``cloudspot ps``."""
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 import msgspec
@@ -94,9 +94,8 @@ def test_the_summary_of_an_ended_job_is_all_that_is_read(jobs):
 
 def test_a_stale_summary_of_an_unfinished_job_is_not_believed(jobs):
     jobs.running("going-1")
-    write_summary(
-        jobs.store, summarise(HistoryReader(jobs.store, "going-1").read(), datetime.now(timezone.utc))
-    )
+    an_hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
+    write_summary(jobs.store, summarise(HistoryReader(jobs.store, "going-1").read(), an_hour_ago))
     jobs.add_exit("going-1", 1, "succeeded", step=100, minutes=110)
     assert [job["state"] for job in jobs.run_json("ps")] == ["succeeded"]
 
@@ -122,7 +121,7 @@ def test_a_submission_that_was_cut_short_is_no_job(jobs):
 
 
 def test_only_the_newest_ended_jobs_are_shown_unless_all_are_asked_for(jobs, monkeypatch):
-    monkeypatch.setattr("cloudspot.cli.commands.ps.MOST", 1)
+    monkeypatch.setattr("cloudspot.cli.commands.ps.PAGE", 2)
     jobs.reclaimed_and_finished("done-1")
     jobs.failed("broken-1")
     jobs.running("going-1")
@@ -157,6 +156,8 @@ def put_summary(jobs, job_id, *, minutes=0.0, **fields):
         **fields,
     }
     jobs.store.put(keys.index(job_id), b"")
+    submitted = values["submitted_at"].timestamp()
+    jobs.store.put(keys.recent(job_id, milliseconds=int(submitted * 1000)), b"")
     write_summary(jobs.store, Summary(**values))
 
 
