@@ -36,11 +36,8 @@ def settled_launches(history: History, now: datetime) -> tuple[LaunchHistory, ..
             break
         claimed = {rank for rank, slot in launch.slots.items() if slot.instance_id is not None}
         is_late = now - launch.closed.at > timedelta(seconds=LATE_SECONDS)
-        # After its exit record a node writes nothing. (That of a machine without the slot proves nothing.)
-        have_left = all(
-            rank in launch.exits and launch.exits[rank].instance_id == launch.slots[rank].instance_id
-            for rank in claimed
-        )
+        # After its exit record a node writes nothing.
+        have_left = claimed <= launch.own_exits.keys()
         if not is_late and not have_left:
             break
         found.append(launch)
