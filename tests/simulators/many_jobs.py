@@ -109,7 +109,7 @@ class ManyJobs:
         return submit(
             self.store,
             spec=spec_from_json(SPEC),
-            provider="listed",
+            provider="local",
             workdir=self.workdir,
             environ={},
             job_id=f"{kind}-{next(self._numbers):05}",
