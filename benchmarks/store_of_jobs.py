@@ -98,7 +98,7 @@ def time_process(url: str, *words: str) -> None:
     for _ in range(2):
         began = time.perf_counter()
         command = [sys.executable, "-m", "cloudspot", *words, "--store", url]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run(command, capture_output=True, check=False)
         seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     status = "" if done.returncode == 0 else f", exit status {done.returncode}"
