@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +29,24 @@ def pytest_configure() -> None:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)  # after the choice by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the end-to-end tests, which mostly wait, among the modules of the others, which compute.
+
+    Several workers, which take the list in chunks, then keep the cores busy from the first minute to the last.
+    """
+    waiting = collections.deque(item for item in items if "e2e" in item.path.parts)
+    others = [item for item in items if "e2e" not in item.path.parts]
+    num_waiting = len(waiting)
+    items.clear()
+    for _, module in itertools.groupby(others, lambda item: item.path):
+        items += module
+        num_due = num_waiting * (len(items) - num_waiting + len(waiting)) // len(others)
+        while len(waiting) > num_waiting - num_due:
+            items.append(waiting.popleft())
+    items += waiting
 
 
 def _wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:

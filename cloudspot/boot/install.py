@@ -1,6 +1,8 @@
-"""Part of the boot script: fetches the staged wheels and checks them. Standard library only."""
+"""Part of the boot script: fetches the agent's archive and checks it. Standard library only."""
 
 import hashlib
+import io
+import shutil
 import sys
 import tarfile
 from collections.abc import Callable
@@ -8,17 +10,20 @@ from pathlib import Path
 
 
 def install(fetch: Callable[[str, str, Path], None]) -> None:
-    """Write the wheels of the archive into ``<home>/wheels``; the arguments are the process's."""
+    """Unpack the archive into ``<home>/archive`` if its hash is right; the arguments are the process's."""
     store_url, key, sha256, home = sys.argv[1:]
-    archive, wheels = Path(home, "agent.tar"), Path(home, "wheels")
-    fetch(store_url, key, archive)
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    fetched, unpacked = Path(home, "agent.tar"), Path(home, "archive")
+    fetch(store_url, key, fetched)
+    data = fetched.read_bytes()
+    fetched.unlink()
+    found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise OSError(f"{key} has the hash {found}, not {sha256}")
-    wheels.mkdir(exist_ok=True)
-    with tarfile.open(archive) as tar:
+    shutil.rmtree(unpacked, ignore_errors=True)  # an image made from a machine brings that one's
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar:
             content = tar.extractfile(member)
             if content is not None:
-                (wheels / Path(member.name).name).write_bytes(content.read())
-    archive.unlink()
+                file = unpacked / member.name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content.read())

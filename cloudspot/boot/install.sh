@@ -1,7 +1,6 @@
 
 # The image may have no cloudspot, or another one. The agent then gets an environment of its own from the
-# wheels that the submitter has staged. It needs only Python: dependencies come with the wheels or else from
-# the package index.
+# archive that the submitter has staged, whose hash is part of this script. It needs only Python.
 agent_home=$CLOUDSPOT_NODE_DIR/agent
 
 has_agent() {
@@ -10,23 +9,27 @@ has_agent() {
 }
 
 install_agent() {
+    local archive=$agent_home/archive python=$agent_home/venv/bin/python pip
     mkdir -p "$agent_home" || return
     write_install_program "$agent_home/install.py" || return
     "$CLOUDSPOT_AGENT_PYTHON" "$agent_home/install.py" "$CLOUDSPOT_STORE" "$agent_key" "$agent_sha256" \
         "$agent_home" || return
-    for staged in "$agent_home"/wheels/pip-*.whl; do :; done
-    if [ -e "$staged" ]; then
-        # Debian's Python cannot make an environment with pip.
+    for pip in "$archive"/installer/pip-*.whl; do :; done
+    # Debian's Python cannot make an environment with pip, so one is staged; a new Python may not run an old pip.
+    if "$CLOUDSPOT_AGENT_PYTHON" "$pip/pip" install --help >/dev/null 2>&1; then
         "$CLOUDSPOT_AGENT_PYTHON" -m venv --clear --without-pip "$agent_home/venv" || return
-        set -- "$CLOUDSPOT_AGENT_PYTHON" "$staged/pip" --python "$agent_home/venv/bin/python"
+        set -- "$python" "$pip/pip"
     else
         "$CLOUDSPOT_AGENT_PYTHON" -m venv --clear "$agent_home/venv" || return
-        set -- "$agent_home/venv/bin/python" -m pip
+        set -- "$python" -m pip
     fi
-    set -- "$@" --disable-pip-version-check --quiet install --find-links "$agent_home/wheels"
-    # shellcheck disable=SC2086 # several names
-    "$@" --no-index $agent_requirements 2>/dev/null || "$@" $agent_requirements || return
-    has_agent "$agent_home/venv/bin/python"
+    set -- "$@" --disable-pip-version-check --quiet install
+    # Files, never names: under a name, a package index may offer a stranger's code or another version.
+    "$@" --no-index "$archive"/wheels/*.whl "$archive"/compiled/*.whl || {
+        echo "cloudspot: the staged dependencies do not all fit this image: taking the others from the package index"
+        "$@" --constraint "$archive/index.txt" "$archive"/wheels/*.whl || return
+    }
+    has_agent "$python"
 }
 
 if has_agent "$CLOUDSPOT_AGENT_PYTHON"; then

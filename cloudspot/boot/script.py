@@ -23,15 +23,16 @@ _END = "CLOUDSPOT_INSTALL"
 
 
 class Install(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a machine finds the wheels of its agent, and when it needs them."""
+    """Where a machine finds the archive of its agent, and when it needs it."""
 
     key: str
     """The archive's key in the store."""
     sha256: str
-    """The archive's."""
+    """The archive's. The machine gets it with the script, by another road than the archive."""
     digest: str
     """The code's: what ``python -m cloudspot.boot.agentarchive`` prints where it is installed already."""
     requirements: tuple[str, ...]
+    """The distributions of that code."""
 
 
 class BootPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,6 @@ from cloudspot.cli.jobs import unnamed_store
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, check_files, load_job
 from cloudspot.registry import open_provider, open_store, plugin_distributions
-
-STAGE_DEPENDENCIES = "CLOUDSPOT_STAGE_DEPENDENCIES"
-"""If set to 1, the agent's dependencies are staged too, for nodes that cannot reach a package index."""
 
 
 @dataclass(frozen=True)
@@ -65,5 +61,4 @@ def agent_archive(job: PreparedJob) -> AgentArchive | None:
     """
     if job.provider.boot_profile().has_cloudspot:
         return None
-    plugins = plugin_distributions(job.provider.name, job.store.url)
-    return make_agent_archive(plugins, with_dependencies=os.environ.get(STAGE_DEPENDENCIES) == "1")
+    return make_agent_archive(plugin_distributions(job.provider.name, job.store.url))

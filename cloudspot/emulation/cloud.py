@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from cloudspot.local.machine_records import MachineState
 from cloudspot.local.metadataservice import Answer, MachineView, MetadataService, Request, StandingNotice
-from cloudspot.local.records import MachineState
 from cloudspot.model import Market
 
 __all__ = [

@@ -20,11 +20,11 @@ from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHos
 from cloudspot.errors import CloudspotError
 from cloudspot.local.forms import num_cores
 from cloudspot.local.home import lock
+from cloudspot.local.machine_records import Guest, MachineRecord, Network, PlannedReclaim, ReclaimRequest
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.network import make_bridge
 from cloudspot.local.processes import MARK
-from cloudspot.local.records import Guest, MachineRecord, Network, PlannedReclaim, ReclaimRequest
-from cloudspot.local.supervision import start_supervisor
+from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import EndReason, InstanceState
 
 LOOPBACK_NETWORK = "127.77.0.0/16"
@@ -116,27 +116,23 @@ class LocalMachineHost(MachineHost):
         threading.Thread(target=starter.wait, name=f"start {machine.id}", daemon=True).start()
 
     def terminate(self, machine_id: str) -> None:
-        """See MachineHost."""
         machine = self._machines.get(machine_id)
         if machine is not None:
             machine.request_termination()
             machine.settle(reason=EndReason.TERMINATED)
 
     def reclaim(self, machine_id: str, *, notice_seconds: float) -> None:
-        """See MachineHost."""
         machine = self._machines.get(machine_id)
         if machine is not None:
             machine.request_reclaim(ReclaimRequest(notice_seconds=notice_seconds))
 
     def set_tags(self, machine_id: str, tags: Mapping[str, str]) -> None:
-        """See MachineHost."""
         machine = self._machines.get(machine_id)
         if machine is not None:
             with self._lock:
                 machine.set_tags(tags)
 
     def states(self) -> Mapping[str, MachineStatus]:
-        """See MachineHost."""
         found = {}
         for machine_id, machine in list(self._machines.items()):
             machine.settle()

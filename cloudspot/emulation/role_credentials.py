@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import ClassVar
+from datetime import datetime, timedelta, timezone
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,43 @@ class RoleKeys:
 
     def _digest(self, purpose: str, text: str) -> bytes:
         return hmac.new(self.seed.encode(), f"{purpose}:{text}".encode(), hashlib.sha256).digest()
+
+
+class ShownCredentials:
+    """The credentials of its role that one machine's metadata service shows. Thread-safe.
+
+    New ones appear ``lead`` before the old expire, and the old stay valid until they do. Short-lived ones,
+    such as a test asks for, are shown for at least half of their life.
+    """
+
+    def __init__(
+        self,
+        keys_type: Callable[[str], RoleKeys],
+        facts: Mapping[str, Any],
+        *,
+        lead: timedelta,
+        now: Callable[[], datetime],
+    ) -> None:
+        """``facts`` are the machine's: ``instance-id``, ``role-seed``, ``credential-seconds`` (6 hours)."""
+        self._keys_type = keys_type
+        self._facts = facts
+        self._lifetime = timedelta(seconds=float(facts.get("credential-seconds", 6 * 3600)))
+        self._lead = min(lead, self._lifetime / 2)
+        self._now = now
+        self._lock = threading.Lock()
+        self._newest: Credentials | None = None
+        self.updated_at = now()
+        """When the newest ones were issued; before the first, when the service began."""
+
+    def current(self) -> Credentials:
+        """Return what to show now."""
+        with self._lock:
+            now = self._now()
+            if self._newest is None or self._newest.expires_at - now < self._lead:
+                keys = self._keys_type(str(self._facts["role-seed"]))
+                self._newest = keys.issue(str(self._facts["instance-id"]), expires_at=now + self._lifetime)
+                self.updated_at = now
+            return self._newest
 
 
 class Secrets(Mapping[str, str]):

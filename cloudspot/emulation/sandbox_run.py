@@ -30,9 +30,9 @@ from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.jobfile.tables import convert
 from cloudspot.local import enclosure, namespaces
 from cloudspot.local.home import lock, state_home, try_lock
+from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.local.machines import erase
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
-from cloudspot.local.records import PlannedReclaim
 from cloudspot.model import Market
 
 _log = logging.getLogger(__name__)

@@ -71,7 +71,6 @@ class TokenedMetadata(MetadataService):
         return None
 
     def answer(self, request: Request) -> Answer:
-        """Answer one request."""
         path = request.path.partition("?")[0]
         if request.method == "PUT" and path.rstrip("/") == "/latest/api/token":
             return self._give_token(request)

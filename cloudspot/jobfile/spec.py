@@ -76,7 +76,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     entrypoint: str
     """The training script, inside ``run.workdir``. ``torchrun`` starts it."""
     args: tuple[str, ...] = ()
-    """The script's arguments."""
+    """The script's arguments. It gets them exactly as written: no shell reads them, and torchrun's macros
+    such as ``${local_rank}`` are not replaced."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables for setup and training. Anyone who can read the store can read them, so a
     variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved."""
@@ -114,9 +115,11 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``"output/checkpoint-*"``. The number at the end of a name is its step. If left out, the script uses a
     session."""
     complete_file: str | None = None
-    """A file in such a directory that the script writes last. Without one, a directory is complete when it
-    has not changed for 10 s while the script was running, or when the script ended with exit status 0. Name
-    a file here if the script handles SIGTERM itself: its handler may end it in the middle of a save."""
+    """A file in such a directory that the script writes last. While it is at least as new as every other file
+    there, the directory is complete. If it is older, or no file is named here, the directory is complete when
+    it has not changed for 10 s while the script was running, or when the script ended with exit status 0 and
+    did not have to leave. Name a file here if the script saves in a handler of SIGTERM: exit status 0 does
+    not prove that such a save was completed."""
 
 
 class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

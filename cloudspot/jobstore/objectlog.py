@@ -67,7 +67,6 @@ class ObjectStoreLogSink(LogSink):
         return list_streams(self._store, self._job_id)
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
-        """Yield the stream's records with ``seq > after``, in order, each once; see LogSink."""
         newest = after
         # A segment has no gaps, so if two overlap, the lines of the earlier one come first.
         for segment in self._segments(stream):

@@ -45,14 +45,14 @@ class CheckpointId(msgspec.Struct, frozen=True, order=True):
 
 
 class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """The wheels that a job's machines install if their image does not have this cloudspot."""
+    """The archive from which machines install the agent if their image does not have this cloudspot."""
 
     sha256: str
     """The archive's, which names it in the store."""
     digest: str
     """The digest of the code in it; an image with the same digest does not need the archive."""
     requirements: tuple[str, ...]
-    """The distributions to install from it."""
+    """The distributions of that code."""
 
 
 class Submission(_Written, frozen=True, kw_only=True):

@@ -19,12 +19,12 @@ import msgspec
 from cloudspot.errors import CloudspotError
 from cloudspot.local import namespaces
 from cloudspot.local.guest import SCRIPTS, init_arguments, write_programs
+from cloudspot.local.machine_records import Guest, MachineRecord
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.metadata import METADATA, LocalMetadata
 from cloudspot.local.metadataservice import MachineView, MetadataServer, MetadataService
 from cloudspot.local.network import MachineNetwork
 from cloudspot.local.processes import MARK, end_machine_processes
-from cloudspot.local.records import Guest, MachineRecord
 from cloudspot.model import NodeIdentity
 
 _SHUTDOWN_SHIM = """\

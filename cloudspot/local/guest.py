@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudspot.local import namespaces
+from cloudspot.local.machine_records import Guest
 from cloudspot.local.machines import MachineDirectory
-from cloudspot.local.records import Guest
 
 PROGRAMS = Path("/run/machine")
 """Where the machine finds its init and its power switch."""

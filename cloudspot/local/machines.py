@@ -35,8 +35,8 @@ import msgspec
 
 from cloudspot.decoding import decode
 from cloudspot.local.home import try_lock
+from cloudspot.local.machine_records import MachineRecord, MachineState, ReclaimRequest, SupervisorRecord
 from cloudspot.local.processes import end_machine_processes
-from cloudspot.local.records import MachineRecord, MachineState, ReclaimRequest, SupervisorRecord
 from cloudspot.model import EndReason, Instance, InstanceState
 
 T = TypeVar("T")

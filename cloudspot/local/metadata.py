@@ -42,7 +42,6 @@ class LocalMetadata(MetadataService):
     server_version: ClassVar[str] = HEADER_VALUE
 
     def answer(self, request: Request) -> Answer:
-        """Answer one request."""
         if request.method != "GET":
             return Answer(501, b"there is only GET here\n")
         if request.headers.get(HEADER.lower()) != HEADER_VALUE:
@@ -68,7 +67,6 @@ class LocalPreemptionSource(PreemptionSource):
         self.notice_seconds = notice_seconds
 
     def poll(self) -> PreemptionNotice | None:
-        """Return the standing notice, or None."""
         notice = fetch_json("/notice", StandingNotice)
         if notice is None:
             return None

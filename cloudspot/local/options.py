@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from cloudspot.jobfile.quantities import Duration, PositiveDuration
-from cloudspot.local.records import PlannedReclaim
+from cloudspot.local.machine_records import PlannedReclaim
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 

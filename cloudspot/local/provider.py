@@ -16,7 +16,7 @@ from cloudspot.local.home import HOME, state_home
 from cloudspot.local.metadata import LocalPreemptionSource, fetch, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
-from cloudspot.local.supervision import node_python_path
+from cloudspot.local.supervisor_start import node_python_path
 from cloudspot.model import ANNOUNCED, BootProfile, CheckResult, NodeIdentity, Resources
 
 
@@ -35,22 +35,18 @@ class LocalProvider(Provider):
         self._options = options
 
     def provisioner(self) -> Provisioner:
-        """Return the provisioner of this host's machines."""
         return LocalProvisioner(self._options)
 
     def preemption_source(self) -> PreemptionSource:
-        """Return the source that reads the machine's metadata service."""
         return LocalPreemptionSource(notice_seconds=self._options.longest_notice_seconds)
 
     def node_identity(self) -> NodeIdentity:
-        """Return who this machine is, from its metadata service."""
         identity = fetch_json("/identity", NodeIdentity)
         if identity is None:
             raise TransientError("the metadata service has no identity yet")
         return identity
 
     def announced(self) -> Mapping[str, str]:
-        """Return what was announced to this machine."""
         found = {name: fetch(f"/tags/{name}") for name in ANNOUNCED}
         return {name: value for name, value in found.items() if value is not None}
 

@@ -19,10 +19,10 @@ from cloudspot.decoding import convert, decode
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.local.home import account, lock, state_home, try_lock
+from cloudspot.local.machine_records import LaunchTerms, MachineRecord, PlannedReclaim, ReclaimRequest
 from cloudspot.local.machines import MachineDirectory, erase, now_utc
 from cloudspot.local.options import LocalOptions
-from cloudspot.local.records import LaunchTerms, MachineRecord, PlannedReclaim, ReclaimRequest
-from cloudspot.local.supervision import start_supervisor
+from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import (
     EndReason,
     Instance,

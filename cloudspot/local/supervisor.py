@@ -19,10 +19,10 @@ import msgspec
 
 from cloudspot.local.forms import make_form
 from cloudspot.local.home import try_lock
+from cloudspot.local.machine_records import PlannedReclaim, SupervisorRecord
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.metadataservice import StandingNotice
 from cloudspot.local.processes import become_subreaper, reap_children
-from cloudspot.local.records import PlannedReclaim, SupervisorRecord
 from cloudspot.model import EndReason, InstanceState
 from cloudspot.train.handoff import read_progress
 

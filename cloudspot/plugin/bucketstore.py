@@ -90,7 +90,6 @@ class BucketStore(ObjectStore):
         return self._read(key, None)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return some of the object's bytes; see ObjectStore."""
         if start < 0 or length < 0:
             raise ValueError(f"start and length must be >= 0: got {start}, {length}")
         if length == 0:
@@ -99,7 +98,6 @@ class BucketStore(ObjectStore):
         return self._read(key, (start, start + length - 1))
 
     def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
-        """Read some of the object's bytes into the buffer; see ObjectStore."""
         if start < 0:
             raise ValueError(f"start must be >= 0: got {start}")
         with memoryview(buffer) as given, given.cast("B") as view:
@@ -126,7 +124,6 @@ class BucketStore(ObjectStore):
                 return 0
 
     def head(self, key: str) -> ObjectMeta:
-        """Return what is known of the object; see ObjectStore."""
         name = self.bucket.full(key)
         found = self.bucket.ask("read", key, lambda client: self.bucket.head(client, name))
         return ObjectMeta(key=key, size=found.size, modified_at=found.modified_at)
@@ -158,7 +155,6 @@ class BucketStore(ObjectStore):
         )
 
     def delete(self, key: str) -> None:
-        """Remove the object; see ObjectStore."""
         name = self.bucket.full(key)
         try:
             self.bucket.ask("delete", key, lambda client: self.bucket.delete(client, name))

@@ -12,15 +12,16 @@ from cloudspot.model import CheckResult, InstanceGroup, Market, Offer, Resources
 
 MAX_SKEW_SECONDS = 240.0
 """Clouds refuse a request as expired when its time is five minutes off or more."""
+_MISSING_RIGHT = ("access denied", "lack")
+"""An AuthError that says one of these is about a right; others are about the credentials."""
 
 
 class Checklist:
     """What was tried, a line each; a failure ends nothing."""
 
-    def __init__(self, *, remedy: str, words: Sequence[str] = ("access denied", "lack")) -> None:
-        """Advise ``remedy`` if a right is missing: the AuthError then contains one of these ``words``."""
+    def __init__(self, *, remedy: str) -> None:
+        """Advise ``remedy`` if a right is missing."""
         self._remedy = remedy
-        self._words = words
         self._found: list[CheckResult] = []
 
     def attempt(self, name: str, ask: Callable[[], str], remedy: str = "") -> bool:
@@ -28,7 +29,7 @@ class Checklist:
         try:
             self._found.append(CheckResult(name=name, ok=True, detail=ask()))
         except CloudspotError as error:
-            is_right = isinstance(error, AuthError) and any(word in str(error) for word in self._words)
+            is_right = isinstance(error, AuthError) and any(word in str(error) for word in _MISSING_RIGHT)
             advice = remedy or (self._remedy if is_right else "")
             self._found.append(CheckResult(name=name, ok=False, detail=str(error), remedy=advice))
             return False

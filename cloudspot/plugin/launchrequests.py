@@ -1,11 +1,11 @@
-"""Renders launches as requests that are stored and sent again unchanged, and reads them back."""
+"""What launch requests, which are stored and sent again unchanged, have in common; and reading them back."""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import math
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -18,14 +18,6 @@ DEFAULT_EXTRA_GIB: Final = 50
 """What is left free on the boot disk where nobody says how much is needed."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-
-
-def encode_request(provider: str, body: msgspec.Struct) -> LaunchRequest:
-    """Return the request with this body; fields that are None are left out."""
-    value: dict[str, Any] = msgspec.to_builtins(body)
-    return LaunchRequest(
-        provider=provider, body={name: item for name, item in value.items() if item is not None}
-    )
 
 
 def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:

@@ -120,7 +120,6 @@ class PartedUpload(Upload):
                 position += count
 
     def commit(self) -> None:
-        """Make the object visible; see Upload."""
         self._check_open()
         try:
             if self._id is None:
@@ -135,7 +134,6 @@ class PartedUpload(Upload):
             self.abort()
 
     def abort(self) -> None:
-        """Drop what was written; see Upload."""
         if not self._is_open:
             return
         self._is_open = False

@@ -13,6 +13,7 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     progress-R             trainer -> agent  two int64, mapped: the step begun, the total (or -1)
     metrics-R.jsonl        trainer -> agent  a line for each run.log()
     final.json             trainer -> agent  the end of the loop was reached, and rank 0's state sealed
+    begun-loop-R           trainer -> agent  rank R has begun its loop
     ended-loop-R           trainer -> agent  rank R came to the end of its loop, and its last part is sealed
     left-loop-R            trainer -> agent  rank R left its loop by itself, before the end
     worker-R.pid           trainer -> agent  rank R has a session and answers DUMP_SIGNAL
@@ -193,6 +194,11 @@ def metrics_path(handoff: Path, rank: int) -> Path:
 def final_path(handoff: Path) -> Path:
     """Return the file of rank 0 at the end of the loop, with its part sealed: {"step", "weights_sha256"}."""
     return handoff / "final.json"
+
+
+def begun_loop_path(handoff: Path, rank: int) -> Path:
+    """Return the file by which a rank says that its loop has begun, before the first step."""
+    return handoff / f"begun-loop-{rank}"
 
 
 def ended_loop_path(handoff: Path, rank: int) -> Path:

@@ -115,6 +115,10 @@ class Service:
             self.rounds.served()
             order = self.rounds.begin(step)
 
+    def begin_loop(self) -> None:
+        """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
+        handoff.begun_loop_path(self._directory, self._world.rank).touch()
+
     def leave_loop(self) -> None:
         """End the rounds where the script leaves the loop early, as all ranks do at the same step.
 

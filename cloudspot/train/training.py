@@ -186,9 +186,10 @@ class Session:
 
     @contextmanager
     def _loop(self) -> Iterator[None]:
-        """Surround the loop, and tell the agent if the script leaves it early."""
+        """Surround the loop, and tell the agent that it begins, and if the script leaves it early."""
         if self._service is not None:
             sigterm.watch()
+            self._service.begin_loop()
         self._is_in_loop = True
         try:
             yield

@@ -28,6 +28,11 @@ from cloudspot.train import handoff as files
 
 JOB = "digits-1"
 _BIND = 'import socket, sys; socket.create_server(("", int(sys.argv[1].rpartition(":")[2])))'
+_WITHOUT_MACROS = (
+    "import os, string, sys; "
+    "words = [string.Template(word).safe_substitute(local_rank=0) for word in sys.argv[1:]]; "
+    "os.execvp(words[0], words)"
+)
 
 
 class GivenNotices(PreemptionSource):
@@ -116,11 +121,11 @@ class Bench:
             "  esac\n"
             "  shift\n"
             "done\n"
-            "shift\n"
+            "shift 2\n"
             '[ "$RANK" = 0 ] && ! ' + f"{sys.executable} -c '{_BIND}' " + '"$endpoint" && exit 1\n'
             '[ -z "$BROKEN" ] || exit 1\n'
             '[ -z "$WITHOUT_PEERS" ] || sleep 3600\n'
-            '"$@" && exit 0\n'
+            f"{sys.executable} -IS -c '{_WITHOUT_MACROS}' " + '"$@" && exit 0\n'
             "sleep ${LINGER:-0}\n"  # as the real one does, for a second or two
             "exit 1\n"
         )

@@ -10,6 +10,7 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent import life as life_module
 from cloudspot.agent.ending import final_delivery
@@ -23,7 +24,6 @@ from cloudspot.jobstore.records import Generation, Heartbeat, Member, Notice, ne
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice
 from cloudspot.process_marks import marked_processes
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
@@ -41,6 +41,7 @@ restore = os.environ.get(files.RESTORE)
 start = json.loads((Path(restore) / "restore.json").read_text())["step"] if restore else 0
 
 def begin(step, total=100):
+    files.begun_loop_path(handoff, rank).touch()
     files.progress_path(handoff, rank).write_bytes(files.PROGRESS.pack(step, total))
 
 def seal(step, kind="interval", data=b"weights"):
@@ -77,6 +78,7 @@ def until(condition):
         time.sleep(0.005)
 
 print("resumed at", start, flush=True)
+files.progress_path(handoff, rank).write_bytes(files.PROGRESS.pack(start, -1))
 begin(start)
 """
 
@@ -177,8 +179,16 @@ def test_a_script_that_exits_0_in_the_middle_of_its_last_save_has_failed(bench):
 
 
 def test_a_script_that_never_begins_its_loop_has_finished(bench):
-    bench.life(SESSION.replace("begin(start)", "begin(start, -1)")).run()
+    bench.life(SESSION.replace("\nbegin(start)", "")).run()
     assert bench.exit_record().outcome == "succeeded"
+
+
+def test_a_script_that_exits_0_in_the_first_step_of_a_loop_of_unknown_length_has_failed(bench):
+    """It was a success: the progress is the same as before the loop."""
+    bench.life(SESSION.replace("begin(start)", "begin(start, -1)")).run()
+    record = bench.exit_record()
+    assert (record.outcome, record.permanent, record.final) == ("failed", True, None)
+    assert record.detail == "the training exited 0 before the end of its loop twice at step 0"
 
 
 LEAVE_ON_SIGTERM = """
@@ -196,19 +206,24 @@ while not os.path.exists("go"):
 
 
 @pytest.mark.parametrize(
-    ("script", "committed"),
+    ("script", "complete_file", "committed"),
     [
-        (SESSION + "begin(7)\n" + LEAVE_ON_SIGTERM, False),
-        (SESSION + "begin(7)\n" + LEAVE_ON_SIGTERM + "files.left_loop_path(handoff, 0).touch()\n", False),
-        (SESSION + "begin(100, 100)\n" + LEAVE_ON_SIGTERM, False),  # in the middle of its last save
-        (SAVE_AND_EXIT_0, True),
+        (SESSION + "begin(7)\n" + LEAVE_ON_SIGTERM, None, False),
+        (
+            SESSION + "begin(7)\n" + LEAVE_ON_SIGTERM + "files.left_loop_path(handoff, 0).touch()\n",
+            None,
+            False,
+        ),
+        (SESSION + "begin(100, 100)\n" + LEAVE_ON_SIGTERM, None, False),  # in the middle of its last save
+        (SAVE_AND_EXIT_0, "model", True),
+        (SAVE_AND_EXIT_0, None, False),  # its handler may have ended it in the middle of the save
     ],
 )
 def test_a_trainer_that_exits_0_under_an_order_to_leave_has_not_finished(
-    bench, wait_until, script, committed
+    bench, wait_until, script, complete_file, committed
 ):
     """One that handles SIGTERM by itself saves and returns 0: the job was over at whatever step it was."""
-    life = bench.life(script, checkpoint={"directory": "out/checkpoint-*"})
+    life = bench.life(script, checkpoint={"directory": "out/checkpoint-*", "complete_file": complete_file})
     thread = run(life)
     wait_until((life.context.node.work / "begun").exists)
     notice(bench, 20.0)

@@ -3,9 +3,9 @@
 import time
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent.store_retry import insist
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 
 def test_insisting_tries_until_the_very_deadline(bench):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import re
 import sys
 import tarfile
 import zipfile
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -16,16 +17,22 @@ from cloudspot.boot import agentarchive
 from cloudspot.boot.agentarchive import code_digest, make_agent_archive
 from cloudspot.errors import CloudspotError
 
+COMPILED = "Tag: cp311-cp311-manylinux_2_17_x86_64\nTag: cp311-cp311-manylinux2014_x86_64\n"
+COMPILED_FILE = "cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
+
 
 def members(data: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         return {member.name: archive.extractfile(member).read() for member in archive}
 
 
-def install(
-    site, name: str, files: dict[str, str], *, record: bool = True, requires: str = "", tag: str = ""
-) -> None:
-    """Put a distribution on the path as pip does, or (without a record) as an editable install."""
+def projects(data: bytes, folder: str) -> set[str]:
+    """Return of what there are wheels in this folder of the archive."""
+    return {name.split("/")[1].partition("-")[0] for name in members(data) if name.startswith(f"{folder}/")}
+
+
+def install(site, name: str, files: dict[str, str], *, requires: str = "", tag: str = "") -> Path:
+    """Put a distribution on the path as pip does, and return the directory of its metadata."""
     info = f"{name.replace('-', '_')}-1.0.dist-info"
     listed = dict(files)
     listed[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
@@ -34,9 +41,9 @@ def install(
     for path, text in listed.items():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_text(text)
-    lines = [f"{path},," for path in listed] if record else [f"{info}/METADATA,,"]
-    lines += ["../../../bin/tool,,", f"{info}/RECORD,,"]
+    lines = [*(f"{path},," for path in listed), "../../../bin/tool,,", f"{info}/RECORD,,"]
     (site / info / "RECORD").write_text("\n".join(lines) + "\n")
+    return site / info
 
 
 @pytest.fixture
@@ -53,16 +60,20 @@ def test_equal_code_gives_equal_bytes():
     assert first.requirements == ("cloudspot",)
 
 
-def test_it_holds_cloudspot_the_plugin_and_what_installs_them():
-    names = members(make_agent_archive(["cloudspot-aws", "cloudspot"]).data)
-    projects = [name.partition("-")[0] for name in sorted(names)]
-    assert [name for name in projects if name != "pip"] == ["cloudspot", "cloudspot_aws"]
+def test_it_holds_cloudspot_the_plugin_and_all_that_they_need():
+    data = make_agent_archive(["cloudspot-aws", "cloudspot"]).data
+    assert {"cloudspot", "cloudspot_aws", "boto3", "botocore", "click", "pluggy"} <= projects(data, "wheels")
+    assert projects(data, "compiled") == {"msgspec", "xxhash"}
+    pins = members(data)["index.txt"].decode().splitlines()
+    assert pins == [f"{name}=={metadata.version(name)}" for name in ("msgspec", "xxhash")]
+    assert projects(data, "installer") <= {"pip"}
+    assert not {"pip", "pytest"} & projects(data, "wheels")
 
 
 def test_a_wheel_lists_what_it_holds_with_its_hashes(site):
     install(site, "sky-tools", {"sky_tools/__init__.py": "x = 1\n", "sky_tools/data.sh": "true\n"})
     wheels = members(make_agent_archive(["sky-tools"]).data)
-    wheel = zipfile.ZipFile(io.BytesIO(wheels["sky_tools-1.0-py3-none-any.whl"]))
+    wheel = zipfile.ZipFile(io.BytesIO(wheels["wheels/sky_tools-1.0-py3-none-any.whl"]))
     assert wheel.testzip() is None
     record = "sky_tools-1.0.dist-info/RECORD"
     rows = list(csv.reader(io.StringIO(wheel.read(record).decode())))
@@ -86,17 +97,56 @@ def test_an_editable_install_gives_its_sources_and_the_same_digest(site):
     assert code_digest(["sky-tools"]) != installed
 
 
-def test_dependencies_come_along_when_asked_for_with_the_tags_of_their_platform(site):
-    tags = "Tag: cp311-cp311-manylinux_2_17_x86_64\nTag: cp311-cp311-manylinux2014_x86_64\n"
-    install(site, "sky-fast", {"sky_fast/__init__.py": ""}, tag=tags)
-    requires = 'Requires-Dist: Sky_Fast (>=1)\nRequires-Dist: absent; python_version < "3"\nRequires-Dist: pytest; extra == "t"\n'
+def test_dependencies_come_along_with_the_tags_of_their_platform(site):
+    install(site, "sky-fast", {"sky_fast/__init__.py": ""}, tag=COMPILED)
+    install(site, "sky-slow", {"sky_slow/__init__.py": ""})
+    requires = 'Requires-Dist: Sky_Fast (>=1)\nRequires-Dist: sky-slow\nRequires-Dist: absent; python_version < "3"\nRequires-Dist: pytest; extra == "t"\n'
     install(site, "sky-tools", {"sky_tools/__init__.py": ""}, requires=requires)
-    without = members(make_agent_archive(["sky-tools"]).data)
-    names = members(make_agent_archive(["sky-tools"], with_dependencies=True).data)
-    assert "sky_fast-1.0-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl" in names
-    assert [name for name in names if re.match("click|msgspec|pluggy", name)] != []
-    assert [name for name in names if name.startswith("pytest")] == []
-    assert [name for name in without if re.match("click|sky_fast", name)] == []
+    data = make_agent_archive(["sky-tools"]).data
+    assert f"compiled/sky_fast-1.0-{COMPILED_FILE}" in members(data)
+    assert {"sky_tools", "sky_slow", "cloudspot", "click"} <= projects(data, "wheels")
+    assert "pytest" not in projects(data, "wheels")
+    pins = members(data)["index.txt"].decode().splitlines()
+    assert "sky-fast==1.0" in pins
+    assert {pin.partition("==")[0] for pin in pins} == {"msgspec", "sky-fast", "xxhash"}
+
+
+@pytest.mark.parametrize(
+    ("installer", "url", "folder"),
+    [
+        ("pip", None, "compiled"),
+        ("conda", '{"url": "file:///home/conda/feedstock_root/build"}', "compiled"),
+        ("pip", '{"url": "file:///home/me/sky-fast"}', "wheels"),
+        ("uv", '{"url": "https://git.example/sky-fast"}', "wheels"),
+    ],
+)
+def test_what_came_from_no_index_never_comes_from_one(site, installer, url, folder):
+    """Another may have published something else under its name."""
+    info = install(site, "sky-fast", {"sky_fast/__init__.py": ""}, tag=COMPILED)
+    (info / "INSTALLER").write_text(f"{installer}\n")
+    if url is not None:
+        (info / "direct_url.json").write_text(url)
+    install(site, "sky-tools", {"sky_tools/__init__.py": ""}, requires="Requires-Dist: sky-fast\n")
+    data = make_agent_archive(["sky-tools"]).data
+    assert f"{folder}/sky_fast-1.0-{COMPILED_FILE}" in members(data)
+    assert ("sky-fast==1.0\n" in members(data)["index.txt"].decode()) == (folder == "compiled")
+
+
+def test_a_plugin_with_compiled_code_never_comes_from_an_index(site):
+    install(site, "sky-tools", {"sky_tools/__init__.py": ""}, tag=COMPILED)
+    data = make_agent_archive(["Sky.Tools"]).data
+    assert f"wheels/sky_tools-1.0-{COMPILED_FILE}" in members(data)
+    assert "sky" not in members(data)["index.txt"].decode()
+
+
+def test_a_dependency_whose_files_nobody_has_listed_comes_from_the_index_at_its_version(site):
+    """Debian's packages have no list, and the module's name need not be the project's."""
+    info = install(site, "sky-slow", {"slow_of_the_sky.py": ""})
+    (info / "RECORD").unlink()
+    install(site, "sky-tools", {"sky_tools/__init__.py": ""}, requires="Requires-Dist: sky-slow\n")
+    data = make_agent_archive(["sky-tools"]).data
+    assert "sky_slow" not in projects(data, "wheels") | projects(data, "compiled")
+    assert "sky-slow==1.0\n" in members(data)["index.txt"].decode()
 
 
 def test_extras_that_are_asked_for_come_along_and_no_others(site):
@@ -110,9 +160,14 @@ def test_extras_that_are_asked_for_come_along_and_no_others(site):
         install(site, name, {f"{name.replace('-', '_')}/__init__.py": ""}, requires=requires)
     for name in ("sky-line", "sky-salt", "sky-deep"):
         install(site, name, {f"{name.replace('-', '_')}/__init__.py": ""})
-    names = members(make_agent_archive(["sky-tools"], with_dependencies=True).data)
-    found = {name.partition("-")[0] for name in names if name.startswith("sky")}
-    assert found == {"sky_tools", "sky_wire", "sky_base", "sky_line", "sky_deep"}
+    found = projects(make_agent_archive(["sky-tools"]).data, "wheels")
+    assert {name for name in found if name.startswith("sky")} == {
+        "sky_tools",
+        "sky_wire",
+        "sky_base",
+        "sky_line",
+        "sky_deep",
+    }
 
 
 def test_what_is_not_installed_is_named():

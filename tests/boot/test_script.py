@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloudspot.boot.agentarchive import code_digest, make_agent_archive
 from cloudspot.boot.script import BootPlan, Install, ending_command, render_boot_script
 from cloudspot.errors import CloudspotError
 from cloudspot.model import BootProfile
@@ -358,91 +357,6 @@ INSTALL = Install(
 def test_an_image_without_cloudspot_needs_a_staged_one_and_a_way_to_it(profile, install, message):
     with pytest.raises(CloudspotError, match=message):
         render_boot_script(plan(profile=profile, install=install))
-
-
-class Image:
-    """Boots the script of an image that may have no cloudspot; naps take no time and are written down."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        (directory / "bin").mkdir()
-        (directory / "bin" / "sleep").write_text(
-            f'#!/bin/sh\n[ "$1" = 3600.000 ] && exec {shutil.which("sleep")} 1000\necho "$1" >> {directory}/naps\n'
-        )
-        (directory / "bin" / "systemctl").write_text("#!/bin/sh\nexit 1\n")
-        for program in (directory / "bin").iterdir():
-            program.chmod(0o755)
-
-    def boot(
-        self, install: Install, *, python: str, fetch_code: str = FETCH
-    ) -> subprocess.CompletedProcess[str]:
-        directory = self.directory
-        profile = BootProfile(
-            agent_python=python,
-            shutdown_command="kill -TERM -- -$(ps -o pgid= $$ | tr -d ' ')",
-            environment={"CLOUDSPOT_NODE_DIR": str(directory / "node")},
-            fetch_code=fetch_code,
-        )
-        store = f"file://{directory}/store"
-        script = render_boot_script(plan(profile=profile, install=install, store_url=store))
-        return subprocess.run(
-            ["bash", "-c", script],
-            env={"PATH": f"{directory}/bin:{os.environ['PATH']}"},
-            cwd=directory,
-            capture_output=True,
-            text=True,
-            start_new_session=True,
-        )
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Image:
-    return Image(tmp_path)
-
-
-def test_an_image_that_has_the_very_code_gets_nothing_installed(image: Image):
-    install = Install(
-        key="agents/1", sha256="0" * 64, digest=code_digest(["cloudspot"]), requirements=("cloudspot",)
-    )
-    done = image.boot(install, python=sys.executable)
-    assert "cloudspot: the image has this cloudspot\n" in done.stdout
-    assert "fetching" not in done.stdout
-    assert "this is a node" not in done.stderr
-    assert "file:///" not in done.stderr
-
-
-@pytest.mark.parametrize("what", ["missing", "another"])
-def test_wheels_that_do_not_come_or_are_not_the_right_ones_end_the_machine(image: Image, what: str):
-    if what == "another":
-        (image.directory / "store" / "agents").mkdir(parents=True)
-        (image.directory / "store" / "agents" / "1").write_bytes(b"another")
-    done = image.boot(INSTALL, python=sys.executable)
-    assert (image.directory / "naps").read_text().split() == ["1", "2", "4", "8", "16", "32"]
-    assert done.stdout.count("fetching") == 7
-    assert ("has the hash" in done.stderr) == (what == "another")
-    assert done.stdout.endswith("cloudspot: the agent cannot be installed: giving up\n")
-
-
-def test_an_image_without_cloudspot_gets_the_staged_one_into_an_environment_of_its_own(image: Image):
-    archive = make_agent_archive([], with_dependencies=True)
-    (image.directory / "store" / "agents").mkdir(parents=True)
-    (image.directory / "store" / "agents" / "1").write_bytes(archive.data)
-    install = Install(
-        key="agents/1", sha256=archive.sha256, digest=archive.digest, requirements=archive.requirements
-    )
-    bare = image.directory / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    done = image.boot(install, python=str(bare / "bin" / "python"))
-    assert done.stdout.count("fetching") == 1
-    environment = image.directory / "node" / "agent" / "venv" / "bin" / "python"
-    found = subprocess.run(
-        [environment, "-c", "import cloudspot; print(cloudspot.__file__)"],
-        cwd=image.directory,
-        capture_output=True,
-        text=True,
-    )
-    assert found.stdout.startswith(str(image.directory / "node"))
-    assert (image.directory / "naps").read_text().split()[0] == "1"  # the agent ran, and found no store
 
 
 def test_a_name_that_no_shell_can_set_is_refused():

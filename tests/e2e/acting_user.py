@@ -20,6 +20,7 @@ from cloudspot.local.filestore import FileStore
 
 JOBS = Path(__file__).parent / "jobs"
 PLUGINS = Path(__file__).parent.parent / "plugins"
+SIMULATORS = Path(__file__).parent.parent / "simulators"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 COMMAND = (sys.executable, "-m", "cloudspot")
 
@@ -35,7 +36,7 @@ class User:
             "CLOUDSPOT_LOCAL_HOME": str(home),
             # Behind it what the tests themselves run from, where that is no installation.
             "PYTHONPATH": os.pathsep.join(
-                filter(None, (str(PLUGINS / "drill"), os.environ.get("PYTHONPATH")))
+                filter(None, (str(PLUGINS / "drill"), str(SIMULATORS), os.environ.get("PYTHONPATH")))
             ),
         }
         self.environ.pop("CLOUDSPOT_STORE", None)

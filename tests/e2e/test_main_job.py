@@ -69,7 +69,9 @@ def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(
 
 
 def test_detached_job_is_finished_by_reconcile_alone(user: User) -> None:
-    user.run_tiny("away", "--detach", sets=['run.env.TINY_EPOCHS="2"'])
+    args = ["a$$b", "${local_rank}", "$HOME", "--log", "--n=3", "two words", ""]
+    user.run_tiny("away", "--detach", sets=['run.env.TINY_EPOCHS="2"', f"run.args={args}"])
     user.cloudspot("reconcile", "--watch", "--job", "away")
     assert user.show("away")["state"] == "succeeded"
+    assert f"arguments {args}" in user.cloudspot("logs", "away").stdout
     wait_for("the machine's end", lambda: not (user.machines()[0] / "node").exists())

@@ -83,9 +83,7 @@ def test_a_job_runs_on_an_image_that_has_only_the_systems_python_and_a_python_wi
     words = [word for one in sets for word in ("--set", one)]
     inside = [sys.executable, str(look), str(TINY), "--provider", cloud, *words]
     command = [*COMMAND, "sandbox", cloud, "--reclaim", "none", "--keep", "--", *inside]
-    done = subprocess.run(
-        command, env={**user.environ, "CLOUDSPOT_STAGE_DEPENDENCIES": "1"}, capture_output=True, text=True
-    )
+    done = subprocess.run(command, env=user.environ, capture_output=True, text=True)
     consoles = [path.read_text() for path in user.home.glob("sandboxes/*/state/machines/*/console.log")]
     assert done.returncode == 0, (done.stdout[-8000:], done.stderr[-8000:], consoles)
     seen = json.loads(done.stdout)

@@ -19,7 +19,7 @@ from cloudspot_toy import ToyCloud
 
 from cloudspot.emulation.cloud import EmulatedMachine
 from cloudspot.emulation.local_machine_host import emulated
-from cloudspot.local.records import PlannedReclaim
+from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.train import handoff
 

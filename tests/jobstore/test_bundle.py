@@ -7,13 +7,13 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from faultstore import FaultPlan, FaultyStore
 
 from cloudspot.errors import BundleError, CorruptData
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.bundle import make_bundle, put_bundle
 from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.patience import patient
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 
 @pytest.fixture

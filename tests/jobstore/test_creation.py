@@ -3,12 +3,12 @@
 import threading
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import TransientError
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
 from cloudspot.local.filestore import FileStore
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import threading
 
 import msgspec
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.jobstore import fetching, keys
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Chunk, File
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 C = CheckpointId(1, 10)
 DATAS = [random.Random(rank).randbytes(size) for rank, size in enumerate((4000, 0, 1500, 1))]

@@ -3,6 +3,7 @@
 from datetime import datetime, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,6 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.generations import lineage, propose, read_generations
 from cloudspot.jobstore.records import CheckpointId, Generation, Member, new_nonce
 from cloudspot.local.filestore import FileStore
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 C = CheckpointId

@@ -4,6 +4,7 @@ import threading
 from datetime import datetime, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore import codec, keys
@@ -11,7 +12,6 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Closed, new_nonce
 from cloudspot.local.filestore import FileStore
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import faultstore
 import pytest
 
 import cloudspot
@@ -21,7 +22,7 @@ from pathlib import Path
 from cloudspot.jobstore import fetching, manifests, parts, retention
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.local.filestore import FileStore
-from cloudspot.testing.faultstore import FaultyStore, load_plan
+from faultstore import FaultyStore, load_plan
 url, root, seals = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 store = FaultyStore(FileStore(url), load_plan(root / "plan.json"), root / "state")
 for rank, seal in enumerate(seals):
@@ -32,6 +33,7 @@ for rank, seal in enumerate(seals):
     manifests.try_commit(store, "x", CheckpointId(1, 10))
 """
 C = CheckpointId(1, 10)
+PATHS = (str(Path(cloudspot.__file__).parents[1]), str(Path(faultstore.__file__).parent))
 DATAS = [b"\0" * 4000, b"\1" * 4000]
 
 
@@ -47,7 +49,7 @@ def test_an_uploader_killed_around_a_put_is_finished_by_the_next(
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     seals = [seal.decode() for seal in checkpoints.seals(C, DATAS)]
     command = [sys.executable, "-c", UPLOAD, store.url, str(tmp_path), *seals]
-    environment = os.environ | {"PYTHONPATH": str(Path(cloudspot.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)}
     assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
 
     # Whatever stands is whole: no record without its chunks, no commit without its parts.

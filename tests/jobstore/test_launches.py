@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from faultstore import FaultPlan, FaultyStore
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import keys
@@ -10,7 +11,6 @@ from cloudspot.jobstore.launches import claim_slot, read_slots, void_slot
 from cloudspot.jobstore.patience import patient
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import NodeIdentity
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 
 @pytest.fixture

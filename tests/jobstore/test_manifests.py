@@ -5,12 +5,12 @@ from datetime import datetime, timezone
 
 import msgspec
 import pytest
+from faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import codec, keys, manifests, parts, retention
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Commit, Part
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 C = CheckpointId(1, 10)

@@ -4,6 +4,7 @@ import random
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 from memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, TransientError
@@ -12,7 +13,6 @@ from cloudspot.jobstore import keys, objectlog
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.patience import patient
 from cloudspot.model import LogRecord
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.testing.logkit import LogSinkTests
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)

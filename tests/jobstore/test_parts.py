@@ -4,13 +4,13 @@ import mmap
 from datetime import datetime, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore import codec, fetching, keys, manifests, parts
 from cloudspot.jobstore.parts import xxh3_128
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, File, Part
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 C = CheckpointId(1, 10)

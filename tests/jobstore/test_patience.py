@@ -1,11 +1,11 @@
 """Requests that failed in passing."""
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 from memorystore import InMemoryStore
 
 from cloudspot.errors import ObjectExists, ObjectMissing, TransientError
 from cloudspot.jobstore.patience import PatientStore, patient
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 
 class FirstFails(FaultyStore):

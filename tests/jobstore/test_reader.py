@@ -4,6 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 from memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, JobNotFound, TransientError
@@ -28,7 +29,6 @@ from cloudspot.jobstore.records import (
     new_nonce,
 )
 from cloudspot.model import LaunchRequest, Market, NodeIdentity, Offer
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 OFFER = Offer(

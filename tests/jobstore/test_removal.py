@@ -4,6 +4,7 @@ import hashlib
 from datetime import datetime, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Hook, Outage
 from memorystore import InMemoryStore
 
 from cloudspot.boot.agentarchive import AgentArchive
@@ -15,7 +16,6 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission, new_nonce
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
 from cloudspot.jobstore.submission import read_submission
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 

@@ -6,6 +6,7 @@ import time
 from datetime import datetime, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Hook
 from memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError
@@ -15,7 +16,6 @@ from cloudspot.jobstore.generations import lineage, read_generations
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Heartbeat
 from cloudspot.model import NodeIdentity
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 C = CheckpointId

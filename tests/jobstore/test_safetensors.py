@@ -7,6 +7,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.jobstore import chunks, keys
@@ -15,7 +16,6 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.jobstore.safetensors import num_bytes_read, write_safetensors
 from cloudspot.jobstore.tensors import choose, shared_state
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 AT = CheckpointId(2, 40)
 METADATA = {"job": "x", "step": "40", "quote": 'é"\n'}

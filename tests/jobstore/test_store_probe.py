@@ -1,13 +1,13 @@
 """The probe of a store."""
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 from memorystore import InMemoryStore
 
 from cloudspot.errors import AuthError, SpecError, StoreRefused, TransientError
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.local.filestore import FileStore
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 
 def nap(seconds):

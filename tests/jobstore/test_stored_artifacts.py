@@ -3,13 +3,13 @@
 import os
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 from memorystore import InMemoryStore
 
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import keys, stored_artifacts
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.stored_artifacts import Artifact, download, is_present, list_artifacts, quoted_name
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 PREFIX = keys.artifacts_prefix("x")
 

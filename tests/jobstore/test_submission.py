@@ -4,6 +4,7 @@ import threading
 
 import msgspec
 import pytest
+from faultstore import FaultPlan, FaultyStore, Hook, Outage
 from memorystore import InMemoryStore
 
 from cloudspot.errors import (
@@ -22,7 +23,6 @@ from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.submission import delete_secrets, read_secrets, request_stop, submit
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 ENVIRON = {"TOKEN": "hunter2-überse\ncret", "EMPTY": "", "OTHER": "not asked for"}
 

@@ -76,19 +76,17 @@ def test_announced_facts_are_tags(machine):
     assert LocalProvider().announced() == {"MASTER_ADDR": "10.0.0.2", "NUM_NODES": "2"}
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/identity/", "/tags", "/tags/", "/tags/a/b", "/latest/meta-data", "/../identity"]
-)
-def test_an_unknown_path_is_not_found(machine, path):
-    assert fetch(path) is None
+def test_an_unknown_path_is_not_found(machine):
+    for path in ("/", "/identity/", "/tags", "/tags/", "/tags/a/b", "/latest/meta-data", "/../identity"):
+        assert fetch(path) is None, path
 
 
-@pytest.mark.parametrize("headers", [{}, {HEADER: "Google"}])
-def test_a_request_without_the_header_is_refused(machine, headers):
+def test_a_request_without_the_header_is_refused(machine):
     url = machine.supervisor().metadata_url + "/identity"
-    with pytest.raises(urllib.error.HTTPError, match="403") as caught:
-        urllib.request.urlopen(urllib.request.Request(url, headers=headers))
-    assert HEADER_VALUE.encode() in caught.value.read()
+    for headers in ({}, {HEADER: "Google"}):
+        with pytest.raises(urllib.error.HTTPError, match="403") as caught:
+            urllib.request.urlopen(urllib.request.Request(url, headers=headers))
+        assert HEADER_VALUE.encode() in caught.value.read()
 
 
 def test_other_methods_are_refused(machine):

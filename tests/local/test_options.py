@@ -4,9 +4,9 @@ import pytest
 
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.tables import convert
+from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.provider import LocalProvider
-from cloudspot.local.records import PlannedReclaim
 
 
 def decode(table: dict) -> LocalOptions:

@@ -13,11 +13,11 @@ import pytest
 
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError
 from cloudspot.local.home import HOME, try_lock
+from cloudspot.local.machine_records import MachineState
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK
 from cloudspot.local.provider import LocalProvider
-from cloudspot.local.records import MachineState
 from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market, Resources
 from cloudspot.process_marks import marked_processes
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cloudspot.local.home import try_lock
+from cloudspot.local.machine_records import MachineState
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK, machine_processes
 from cloudspot.local.provider import LocalProvider
-from cloudspot.local.records import MachineState
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff

@@ -30,17 +30,17 @@ def test_each_thing_has_its_line_in_order_and_one_that_fails_ends_nothing():
 
 
 @pytest.mark.parametrize(
-    ("error", "words", "remedy", "advice"),
+    ("error", "remedy", "advice"),
     [
-        (AuthError("access denied: the right x is missing"), ("access denied",), "", "grant it"),
-        (AuthError("the credentials lack x"), ("access denied", "lack"), "", "grant it"),
-        (AuthError("the login has expired"), ("access denied", "lack"), "", ""),
-        (CloudspotError("access denied to a file"), ("access denied",), "", ""),
-        (AuthError("access denied"), ("access denied",), "set the clock", "set the clock"),
+        (AuthError("access denied: the right x is missing"), "", "grant it"),
+        (AuthError("the credentials lack x"), "", "grant it"),
+        (AuthError("the login has expired"), "", ""),
+        (CloudspotError("access denied to a file"), "", ""),
+        (AuthError("access denied"), "set the clock", "set the clock"),
     ],
 )
-def test_a_missing_right_is_to_be_granted_and_nothing_else_is(error, words, remedy, advice):
-    lines = Checklist(remedy="grant it", words=words)
+def test_a_missing_right_is_to_be_granted_and_nothing_else_is(error, remedy, advice):
+    lines = Checklist(remedy="grant it")
     lines.attempt("one", failing(error), remedy)
     assert lines.results()[0].remedy == advice
 

@@ -38,6 +38,7 @@ def test_only_ends_that_a_script_chose_itself_are_told(tmp_path):
         "error": (LEFT, 1),
         "error_with_iterator_kept": (NOTHING, 1),
         "exit_at_once": (NOTHING, 0),
+        "exit_at_once_with_no_known_end": (NOTHING, 0),
         "sigterm_exits": (NOTHING, 0),
         "sigterm_exits_by_a_late_handler": (NOTHING, 0),
         "sigterm_exits_with_iterator_kept": (NOTHING, 0),
@@ -46,3 +47,5 @@ def test_only_ends_that_a_script_chose_itself_are_told(tmp_path):
         "sigterm_without_a_handler": (NOTHING, -signal.SIGTERM),
         "forked_process_exits": (FINISHED, 0),
     }
+    without_loop = [name for name in statuses if not handoff.begun_loop_path(tmp_path / name, 0).exists()]
+    assert without_loop == ["no_loop"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
+import threading
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +17,10 @@ import msgspec
 from cloudspot.decoding import decode
 from cloudspot.jobstore.records import File
 
+_log = logging.getLogger(__name__)
+
 SETTLED_SECONDS = 10.0
-"""A directory that nothing has touched for this long is complete, if no file is to say so."""
+"""A directory that nothing has touched for this long is complete, unless its complete file is missing."""
 _STEP = re.compile(r"(\d+)$")
 
 Fingerprint = tuple[tuple[str, int, int], ...]
@@ -34,6 +39,17 @@ class CheckpointDirectory:
     fingerprint: Fingerprint
 
 
+class _Memory(msgspec.Struct, kw_only=True):
+    """What a later agent of the machine has to know."""
+
+    came_with_code: tuple[str, ...] = ()
+    """The names of the directories that were there before the machine's first script."""
+    before: dict[str, Fingerprint] | None = None
+    """What there was before the newest script started; None: none was started here."""
+    settled: dict[str, Fingerprint] = {}
+    """What was quiet for long enough while its script lived, or was left by a script that finished."""
+
+
 class CheckpointDirectories:
     """Watches the directories that match the job's pattern.
 
@@ -47,75 +63,98 @@ class CheckpointDirectories:
         self._pattern = pattern
         self._complete_file = complete_file
         self._since: dict[str, tuple[Fingerprint, float]] = {}
-        self._torn: dict[str, Fingerprint] = {}
-        """What was not complete when a script ended: quiet is no proof until something writes there."""
-        self._alive_at = 0.0
-        self._finished = False
-        self._memory = memory
-        self._before: dict[str, Fingerprint] | None = None
-        """What there was before the script started; None: none was started here."""
+        self._path = memory
+        self._memory = _Memory()
+        self._saving = threading.Lock()
         with suppress(FileNotFoundError):
-            self._before = decode(memory.read_bytes(), dict[str, Fingerprint])
+            self._memory = decode(memory.read_bytes(), _Memory)
+
+    @property
+    def came_with_code(self) -> tuple[str, ...]:
+        """The names of the directories that were there before the machine's first script."""
+        return self._memory.came_with_code
 
     def ready(self, now: float, *, alive: bool) -> tuple[CheckpointDirectory, ...]:
         """Return the complete directories, by step ascending.
 
         ``now`` is monotonic; ``alive`` says whether the script still runs: when it does not, a
-        directory that had not settled by then never will, unless it finished.
+        directory that had not settled by then never will, unless the script finished.
         """
+        found = self._matching()
         if alive:
-            self._alive_at = now
-        found = []
-        seen: dict[str, tuple[Fingerprint, float]] = {}
-        for directory in self._matching():
-            name, fingerprint = directory.name, directory.fingerprint
-            known = self._since.get(name)
-            changed = known is None or known[0] != fingerprint
-            since = now if changed or known is None else known[1]
-            seen[name] = (fingerprint, since)
-            if self._complete_file is not None:
-                complete = (directory.path / self._complete_file).is_file()
-            else:
-                complete = self._is_settled(name, fingerprint, since)
-            if complete and fingerprint:
-                found.append(directory)
-        if alive:
-            self._since = seen
-        return tuple(sorted(found, key=lambda directory: directory.step or 0))
+            self._watch(found, now)
+        return tuple(sorted(filter(self._is_complete, found), key=lambda directory: directory.step or 0))
 
     def begin_script(self) -> None:
         """Note that a script is about to start: what exists now is not its work."""
-        self._before = {directory.name: directory.fingerprint for directory in self._matching()}
-        temporary = self._memory.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(self._before))
-        temporary.replace(self._memory)
+        found = {directory.name: directory.fingerprint for directory in self._matching()}
+        memory = self._memory
+        if memory.before is None:
+            memory.came_with_code = tuple(found)
+        memory.before = found
+        memory.settled = {name: each for name, each in memory.settled.items() if found.get(name) == each}
+        self._save()
+
+    def finish_script(self) -> None:
+        """Note that the script has ended and was not cut short: everything that it wrote is complete."""
+        self._settle(self._matching())
 
     def torn(self) -> tuple[CheckpointDirectory, ...]:
         """Return what the script, which has ended, has written to and not completed."""
-        if self._before is None:
+        if self._memory.before is None:
             return ()
-        complete = {directory.name for directory in self.ready(self._alive_at, alive=False)}
-        return tuple(
-            directory
-            for directory in self._matching()
-            if directory.name not in complete and self._before.get(directory.name) != directory.fingerprint
-        )
+        return tuple(each for each in self._matching() if self._is_new(each) and not self._is_complete(each))
 
-    def end_of_script(self, *, finished: bool = False) -> None:
-        """Note that the script has ended: what has not settled by now counts as torn.
+    def _watch(self, found: Sequence[CheckpointDirectory], now: float) -> None:
+        """Note how long each directory has been quiet, by a scan during the script's life."""
+        since = {}
+        for directory in found:
+            fingerprint, moment = self._since.get(directory.name, (None, now))
+            unchanged = fingerprint == directory.fingerprint
+            since[directory.name] = directory.fingerprint, moment if unchanged else now
+        self._since = since
+        self._settle([each for each in found if now - since[each.name][1] >= SETTLED_SECONDS])
 
-        A script that has ``finished`` by itself was not cut short: everything that it wrote is complete.
-        """
-        if finished:
-            self._finished = True
+    def _settle(self, directories: Iterable[CheckpointDirectory]) -> None:
+        """Remember, for a later agent too, that these are complete, as far as the script wrote them."""
+        new = {
+            directory.name: directory.fingerprint
+            for directory in directories
+            if self._is_new(directory) and not self._is_settled(directory)
+        }
+        if not new:
             return
-        torn = {}
-        for directory in self._matching():
-            known = self._since.get(directory.name)
-            is_known = known is not None and known[0] == directory.fingerprint
-            if not is_known or known is None or not self._is_settled(directory.name, *known):
-                torn[directory.name] = directory.fingerprint
-        self._torn = torn
+        self._memory.settled.update(new)
+        try:
+            self._save()
+        except OSError as error:
+            _log.warning("a later agent of this machine will not know what is complete: %s", error)
+
+    def _save(self) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        with self._saving:
+            temporary.write_bytes(msgspec.json.encode(self._memory))
+            temporary.replace(self._path)
+
+    def _is_new(self, directory: CheckpointDirectory) -> bool:
+        """Return whether the script has written to the directory."""
+        before = self._memory.before or {}
+        return before.get(directory.name) != directory.fingerprint
+
+    def _is_settled(self, directory: CheckpointDirectory) -> bool:
+        return self._memory.settled.get(directory.name) == directory.fingerprint
+
+    def _is_complete(self, directory: CheckpointDirectory) -> bool:
+        if not directory.fingerprint:
+            return False
+        if self._complete_file is None:
+            return self._is_settled(directory)
+        written_at = _modified_at(directory.path / self._complete_file)
+        if written_at is None:
+            return False
+        # An older one is an earlier save's in a directory that is being rewritten, or other ranks came later.
+        newest = max(modified_at for _, _, modified_at in directory.fingerprint)
+        return written_at >= newest or self._is_settled(directory)
 
     def _matching(self) -> list[CheckpointDirectory]:
         try:
@@ -129,10 +168,6 @@ class CheckpointDirectories:
             for path in found
             if not path.is_symlink() and path.is_dir()
         ]
-
-    def _is_settled(self, name: str, fingerprint: Fingerprint, since: float) -> bool:
-        settled = self._finished or self._alive_at - since >= SETTLED_SECONDS
-        return settled and self._torn.get(name) != fingerprint
 
 
 def step_of(name: str) -> int | None:
@@ -151,6 +186,14 @@ def fingerprint_of(path: Path) -> Fingerprint:
             continue
         found.append((file.relative_to(path).as_posix(), status.st_size, status.st_mtime_ns))
     return tuple(found)
+
+
+def _modified_at(path: Path) -> int | None:
+    """Return when the file, or the link that leads to it, was last written (ns); None: there is no file."""
+    try:
+        return path.lstat().st_mtime_ns if path.is_file() else None
+    except OSError:  # deleted meanwhile
+        return None
 
 
 def files_below(root: Path) -> list[Path]:

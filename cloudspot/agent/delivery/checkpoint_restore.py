@@ -34,16 +34,21 @@ class Restored:
     committed_at: datetime | None = None
 
 
-def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restored:
+def restore_newest(
+    context: NodeContext, known: Sequence[Generation], *, deleted: CheckpointId | None = None
+) -> Restored:
     """Fetch the best candidate of the lineage; skip those that do not verify, and log them.
 
-    A candidate that is deleted meanwhile was superseded by a newer one, which is tried instead.
+    A candidate that is ``deleted`` meanwhile was superseded by a newer one, which is tried instead. If there
+    is none, somebody else has deleted it, and a warning says that the job starts at step 0.
 
     Raises:
         LeavingError: there are checkpoints, and none verifies: nothing is deleted, and starting from
             step 0 would throw the work away without asking.
     """
     node = context.node
+    if deleted is None:
+        context.status.warn("restore", None)
     if known:
         for late in context.insist(lambda: manifests.complete(context.store, node.job_id, known[-1].number)):
             _log.info("committed checkpoint %s, whose last part came from a node that was lost", late)
@@ -58,7 +63,7 @@ def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restore
         except (CorruptData, ObjectMissing) as error:
             if not context.insist(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
                 _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
-                return restore_newest(context, known)
+                return restore_newest(context, known, deleted=candidate)
             _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
             skipped.append(Skipped(checkpoint=candidate, reason=str(error)))
     if skipped:
@@ -71,6 +76,10 @@ def restore_newest(context: NodeContext, known: Sequence[Generation]) -> Restore
         gone = f"checkpoint {known[-1].restore_from}, from which the job last resumed, is gone"
         detail = f"{gone}, and no other is left"
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
+    if deleted is not None:
+        text = f"checkpoint {deleted} was deleted, and no other is left: training starts at step 0"
+        _log.error("%s", text)
+        context.status.warn("restore", text)
     return Restored(checkpoint=None)
 
 

@@ -67,7 +67,9 @@ class Courier:
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self._directories: DirectoryUploads | None = None
         if spec.checkpoint.directory is not None:
-            self._directories = DirectoryUploads(self._store, self._node, spec.checkpoint, self._status)
+            self._directories = DirectoryUploads(context)
+        self._may_seal = context.memory.trainer_pid != 0
+        """Whether a trainer may run that can still seal something."""
         self._has_committed = False
         """Whether there may be something to collect."""
         self._collecting: threading.Thread | None = None
@@ -80,6 +82,7 @@ class Courier:
         """Serve a new generation: write its tuning, and note what need not be uploaded again."""
         with self._busy:
             self._kinds.clear()
+            self._may_seal = True
             self._status.committed = restored.checkpoint or self._status.committed
             if self._directories is not None:
                 self._directories.begin(restored)
@@ -92,6 +95,7 @@ class Courier:
 
     def end_of_trainer(self, *, finished: bool) -> None:
         """Note that the trainer of this generation has ended; call it before anything that takes long."""
+        self._may_seal = False
         if self._directories is not None:
             self._directories.end_of_script(finished=finished)
 
@@ -120,6 +124,7 @@ class Courier:
 
         ``until`` returns when to end (monotonic), which may become earlier.
         """
+        self._may_seal = False
         left = self._thread.is_alive() and self._work_left()
         while left and time.monotonic() < until():
             self._wake.set()
@@ -195,6 +200,8 @@ class Courier:
         # List them again after each upload: a drain that was sealed meanwhile comes next.
         while not self._stopped.is_set() and (pending := self._pending()):
             seal = pending[0]
+            if not seal.is_last and not seal.name.taken and self._expects_drain():
+                return  # its upload could hold up the drain's
             taken = seal.path.with_name(seal.name.taken_name)
             if not seal.name.taken:
                 try:
@@ -207,6 +214,20 @@ class Courier:
                 # Another try would not help, and would keep the slot from the trainer.
                 _log.exception("checkpoint %d-%d is given up", seal.name.generation, seal.name.step)
                 taken.unlink(missing_ok=True)
+
+    def _expects_drain(self) -> bool:
+        """Return whether a rank here was asked to leave by a deadline and may still seal its last state.
+
+        That ends with the trainer, which the drain's guard ends at the latest.
+        """
+        status = self._status
+        if not self._may_seal or self._orders.reclaim is None or not status.has_session:
+            return False
+        handoff = status.handoff
+        if handoff is None or files.read_drain(handoff) is None:
+            return False
+        marks = files.drained_path, files.ended_loop_path, files.left_loop_path
+        return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
 
     def _carry(self, taken: Path, name: files.SealName) -> None:
         checkpoint = CheckpointId(name.generation, name.step)

@@ -18,14 +18,13 @@ from cloudspot.agent.delivery.checkpoint_directories import (
     stage,
 )
 from cloudspot.agent.delivery.checkpoint_restore import Restored
-from cloudspot.agent.node import Node
-from cloudspot.agent.status import Status
+from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CorruptData, TransientError
-from cloudspot.interfaces import ObjectStore
-from cloudspot.jobfile.spec import CheckpointSpec
 from cloudspot.jobstore import keys, parts
+from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.jobstore.stored_records import find_meta
+from cloudspot.jobstore.submission import code_key
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +41,18 @@ class DirectoryUploads:
     is taken, or a directory without a number, gets the next free one: such a step only tells the order.
     """
 
-    def __init__(self, store: ObjectStore, node: Node, spec: CheckpointSpec, status: Status) -> None:
+    def __init__(self, context: NodeContext) -> None:
+        spec = context.job.spec.checkpoint
         assert spec.directory is not None
-        self._store = store
-        self._node = node
-        self._status = status
+        self._context = context
+        self._store = context.store
+        self._node = node = context.node
+        self._status = context.status
         self._directories = CheckpointDirectories(
-            node.work, spec.directory, spec.complete_file, memory=node.directory / "directories-before.json"
+            node.work,
+            spec.directory,
+            spec.complete_file,
+            memory=node.directory / "checkpoint-directories.json",
         )
         self._known: set[_Version] = set()
         """The versions that are in the bucket or were given up."""
@@ -64,6 +68,7 @@ class DirectoryUploads:
         if restored.directory_name is not None:
             path = self._node.work / restored.directory_name
             self._known.add((restored.directory_name, fingerprint_of(path)))
+        self._put_back_code()
         self._directories.begin_script()
         self.adopt()
 
@@ -74,10 +79,11 @@ class DirectoryUploads:
     def end_of_script(self, *, finished: bool = False) -> None:
         """Note that no script writes any more: what is not complete by now never will be.
 
-        If the script ``finished`` by itself, everything that it has left is complete.
+        If the script ``finished`` by itself, everything that it has written is complete.
         """
         self._alive = False
-        self._directories.end_of_script(finished=finished)
+        if finished:
+            self._directories.finish_script()
         self._scanned_at = 0.0
 
     def set_aside_torn(self) -> None:
@@ -167,6 +173,26 @@ class DirectoryUploads:
                 return False
             _log.exception("%s is given up", directory.name)
         return True
+
+    def _put_back_code(self) -> None:
+        """Put back what was set aside, came with the code and was not restored, as a fresh machine has it."""
+        node, submission = self._node, self._context.job.submission
+        names = [
+            name
+            for name in self._directories.came_with_code
+            if (node.torn / name).exists() and not (node.work / name).exists()
+        ]
+        if not names:
+            return
+        data = self._context.insist(lambda: self._store.get(code_key(submission)))
+        code = node.staging / "code"
+        extract_bundle(data, code, sha256=submission.code_sha256)
+        for name in names:
+            if (code / name).is_dir():  # else the job's setup has made it
+                (node.work / name).parent.mkdir(parents=True, exist_ok=True)
+                (code / name).rename(node.work / name)
+                _log.info("%s is put back as it came with the code", name)
+        shutil.rmtree(code)
 
     def _stands(self, checkpoint: CheckpointId) -> bool:
         key = keys.part(self._node.job_id, checkpoint.generation, checkpoint.step, 0)

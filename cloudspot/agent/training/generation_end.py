@@ -38,15 +38,15 @@ class LoopState(enum.Enum):
     """Every local rank came to its end and sealed its last part."""
 
 
-def loop_state(handoff: Path, ranks: tuple[int, ...], restored_step: int) -> LoopState:
+def loop_state(handoff: Path, ranks: tuple[int, ...]) -> LoopState:
     """Return how far the loop came, by the files that the local ranks have left."""
-    found = {rank: files.read_progress(handoff, rank) for rank in ranks}
-    progress = {rank: each for rank, each in found.items() if each is not None}
-    if progress and all(files.ended_loop_path(handoff, rank).exists() for rank in progress):
-        return LoopState.ENDED
-    if not any(total is not None or step > restored_step for step, total in progress.values()):
+    # The progress does not say: in a loop of unknown length it is the same before and in the first step.
+    if not any(files.begun_loop_path(handoff, rank).exists() for rank in ranks):
         return LoopState.NOT_BEGUN
-    left = (files.left_loop_path(handoff, rank).exists() for rank in progress)
+    in_session = [rank for rank in ranks if files.progress_path(handoff, rank).exists()]
+    if all(files.ended_loop_path(handoff, rank).exists() for rank in in_session):
+        return LoopState.ENDED
+    left = (files.left_loop_path(handoff, rank).exists() for rank in in_session)
     return LoopState.LEFT if all(left) else LoopState.BEGUN
 
 
@@ -68,7 +68,8 @@ class GenerationEnd:
         """
         context = self._context
         ordered = context.ordered_leaving()
-        self._courier.end_of_trainer(finished=end.code == 0)
+        # Under an order to leave, status 0 may be that of a handler of SIGTERM, in the middle of a save.
+        self._courier.end_of_trainer(finished=end.code == 0 and ordered is None)
         context.status.state = "uploading"
         if end.must_regroup and ordered is None:
             why: Leaving | str = "regrouped"
@@ -90,7 +91,7 @@ class GenerationEnd:
         drained = [files.read_json(files.drained_path(handoff, rank)) for rank in ranks]
         # A rank that left without its last state has not finished, whatever the others say.
         if end.code == 0 and not any(drained):
-            loop = loop_state(handoff, ranks, context.status.restored_step)
+            loop = loop_state(handoff, ranks)
             if loop is LoopState.ENDED:
                 return self._succeeded(handoff)
             if ordered is not None:

@@ -32,7 +32,6 @@ _KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
 # The same for each rank. torchrun itself takes one or two seconds to end after a rank has failed, and then
 # exits with 1, whatever the status was. The trap lets a rank that handles SIGTERM do so: torchrun waits for
 # this shell.
-# No two dollar signs may stand side by side: torchrun turns them into one.
 _KEEP_RANK_STATUS = (
     f': > "${files.HANDOFF}/started-$RANK"; trap : TERM; "$@"; status=$?; '
     f'to="${files.HANDOFF}/exited-$RANK"; '
@@ -58,7 +57,13 @@ class TrainerPlan:
     """The whole environment, apart from what the start itself adds."""
 
     def command(self) -> tuple[str, ...]:
-        """Return torchrun's command line; it never restarts a worker, as the agent starts generations."""
+        """Return torchrun's command line; it never restarts a worker, as the agent starts generations.
+
+        The script gets ``args`` as they are: torchrun replaces macros such as ``${local_rank}`` in whatever
+        it passes on, so each dollar sign is doubled. ``--`` keeps its parser from reading an argument such as
+        ``--log`` as an abbreviated option of its own.
+        """
+        rank = ("-c", _KEEP_RANK_STATUS, "rank", self.python, "-u", self.entrypoint, *self.args)
         return (
             self.python,
             "-m",
@@ -72,9 +77,9 @@ class TrainerPlan:
             f"--rdzv-endpoint={self.endpoint}",
             f"--rdzv-id={self.rendezvous_id}",
             "--no-python",
-            *("/bin/sh", "-c", _KEEP_RANK_STATUS, "rank", self.python, "-u"),
-            self.entrypoint,
-            *self.args,
+            "--",
+            "/bin/sh",
+            *(word.replace("$", "$$") for word in rank),
         )
 
 

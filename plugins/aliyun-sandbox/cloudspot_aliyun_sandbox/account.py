@@ -53,7 +53,7 @@ class Group:
 
 
 class Place:
-    """One region of the account: as an account has it that has a default VPC with one vSwitch a zone."""
+    """One region of an account that has a default VPC with one vSwitch in each zone."""
 
     def __init__(self, region: str, network: str, number: int) -> None:
         self.region = region
@@ -183,7 +183,7 @@ class Account:
         return numbered_page("Images", "Image", rows, parameters, most=100)
 
     def describe_image_from_family(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeImageFromFamily; a family that there is not has no image."""
+        """Answer DescribeImageFromFamily; a family that does not exist has no image."""
         if "ImageFamily" not in parameters:
             raise ApiError("MissingParameter.ImageFamily", "ImageFamily is mandatory.")
         family = parameters["ImageFamily"]
@@ -232,7 +232,7 @@ class Account:
         return {"DeploymentSetId": made}
 
     def describe_deployment_sets(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeDeploymentSets; a name finds by a part of it."""
+        """Answer DescribeDeploymentSets; a name also matches the sets that contain it."""
         named = json_list(parameters, "DeploymentSetIds")
         rows = [
             {"DeploymentSetId": one, "DeploymentSetName": name}

@@ -12,7 +12,7 @@ from cloudspot_aliyun_sandbox.rpc import ApiError, nested
 
 Parameters = Mapping[str, str]
 HISTORY_ROWS: Final = 7
-"""Of a page: few, so that whoever reads the first one only is found out."""
+"""The items on a page: few, so that a reader of the first page alone is caught."""
 _RATES: Final = ("0-3%", "3-5%", "5-10%", "10-100%")
 
 
@@ -21,14 +21,14 @@ class Catalogue:
 
     def __init__(self, faults: Faults, clock: Callable[[], float]) -> None:
         self.prices: dict[tuple[str, str], float] = {}
-        """By (type, zone), what the spot market asks in place of its usual price; tests set it."""
+        """What the spot market asks in place of its usual price, by (type, zone); tests set it."""
         self.silent: set[tuple[str, str]] = set()
-        """Of which (type, zone) the price history has nothing to tell."""
+        """The (type, zone) pairs that the price history lacks."""
         self._faults = faults
         self._clock = clock
 
     def price(self, kind: Kind, zone: str, *, is_protected: bool) -> float:
-        """Return CNY an hour that the spot market asks now."""
+        """Return the spot market's current price in CNY an hour."""
         return self.prices.get((kind.name, zone), spot_price(kind, zone, is_protected=is_protected))
 
     def describe_instance_types(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
@@ -38,7 +38,7 @@ class Catalogue:
             raise ApiError("InvalidParameter", "The specified InstanceTypes are more than 10.")
         kinds = [kind for kind in KINDS.values() if not named or kind.name in named]
         start = int(parameters.get("NextToken") or 0)
-        # A smaller page than the one that is asked for: the real one may do that, too.
+        # A smaller page than requested: the real service may do that too.
         end = start + min(int(parameters.get("MaxResults", 100)), 8)
         answer: dict[str, Any] = {
             "InstanceTypes": {"InstanceType": [describe(kind) for kind in kinds[start:end]]}
@@ -50,7 +50,9 @@ class Catalogue:
         if "DestinationResource" not in parameters:
             raise ApiError("MissingParameter", "DestinationResource is mandatory.")
         if parameters["DestinationResource"] != "InstanceType":
-            raise ApiError("SandboxNotImplemented", "the emulated ECS knows DestinationResource=InstanceType")
+            raise ApiError(
+                "SandboxNotImplemented", "the emulated ECS supports only DestinationResource=InstanceType"
+            )
         is_spot = parameters.get("SpotStrategy", "NoSpot") != "NoSpot"
         market = "spot" if is_spot else "on-demand"
         zones = []
@@ -110,9 +112,9 @@ class Catalogue:
         return {"Currency": "CNY", "NextOffset": end, "SpotPrices": {"SpotPriceType": rows[start:end]}}
 
     def describe_price(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribePrice for an instance by pay-as-you-go: its own price, and that of its disk."""
+        """Answer DescribePrice for a pay-as-you-go instance: its own price, and its disk's."""
         if parameters.get("ResourceType", "instance") != "instance":
-            raise ApiError("SandboxNotImplemented", "the emulated ECS knows ResourceType=instance")
+            raise ApiError("SandboxNotImplemented", "the emulated ECS supports only ResourceType=instance")
         kind = self._kind(parameters, "InstanceType")
         now = kind.price
         if parameters.get("SpotStrategy", "NoSpot") != "NoSpot":

@@ -25,7 +25,7 @@ from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 REGION: Final = "cn-hangzhou"
 BUCKET: Final = "cloudspot-sandbox"
 TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
-"""On each image, the bare one too: a Python with torch."""
+"""A Python with torch, on each image, the bare one too."""
 
 
 class EmulatedAliyun(EmulatedCloud):
@@ -58,7 +58,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         self.faults = Faults()
         """What goes wrong, and every call that came; see :class:`Faults`."""
         self.credential_seconds: float | None = None
-        """How long the keys of machines that start from now on hold; None: as long as ECS's do."""
+        """How long the keys of machines started from now on are valid; None: as long as ECS's."""
         self._key_id = f"LTAI5t{secrets.token_hex(9)}"
         self._key_secret = secrets.token_hex(15)
         self._keys = RoleKeys(secrets.token_hex(16))
@@ -82,7 +82,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         self.faults.on_call = self._trail
 
     def environment(self) -> Mapping[str, str]:
-        """Return what leads to the account, as its owner; see EmulatedCloud."""
+        """Return the variables that lead to the account, as its owner; see EmulatedCloud."""
         return {
             **self.machine_environment(),
             KEY_ID: self._key_id,
@@ -97,14 +97,14 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         }
 
     def machine_environment(self) -> Mapping[str, str]:
-        """Return the endpoints, which stand in every image; see EmulatedCloud."""
+        """Return the endpoints, which every image holds; see EmulatedCloud."""
         assert self._server is not None
         return {OSS_ENDPOINT: self._server.url, ECS_ENDPOINT: self._server.url}
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
-        """Return the variable by which our own client finds the metadata service elsewhere.
+        """Return the variable that tells our own client where the metadata service is.
 
-        The SDKs have none, and never ask it: their keys come from that client.
+        The SDKs have no such variable and never ask the service: their keys come from that client.
         """
         return {ENDPOINT: url}
 
@@ -124,7 +124,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         return msgspec.structs.replace(machine, metadata=facts, programs={TRAIN_PYTHON: sys.executable})
 
     def _make_bucket(self) -> None:
-        """Make the bucket by the front door, as a user would; nothing of it counts as a job's."""
+        """Make the bucket through the API, as a user would; those calls do not count as a job's."""
         import oss2
 
         assert self._server is not None

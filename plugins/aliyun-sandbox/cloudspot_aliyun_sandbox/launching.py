@@ -1,4 +1,4 @@
-"""What the emulated ECS refuses of a RunInstances, and how many machines it has for it.
+"""Which RunInstances requests the emulated ECS refuses, and how many machines it has for one.
 
 Source: API reference, RunInstances, parameters and error codes (checked 2026-11).
 """
@@ -26,7 +26,7 @@ TOKEN_SECONDS: Final = 600.0
 """How long a token is honoured: as long as the plugin believes, and no longer."""
 LEAST_RELEASE_SECONDS: Final = 30 * 60.0
 MAX_TAGS: Final = 20
-"""Of an instance."""
+"""The most tags of an instance."""
 _ARCHITECTURES: Final = {"X86": "x86_64", "ARM": "arm64"}
 _PATTERN: Final = re.compile(r"(.*)\[(\d*),?(\d*)\](.*)")
 _NAME: Final = re.compile(r"[A-Za-z一-鿿][\w:.\-一-鿿]{1,127}")
@@ -51,7 +51,7 @@ class Taken:
 
 
 def comparable(parameters: Parameters) -> str:
-    """Return what of a request its token stands for: all but what differs from one sending to the next."""
+    """Return the part of a request that its token stands for: all but what changes when it is sent again."""
     changing = {"Signature", "SignatureNonce", "Timestamp", "SecurityToken", "AccessKeyId", "ClientToken"}
     return json.dumps(
         {name: value for name, value in parameters.items() if name not in changing}, sort_keys=True
@@ -133,7 +133,7 @@ def numbered_names(parameters: Parameters, amount: int) -> list[tuple[str, str]]
 
 
 def release_time(text: str, *, now: float) -> float:
-    """Return the moment of an AutoReleaseTime, whose seconds are cut off.
+    """Return the moment of an AutoReleaseTime; its seconds are dropped.
 
     Raises:
         ApiError: it is malformed, nearer than half an hour, or farther than three years.
@@ -153,7 +153,7 @@ def release_time(text: str, *, now: float) -> float:
 def grant(
     parameters: Parameters, kind: Kind, machines: Machines, catalogue: Catalogue, faults: Faults
 ) -> int:
-    """Return how many machines there are for the request, at least MinAmount.
+    """Return how many machines the request gets, at least MinAmount.
 
     Raises:
         ApiError: the bid is too low, a quota is reached, or there is no stock.
@@ -195,7 +195,7 @@ def check_tags(given: Sequence[Mapping[str, str]]) -> None:
     """Refuse tags that ECS refuses.
 
     Raises:
-        ApiError: too many, too long, twice the same, or ECS's own.
+        ApiError: there are too many, or one is too long, repeated, or reserved by ECS.
     """
     if len(given) > MAX_TAGS:
         raise ApiError("InvalidTagCount", "The specified tags are beyond the permitted range.")
@@ -217,7 +217,7 @@ def _names(parameters: Parameters, field: str, amount: int, *, most: int) -> lis
         begin, bits = int(match[2] or 0), int(match[3] or 6)
         if not match[1] or begin > 999_999 or not 1 <= bits <= 6:
             raise ApiError(f"Invalid{field}.Malformed", f'The specified parameter "{field}" is not valid.')
-        # Too few digits for the last one: ECS takes six.
+        # Too few digits for the last number: ECS takes six.
         bits = bits if len(str(begin)) <= bits else 6
         names = [f"{match[1]}{begin + i:0{bits}d}{match[4]}" for i in range(amount)]
     elif parameters.get("UniqueSuffix") == "true":
@@ -261,7 +261,7 @@ def _check_network(parameters: Parameters, place: Place) -> None:
 
 def _check_spot(parameters: Parameters) -> None:
     if parameters.get("InstanceChargeType", "PostPaid") != "PostPaid":
-        raise ApiError("SandboxNotImplemented", "the emulated ECS sells PostPaid machines only")
+        raise ApiError("SandboxNotImplemented", "the emulated ECS sells only PostPaid machines")
     strategy = parameters.get("SpotStrategy", "NoSpot")
     if strategy not in {"NoSpot", "SpotAsPriceGo", "SpotWithPriceLimit"}:
         raise ApiError("InvalidSpotStrategy", "The specified SpotStrategy is not valid.")

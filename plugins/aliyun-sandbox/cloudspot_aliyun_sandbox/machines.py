@@ -1,4 +1,4 @@
-"""The emulated instances: what ECS shows of them; a machine host boots and ends them."""
+"""The emulated instances as ECS shows them; a machine host boots and ends them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATUSES: Final = {
     InstanceState.SHUTTING_DOWN: "Stopping",
 }
 NUM_RESERVED: Final = 10
-"""The first addresses of a vSwitch that machines do not get."""
+"""How many addresses at the start of a vSwitch no machine gets."""
 
 
 @dataclass
@@ -52,17 +52,17 @@ class Machine:
     tags: dict[str, str] = field(default_factory=dict)
     status: str = "Pending"
     is_taken: bool = False
-    """A notice of its end stands."""
+    """It has a notice that it will be reclaimed."""
     is_released: bool = False
     auto_release_at: float | None = None
 
     @property
     def num_vcpus(self) -> int:
-        """Return what it counts against a quota."""
+        """Return how much of a quota it uses."""
         return KINDS[self.instance_type].cpus
 
     def describe(self) -> dict[str, Any]:
-        """Return it as DescribeInstances has it."""
+        """Return the instance as DescribeInstances shows it."""
         locks = [{"LockReason": "Recycling", "LockMsg": ""}] if self.is_taken else []
         return {
             "InstanceId": self.id,
@@ -94,7 +94,7 @@ class Machine:
 
 
 class Machines:
-    """All machines of one emulated account. The caller holds ``lock`` around what belongs together."""
+    """All machines of one emulated account. The caller holds ``lock`` across calls that belong together."""
 
     def __init__(self, host: MachineHost, faults: Faults, clock: Callable[[], float]) -> None:
         self.lock = threading.RLock()
@@ -149,7 +149,7 @@ class Machines:
         return made
 
     def refresh(self) -> None:
-        """Follow how the machines are now, and release those whose time is up."""
+        """Update the machines' states, and release those whose time is up."""
         for machine in self.alive():
             if machine.auto_release_at is not None and self._clock() >= machine.auto_release_at:
                 machine.auto_release_at = None
@@ -173,18 +173,18 @@ class Machines:
         return [one for one in self.by_id.values() if one.region == region and self.is_known(one.id)]
 
     def alive(self) -> list[Machine]:
-        """Return the machines that count against stock and quotas: stopped ones too."""
+        """Return the machines that count against stock and quotas, stopped ones too."""
         return [one for one in self.by_id.values() if not one.is_released]
 
     def release(self, machine: Machine) -> None:
-        """Stop and remove it; one that has shut itself down is gone at once."""
+        """Stop and remove the machine; one that has shut itself down is gone at once."""
         if machine.status == "Stopped":
             machine.is_released = True
         else:
             self._host.terminate(machine.id)
 
     def tag(self, instance_ids: Iterable[str], values: Mapping[str, str]) -> None:
-        """Set tags, at once or when they are to show."""
+        """Set tags, which show at once or after the lag."""
         due = self._clock() + self._faults.tag_lag_seconds
         for one in instance_ids:
             if due > self._clock():
@@ -193,7 +193,7 @@ class Machines:
                 self._tag(one, values)
 
     def show_tags(self, machine: Machine) -> None:
-        """Let the machine's metadata show its tags as they are now, if it may."""
+        """Let the machine's metadata show its current tags, if that is enabled."""
         shown = machine.tags if machine.metadata["InstanceMetadataTags"] == "enabled" else {}
         self._host.set_tags(machine.id, shown)
 
@@ -207,7 +207,7 @@ class Machines:
         for i, address in enumerate(ipaddress.ip_network(network).hosts()):
             if i >= NUM_RESERVED and str(address) not in taken:
                 return str(address)
-        raise AssertionError("whoever grants machines looks for addresses first")
+        raise AssertionError("the addresses are checked before machines are granted")
 
 
 def written_time(seconds: float) -> str:
@@ -222,7 +222,7 @@ def _follow(machine: Machine, status: MachineStatus) -> None:
     if status.state is not InstanceState.ENDED:
         machine.status = _STATUSES[status.state]
     elif status.end_reason is EndReason.SELF:
-        # A machine that is shut down from within is there still, and billed.
+        # A machine that was shut down from within still exists, and is billed.
         machine.status = "Stopped"
     else:
         machine.is_released = True

@@ -1,4 +1,4 @@
-"""The emulated market: instance types, zones and made-up prices, alike in each process."""
+"""The emulated market: instance types, zones and made-up prices, the same in every process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kind(NamedTuple):
     cpus: int
     memory_gib: float
     price: float
-    """CNY an hour by pay-as-you-go, near enough to the real ones that a sandbox's bill looks like a bill."""
+    """Pay-as-you-go, in CNY an hour; near enough to real prices that a sandbox's bill looks like one."""
     gpu: str = ""
     num_gpus: int = 0
     architecture: str = "X86"
@@ -55,20 +55,20 @@ KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in _KINDS}
 
 
 def zones_of(kind: Kind, region: str) -> tuple[str, ...]:
-    """Return where the type can be had at all: those with GPUs not in a region's first zone."""
+    """Return the zones that sell the type at all; a region's first zone has no GPUs."""
     zones = REGIONS[region]
     return zones[1:] if kind.num_gpus else zones
 
 
 def spot_price(kind: Kind, zone: str, *, is_protected: bool = False) -> float:
-    """Return CNY an hour on the spot market: a tenth to a third of the price by pay-as-you-go, by zone."""
+    """Return the spot price in CNY an hour: a tenth to a third of the pay-as-you-go price, by zone."""
     digest = hashlib.sha256(f"{kind.name}/{zone}".encode()).digest()
     share = 0.1 + digest[0] / 1280
     return round(kind.price * share * (1.25 if is_protected else 1.0), 3)
 
 
 def describe(kind: Kind) -> dict[str, Any]:
-    """Return the type as DescribeInstanceTypes has it."""
+    """Return the type as DescribeInstanceTypes shows it."""
     return {
         "InstanceTypeId": kind.name,
         "InstanceTypeFamily": kind.name.rpartition(".")[0],

@@ -13,14 +13,12 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar, Final
 
 from cloudspot.emulation.cloud import Answer, MachineView, Request
-from cloudspot.emulation.role_credentials import Credentials
+from cloudspot.emulation.role_credentials import ShownCredentials
 from cloudspot.emulation.token_metadata import TokenedMetadata, Tree
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
-CREDENTIAL_SECONDS: Final = 6 * 3600.0
-"""How long a role's credentials are valid if the facts do not say."""
-RENEWED_BEFORE_SECONDS: Final = 1800.0
-"""How long before the old credentials expire new ones appear; the old stay valid until then."""
+RENEWED_BEFORE: Final = timedelta(minutes=30)
+"""How long before the old credentials expire new ones appear."""
 
 
 class EcsMetadataService(TokenedMetadata):
@@ -30,8 +28,8 @@ class EcsMetadataService(TokenedMetadata):
     ``private-ipv4``, ``region-id``, ``zone-id``, ``vpc-id``, ``vpc-cidr-block``, ``vswitch-id``,
     ``vswitch-cidr-block``, ``owner-account-id``, ``serial-number``; ``market`` (``spot`` or ``on-demand``);
     ``http-endpoint``, ``http-tokens`` and ``http-put-response-hop-limit`` as RunInstances has them; ``role``
-    with ``role-seed`` (see ``rolekeys``) and ``credential-seconds``. The tags are shown as the machine's host
-    has them: whoever emulates ECS gives it none while InstanceMetadataTags is not enabled.
+    with ``role-seed`` (see ``rolekeys``) and ``credential-seconds``. The tags shown are those of the
+    machine's host: the emulated ECS gives it none while InstanceMetadataTags is not enabled.
     """
 
     versions: ClassVar[tuple[str, ...]] = ("2016-01-01", "latest")
@@ -49,11 +47,10 @@ class EcsMetadataService(TokenedMetadata):
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         super().__init__(view, now=now)
-        self._credentials: Credentials | None = None
-        self._updated_at = now()
+        self._credentials = ShownCredentials(RoleKeys, view.facts, lead=RENEWED_BEFORE, now=now)
 
     def answer(self, request: Request) -> Answer:
-        """Answer one request; nobody where the endpoint is disabled."""
+        """Answer one request; refuse all while the endpoint is disabled."""
         if self.view.facts.get("http-endpoint", "enabled") == "disabled":
             return self.refuse(403)
         return super().answer(request)
@@ -118,23 +115,14 @@ class EcsMetadataService(TokenedMetadata):
         return tree
 
     def _role_credentials(self) -> str:
-        facts, now = self.view.facts, self._now()
-        with self._lock:
-            held = self._credentials
-            lifetime = timedelta(seconds=float(facts.get("credential-seconds", CREDENTIAL_SECONDS)))
-            # If a test makes them short-lived, they last at least half of their life.
-            early = min(timedelta(seconds=RENEWED_BEFORE_SECONDS), lifetime / 2)
-            if held is None or held.expires_at - now < early:
-                keys = RoleKeys(str(facts["role-seed"]))
-                held = keys.issue(str(facts["instance-id"]), expires_at=now + lifetime)
-                self._credentials, self._updated_at = held, now
+        held = self._credentials.current()
         return json.dumps(
             {
                 "AccessKeyId": held.access_key,
                 "AccessKeySecret": held.secret_key,
                 "Expiration": _time(held.expires_at),
                 "SecurityToken": held.token,
-                "LastUpdated": _time(self._updated_at),
+                "LastUpdated": _time(self._credentials.updated_at),
                 "Code": "Success",
             },
             indent=2,

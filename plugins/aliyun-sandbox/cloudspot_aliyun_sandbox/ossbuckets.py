@@ -56,14 +56,14 @@ class HeldBucket:
     region: str
     created_at: datetime
     versioning: str = ""
-    """``Enabled``, ``Suspended``, or empty: it never had versions."""
+    """``Enabled``, ``Suspended``, or empty if it never had versions."""
     lifecycle: bytes = b""
-    """As it was put."""
+    """The lifecycle configuration, as it was put."""
     objects: dict[str, Stored] = field(default_factory=dict)
     uploads: dict[str, Multipart] = field(default_factory=dict)
 
     def write(self, key: str, stored: Stored, *, forbid_overwrite: bool) -> Stored:
-        """Keep an object, create-only where that is asked for and the bucket has no versions."""
+        """Store an object; create-only if requested, unless the bucket has versions."""
         if forbid_overwrite and not self.versioning and key in self.objects:
             raise already_exists()
         if self.versioning:
@@ -74,7 +74,7 @@ class HeldBucket:
     def append(
         self, key: str, position: int, data: bytes, *, now: datetime, content_type: str, meta: dict[str, str]
     ) -> Stored:
-        """Append to an object, or make it."""
+        """Append to an object, or create it."""
         held = self.objects.get(key)
         length = 0 if held is None else len(held.data)
         if held is not None and held.kind != "Appendable":
@@ -94,7 +94,7 @@ class HeldBucket:
         return stored
 
     def joined(self, upload: Multipart, listed: list[tuple[int, str]], *, now: datetime) -> Stored:
-        """Return the object that the listed parts make."""
+        """Return the object made of the listed parts."""
         numbers = [number for number, _ in listed]
         if not numbers:
             raise OssRefusal(400, "MalformedXML", "The XML you provided was not well-formed.")
@@ -122,7 +122,7 @@ class HeldBucket:
 
 
 def etag_of(data: bytes) -> str:
-    """Return what OSS calls an object's, or a part's, version by."""
+    """Return the ETag of an object or a part."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest().upper()
 
 

@@ -1,4 +1,4 @@
-"""Requests to OSS, taken apart: which action on what, which right it takes, and what may stand in it.
+"""Parses requests to OSS: the action and its object, the right it takes, and what it may contain.
 
 Source: OSS API reference, the operations' pages, and "RAM policies" (checked 2026-11).
 """
@@ -33,7 +33,7 @@ RIGHTS: Final[Mapping[str, str]] = {
     "PutObject": "oss:PutObject",
     "UploadPart": "oss:PutObject",
 }
-"""The right that an action takes."""
+"""The right that each action takes."""
 _LIST = frozenset(
     {
         "list-type",
@@ -77,7 +77,7 @@ SIGNING: Final = frozenset(
         "x-oss-signature-version",
     }
 )
-"""Parameters that a signed URL has beside the action's own."""
+"""The parameters that a signed URL adds to the action's own."""
 _ALWAYS = frozenset({"x-oss-content-sha256", "x-oss-date", "x-oss-security-token"})
 _WRITE = frozenset({"x-oss-forbid-overwrite"})
 _HEADERS: Final[Mapping[str, frozenset[str]]] = {
@@ -87,12 +87,12 @@ _HEADERS: Final[Mapping[str, frozenset[str]]] = {
     "PutObject": _WRITE,
 }
 _META = frozenset({"AppendObject", "InitiateMultipartUpload", "PutObject"})
-"""What may bring ``x-oss-meta-`` headers."""
+"""The actions that accept ``x-oss-meta-`` headers."""
 
 
 @dataclass
 class OssRequest:
-    """A request to OSS, taken apart."""
+    """A parsed request to OSS."""
 
     environ: dict[str, Any]
     bucket: str
@@ -101,7 +101,7 @@ class OssRequest:
     action: str = ""
     body: bytes = b""
     region: str = ""
-    """Of the signature; empty: one of version 1, which names none."""
+    """The signature's region; empty for version 1, which names none."""
     access_key: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     """By lower-case name."""
@@ -117,7 +117,7 @@ class OssRequest:
         return {name: value for name, value in self.headers.items() if name.startswith("x-oss-meta-")}
 
     def unknown(self) -> str | None:
-        """Return a parameter or header that the action does not have; None: all is well."""
+        """Return a parameter or header that the action does not have, or None."""
         parameters = _PARAMETERS.get(self.action, frozenset()) | SIGNING
         for name in self.query:
             if name not in parameters:

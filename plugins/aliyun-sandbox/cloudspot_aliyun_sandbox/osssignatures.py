@@ -34,21 +34,21 @@ _SUBRESOURCES: Final = frozenset(
     {"append", "bucketInfo", "lifecycle", "partNumber", "position", "security-token", "uploadId"}
     | {"uploads", "versioning", "continuation-token"}
 )
-"""Of the parameters that we know, those that a signature of version 1 covers."""
+"""The known parameters that a signature of version 1 covers."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a request says of who signed it, and how."""
+    """What a request says about who signed it, and how."""
 
     version: int
     access_key: str
     value: str
     at: datetime
-    """When it was made; of a signed URL of version 1, when it ends."""
+    """When it was made; for a signed URL of version 1, when it expires."""
     region: str = ""
     expires_seconds: int | None = None
-    """Of a signed URL; None: signed in a header."""
+    """How long a signed URL holds; None: signed in a header."""
     additional_headers: tuple[str, ...] = ()
     token: str = ""
 
@@ -102,7 +102,7 @@ def check_signature(request: OssRequest, signature: Signature, secret: str, *, n
     """Compare the signature with the one that the secret makes of this request.
 
     Raises:
-        OssRefusal: it is another, or too old.
+        OssRefusal: they differ, or it is too old.
     """
     if signature.expires_seconds is None:
         if abs(now - signature.at) > MAX_SKEW:

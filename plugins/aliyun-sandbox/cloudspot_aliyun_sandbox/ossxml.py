@@ -1,4 +1,4 @@
-"""What the emulated OSS answers and reads as XML."""
+"""The XML that the emulated OSS reads and answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cloudspot_aliyun_sandbox.osserrors import OssRefusal
 
 
 def read(body: bytes) -> ET.Element:
-    """Return what a request brings.
+    """Return the XML of a request's body.
 
     Raises:
-        OssRefusal: it is no XML.
+        OssRefusal: it is not XML.
     """
     try:
         return ET.fromstring(body)  # noqa: S314 - a sandbox of one's own
@@ -26,7 +26,7 @@ def read(body: bytes) -> ET.Element:
 
 
 def parts(body: bytes) -> list[tuple[int, str]]:
-    """Return number and ETag of each part that a completion lists."""
+    """Return the number and the ETag of each part that a completion lists."""
     try:
         return [
             (int(part.findtext("PartNumber") or ""), part.findtext("ETag") or "")
@@ -107,7 +107,7 @@ def completed(bucket: str, key: str, etag: str) -> bytes:
 
 
 def listing(bucket: HeldBucket, query: Mapping[str, str], limit: int) -> bytes:
-    """Return a page of ListObjectsV2: keys in the order of their bytes, those with the delimiter as one."""
+    """Return a page of ListObjectsV2: keys in byte order, those that share a delimited prefix as one."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     is_encoded = query.get("encoding-type") == "url"
     token = query.get("continuation-token", "")

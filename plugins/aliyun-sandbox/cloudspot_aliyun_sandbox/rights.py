@@ -1,7 +1,7 @@
-"""Which rights a recorded request took, and on what: to be compared with what a policy grants.
+"""Which rights a recorded request took, and on what, for comparison with what a policy grants.
 
-Source: RAM authorization of ECS, VPC, RAM and OSS (checked 2026-11): a right is called like its action,
-except for those that pass a role on, and OSS's.
+Source: RAM authorization of ECS, VPC, RAM and OSS (checked 2026-11): a right is named after its
+action, except those that pass on a role, and OSS's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cloudspot.emulation.api_faults import Call
 from cloudspot_aliyun_sandbox.ossrequests import RIGHTS
 
 FREE: Final = frozenset({"sts:GetCallerIdentity"})
-"""What everybody may do."""
+"""The actions that need no right."""
 
 
 def rights_of(call: Call) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The credentials that RAM roles of the emulated Alibaba Cloud get, in STS's looks."""
+"""The credentials of the emulated Alibaba Cloud's RAM roles, in STS's format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cloudspot.emulation import role_credentials
 
 
 class RoleKeys(role_credentials.RoleKeys):
-    """Keys such as ``STS.N...``, which are of no use without their security token."""
+    """Keys such as ``STS.N...``, which are useless without their security token."""
 
     prefix: ClassVar[str] = "STS.N"
     token_prefix: ClassVar[str] = "CAIS"  # noqa: S105 # what all such tokens begin with

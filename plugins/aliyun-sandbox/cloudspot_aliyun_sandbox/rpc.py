@@ -56,7 +56,7 @@ _OTHERS: Final[Mapping[str, frozenset[str]]] = {
         {"IsDefault", "PageNumber", "PageSize", "Tag.N.Key", "Tag.N.Value", "VSwitchId", "VpcId", "ZoneId"}
     ),
 }
-"""What the other products' actions take that a plugin uses (API references of VPC, RAM and STS)."""
+"""The parameters of the other products' actions that a plugin uses (API references of VPC, RAM and STS)."""
 _SETTER: Final = re.compile(r"def set_\w+\(self, \w+\):\s*#\s*(\w+)\n(.*?)(?=\n\s*def |\Z)", re.DOTALL)
 _NAME: Final = re.compile(r"add_(?:query_param|body_params)\((.+?), [\w\[\]().']+\)")
 _SIMPLE: Final = {
@@ -68,7 +68,7 @@ _SIMPLE: Final = {
 
 
 class ApiError(Exception):
-    """What the control plane answers in place of a result."""
+    """A refusal of the control plane."""
 
     def __init__(self, code: str, message: str, *, status: int = 400) -> None:
         super().__init__(f"{code}: {message}")
@@ -78,10 +78,10 @@ class ApiError(Exception):
 
 
 def read_parameters(environ: Mapping[str, Any], body: bytes) -> dict[str, str]:
-    """Return all parameters of a request, from its address and its body.
+    """Return all parameters of a request, from its query and its body.
 
     Raises:
-        ApiError: one comes twice.
+        ApiError: one is given twice.
     """
     pairs = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     if str(environ.get("CONTENT_TYPE", "")).startswith("application/x-www-form-urlencoded"):
@@ -93,7 +93,7 @@ def read_parameters(environ: Mapping[str, Any], body: bytes) -> dict[str, str]:
 
 
 class Gate:
-    """Lets in who has signed; keeps the nonces that were used."""
+    """Checks who has signed a request, and remembers the nonces that were used."""
 
     def __init__(self, keys: Mapping[str, str], roles: RoleKeys | None) -> None:
         self._keys = keys
@@ -101,7 +101,7 @@ class Gate:
         self._nonces: set[str] = set()
 
     def check(self, method: str, parameters: Mapping[str, str], *, now: float) -> None:
-        """Refuse what is not signed as it should be.
+        """Refuse a request that is not signed correctly.
 
         Raises:
             ApiError: as the real one words it.
@@ -149,7 +149,7 @@ class Gate:
 
 
 def string_to_sign(method: str, parameters: Mapping[str, str]) -> str:
-    """Return what a request's signature is made of."""
+    """Return the text that a request's signature is made of."""
     pairs = sorted((name, value) for name, value in parameters.items() if name != "Signature")
     canonical = "&".join(f"{_quote(name)}={_quote(value)}" for name, value in pairs)
     return f"{method}&%2F&{_quote(canonical)}"
@@ -161,7 +161,7 @@ def sign(text: str, secret: str) -> str:
 
 
 def check_names(action: str, product: str, parameters: Mapping[str, str]) -> None:
-    """Refuse parameters that the action does not have, or of another type: stricter than the real one.
+    """Refuse parameters that are unknown or of a wrong type: stricter than the real service.
 
     Raises:
         ApiError: there is no such action, or a parameter is wrong.
@@ -184,7 +184,7 @@ def nested(parameters: Mapping[str, str], name: str) -> list[Any]:
     """Return a repeated parameter: texts of ``name.N``, or dicts of ``name.N.Part``.
 
     Raises:
-        ApiError: the numbers do not begin with 1, or leave one out.
+        ApiError: the numbers do not start at 1, or have a gap.
     """
     found: dict[int, Any] = {}
     for key, value in parameters.items():

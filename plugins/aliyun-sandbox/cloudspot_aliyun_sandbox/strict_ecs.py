@@ -1,7 +1,7 @@
 """ECS as strict as the real one, over HTTP: signatures, tokens that count, stock that ends, lists that lag.
 
-It answers for VPC, RAM and STS as well, as far as a plugin asks them. Every call is recorded. What is no
-request of the control plane goes to the application inside.
+It also answers for VPC, RAM and STS, as far as a plugin asks them. Every call is recorded. Requests that
+are not for the control plane go to the application inside.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class StrictEcs:
         self.machines = Machines(host, self.faults, clock)
         self.catalogue = Catalogue(self.faults, clock)
         self.is_in_arrears = False
-        """The account buys nothing any more."""
+        """The account is in arrears and can buy nothing."""
         self.accounts: dict[str, str] = {}
-        """The account of a key, if it is not this account's; tests set it."""
+        """The account of each key that belongs to another account; tests set it."""
         self._gate = Gate(secrets, roles)
         self._roles = roles
         self._inner = inner
@@ -136,7 +136,7 @@ class StrictEcs:
         return [content]
 
     def tick(self) -> None:
-        """Release the machines whose time is up; each call does it as well."""
+        """Release the machines whose time is up; every call does that too."""
         with self.machines.lock:
             self.machines.refresh()
 
@@ -146,8 +146,8 @@ class StrictEcs:
         if product is None:
             raise ApiError("InvalidVersion", "Specified parameter Version is not valid.")
         if parameters.get("Format", "JSON").upper() != "JSON":
-            raise ApiError("SandboxNotImplemented", "the emulated ECS answers in JSON only")
-        # Whoever asks signs by the real time, whatever the machines live by.
+            raise ApiError("SandboxNotImplemented", "the emulated ECS answers only in JSON")
+        # Callers sign by the real time, whatever clock the machines live by.
         self._gate.check(method, parameters, now=time.time())
         self._check_key(parameters["AccessKeyId"])
         if product == "Ecs" and self.faults.is_throttled():
@@ -159,7 +159,7 @@ class StrictEcs:
         self._authorize(product, action)
         handler = self._handlers.get(action)
         if handler is None:
-            raise ApiError("SandboxNotImplemented", f"the emulated ECS does not know {action}")
+            raise ApiError("SandboxNotImplemented", f"the emulated ECS does not support {action}")
         with self.machines.lock:
             self.machines.refresh()
             region = parameters.get("RegionId", "")
@@ -198,7 +198,7 @@ class StrictEcs:
                     "IdempotentParameterMismatch",
                     "The request uses the same client token as a previous, but non-identical request.",
                 )
-            # As it was answered then, whatever has become of the machines.
+            # The same answer as before, whatever has become of the machines.
             return {"InstanceIdSets": {"InstanceIdSet": list(taken.instance_ids)}}
         if self.is_in_arrears:
             raise ApiError("Account.Arrearage", "Your account has been in arrears.")
@@ -238,7 +238,7 @@ class StrictEcs:
         } - COMMON
         if unknown:
             raise ApiError(
-                "SandboxNotImplemented", f"the emulated ECS does not know the filter {min(unknown)}"
+                "SandboxNotImplemented", f"the emulated ECS does not support the filter {min(unknown)}"
             )
         named, tags = json_list(parameters, "InstanceIds"), wanted_tags(parameters)
         rows = [
@@ -283,7 +283,7 @@ class StrictEcs:
     def _tag_resources(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         ids, given = nested(parameters, "ResourceId"), nested(parameters, "Tag")
         if parameters.get("ResourceType") != "instance":
-            raise ApiError("SandboxNotImplemented", "the emulated ECS tags instances only")
+            raise ApiError("SandboxNotImplemented", "the emulated ECS tags only instances")
         if not 1 <= len(ids) <= 50:
             raise ApiError("InvalidParameter", "The specified ResourceId is not valid.")
         launching.check_tags(given)
@@ -307,7 +307,7 @@ class StrictEcs:
 
     def _modify_metadata_options(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         machine = self._machine(parameters.get("InstanceId", ""))
-        # What is not named falls back to its default.
+        # An option that is not named falls back to its default.
         defaults = {"HttpEndpoint": "enabled", "HttpTokens": "optional"}
         machine.metadata |= {name: parameters.get(name, value) for name, value in defaults.items()}
         if "InstanceMetadataTags" in parameters:
@@ -338,5 +338,5 @@ class StrictEcs:
 
 
 def _is_call(environ: Mapping[str, Any]) -> bool:
-    """Return whether a request is for the control plane: it has no path, and names an action."""
+    """Return whether a request is for the control plane: it has no path and names an action."""
     return environ.get("PATH_INFO", "/") in {"", "/"} and "HTTP_X_ACS_ACTION" in environ

@@ -1,9 +1,9 @@
 """OSS as strict as the real one, in memory, behind HTTP: a WSGI application.
 
-It verifies signatures of both versions, security tokens and their end, and refuses what OSS refuses:
-create-only writes of what is there (unless the bucket has versions, where OSS takes no notice), parts that
-are too small or do not match, appends at a wrong position. It takes no parameter and no header that it does
-not know. Faults are injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
+It verifies signatures of both versions, security tokens and their expiry, and refuses what OSS refuses:
+create-only writes of existing objects (unless the bucket has versions: OSS then ignores the condition), parts
+that are too small or do not match, appends at a wrong position, and any parameter or header that it does not
+know. Faults are injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
 Source: OSS API reference, the operations' pages and "Error responses" (checked 2026-11). From memory: the
 words of some messages, and that the upload stays when a create-only completion is refused.
@@ -39,9 +39,8 @@ _Answer = tuple[int, dict[str, str], bytes]
 class StrictOss:
     """The service, at any host, in path style. Thread-safe.
 
-    ``secrets`` maps keys to their secrets; of ``roles`` those of machines follow. ``buckets`` is what there
-    is, and tests look into it. Of buckets in ``foreign_buckets``, which are another account's, everything is
-    denied.
+    ``secrets`` maps keys to their secrets; ``roles`` knows the keys of machines. ``buckets`` holds all
+    content, and tests look into it. Access to ``foreign_buckets`` (of another account) is denied.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class StrictOss:
                 details={"BucketName": request.bucket},
             )
         if request.region and request.region != bucket.region:
-            # In truth each region has an endpoint of its own; here the signature tells which one was meant.
+            # In reality each region has its own endpoint; here the signature tells which one was meant.
             raise OssRefusal(
                 403,
                 "AccessDenied",
@@ -393,7 +392,7 @@ def _upload_of(request: OssRequest, bucket: HeldBucket) -> Multipart:
 
 
 def _range_of(text: str, size: int, *, is_standard: bool) -> tuple[int, int] | None:
-    """Return where the range starts and ends (exclusive); None: the whole object is sent instead."""
+    """Return the range's start and end (exclusive); None: the whole object is sent instead."""
     unit, _, span = text.partition("=")
     first, dash, last = span.partition("-")
     if unit != "bytes" or not dash or not (first or last) or not (first + last).isdigit():

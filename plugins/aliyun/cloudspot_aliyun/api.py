@@ -18,12 +18,14 @@ from cloudspot.plugin.cloudprovider import Caller
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes
 from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.errors import ERRORS, SDK_ERRORS, error_code, translated
+from cloudspot_aliyun.errors import ERRORS
 
 if TYPE_CHECKING:
     from aliyunsdkcore.request import RpcRequest
 
 NUM_TRIES: Final = 3
+PAGE: Final = 100
+NUMBERED_PAGE: Final = 50
 _VERSIONS: Final = {
     "Ram": "2015-05-01",
     "Sts": "2015-04-01",
@@ -50,8 +52,8 @@ def ask(
     try:
         try:
             return clients.ask_ecs(_request(product, action, parameters), region=region)
-        except SDK_ERRORS as error:
-            if error_code(error) not in ERRORS.expired or not clients.credentials.renew(used):
+        except ERRORS.raised as error:
+            if ERRORS.code_of(error) not in ERRORS.expired or not clients.credentials.renew(used):
                 raise
         return clients.ask_ecs(_request(product, action, parameters), region=region)
     except json.JSONDecodeError as error:  # such as a proxy's page in place of the answer
@@ -75,7 +77,7 @@ def read(
     """
 
     def once() -> dict[str, Any]:
-        with translated(what, codes):
+        with ERRORS.translated(what, codes):
             return ask(clients, action, parameters, product=product, region=region)
 
     return retry(once, sleep=time.sleep, waits=doubling(0.1, num=NUM_TRIES - 1))
@@ -95,12 +97,11 @@ def read_pages(
     parameters: Mapping[str, Any],
     *,
     path: Sequence[str],
-    page_size: int = 100,
 ) -> Iterator[dict[str, Any]]:
     """Yield the items of a listing that is paged by ``NextToken``, at ``path`` in each answer."""
     token = ""
     while True:
-        more = {"MaxResults": page_size, **({"NextToken": token} if token else {})}
+        more = {"MaxResults": PAGE, **({"NextToken": token} if token else {})}
         answer = read(clients, what, action, {**parameters, **more})
         yield from items(answer, *path)
         token = str(answer.get("NextToken") or "")
@@ -116,12 +117,11 @@ def read_numbered_pages(
     *,
     path: Sequence[str],
     product: str = "Ecs",
-    page_size: int = 50,
 ) -> Iterator[dict[str, Any]]:
     """Yield the items of a listing that is paged by ``PageNumber``, at ``path`` in each answer."""
     number, num_seen = 1, 0
     while True:
-        page = {"PageNumber": number, "PageSize": page_size}
+        page = {"PageNumber": number, "PageSize": NUMBERED_PAGE}
         answer = read(clients, what, action, {**parameters, **page}, product=product)
         found = items(answer, *path)
         yield from found

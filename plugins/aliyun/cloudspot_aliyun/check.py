@@ -14,7 +14,7 @@ from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aliyun.api import ask, caller
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner
-from cloudspot_aliyun.errors import SDK_ERRORS, error_code
+from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.lookups import check_region, check_role
 from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.refusals import refusal
@@ -56,8 +56,8 @@ def _launch(provisioner: EcsProvisioner, clients: AliyunClients, offer: Offer) -
     try:
         asked = {**parameters_of(body, uuid.uuid4().hex), "DryRun": True}
         ask(clients, "RunInstances", asked, region=body.region)
-    except SDK_ERRORS as error:
-        if error_code(error) == "DryRunOperation":
+    except ERRORS.raised as error:
+        if ERRORS.code_of(error) == "DryRunOperation":
             return f"{offer.instance_type} in {offer.zone} may be launched, and is in stock"
         raise refusal(error, body) from error
     raise CloudspotError("RunInstances: a dry run was carried out")

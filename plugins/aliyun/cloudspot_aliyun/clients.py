@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import cloudspot
 from cloudspot.errors import CloudspotError, SpecError, TransientError
@@ -24,7 +24,7 @@ from cloudspot_aliyun.credentials import (
     is_on_ecs,
     read_profile,
 )
-from cloudspot_aliyun.metadata import region_of_this_instance
+from cloudspot_aliyun.metadata import EcsMetadata
 
 if TYPE_CHECKING:
     from aliyunsdkcore.client import AcsClient
@@ -36,6 +36,8 @@ ECS_ENDPOINT: Final = "ECS_ENDPOINT"
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 60.0
 """How long a connection may be silent. The control plane answers within seconds."""
+METADATA_SECONDS: Final = 1.0
+"""How long the metadata service may take to answer: there is none outside ECS."""
 USER_AGENT: Final = f"cloudspot/{cloudspot.__version__}"
 _CENTRAL_VPC: Final = frozenset(
     {
@@ -116,9 +118,9 @@ class AliyunClients:
         from aliyunsdkcore.http import protocol_type
 
         region = region or self.region
-        scheme, _ = ecs_endpoint(region)
+        is_secure = ecs_endpoint(region).scheme == "https"
         # The SDK compares by identity: another string of the same letters would go out unencrypted.
-        request.set_protocol_type(protocol_type.HTTPS if scheme == "https" else protocol_type.HTTP)
+        request.set_protocol_type(protocol_type.HTTPS if is_secure else protocol_type.HTTP)
         request.set_accept_format("json")
         answer = self._acs_client(region).do_action_with_exception(request)
         found: dict[str, Any] = json.loads(answer)
@@ -133,8 +135,7 @@ class AliyunClients:
             held = self._acs.get(region)
             if held is not None and held[0] == key:
                 return held[1]
-            scheme, address = ecs_endpoint(region)
-            parts = urlsplit(f"{scheme}://{address}")
+            endpoint = ecs_endpoint(region)
             client = AcsClient(
                 region_id=region,
                 credential=(
@@ -145,19 +146,18 @@ class AliyunClients:
                 auto_retry=False,  # The caller knows whether a request may be repeated.
                 connect_timeout=CONNECT_SECONDS,
                 timeout=READ_SECONDS,
-                port=parts.port or (443 if scheme == "https" else 80),
+                port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
             )
             client.append_user_agent("cloudspot", cloudspot.__version__)
-            for product, host in {"Ecs": parts.hostname, **_other_endpoints(region)}.items():
+            for product, host in {"Ecs": endpoint.hostname, **_other_endpoints(region)}.items():
                 client.add_endpoint(region, product, host)
             self._acs[region] = key, client
             return client
 
 
-def ecs_endpoint(region: str) -> tuple[str, str]:
-    """Return scheme and address of a region's control plane; raise SpecError if ECS_ENDPOINT is malformed."""
-    chosen = os.environ.get(ECS_ENDPOINT)
-    return _split(chosen, ECS_ENDPOINT) if chosen else ("https", f"ecs.{region}.aliyuncs.com")
+def ecs_endpoint(region: str) -> SplitResult:
+    """Return the URL of a region's control plane; raise SpecError if ECS_ENDPOINT is malformed."""
+    return _chosen_endpoint(ECS_ENDPOINT) or urlsplit(f"https://ecs.{region}.aliyuncs.com")
 
 
 def _other_endpoints(region: str) -> dict[str, str | None]:
@@ -167,10 +167,8 @@ def _other_endpoints(region: str) -> dict[str, str | None]:
         "Sts": "sts.aliyuncs.com",
         "Vpc": "vpc.aliyuncs.com" if region in _CENTRAL_VPC else f"vpc.{region}.aliyuncs.com",
     }
-    if not os.environ.get(ECS_ENDPOINT):
-        return dict(products)
-    scheme, address = ecs_endpoint(region)
-    return dict.fromkeys(products, urlsplit(f"{scheme}://{address}").hostname)
+    chosen = _chosen_endpoint(ECS_ENDPOINT)
+    return dict(products) if chosen is None else dict.fromkeys(products, chosen.hostname)
 
 
 def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
@@ -179,9 +177,9 @@ def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
     Raises:
         SpecError: OSS_ENDPOINT is malformed.
     """
-    chosen = os.environ.get(OSS_ENDPOINT)
-    if chosen:
-        return "://".join(_split(chosen, OSS_ENDPOINT))
+    chosen = _chosen_endpoint(OSS_ENDPOINT)
+    if chosen is not None:
+        return chosen.geturl()
     return f"https://oss-{region}{'-internal' if is_internal else ''}.aliyuncs.com"
 
 
@@ -196,7 +194,7 @@ def region_of_this_machine() -> str | None:
 @functools.cache
 def _region_by_metadata() -> str | None:
     try:
-        return region_of_this_instance()
+        return EcsMetadata(timeout_seconds=METADATA_SECONDS).get("meta-data/region-id")
     except TransientError:
         if is_on_ecs():
             raise  # Not to be cached: it will answer later.
@@ -212,16 +210,19 @@ def _region_of_profile() -> str | None:
     return read_profile(path, name).get("region_id") or None
 
 
-def _split(endpoint: str, variable: str) -> tuple[str, str]:
-    scheme, separator, address = endpoint.strip().rpartition("://")
-    address = address.rstrip("/")
-    parts = urlsplit(f"//{address}")
+def _chosen_endpoint(variable: str) -> SplitResult | None:
+    """Return the URL that the environment's variable holds, with its scheme; None: it is not set."""
+    chosen = os.environ.get(variable)
+    if not chosen:
+        return None
+    url = chosen if "://" in chosen else f"https://{chosen}"
+    parts = urlsplit(url.strip().rstrip("/"))
     try:
-        is_good = bool(parts.hostname) and not parts.path and "@" not in address and parts.port != 0
+        is_good = bool(parts.hostname) and not parts.path and "@" not in parts.netloc and parts.port != 0
     except ValueError:
         is_good = False
-    if not is_good or (separator and scheme not in {"http", "https"}):
+    if not is_good or parts.scheme not in {"http", "https"}:
         raise SpecError(
             f"{variable} must be a URL such as https://oss-cn-hangzhou.aliyuncs.com; what it holds is not one"
         )
-    return scheme or "https", address
+    return parts

@@ -12,7 +12,7 @@ from typing import Any, Final
 from cloudspot.errors import CloudspotError, QuotaError, TransientError
 from cloudspot_aliyun.api import ask, items, read
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.errors import translated
+from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.request import deployment_set_name
 
 _DELETE_CODES: Final[dict[str, type[CloudspotError]]] = {
@@ -40,7 +40,7 @@ def make(clients: AliyunClients, name: str, *, region: str) -> str:
         "ClientToken": hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:48],
     }
     codes = {"QuotaExceed.DeploymentSet": QuotaError}
-    with translated(f"making deployment set {name} (providers.aliyun.deployment_set)", codes):
+    with ERRORS.translated(f"making deployment set {name} (providers.aliyun.deployment_set)", codes):
         return str(ask(clients, "CreateDeploymentSet", wanted, region=region)["DeploymentSetId"])
 
 

@@ -19,7 +19,7 @@ from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aliyun import deploymentsets, tags
 from cloudspot_aliyun.api import ask, caller, items, read, read_pages
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.errors import SDK_ERRORS, error_code, translation, unless_throttled
+from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.listing import is_being_taken, market_of, to_instance
 from cloudspot_aliyun.offers import AliyunOfferFinder
 from cloudspot_aliyun.options import AliyunOptions
@@ -97,10 +97,10 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 self._clients, body.made_deployment_set, region=body.region
             )
         try:
-            answer = unless_throttled(
+            answer = ERRORS.unless_throttled(
                 lambda: ask(self._clients, "RunInstances", parameters, region=body.region)
             )
-        except SDK_ERRORS as error:
+        except ERRORS.raised as error:
             raise refusal(error, body) from error
         ids = items(answer, "InstanceIdSets", "InstanceIdSet")
         return tuple(_promised(str(one), body, is_alone=len(ids) == 1) for one in ids)
@@ -255,7 +255,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         """Release the machines; return the errors of those that remain."""
         try:
             ask(self._clients, "DeleteInstances", {"InstanceId": ids, "Force": True})
-        except SDK_ERRORS as error:
+        except ERRORS.raised as error:
             return self._not_released(ids, error)
         except TransientError as error:
             return [error]
@@ -265,9 +265,9 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         return []
 
     def _not_released(self, ids: list[str], error: Exception) -> list[CloudspotError]:
-        code = error_code(error)
+        code = ERRORS.code_of(error)
         what = f"releasing {ids[0]}" if len(ids) == 1 else f"releasing {len(ids)} machines"
-        found = translation(error, what, _NOT_YET)
+        found = ERRORS.translation(error, what, _NOT_YET)
         if isinstance(found, TransientError) and code not in _NOT_YET:
             return [found]
         if len(ids) > 1:

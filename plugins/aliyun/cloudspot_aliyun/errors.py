@@ -145,10 +145,3 @@ class _AliyunErrors(SdkErrors):
 
 
 ERRORS = _AliyunErrors()
-SDK_ERRORS = ERRORS.raised
-error_code = ERRORS.code_of
-shown = ERRORS.shown
-status_of = ERRORS.status_of
-translated = ERRORS.translated
-translation = ERRORS.translation
-unless_throttled = ERRORS.unless_throttled

@@ -56,7 +56,6 @@ class AliyunNoticeSource(PreemptionSource):
         self._unread = ""
 
     def poll(self) -> PreemptionNotice | None:
-        """Return the standing notice, or None."""
         text = (self._metadata.get(TERMINATION) or "").strip()
         if not text:
             return None
@@ -108,13 +107,3 @@ def announced(metadata: EcsMetadata | None = None) -> dict[str, str]:
     names = (metadata.get("meta-data/tags/instance/") or "").split()
     found = {name: metadata.get(f"meta-data/tags/instance/{name}") for name in ANNOUNCED if name in names}
     return {name: value for name, value in found.items() if value}
-
-
-def region_of_this_instance(*, timeout_seconds: float = 1.0) -> str | None:
-    """Return the region of the ECS instance that this runs on, from its metadata; None: it has none.
-
-    Raises:
-        TransientError: nobody answers in time, as outside ECS.
-        CloudspotError: the environment says that there is no such service.
-    """
-    return EcsMetadata(timeout_seconds=timeout_seconds).get("meta-data/region-id")

@@ -129,25 +129,24 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         return min((found.price for zone, found in prices.items() if zone in zones), default=float("inf"))
 
     def _stock(self, market: Market) -> Stock:
-        hours = self._spot_hours
         return self._cache.get(
-            ("stock", market), lambda: stock(self._clients, market, spot_hours=hours), seconds=STOCK_SECONDS
+            ("stock", market),
+            lambda: stock(self._clients, market, spot_hours=self._spot_hours),
+            seconds=STOCK_SECONDS,
         )
 
     def _spot_prices(self, name: str) -> dict[str, SpotPrice]:
-        hours = self._spot_hours
         return self._cache.get(
             ("spot", name),
-            lambda: spot_prices(self._clients, name, spot_hours=hours),
+            lambda: spot_prices(self._clients, name, spot_hours=self._spot_hours),
             seconds=STOCK_SECONDS,
         )
 
     def _asked_spot_price(self, name: str, zone: str) -> SpotPrice | None:
-        hours = self._spot_hours
         return self._cache.get(
             ("asked", name, zone),
             lambda: asked_spot_price(
-                self._clients, name, zone, spot_hours=hours, disk_type=self._options.disk_type
+                self._clients, name, zone, spot_hours=self._spot_hours, disk_type=self._options.disk_type
             ),
             seconds=STOCK_SECONDS,
         )
@@ -161,10 +160,10 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         if spot is not None:
             return spot.on_demand, chosen or spot.currency
         disk_type = self._options.disk_type
-        asked = self._cache.get(
+        asked, currency = self._cache.get(
             ("price", name), lambda: on_demand_price(self._clients, name, disk_type=disk_type)
         )
-        return asked.price, chosen or asked.currency
+        return asked, chosen or currency
 
     @property
     def _spot_hours(self) -> int:

@@ -29,7 +29,7 @@ from cloudspot_aliyun.clients import (
     region_of_this_machine,
 )
 from cloudspot_aliyun.credentials import CredentialsSource, is_on_ecs
-from cloudspot_aliyun.errors import ERRORS, SDK_ERRORS, error_code, status_of
+from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.osspayload import compare
 
 FALLBACK_REGION: Final = "cn-hangzhou"
@@ -97,13 +97,13 @@ class OssBucket(Bucket):
         while True:
             try:
                 info = client.get_bucket_info()
-            except SDK_ERRORS as error:
+            except ERRORS.raised as error:
                 elsewhere = _right_region(error)
                 if elsewhere is not None and elsewhere not in tried:
                     client = self._client_in(elsewhere)
                     tried.add(elsewhere)
                     continue
-                if error_code(error) not in ERRORS.denied:
+                if ERRORS.code_of(error) not in ERRORS.denied:
                     raise self.translated(error, "list", "") from error
                 # A caller who may read and write objects need not see the bucket's settings: the answers to
                 # writes will tell whether it has versions.
@@ -113,7 +113,7 @@ class OssBucket(Bucket):
             return client
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
-        code, status = error_code(error), status_of(error)
+        code, status = ERRORS.code_of(error), ERRORS.status_of(error)
         if code in ERRORS.expired and self._keys is not None and self._keys.renew():
             return Passing
         if status == HTTPStatus.NOT_IMPLEMENTED:
@@ -220,8 +220,8 @@ def _versioning(client: Any) -> str:
 def _lifecycle(client: Any) -> str:
     try:
         rules = client.get_bucket_lifecycle().rules
-    except SDK_ERRORS as error:
-        if error_code(error) != "NoSuchLifecycle":
+    except ERRORS.raised as error:
+        if ERRORS.code_of(error) != "NoSuchLifecycle":
             raise
         rules = []
     if any(rule.abort_multipart_upload is not None and rule.status == "Enabled" for rule in rules):

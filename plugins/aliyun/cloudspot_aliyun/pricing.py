@@ -27,13 +27,6 @@ class SpotPrice(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of an hour by pay-as-you-go."""
-
-    price: float
-    currency: str
-
-
 def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) -> dict[str, SpotPrice]:
     """Return the newest spot price by zone, from the last three hours unless ECS says otherwise.
 
@@ -70,8 +63,8 @@ def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) 
     return {zone: found for zone, (_, found) in newest.items()}
 
 
-def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: str) -> Price:
-    """Return what the type costs an hour by pay-as-you-go, without its disk.
+def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: str) -> tuple[float, str]:
+    """Return what the type costs an hour by pay-as-you-go, without its disk, and the currency.
 
     Raises:
         SpecError: ECS gives no price; the message names the option for one.
@@ -90,7 +83,7 @@ def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: st
         raise field_error(
             "on_demand_prices", f'ECS has no price of "{instance_type}" in {clients.region}; give it here'
         )
-    return Price(price=price, currency=currency)
+    return price, currency
 
 
 def asked_spot_price(

@@ -42,9 +42,7 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
             environment={"ALIBABA_CLOUD_REGION_ID": region},
             end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
             has_cloudspot=self._options.image_has_cloudspot,
-            fetch_code=""
-            if self._options.image_has_cloudspot
-            else Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
+            fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
         )
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:

@@ -15,7 +15,7 @@ from cloudspot.errors import (
 )
 from cloudspot.model import Market
 from cloudspot.plugin.sdkerrors import launch_refusal
-from cloudspot_aliyun.errors import ERRORS, error_code, shown, translation
+from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.listing import market_of
 from cloudspot_aliyun.request import EcsRequest
 
@@ -99,19 +99,19 @@ def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
     parameters = body.run_instances
     market = "spot" if market_of(parameters) is Market.SPOT else "pay-as-you-go"
     what = f"launching {parameters['Amount']} {market} {parameters['InstanceType']} in {parameters['ZoneId']}"
-    code = error_code(error)
+    code = ERRORS.code_of(error)
     if code in ARREARS:
         return AuthError(
-            f"{what}: the account cannot buy: {shown(error)}; settle it in the console's Expenses"
+            f"{what}: the account cannot buy: {ERRORS.shown(error)}; settle it in the console's Expenses"
         )
     if code == "InvalidUser.PassRoleForbidden":
         return AuthError(f"{what}: the credentials lack ram:PassRole; docs/aliyun.md has the policy")
     if code in ERRORS.denied or code.startswith("Forbidden"):
         advice = "they may lack ecs:RunInstances: docs/aliyun.md has the policy"
-        return AuthError(f"{what}: {shown(error)}; {advice}")
-    found = translation(error, what, LAUNCH_CODES)
+        return AuthError(f"{what}: {ERRORS.shown(error)}; {advice}")
+    found = ERRORS.translation(error, what, LAUNCH_CODES)
     if code.startswith("QuotaExceed") and type(found) is CloudspotError:
-        found = QuotaError(f"{what}: {shown(error)}")
+        found = QuotaError(f"{what}: {ERRORS.shown(error)}")
     field = next((name for start, name in _FIELDS if code.startswith(start)), None)
     option = None if field is None else f"providers.aliyun.{field}"
     return launch_refusal(found, option=option, quota_advice=_QUOTA_ADVICE)

@@ -11,7 +11,7 @@ import msgspec
 
 from cloudspot.errors import SpecError
 from cloudspot.model import InstanceGroup, LaunchRequest, Market
-from cloudspot.plugin.launchrequests import boot_disk_gib, encode_request, pack_script
+from cloudspot.plugin.launchrequests import boot_disk_gib, pack_script
 from cloudspot.plugin.machinetags import store_digest, tags_of
 from cloudspot_aliyun import names, tags
 from cloudspot_aliyun.options import AliyunOptions
@@ -29,7 +29,7 @@ LEAST_RELEASE_SECONDS: Final = 3600.0
 """ECS accepts nothing within 30 minutes of its own clock (API reference, RunInstances; checked 2026-11)."""
 
 
-class EcsRequest(msgspec.Struct, frozen=True, kw_only=True):
+class EcsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a launch request."""
 
     region: str
@@ -101,7 +101,7 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
         user_data_gzip=packed,
         made_deployment_set=made_set,
     )
-    return encode_request("aliyun", body)
+    return LaunchRequest(provider="aliyun", body=msgspec.to_builtins(body))
 
 
 def parameters_of(request: EcsRequest, token: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Who calls: keys and signatures checked, and refused in each service's own words.
+"""Checks callers' keys and signatures, and refuses them in each service's own words.
 
 Source: "Common Errors" of the EC2, STS, CloudWatch Logs and EventBridge Scheduler API references, "Error
-responses" of S3's (checked 2026-11). That EC2 says AuthFailure of a signature that does not match, and when
-JSON services answer 400 and when 403, is from memory.
+responses" of S3's (checked 2026-11). From memory: that EC2 answers AuthFailure to a wrong signature, and when
+JSON services answer 400 and when 403.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from cloudspot_aws_sandbox.sigv4 import check_signature, read_signature, sha256_
 
 QUERY_SERVICES: Final = frozenset({"iam", "sts"})
 REST_SERVICES: Final = frozenset({"fis", "scheduler"})
-"""JSON by paths; the others that speak JSON name the call in a header."""
+"""They name the call by its path; the other JSON services name it in a header."""
 
 
 class Reason(Enum):
     """Why a caller is refused."""
 
     EXPIRED = auto()
-    """The key's time is over."""
+    """The key has expired."""
     UNKNOWN_KEY = auto()
     WRONG_TOKEN = auto()
-    """The key is a role's, and its session token is not there or another's."""
+    """The key is a role's, and its session token is missing or wrong."""
     WRONG_SIGNATURE = auto()
     WRONG_TIME = auto()
-    """The request is more than a quarter of an hour old, or of the future."""
+    """The request's time is more than a quarter of an hour off."""
     UNSIGNED = auto()
 
 
@@ -73,7 +73,7 @@ _JSON: Final = {
 
 
 def refusal(service: str, reason: Reason) -> ApiError:
-    """Return the error by which the service refuses such a caller."""
+    """Return the error with which the service refuses such a caller."""
     if service == "ec2":
         code, message, status = _EC2[reason]
     elif service == "s3":
@@ -96,7 +96,7 @@ def authenticate(
     faults: Faults,
     now: Callable[[], datetime],
 ) -> tuple[str, str]:
-    """Return the region and the key of the request's signature, which is right. Not for S3.
+    """Return the region and the key of the request's signature, once it is verified. Not for S3.
 
     Raises:
         ApiError: as the service words it.

@@ -26,7 +26,7 @@ def describe_instance_types(parameters: Mapping[str, Any], region: str) -> Mappi
     """Answer DescribeInstanceTypes.
 
     Raises:
-        ApiError: a type is unknown in the region, or a filter here.
+        ApiError: the region does not have a type, or a filter is not emulated.
     """
     offered = {one["InstanceType"] for one in INSTANCE_TYPE_OFFERINGS["region"].get(region, ())}
     named = parameters.get("InstanceTypes", ())
@@ -43,7 +43,7 @@ def describe_instance_types(parameters: Mapping[str, Any], region: str) -> Mappi
         values = _VALUES.get(one["Name"])
         if values is None:
             raise ApiError(
-                "SandboxNotImplemented", f"the emulated AWS does not know the filter {one['Name']}"
+                "SandboxNotImplemented", f"the emulated AWS does not support the filter {one['Name']}"
             )
         found = [
             type_

@@ -1,4 +1,4 @@
-"""The checksums with which S3 guards a body, from the standard library alone."""
+"""The checksums by which S3 verifies a body, from the standard library alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 
 def _crc(body: bytes, polynomial: int, num_bytes: int) -> bytes:
-    """Return a reflected CRC; slow, for the few who do not send a CRC-32."""
+    """Return a reflected CRC; slow, for the few clients that do not send a CRC-32."""
     table = _table(polynomial)
     mask = (1 << 8 * num_bytes) - 1
     value = mask
@@ -41,7 +41,7 @@ CHECKSUMS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
         "md5": lambda body: hashlib.md5(body, usedforsecurity=False).digest(),
     }
 )
-"""By the name that the header ``x-amz-checksum-NAME`` has; ``md5`` is that of ``Content-MD5``."""
+"""By NAME in the header ``x-amz-checksum-NAME``; ``md5`` is for ``Content-MD5``."""
 
 
 def is_right(algorithm: str, text: str, body: bytes) -> bool | None:

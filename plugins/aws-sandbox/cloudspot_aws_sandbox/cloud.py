@@ -21,14 +21,14 @@ from cloudspot.emulation.role_credentials import Secrets
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
-from cloudspot_aws_sandbox.credentials import RoleKeys
 from cloudspot_aws_sandbox.rights import resource_of, rights_of
 from cloudspot_aws_sandbox.rolecheck import RoleCheck
+from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
 if TYPE_CHECKING:
     from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
 
-# moto would read in 1,300 images for each region.
+# Otherwise moto reads 1,300 images for each region.
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
 
 REGION: Final = "us-east-1"
@@ -91,7 +91,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
             return make_vpc(backend, host.network if more.get("is_default") else cidr_block, *rest, **more)
 
         VPCBackend.create_vpc = make_vpc_here
-        # moto's accounts are the process's, and a test's process may have had one before.
+        # moto's accounts belong to the process, and a test's process may have had one before.
         for backends in (iam_backends, logs_backends, s3_backends):
             backends[DEFAULT_ACCOUNT_ID].reset()
         keys = self._keys
@@ -113,7 +113,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._ticker.start()
 
     def environment(self) -> Mapping[str, str]:
-        """Return what leads to the account, as its owner; see EmulatedCloud."""
+        """Return the variables that lead to the account, as its owner; see EmulatedCloud."""
         return {
             **self.machine_environment(),
             "AWS_ACCESS_KEY_ID": self._access_key,
@@ -128,12 +128,12 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         }
 
     def machine_environment(self) -> Mapping[str, str]:
-        """Return the endpoint, which stands in every image; see EmulatedCloud."""
+        """Return the endpoint, which every image holds; see EmulatedCloud."""
         assert self._server is not None
         return {"AWS_ENDPOINT_URL": self._server.url}
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
-        """Return the variable by which AWS's SDKs find the metadata service elsewhere."""
+        """Return the variable that tells AWS's SDKs where the metadata service is."""
         return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}
 
     def stop(self) -> None:
@@ -149,7 +149,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
             self._trail.close()
 
     def _tick(self) -> None:
-        """Carry out schedules where nobody asks for anything; AWS's are as precise as a minute."""
+        """Carry out schedules while no request comes; AWS's are precise to a minute."""
         assert self._ec2 is not None
         while not self._is_over.wait(1.0):
             self._ec2.run_schedules()
@@ -164,10 +164,10 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         return msgspec.structs.replace(machine, metadata=facts, programs=programs)
 
     def _make_resources(self) -> None:
-        """Make what an account has that follows docs/aws.md: the bucket, and the nodes' profile."""
+        """Make what docs/aws.md has an account set up: the bucket, the roles and the nodes' profile."""
         import boto3
 
-        # By the front door, so that it is made as a user would make it; nothing of it counts as a job's.
+        # Through the API, as a user would; those calls do not count as a job's.
         environment = self.environment()
         session = boto3.Session(self._access_key, self._secret_key, region_name=REGION)
         endpoint = environment["AWS_ENDPOINT_URL"]
@@ -182,7 +182,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
 
 def _role_of(profile: str) -> str | None:
-    """Return the name of the role in the instance profile, if there are such a profile and role."""
+    """Return the name of the instance profile's role; None: no such profile, or it has no role."""
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.iam.models import iam_backends
 

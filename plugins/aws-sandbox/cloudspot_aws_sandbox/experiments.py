@@ -1,7 +1,7 @@
-"""As much of AWS's Fault Injection Service as takes spot machines; what it would refuse is refused.
+"""The part of AWS's Fault Injection Service that interrupts spot machines, with its refusals.
 
 Source: botocore's model of the service for the requests; a template of AWS's own
-(github.com/awslabs/ec2-spot-workshops, workshops/fis; checked 2026-11) for what they hold. The rest is from
+(github.com/awslabs/ec2-spot-workshops, workshops/fis; checked 2026-11) for their contents. The rest is from
 memory of the FIS user guide.
 """
 
@@ -20,13 +20,13 @@ from cloudspot_aws_sandbox.query import ApiError
 
 ACTION: Final = "aws:ec2:send-spot-instance-interruptions"
 MAX_TARGETS: Final = 5
-"""Spot machines that one action takes."""
+"""The most spot machines that one action interrupts."""
 _DURATION: Final = re.compile(r"PT(\d+)M")
 _ROLE: Final = re.compile(r"arn:aws:iam::(\d{12}):role/([\w+=,.@-]+)")
 
 
 def action_of(method: str, path: str) -> str:
-    """Return the call's name; empty: it is not one of these."""
+    """Return the call's name; empty: it is not for this service."""
     parts = path.strip("/").split("/")
     names = {
         ("POST", "experimentTemplates", 1): "CreateExperimentTemplate",
@@ -77,7 +77,7 @@ class Experiments:
         target = request["targets"].get(name)
         duration = _DURATION.fullmatch(action.get("parameters", {}).get("durationBeforeInterruption", ""))
         if action["actionId"] != ACTION or list(action["targets"]) != ["SpotInstances"] or target is None:
-            raise _wrong(f"the emulated FIS knows {ACTION} with its target SpotInstances only")
+            raise _wrong(f"the emulated FIS supports only {ACTION} with its target SpotInstances")
         if target.get("resourceType") != "aws:ec2:spot-instance" or target.get("selectionMode") != "ALL":
             raise _wrong("the target must be of type aws:ec2:spot-instance, selected by ALL")
         if duration is None or not 2 <= int(duration[1]) <= 15:  # minutes
@@ -99,7 +99,7 @@ class Experiments:
         minutes = int(action["parameters"]["durationBeforeInterruption"].removeprefix("PT").removesuffix("M"))
         for arn in target["resourceArns"]:
             machine = self._machines.by_id.get(arn.rpartition("/")[2])
-            # An experiment whose target is no spot machine fails later, and the call does not.
+            # An experiment whose target is not a spot machine fails later; the call succeeds.
             if machine is not None and machine.is_alive and machine.market == "spot":
                 self._machines.reclaim(machine, notice_seconds=60.0 * minutes)
 

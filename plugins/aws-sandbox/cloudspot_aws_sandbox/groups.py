@@ -24,7 +24,7 @@ class Group:
     tags: Mapping[str, str]
 
     def described(self) -> dict[str, Any]:
-        """Return it as DescribePlacementGroups does."""
+        """Return the group as DescribePlacementGroups shows it."""
         return {
             "GroupId": self.id,
             "GroupName": self.name,
@@ -34,10 +34,10 @@ class Group:
         }
 
     def values(self, name: str) -> list[str]:
-        """Return what a filter of that name looks at.
+        """Return the value that a filter of that name compares.
 
         Raises:
-            ApiError: the filter is unknown here.
+            ApiError: the filter is not emulated.
         """
         if name.startswith("tag:"):
             return [self.tags[name[4:]]] if name[4:] in self.tags else []
@@ -49,7 +49,7 @@ class Group:
 
 
 class PlacementGroups:
-    """The account's groups; a group with a machine in it stays."""
+    """The account's groups; a group with a machine in it cannot be deleted."""
 
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
@@ -103,7 +103,7 @@ class PlacementGroups:
         return {"PlacementGroups": [group.described() for group in found]}
 
     def check(self, parameters: Mapping[str, Any], region: str) -> None:
-        """Refuse a launch into a group that is not there, or that its type cannot be in.
+        """Refuse a launch into a group that does not exist, or that the instance type cannot be in.
 
         Raises:
             ApiError: as RunInstances words it.

@@ -7,11 +7,11 @@ from typing import Any, Final
 from moto.ec2.models.amis import Ami
 
 IMAGE_ID: Final = "ami-0c10d5b07ca5e0001"
-"""Has this very cloudspot installed, as the sandbox's own Python has it."""
+"""It has this very cloudspot installed, as in the sandbox's own Python."""
 BARE_IMAGE_ID: Final = "ami-0c10d5b07ca5e0002"
-"""Is as AWS's Deep Learning AMI: it has the system's python3, curl, and a Python with torch; no cloudspot."""
+"""Like AWS's Deep Learning AMI, it has python3, curl and a Python with torch, but no cloudspot."""
 ARM_IMAGE_ID: Final = "ami-0c10d5b07ca5e0003"
-"""Is of another architecture; boots as the first one does."""
+"""It is of another architecture, and boots like the first one."""
 _IMAGES: Final = (
     (IMAGE_ID, "cloudspot-sandbox", "x86_64"),
     (BARE_IMAGE_ID, "cloudspot-sandbox-bare", "x86_64"),
@@ -20,7 +20,7 @@ _IMAGES: Final = (
 
 
 def install_images(backend: Any) -> None:
-    """Put the images, and no others, into moto's EC2 of one region."""
+    """Make these the only images in moto's EC2 of one region."""
     backend.amis.clear()
     for image_id, name, architecture in _IMAGES:
         backend.amis[image_id] = Ami(

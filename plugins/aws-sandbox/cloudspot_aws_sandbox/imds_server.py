@@ -3,7 +3,7 @@
 Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Instance
 metadata categories", "Spot Instance interruption notices", "EC2 instance rebalance recommendations",
 "View tags for your EC2 instances using instance metadata" (checked 2026-11). From memory: a directory that is
-asked for without its last slash is listed all the same.
+requested without its last slash is listed too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar, Final
 
 from cloudspot.emulation.cloud import MachineView
-from cloudspot.emulation.role_credentials import Credentials
+from cloudspot.emulation.role_credentials import ShownCredentials
 from cloudspot.emulation.token_metadata import TokenedMetadata, Tree
-from cloudspot_aws_sandbox.credentials import RoleKeys
+from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
-CREDENTIAL_SECONDS: Final = 6 * 3600.0
-"""How long a role's credentials are valid if the facts do not say."""
-RENEWED_BEFORE_SECONDS: Final = 300.0
+RENEWED_BEFORE: Final = timedelta(minutes=5)
 """How long before the old credentials expire new ones appear."""
 VERSIONS: Final = (
     "1.0",
@@ -56,10 +54,10 @@ VERSIONS: Final = (
 
 
 class Imds(TokenedMetadata):
-    """One machine's service; its facts are what ``cloudspot_aws_sandbox.machines`` says of the instance.
+    """One machine's service; its facts are what ``cloudspot_aws_sandbox.machines`` says about the instance.
 
-    Beside those it reads ``role`` (the profile's role) with ``role-seed`` (see
-    :mod:`cloudspot_aws_sandbox.credentials`), and ``credential-seconds``.
+    It also reads ``role`` (the profile's role) with ``role-seed`` (see
+    :mod:`cloudspot_aws_sandbox.rolekeys`), and ``credential-seconds``.
     """
 
     server_version: ClassVar[str] = "EC2ws"
@@ -74,8 +72,7 @@ class Imds(TokenedMetadata):
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         super().__init__(view, now=now)
-        self._credentials: Credentials | None = None
-        self._updated_at = now()
+        self._credentials = ShownCredentials(RoleKeys, view.facts, lead=RENEWED_BEFORE, now=now)
 
     def needs_token(self) -> bool:
         """Return whether this instance answers only IMDSv2."""
@@ -145,7 +142,7 @@ class Imds(TokenedMetadata):
         profile = facts["instance-profile"]
         info = {
             "Code": "Success",
-            "LastUpdated": _time(self._updated_at),
+            "LastUpdated": _time(self._credentials.updated_at),
             "InstanceProfileArn": f"arn:aws:iam::{facts['account']}:instance-profile/{profile}",
             "InstanceProfileId": "AIPAEMULATEDPROFILE00",
         }
@@ -156,18 +153,11 @@ class Imds(TokenedMetadata):
         return tree
 
     def _role_credentials(self) -> str:
-        facts, now = self.view.facts, self._now()
-        with self._lock:
-            held = self._credentials
-            if held is None or held.expires_at - now < timedelta(seconds=RENEWED_BEFORE_SECONDS):
-                lifetime = timedelta(seconds=float(facts.get("credential-seconds", CREDENTIAL_SECONDS)))
-                keys = RoleKeys(str(facts["role-seed"]))
-                held = keys.issue(str(facts["instance-id"]), expires_at=now + lifetime)
-                self._credentials, self._updated_at = held, now
+        held = self._credentials.current()
         return json.dumps(
             {
                 "Code": "Success",
-                "LastUpdated": _time(self._updated_at),
+                "LastUpdated": _time(self._credentials.updated_at),
                 "Type": "AWS-HMAC",
                 "AccessKeyId": held.access_key,
                 "SecretAccessKey": held.secret_key,
@@ -190,7 +180,7 @@ class Imds(TokenedMetadata):
             "instanceType": facts["instance-type"],
             "kernelId": None,
             "marketplaceProductCodes": None,
-            "pendingTime": _time(self._updated_at),
+            "pendingTime": _time(self._credentials.updated_at),
             "privateIp": facts["local-ipv4"],
             "ramdiskId": None,
             "region": facts["region"],

@@ -32,7 +32,7 @@ class Taken:
 
 
 def zone_of(parameters: Mapping[str, Any], region: str) -> str:
-    """Return the zone that the request asks for, in words or by its subnet.
+    """Return the zone that the request names, itself or by its subnet.
 
     Raises:
         ApiError: there is no such zone or subnet, or they contradict each other.
@@ -132,7 +132,7 @@ def check_price(parameters: Mapping[str, Any], zone: str) -> None:
 
 
 def grant(parameters: Mapping[str, Any], zone: str, machines: Machines, faults: Faults) -> int:
-    """Return how many machines there are for the request, at least MinCount.
+    """Return how many machines the request gets, at least MinCount.
 
     Raises:
         ApiError: a quota is reached, or there is no capacity.
@@ -171,7 +171,7 @@ def grant(parameters: Mapping[str, Any], zone: str, machines: Machines, faults: 
 
 
 def comparable(parameters: Mapping[str, Any]) -> str:
-    """Return what of a request its token stands for, as text."""
+    """Return the part of a request that its token stands for, as text."""
     return json.dumps(
         {name: value for name, value in parameters.items() if name not in {"ClientToken", "DryRun"}},
         sort_keys=True,
@@ -300,7 +300,7 @@ def check_tags(given: Sequence[Mapping[str, str]]) -> None:
     """Refuse tags that EC2 refuses.
 
     Raises:
-        ApiError: too many, too long, twice the same, or AWS's own.
+        ApiError: there are too many, or one is too long, repeated, or reserved by AWS.
     """
     names = [tag.get("Key", "") for tag in given]
     if len(names) > 50:

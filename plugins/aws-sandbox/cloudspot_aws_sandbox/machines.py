@@ -37,7 +37,7 @@ _REASONS: Final = {
 
 @dataclass
 class Machine:
-    """What moto does not keep about one instance."""
+    """One instance, with what moto does not keep about it."""
 
     id: str
     region: str
@@ -49,7 +49,7 @@ class Machine:
     request_id: str | None
     """The id of its spot request."""
     instance: Any
-    """moto's."""
+    """moto's own record of it."""
     reservation: Any
     visible_at: float
     state: InstanceState = InstanceState.PENDING
@@ -62,7 +62,7 @@ class Machine:
 
 
 class Machines:
-    """All machines of one emulated account. The caller holds ``lock`` around what belongs together."""
+    """All machines of one emulated account. The caller holds ``lock`` across calls that belong together."""
 
     def __init__(self, host: MachineHost, faults: Faults, clock: Callable[[], float]) -> None:
         self.lock = threading.RLock()
@@ -107,7 +107,7 @@ class Machines:
             self._host.start(self._emulated(machine, parameters, is_bare=is_bare))
 
     def hide_the_young(self) -> None:
-        """Hide from moto what a lagging listing does not have yet."""
+        """Hide from moto the machines that a lagging listing does not show yet."""
         for machine in self.by_id.values():
             reservations = ec2_backends[DEFAULT_ACCOUNT_ID][machine.region].reservations
             if self._clock() < machine.visible_at:
@@ -123,7 +123,7 @@ class Machines:
             reservations[machine.reservation.id] = machine.reservation
 
     def refresh(self) -> None:
-        """Let moto show how the machines are now, as far as the listing does not lag."""
+        """Let moto show the machines' current states, except those that a lagging listing hides."""
         statuses = self._host.states()
         for machine in self.by_id.values():
             status = statuses.get(machine.id)
@@ -146,15 +146,15 @@ class Machines:
         return [one for one in self.by_id.values() if one.is_alive]
 
     def terminate(self, machine: Machine) -> None:
-        """Ask for its end."""
+        """Ask the host to end the machine."""
         self._host.terminate(machine.id)
 
     def reclaim(self, machine: Machine, *, notice_seconds: float) -> None:
-        """Take it back."""
+        """Reclaim the machine."""
         self._host.reclaim(machine.id, notice_seconds=notice_seconds)
 
     def tag(self, region: str, resource_ids: Sequence[str], values: Mapping[str, str]) -> None:
-        """Set tags, at once or when they are to show."""
+        """Set tags, which show at once or after the lag."""
         due = self._clock() + self._faults.tag_lag_seconds
         if due > self._clock():
             self._late_tags.append((due, region, list(resource_ids), dict(values)))

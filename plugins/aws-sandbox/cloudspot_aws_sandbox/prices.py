@@ -1,4 +1,4 @@
-"""The emulated market: made-up prices, alike in each process."""
+"""The emulated market: made-up prices, the same in every process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-# USD an hour, near enough to the real ones that a sandbox's bill looks like a bill.
+# USD an hour; near enough to real prices that a sandbox's bill looks like one.
 _ON_DEMAND: Final[Mapping[str, float]] = {
     "t3.large": 0.0832,
     "m5.large": 0.096,
@@ -23,7 +23,7 @@ _A_GPU: Final = 0.7
 
 
 def on_demand_price(type_: Mapping[str, Any]) -> float:
-    """Return the USD an hour of an instance type, which is described as DescribeInstanceTypes does it."""
+    """Return an instance type's price in USD an hour; ``described`` is as DescribeInstanceTypes has it."""
     known = _ON_DEMAND.get(type_["InstanceType"])
     if known is not None:
         return known
@@ -34,6 +34,6 @@ def on_demand_price(type_: Mapping[str, Any]) -> float:
 
 
 def spot_price(type_: Mapping[str, Any], zone: str) -> float:
-    """Return the USD an hour on the spot market: a quarter to a half of the price on demand, by zone."""
+    """Return the spot price in USD an hour: a quarter to a half of the on-demand price, by zone."""
     digest = hashlib.sha256(f"{type_['InstanceType']}/{zone}".encode()).digest()
     return round(on_demand_price(type_) * (0.25 + digest[0] / 1024), 6)

@@ -1,4 +1,4 @@
-"""EC2's query protocol, read strictly: a parameter that the real API does not know is refused here too."""
+"""EC2's query protocol, parsed strictly: parameters that the real API does not know are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ApiError(Exception):
 
 
 def read_body(environ: dict[str, Any]) -> bytes:
-    """Return the request's body, and leave it there for who comes after."""
+    """Return the request's body, and leave it readable for the next application."""
     body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     environ["wsgi.input"] = io.BytesIO(body)
     return body
@@ -50,7 +50,7 @@ def parse_form(body: bytes) -> dict[str, str]:
 
 
 def parse_parameters(action: str, form: Mapping[str, str]) -> dict[str, Any]:
-    """Return the call's parameters, named and nested as boto3 has them, numbers and booleans as such.
+    """Return the call's parameters, named, nested and typed as boto3 has them.
 
     Raises:
         ApiError: the action, a parameter or an enumerated value is unknown, or a parameter is missing.
@@ -131,7 +131,7 @@ def _convert_scalar(shape: Any, text: str, path: str) -> Any:
             return base64.b64decode(text, validate=True)
         except binascii.Error:
             raise wrong from None
-    # A type that this botocore has not heard of may exist; each action says in its own words if not.
+    # A type unknown to this botocore may exist; if not, each action says so in its own words.
     is_open = shape.name == "InstanceType"
     if (
         shape.type_name == "string"

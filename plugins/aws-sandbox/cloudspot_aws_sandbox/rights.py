@@ -1,4 +1,4 @@
-"""Which rights a recorded request took, and on what: to be compared with what a policy grants.
+"""Which rights a recorded request took, and on what, for comparison with what a policy grants.
 
 Source: Service Authorization Reference, "Actions, resources, and condition keys" for Amazon EC2, S3,
 CloudWatch Logs and EventBridge Scheduler (checked 2026-11).
@@ -12,7 +12,7 @@ from cloudspot.emulation.api_faults import Call
 from cloudspot_aws_sandbox.s3requests import RIGHTS
 
 FREE: Final = frozenset({"sts:GetCallerIdentity"})
-"""What everybody may do."""
+"""The actions that need no right."""
 
 _PASSES_A_ROLE: Final = frozenset({"CreateExperimentTemplate", "CreateSchedule"})
 

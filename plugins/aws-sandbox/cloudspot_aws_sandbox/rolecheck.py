@@ -1,4 +1,4 @@
-"""Refuses the credentials of roles that have expired or came without their session token; WSGI."""
+"""Refuses role credentials that have expired or lack their session token; WSGI middleware."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
 from cloudspot_aws_sandbox.callers import QUERY_SERVICES, Reason, refusal
-from cloudspot_aws_sandbox.credentials import RoleKeys
 from cloudspot_aws_sandbox.query import ApiError
+from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
@@ -22,7 +22,7 @@ _CREDENTIAL: Final = re.compile(r"([^/,\s=]+)/\d{8}/[a-z0-9-]+/([a-z0-9-]+)/aws4
 
 
 class RoleCheck:
-    """What users' own credentials sign goes through; the services inside check signatures themselves."""
+    """Requests signed by users' own credentials go through; the services inside check signatures."""
 
     def __init__(self, app: WSGIApplication, keys: RoleKeys, *, now: Callable[[], datetime]) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Requests to S3, taken apart: which action on what, and which right it takes.
+"""Parses requests to S3: the action, what it is on, and the right it takes.
 
 Source: S3 API reference, the operations' pages, and "Actions, resources, and condition keys for Amazon
 S3" (checked 2026-11).
@@ -25,12 +25,12 @@ RIGHTS: Mapping[str, str] = {
     "PutObject": "s3:PutObject",
     "UploadPart": "s3:PutObject",
 }
-"""The right that an action takes."""
+"""The right that each action takes."""
 
 
 @dataclass
 class S3Request:
-    """A request to S3, taken apart."""
+    """A parsed request to S3."""
 
     environ: dict[str, Any]
     bucket: str
@@ -38,7 +38,7 @@ class S3Request:
     query: dict[str, str]
     action: str
     body: bytes = b""
-    """What is stored: without the framing of ``aws-chunked``."""
+    """The content to store, without the framing of ``aws-chunked``."""
     region: str = ""
     access_key: str = ""
 
@@ -49,7 +49,7 @@ class S3Request:
 
 
 def is_for_s3(environ: Mapping[str, Any]) -> bool:
-    """Return whether S3 answers this, by the signature's scope or, without a signature, by its form."""
+    """Return whether the request is for S3, by its signature's scope or, if unsigned, by its form."""
     if str(environ.get("PATH_INFO", "")).startswith("/moto-api"):
         return False
     authorization = str(environ.get("HTTP_AUTHORIZATION", ""))

@@ -1,7 +1,7 @@
-"""EventBridge Scheduler: moto keeps the schedules, here those of EC2's machines are carried out when due.
+"""EventBridge Scheduler: moto keeps the schedules; those that end machines are carried out here.
 
 Source: EventBridge Scheduler user guide, "Schedule types", "Using universal targets", "Setting up the
-execution role" and the API reference of CreateSchedule (checked 2026-11); the words of refusals are from
+execution role" and the API reference of CreateSchedule (checked 2026-11); the wording of refusals is from
 memory.
 """
 
@@ -39,10 +39,10 @@ class Schedules:
         self._terminate = terminate
         self._clock = clock
         self._not_before: dict[str, float] = {}
-        """When one that has failed is tried again, by its name (ARN)."""
+        """When each failed schedule is tried again, by its ARN."""
 
     def check(self, path: str, request: Mapping[str, Any]) -> None:
-        """Refuse a CreateSchedule that the service refuses, or that would not be carried out here.
+        """Refuse a CreateSchedule that the service refuses, or that is not emulated.
 
         Raises:
             ApiError: as the service words it.
@@ -55,7 +55,7 @@ class Schedules:
         if _due(request) is None:
             raise _wrong(f"Invalid Schedule Expression {request.get('ScheduleExpression')}.")
         if target.get("Arn") != TARGET:
-            raise _wrong(f"the emulated Scheduler carries out {TARGET} only")
+            raise _wrong(f"the emulated Scheduler supports only {TARGET}")
         try:
             input_ = json.loads(target.get("Input", ""))
         except ValueError:
@@ -74,7 +74,7 @@ class Schedules:
             )
 
     def run_due(self, region: str) -> None:
-        """Carry out what is due; one that fails is tried again a minute later, and stays."""
+        """Carry out the schedules that are due; one that fails is kept and tried again a minute later."""
         for group in scheduler_backends[DEFAULT_ACCOUNT_ID][region].schedule_groups.values():
             for schedule in list(group.schedules.values()):
                 due = _due(schedule.to_dict())
@@ -94,7 +94,7 @@ class Schedules:
 
 
 def _due(schedule: Mapping[str, Any]) -> float | None:
-    """Return when it is due, in seconds since the epoch; None: it is off, or no time in UTC."""
+    """Return when it is due, in seconds since the epoch; None: it is disabled, or not a UTC time."""
     match = _AT.fullmatch(str(schedule.get("ScheduleExpression")))
     if match is None or schedule.get("State") == "DISABLED":
         return None

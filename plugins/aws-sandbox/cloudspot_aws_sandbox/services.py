@@ -20,7 +20,7 @@ PARAMETERS: Final[Mapping[str, str]] = {DEFAULT_IMAGE: IMAGE_ID}
 """AWS's public parameters that name images."""
 DEFAULT_QUOTA: Final = 256
 SPOT_QUOTAS: Final = {"L-34B43A08", "L-3819A6DF", "L-7212CCBC", "L-C4BD4855"}
-"""Quota codes of spot requests, by vCPUs; the others count instances on demand."""
+"""The codes of quotas of spot vCPUs; the others count on-demand instances."""
 
 
 def get_products(request: Mapping[str, Any], region: str) -> dict[str, Any]:
@@ -94,15 +94,15 @@ def get_service_quota(request: Mapping[str, Any], faults: Faults) -> dict[str, A
 
 
 def encode_denial(action: str) -> str:
-    """Return what EC2 says, in cipher, of a right that is missing."""
+    """Return EC2's encoded message about a missing right."""
     return base64.urlsafe_b64encode(json.dumps({"context": {"action": action}}).encode()).decode()
 
 
 def decode_denial(message: str) -> str:
-    """Return what ``encode_denial`` has put into cipher.
+    """Return what ``encode_denial`` encoded.
 
     Raises:
-        ApiError: it is not one.
+        ApiError: it is not such a message.
     """
     try:
         text = base64.urlsafe_b64decode(message).decode()

@@ -33,7 +33,7 @@ _CREDENTIAL = re.compile(
 
 @dataclass(frozen=True)
 class Signature:
-    """What a request says of who signed it, and how."""
+    """What a request says about who signed it, and how."""
 
     access_key: str
     date: str
@@ -44,7 +44,7 @@ class Signature:
     at: str
     """``X-Amz-Date``."""
     expires_seconds: int | None
-    """Of a presigned URL; None: signed in a header."""
+    """How long a presigned URL holds; None: signed in a header."""
 
 
 def read_signature(environ: Mapping[str, Any]) -> Signature | None:
@@ -97,10 +97,10 @@ def check_signature(
 ) -> None:
     """Compare the signature with the one that the secret makes of this request.
 
-    ``payload_hash`` is the body's, for services that do not take the client's word for it as S3 does.
+    ``payload_hash`` is the body's own hash, for services that, unlike S3, do not trust the client's.
 
     Raises:
-        ApiError: it is another, too old, or leaves out what must be signed.
+        ApiError: they differ, it is too old, or a header that must be signed is not.
     """
     at = datetime.strptime(signature.at, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
     if signature.expires_seconds is None:
@@ -131,7 +131,7 @@ def check_signature(
 
 
 def sha256_hex(body: bytes) -> str:
-    """Return the body's hash as a signature has it."""
+    """Return the body's hash in the form that signatures contain."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -152,7 +152,7 @@ def _sign(
     if payload is None:
         is_presigned = signature.expires_seconds is not None
         payload = UNSIGNED if is_presigned else headers.get("x-amz-content-sha256", "")
-    # All but S3 encode the path twice.
+    # All services but S3 encode the path twice.
     path = quote(unquote(raw_path) if signature.service == "s3" else raw_path, safe="/-_.~")
     canonical = "\n".join(
         (

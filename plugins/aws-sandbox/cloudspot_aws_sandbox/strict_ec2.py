@@ -1,7 +1,7 @@
 """EC2 as strict as the real one, around moto: tokens that count, capacity that ends, listings that lag.
 
-What moto accepts and AWS does not is refused; what moto lacks and the plugin needs is added. Every call
-is recorded. Other services pass through to the application inside.
+It refuses what AWS refuses and moto accepts, and adds what the plugin needs and moto lacks. Every call is
+recorded. Calls of other services pass through to the application inside.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _CODES: Final = {"pending": 0, "running": 16, "shutting-down": 32, "terminated":
 _JSON_TARGETS: Final = re.compile(r"\w+\.(\w+)")
 _EC2_CONTENT: Final = "text/xml;charset=UTF-8"
 _ELSEWHERE: Final = {"s3", "logs"}
-"""What the application inside checks itself."""
+"""The services whose callers the application inside checks."""
 
 
 class StrictEc2:
-    """A WSGI application; ``inner`` is moto's, or what stands around it for another service."""
+    """A WSGI application; ``inner`` is moto's, or middleware around it for another service."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class StrictEc2:
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Boot machines on ``host`` for who signs with a key of ``secrets``.
+        """Boot machines on ``host`` for callers whose key is in ``secrets``.
 
-        ``clock`` (seconds since the epoch) is what lags are measured by, ``now`` what signatures are.
+        ``clock`` (seconds since the epoch) measures lags, ``now`` the age of signatures.
         """
         self.faults = faults or Faults()
         self.machines = Machines(host, self.faults, clock)
@@ -121,7 +121,7 @@ class StrictEc2:
         return [content]
 
     def run_schedules(self) -> None:
-        """Carry out the schedules that are due. Every request does; call it where none may come."""
+        """Carry out the schedules that are due. Every request does that too; call it while none may come."""
         with self.machines.lock:
             for region in self._regions:
                 self._schedules.run_due(region)
@@ -217,7 +217,7 @@ class StrictEc2:
                 "InternalError", f"moto refused: {content.decode(errors='replace')[:300]}", status=500
             )
         ids = tuple(dict.fromkeys(re.findall(r"<instanceId>(i-[0-9a-f]+)</instanceId>", content.decode())))
-        assert len(ids) == granted, "one machine an index"
+        assert len(ids) == granted, "one machine per index"
         self._give_profile(ids, parameters, region)
         if token:
             self._taken[region, zone, token] = launching.Taken(request, ids)
@@ -257,7 +257,7 @@ class StrictEc2:
         match = re.search(
             r"<reservationSet>\s*<item>(.*)</item>\s*</reservationSet>", content.decode(), re.DOTALL
         )
-        assert match is not None, "what was just made is described"
+        assert match is not None, "the new machines are in DescribeInstances"
         return xml_answer("RunInstances", {}).replace(
             b"</RunInstances", match[1].encode() + b"</RunInstances"
         )
@@ -386,7 +386,7 @@ class StrictEc2:
         return self._forward(environ, None)
 
     def _forward(self, environ: Environ, form: Mapping[str, str] | None) -> Answer:
-        """Let the application inside answer, to another form if one is given."""
+        """Let the application inside answer, with another form if one is given."""
         inner = dict(environ)
         if form is not None:
             body = urlencode(form).encode()
@@ -397,19 +397,19 @@ class StrictEc2:
         content = b"".join(chunks)
         status, kind = int(head[0].split()[0]), dict(head[1]).get("Content-Type", "text/xml")
         if status >= 500 and b"<Code>" not in content:
-            raise ApiError("SandboxNotImplemented", "the emulated AWS does not know this call or filter")
+            raise ApiError("SandboxNotImplemented", "the emulated AWS does not support this call or filter")
         return status, kind, content
 
 
 def _service_of(environ: Environ) -> str:
-    """Return the service that an unsigned request is for, by its looks."""
+    """Return the service that an unsigned request is for, by its form."""
     if is_for_s3(environ) or str(environ.get("PATH_INFO", "")).startswith("/moto-api"):
         return "s3"
     return "logs" if "HTTP_X_AMZ_TARGET" in environ else "ec2"
 
 
 def _action_of(environ: Environ, service: str, body: bytes) -> tuple[str, Mapping[str, Any]]:
-    """Return the call's name and its parameters, as far as they can be told without a model."""
+    """Return the call's name and its parameters, as far as they show without a model."""
     if service in {"ec2", "iam", "sts"}:
         form = parse_form(body)
         action = form.get("Action", "")

@@ -1,6 +1,6 @@
 """moto's CloudWatch Logs made as strict as the real one: WSGI middleware around moto's server.
 
-It checks signatures and rights, refuses the batches that the service refuses, and gives small pages.
+It checks signatures and rights, refuses the batches that the service refuses, and returns small pages.
 
 Source: CloudWatch Logs API reference, PutLogEvents, GetLogEvents (checked 2026-11).
 """
@@ -30,7 +30,7 @@ _TARGET = "Logs_20140328."
 
 
 class StrictLogs:
-    """WSGI middleware; what is not for CloudWatch Logs goes through to ``app`` untouched. Thread-safe."""
+    """WSGI middleware; requests to other services reach ``app`` unchanged. Thread-safe."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class StrictLogs:
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.page_events = page_events
-        """How many events a page of GetLogEvents holds at most."""
+        """The most events on a page of GetLogEvents."""
         self._app = app
         self._faults = faults
         self._secrets = secrets

@@ -1,6 +1,6 @@
 """moto's S3 made as strict as the real one: WSGI middleware around moto's server.
 
-It refuses what S3 refuses and moto takes: wrong signatures, regions, checksums and payload hashes,
+It refuses what S3 refuses and moto accepts: wrong signatures, regions, checksums and payload hashes,
 expired URLs, parts that are too small or do not match, failed conditions at the end of a multipart
 upload. Faults are injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
@@ -51,10 +51,10 @@ class _Multipart:
 
 
 class StrictS3:
-    """WSGI middleware; what is not S3's goes through to ``app`` untouched. Thread-safe.
+    """WSGI middleware; requests to other services reach ``app`` unchanged. Thread-safe.
 
-    ``secrets`` maps access keys to their secrets, and may grow. Of buckets in ``foreign_buckets``, which
-    are another account's, everything is denied.
+    ``secrets`` maps access keys to their secrets, and may grow. Access to ``foreign_buckets``, which belong
+    to another account, is denied.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class StrictS3:
         right = RIGHTS.get(request.action)
         if request.bucket in self.foreign_buckets or right in self._faults.denied:
             raise ApiError("AccessDenied", "Access Denied", status=403)
-        # Who may not list does not learn either that an object is missing.
+        # A caller who may not list does not learn that an object is missing either.
         if (
             request.action in {"GetObject", "HeadObject"}
             and "s3:ListBucket" in self._faults.denied
@@ -168,7 +168,7 @@ class StrictS3:
             raise ApiError("NoSuchBucket", "The specified bucket does not exist", status=404)
 
     def _check_body(self, request: S3Request, raw: bytes) -> bytes:
-        """Compare the checksums that were sent with the body; return its content."""
+        """Verify the body by the checksums sent with it; return its content."""
         trailers: dict[str, str] = {}
         body = raw
         if (request.header("x-amz-content-sha256") or "").startswith("STREAMING-"):
@@ -181,7 +181,7 @@ class StrictS3:
         sent = {name: self._checksum_of(request, name, trailers) for name in CHECKSUMS}
         found = {name: text for name, text in sent.items() if text is not None}
         if request.action == "CompleteMultipartUpload":
-            return body  # There the headers speak of the object.
+            return body  # Here the headers are about the whole object.
         if len(found.keys() - {"md5"}) > 1:
             raise ApiError(
                 "InvalidRequest",
@@ -253,7 +253,7 @@ class StrictS3:
     def _take_note(
         self, request: S3Request, status: str, headers: list[tuple[str, str]], body: bytes
     ) -> None:
-        """Remember what a multipart upload consists of; moto's own notes lack sizes and checksums."""
+        """Remember a multipart upload's parts; moto's own records lack sizes and checksums."""
         if not status.startswith("2"):
             return
         with self._lock:

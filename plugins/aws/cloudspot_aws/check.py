@@ -15,7 +15,7 @@ from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_cl
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aws.clients import AwsClients, caller
 from cloudspot_aws.ec2 import Ec2Provisioner
-from cloudspot_aws.errors import SDK_ERRORS, error_code, translated, translation
+from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.lookups import check_profile, check_region, named_types
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.refusals import denied_action
@@ -66,7 +66,7 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
 
 
 def _clock(clients: AwsClients) -> str:
-    with translated("asking AWS for the time"):
+    with ERRORS.translated("asking AWS for the time"):
         answer = clients.client("sts").get_caller_identity()
     said = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     return compare_clock(said, whose="AWS")
@@ -108,7 +108,7 @@ def _placement_group(clients: AwsClients) -> str:
 
 
 def _schedules(clients: AwsClients) -> str:
-    with translated("listing schedules (providers.aws.limit_role)"):
+    with ERRORS.translated("listing schedules (providers.aws.limit_role)"):
         clients.client("scheduler").list_schedules(NamePrefix="cloudspot-", MaxResults=1)
     return "schedules may be listed"
 
@@ -118,15 +118,15 @@ def _dry_run(clients: AwsClients, call: str, right: str, **arguments: Any) -> No
     try:
         getattr(client, call)(**arguments, DryRun=True)
     except botocore.exceptions.ClientError as error:
-        code = error_code(error)
+        code = ERRORS.code_of(error)
         if code == "DryRunOperation":
             return
         if code == "UnauthorizedOperation":
             missing = denied_action(clients, error) or right
             raise AuthError(f"access denied: the credentials lack {missing}") from error
-        raise translation(error, f"trying {right}") from error
-    except SDK_ERRORS as error:
-        raise translation(error, f"trying {right}") from error
+        raise ERRORS.translation(error, f"trying {right}") from error
+    except ERRORS.raised as error:
+        raise ERRORS.translation(error, f"trying {right}") from error
     raise CloudspotError(f"{right}: a dry run was carried out")
 
 
@@ -138,7 +138,7 @@ def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
     code = found[1] if offer.market is Market.SPOT else found[0]
     (type_,) = named_types(clients, msgspec.structs.replace(options, instance_types=(name,)))
     try:
-        with translated("reading the quota"):
+        with ERRORS.translated("reading the quota"):
             client = clients.client("service-quotas")
             answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
     except AuthError:

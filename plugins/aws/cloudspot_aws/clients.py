@@ -16,7 +16,7 @@ import botocore.exceptions
 import cloudspot
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.plugin.cloudprovider import Caller
-from cloudspot_aws.errors import translated
+from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.imds import Imds
 
 CONNECT_SECONDS = 10.0
@@ -35,10 +35,9 @@ class AwsClients:
     EC2 instance that this runs on.
     """
 
-    def __init__(self, *, region: str | None = None, profile: str | None = None) -> None:
+    def __init__(self, *, region: str | None = None) -> None:
         """Keep what the user chose; None: the environment decides."""
         self._wanted_region = region
-        self._profile = profile
         self._lock = threading.RLock()
         self._boto_session: boto3.session.Session | None = None
         self._region: str | None = None
@@ -98,7 +97,7 @@ class AwsClients:
         with self._lock:
             if self._boto_session is None:
                 try:
-                    self._boto_session = boto3.session.Session(profile_name=self._profile)
+                    self._boto_session = boto3.session.Session()
                 except botocore.exceptions.ProfileNotFound as error:
                     raise SpecError(
                         f"{error}; `aws configure list-profiles` names those that exist"
@@ -110,7 +109,7 @@ class AwsClients:
 
 def caller(clients: AwsClients) -> Caller:
     """Return whom the credentials belong to; needs no right."""
-    with translated("asking AWS whose credentials these are"):
+    with ERRORS.translated("asking AWS whose credentials these are"):
         answer = clients.client("sts").get_caller_identity()
     return Caller(account=str(answer["Account"]), arn=str(answer["Arn"]))
 

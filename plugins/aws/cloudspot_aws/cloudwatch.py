@@ -10,16 +10,16 @@ Source: CloudWatch Logs API reference, PutLogEvents and GetLogEvents (checked 20
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 
 from cloudspot.decoding import decode
-from cloudspot.errors import CloudspotError, SpecError, TransientError
+from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import LogSink, check_stream, is_stream
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
@@ -27,8 +27,7 @@ from cloudspot.plugin.logorder import Arrival, Joiner, Order, read_back
 from cloudspot.plugin.machinetags import store_digest
 from cloudspot.retrying import retry
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import translated
-from cloudspot_aws.options import RETENTION_DAYS
+from cloudspot_aws.errors import ERRORS
 
 GROUP_PREFIX = "/cloudspot/"
 MAX_BATCH_BYTES = 1_048_576
@@ -39,8 +38,6 @@ MAX_TEXT = 40_000
 an event still holds only 256 KiB."""
 OVERLAP_MS = 30_000
 """How far a reader that follows goes back: batches need not show in the order in which they came."""
-
-_GROUP = re.compile(r"[.\-_/#A-Za-z0-9]{1,512}")
 
 # Below the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aws.logs")
@@ -77,12 +74,7 @@ class CloudWatchLogSink(LogSink):
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """Do no I/O; ``store_url`` is the canonical one. Raise SpecError for what CloudWatch refuses."""
-        if group is not None and _GROUP.fullmatch(group) is None:
-            raise SpecError(f"log group must be 1 to 512 letters, digits and .-_/#: got {group!r}")
-        if retention_days not in RETENTION_DAYS:
-            days = ", ".join(map(str, RETENTION_DAYS))
-            raise SpecError(f"log retention must be one of {days} days: got {retention_days}")
+        """Do no I/O; ``store_url`` is the canonical one. The options' checks cover the group and the days."""
         self.group = group or f"{GROUP_PREFIX}{job_id}"
         store = store_digest(store_url)
         self._prefix = f"{store}/" if group is None else f"{job_id}/{store}/"
@@ -155,10 +147,8 @@ class CloudWatchLogSink(LogSink):
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
         for piece in pieces:
-            try:
+            with suppress(_Missing):
                 self._ask("delete_log_stream", **self._place(piece.stream))
-            except _Missing:
-                continue
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -210,10 +200,8 @@ class CloudWatchLogSink(LogSink):
             self._make_stream(stream)
 
     def _make_stream(self, stream: str) -> None:
-        try:
+        with suppress(_Taken):
             self._ask("create_log_stream", **self._place(stream))
-        except _Taken:
-            return
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -249,7 +237,7 @@ class CloudWatchLogSink(LogSink):
         client = self._clients.client("logs", num_attempts=1)
 
         def call() -> Any:
-            with translated(f"log group {self.group}", _CODES):
+            with ERRORS.translated(f"log group {self.group}", _CODES):
                 return getattr(client, operation)(**options)
 
         return retry(call, sleep=self._sleep, kind=TransientError)

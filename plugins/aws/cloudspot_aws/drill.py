@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cloudspot.errors import CloudspotError
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import translated
+from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.imds import SPOT_NOTICE_SECONDS
 
 ROLE: Final = "cloudspot-drill"
@@ -27,7 +27,7 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
             f"EC2 reclaims a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice, never otherwise; "
             "leave out --notice and --no-notice"
         )
-    with translated(f"looking for {instance_id}"):
+    with ERRORS.translated(f"looking for {instance_id}"):
         found = clients.client("ec2").describe_instances(InstanceIds=[instance_id])["Reservations"]
     machine = found[0]["Instances"][0]
     if machine.get("InstanceLifecycle") != "spot" or machine["State"]["Name"] != "running":
@@ -37,7 +37,7 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
         )
     fis, account = clients.client("fis"), found[0]["OwnerId"]
     partition = clients.client("ec2").meta.partition
-    with translated(f"the drill (as role {ROLE}; docs/aws.md tells how to make it)"):
+    with ERRORS.translated(f"the drill (as role {ROLE}; docs/aws.md tells how to make it)"):
         template = fis.create_experiment_template(
             clientToken=str(uuid.uuid4()),
             description=f"cloudspot: a drill that takes {instance_id}",

@@ -16,7 +16,7 @@ from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aws import limit, tags
 from cloudspot_aws.clients import AwsClients, caller
-from cloudspot_aws.errors import SDK_ERRORS, error_code, ignored, translated, translation, unless_throttled
+from cloudspot_aws.errors import ERRORS, ignored
 from cloudspot_aws.listing import to_instance
 from cloudspot_aws.offers import AwsOfferFinder
 from cloudspot_aws.options import AwsOptions
@@ -61,8 +61,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         # botocore would repeat a refusal for lack of capacity three times before reporting it.
         client = self._clients.client("ec2", region=body.region, num_attempts=1)
         try:
-            answer = unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
-        except SDK_ERRORS as error:
+            answer = ERRORS.unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
+        except ERRORS.raised as error:
             raise refusal(self._clients, error, body) from error
         found = [to_instance(described) for described in answer["Instances"]]
         return tuple(one for one in found if one is not None)
@@ -72,7 +72,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         if not instances:
             return
         client = self._clients.client("ec2")
-        with translated("tagging the machines", {"InvalidInstanceID.NotFound": TransientError}):
+        with ERRORS.translated("tagging the machines", {"InvalidInstanceID.NotFound": TransientError}):
             ids = [one.id for one in instances]
             for start in range(0, len(ids), MAX_IDS):
                 client.create_tags(Resources=ids[start : start + MAX_IDS], Tags=tags.to_list(facts))
@@ -96,7 +96,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             else {"Name": f"tag:{machinetags.JOB}", "Values": [job_id]}
         )
         found = []
-        with translated("listing the machines"):
+        with ERRORS.translated("listing the machines"):
             pages = self._clients.client("ec2").get_paginator("describe_instances")
             for page in pages.paginate(Filters=[wanted], PaginationConfig={"PageSize": 1000}):
                 for reservation in page["Reservations"]:
@@ -117,7 +117,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         if self._options.placement_group == "auto":
             client = self._clients.client("ec2")
             codes = {"InvalidPlacementGroup.InUse": TransientError}
-            with translated("removing the job's placement groups", codes):
+            with ERRORS.translated("removing the job's placement groups", codes):
                 own = {machinetags.JOB: job_id, machinetags.STORE: store_url}
                 filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in own.items() if value]
                 for group in client.describe_placement_groups(Filters=filters)["PlacementGroups"]:
@@ -134,7 +134,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         client = self._clients.client("ec2", region=body.region)
         codes = {"PlacementGroupLimitExceeded": QuotaError}
         what = f"making placement group {name}"
-        with translated(what, codes), ignored("InvalidPlacementGroup.Duplicate"):  # it already exists
+        with ERRORS.translated(what, codes), ignored("InvalidPlacementGroup.Duplicate"):  # it already exists
             client.create_placement_group(
                 GroupName=name,
                 Strategy="cluster",
@@ -148,16 +148,16 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             try:
                 client.terminate_instances(InstanceIds=ids)
             except botocore.exceptions.ClientError as error:
-                if not error_code(error).startswith("InvalidInstanceID"):
-                    raise translation(error, "terminating machines") from error
+                if not ERRORS.code_of(error).startswith("InvalidInstanceID"):
+                    raise ERRORS.translation(error, "terminating machines") from error
                 named = set(_ID.findall(str(error))) & set(ids)
                 if not named and len(ids) > 1:
                     for one in ids:
                         self._terminate([one])
                     return
                 ids = [one for one in ids if one not in named] if named else []
-            except SDK_ERRORS as error:
-                raise translation(error, "terminating machines") from error
+            except ERRORS.raised as error:
+                raise ERRORS.translation(error, "terminating machines") from error
             else:
                 return
 

@@ -137,15 +137,8 @@ def ignored(code: str) -> Iterator[None]:
     try:
         yield
     except boto.ClientError as error:
-        if error_code(error) != code:
+        if ERRORS.code_of(error) != code:
             raise
 
 
 ERRORS = _AwsErrors()
-SDK_ERRORS = ERRORS.raised
-error_code = ERRORS.code_of
-one_line = ERRORS.one_line
-status_of = ERRORS.status_of
-translated = ERRORS.translated
-translation = ERRORS.translation
-unless_throttled = ERRORS.unless_throttled

@@ -52,7 +52,6 @@ class SpotNoticeSource(PreemptionSource):
         self._recommended: str | None = None
 
     def poll(self) -> PreemptionNotice | None:
-        """Return the standing notice, or None."""
         text = self._imds.get("meta-data/spot/instance-action")
         if text is None:
             if self._num_polls % REBALANCE_EVERY == 0:

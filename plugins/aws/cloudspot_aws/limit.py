@@ -16,7 +16,7 @@ from typing import Final
 
 from cloudspot.model import Instance
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import ignored, translated
+from cloudspot_aws.errors import ERRORS, ignored
 
 GRACE: Final = timedelta(minutes=10)
 """The machine's own timer comes first, and ends it in good order."""
@@ -34,7 +34,7 @@ def keep(clients: AwsClients, role: str, instances: Sequence[Instance], at: date
     """
     when = (at + GRACE).astimezone(timezone.utc)
     partition = role.split(":")[1]
-    with translated("scheduling the machines' end (providers.aws.limit_role)"):
+    with ERRORS.translated("scheduling the machines' end (providers.aws.limit_role)"):
         for one in sorted(instances, key=lambda one: one.id):
             with ignored("ConflictException"):
                 clients.client("scheduler").create_schedule(
@@ -55,7 +55,7 @@ def keep(clients: AwsClients, role: str, instances: Sequence[Instance], at: date
 def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:
     """Remove the job's schedules; safe to repeat."""
     client = clients.client("scheduler")
-    with translated("removing the job's schedules"):
+    with ERRORS.translated("removing the job's schedules"):
         for page in client.get_paginator("list_schedules").paginate(NamePrefix=_prefix(job_id, store_url)):
             for schedule in page["Schedules"]:
                 with ignored("ResourceNotFoundException"):

@@ -18,7 +18,7 @@ import msgspec
 from cloudspot.errors import AuthError, SpecError
 from cloudspot.plugin.machinetypes import MachineType
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import error_code, translated
+from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.options import AwsOptions, field_error, unknown_region, unknown_type
 
 
@@ -47,9 +47,9 @@ def _naming(field: str, value: str, codes: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except botocore.exceptions.ClientError as error:
-        if not error_code(error).startswith(tuple(codes)):
+        if not ERRORS.code_of(error).startswith(tuple(codes)):
             raise
-        raise field_error(field, f'there is no "{value}" in this region ({error_code(error)})') from error
+        raise field_error(field, f'there is no "{value}" in this region ({ERRORS.code_of(error)})') from error
 
 
 def check_region(clients: AwsClients) -> str:
@@ -75,7 +75,7 @@ def find_image(clients: AwsClients, options: AwsOptions) -> Image:
     """Return the image that the option names, by its id or by way of a parameter."""
     named = options.image_or_default
     image_id = named if named.startswith("ami-") else _read_parameter(clients, named)
-    with translated("looking up the image"), _naming("image", image_id, ["InvalidAMIID"]):
+    with ERRORS.translated("looking up the image"), _naming("image", image_id, ["InvalidAMIID"]):
         images = clients.client("ec2").describe_images(ImageIds=[image_id])["Images"]
     if not images:
         raise field_error("image", f'there is no "{image_id}" in {clients.region}, or none that you may use')
@@ -95,7 +95,7 @@ def find_image(clients: AwsClients, options: AwsOptions) -> Image:
 def _read_parameter(clients: AwsClients, name: str) -> str:
     try:
         with (
-            translated("looking up the image's parameter", {"ValidationException": SpecError}),
+            ERRORS.translated("looking up the image's parameter", {"ValidationException": SpecError}),
             _naming("image", name, ["ParameterNotFound"]),
         ):
             value = str(clients.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
@@ -111,10 +111,10 @@ def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, str]:
     client = clients.client("ec2")
     if options.subnets:
         named = ", ".join(options.subnets)
-        with translated("looking up the subnets"), _naming("subnets", named, ["InvalidSubnet"]):
+        with ERRORS.translated("looking up the subnets"), _naming("subnets", named, ["InvalidSubnet"]):
             found = client.describe_subnets(SubnetIds=list(options.subnets))["Subnets"]
     else:
-        with translated("looking up the default subnets"):
+        with ERRORS.translated("looking up the default subnets"):
             filters = [{"Name": "default-for-az", "Values": ["true"]}]
             found = client.describe_subnets(Filters=filters)["Subnets"]
         if not found:
@@ -137,15 +137,18 @@ def check_names(clients: AwsClients, options: AwsOptions) -> None:
     if options.security_groups:
         named = ", ".join(options.security_groups)
         codes = ["InvalidGroup", "InvalidSecurityGroup"]
-        with translated("looking up the security groups"), _naming("security_groups", named, codes):
+        with ERRORS.translated("looking up the security groups"), _naming("security_groups", named, codes):
             client.describe_security_groups(GroupIds=list(options.security_groups))
     if options.key_name is not None:
-        with translated("looking up the key pair"), _naming("key_name", options.key_name, ["InvalidKeyPair"]):
+        with (
+            ERRORS.translated("looking up the key pair"),
+            _naming("key_name", options.key_name, ["InvalidKeyPair"]),
+        ):
             client.describe_key_pairs(KeyNames=[options.key_name])
     if options.placement_group not in {None, "auto"}:
         name = str(options.placement_group)
         codes = ["InvalidPlacementGroup"]
-        with translated("looking up the placement group"), _naming("placement_group", name, codes):
+        with ERRORS.translated("looking up the placement group"), _naming("placement_group", name, codes):
             client.describe_placement_groups(GroupNames=[name])
     check_profile(clients, options)
 
@@ -154,11 +157,11 @@ def check_profile(clients: AwsClients, options: AwsOptions) -> bool:
     """Look for the instance profile; return False where the credentials may not look."""
     name = options.instance_profile.rpartition("/")[2]
     try:
-        with translated("looking up the instance profile"):
+        with ERRORS.translated("looking up the instance profile"):
             try:
                 answer = clients.client("iam").get_instance_profile(InstanceProfileName=name)
             except botocore.exceptions.ClientError as error:
-                if error_code(error) != "NoSuchEntity":
+                if ERRORS.code_of(error) != "NoSuchEntity":
                     raise
                 raise field_error(
                     "instance_profile", f'there is no "{name}"; docs/aws.md tells how to make it'
@@ -174,12 +177,12 @@ def named_types(clients: AwsClients, options: AwsOptions) -> list[InstanceType]:
     """Return the types that the option names."""
     client = clients.client("ec2")
     described: Sequence[Mapping[str, Any]] = ()
-    with translated("looking up the instance types"):
+    with ERRORS.translated("looking up the instance types"):
         try:
             answer = client.describe_instance_types(InstanceTypes=list(options.instance_types))
             described = answer["InstanceTypes"]
         except botocore.exceptions.ClientError as error:
-            if error_code(error) != "InvalidInstanceType":
+            if ERRORS.code_of(error) != "InvalidInstanceType":
                 raise
             # It names the unknown ones in prose only: find them, and what they may stand for.
             known = set(offered_types(clients))
@@ -195,7 +198,7 @@ def named_types(clients: AwsClients, options: AwsOptions) -> list[InstanceType]:
 
 def offered_types(clients: AwsClients) -> list[str]:
     """Return the names of all types that the region has."""
-    with translated("listing the region's instance types"):
+    with ERRORS.translated("listing the region's instance types"):
         pages = clients.client("ec2").get_paginator("describe_instance_type_offerings")
         return sorted(
             str(offering["InstanceType"])
@@ -210,7 +213,7 @@ def all_types(clients: AwsClients, architecture: str) -> list[InstanceType]:
         {"Name": "bare-metal", "Values": ["false"]},
         {"Name": "processor-info.supported-architecture", "Values": [architecture]},
     ]
-    with translated("looking for instance types that have the resources"):
+    with ERRORS.translated("looking for instance types that have the resources"):
         pages = clients.client("ec2").get_paginator("describe_instance_types")
         return [_to_type(one) for page in pages.paginate(Filters=filters) for one in page["InstanceTypes"]]
 
@@ -218,7 +221,7 @@ def all_types(clients: AwsClients, architecture: str) -> list[InstanceType]:
 def zones_of_types(clients: AwsClients, names: Sequence[str]) -> dict[str, set[str]]:
     """Return the zones that have each type at all."""
     zones: dict[str, set[str]] = {name: set() for name in names}
-    with translated("looking for the zones of the instance types"):
+    with ERRORS.translated("looking for the zones of the instance types"):
         pages = clients.client("ec2").get_paginator("describe_instance_type_offerings")
         filters = [{"Name": "instance-type", "Values": list(names)}]
         for page in pages.paginate(LocationType="availability-zone", Filters=filters):

@@ -10,7 +10,7 @@ from cloudspot.model import Market, Offer, Resources
 from cloudspot.plugin.cloudprovider import OfferFinder
 from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import translated
+from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.lookups import (
     Image,
     InstanceType,
@@ -134,7 +134,7 @@ def read_spot_prices(clients: AwsClients, names: Sequence[str]) -> dict[tuple[st
         AuthError: the right ``ec2:DescribeSpotPriceHistory`` is missing.
     """
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
-    with translated("reading spot prices"):
+    with ERRORS.translated("reading spot prices"):
         pages = clients.client("ec2").get_paginator("describe_spot_price_history")
         for page in pages.paginate(
             InstanceTypes=list(names),

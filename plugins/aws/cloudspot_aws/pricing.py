@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import translated
+from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.options import field_error
 
 _ENDPOINTS: Final = (
@@ -44,7 +44,7 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
     }
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     try:
-        with translated(f"asking AWS's price list for {instance_type}"):
+        with ERRORS.translated(f"asking AWS's price list for {instance_type}"):
             client = clients.client("pricing", region=endpoint_region(region))
             answer = client.get_products(ServiceCode="AmazonEC2", Filters=filters)
     except AuthError as error:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, QuotaError
 from cloudspot.plugin.sdkerrors import launch_refusal
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import SDK_ERRORS, error_code, translation
+from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.request import Ec2Request
 
 LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
@@ -64,7 +64,7 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
         f"launching {parameters['MaxCount']} {spot} {parameters['InstanceType']} "
         f"in {parameters['Placement']['AvailabilityZone']}"
     )
-    code = error_code(error)
+    code = ERRORS.code_of(error)
     if code == "UnauthorizedOperation":
         missing = denied_action(clients, error) or "ec2:RunInstances"
         return AuthError(f"{what}: the credentials lack {missing}; docs/aws.md has the policy")
@@ -72,7 +72,7 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
     if code == "InvalidParameterValue":
         said = str(error).replace(" ", "").lower()
         field = next((name for word, name in _WORDS if word in said), field)
-    found = translation(error, what, LAUNCH_CODES)
+    found = ERRORS.translation(error, what, LAUNCH_CODES)
     option = None if field is None else f"providers.aws.{field}"
     return launch_refusal(found, option=option, quota_advice=_QUOTA_ADVICE)
 
@@ -93,5 +93,5 @@ def denied_action(clients: AwsClients, error: BaseException) -> str | None:
         answer = clients.client("sts").decode_authorization_message(EncodedMessage=encoded[1])
         decoded: Any = json.loads(answer["DecodedMessage"])
         return str(decoded["context"]["action"])
-    except (*SDK_ERRORS, KeyError, TypeError, ValueError):
+    except (*ERRORS.raised, KeyError, TypeError, ValueError):
         return None  # the refusal itself is reported all the same

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from cloudspot.model import InstanceGroup, LaunchRequest, Market
-from cloudspot.plugin.launchrequests import boot_disk_gib, encode_request, pack_script
+from cloudspot.plugin.launchrequests import boot_disk_gib, pack_script
 from cloudspot.plugin.machinetags import store_digest, tags_of
 from cloudspot_aws import tags
 from cloudspot_aws.options import AwsOptions
@@ -17,7 +17,7 @@ MAX_USER_DATA_BYTES: Final = 16384
 """Raw, before base64 (EC2 API reference, RunInstances, UserData; checked 2026-11)."""
 
 
-class Ec2Request(msgspec.Struct, frozen=True, kw_only=True):
+class Ec2Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a launch request."""
 
     region: str
@@ -72,7 +72,7 @@ def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
         user_data_gzip=packed,
         made_placement_group=made_group,
     )
-    return encode_request("aws", body)
+    return LaunchRequest(provider="aws", body=msgspec.to_builtins(body))
 
 
 def user_data_of(request: Ec2Request) -> bytes:

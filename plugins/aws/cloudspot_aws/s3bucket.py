@@ -14,7 +14,7 @@ from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aws.clients import AwsClients
-from cloudspot_aws.errors import ERRORS, SDK_ERRORS, error_code, status_of
+from cloudspot_aws.errors import ERRORS
 
 FALLBACK_REGION = "us-east-1"
 """Where a bucket is looked for when no region is configured: the answer names the right one."""
@@ -74,10 +74,10 @@ class S3Bucket(Bucket):
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
         try:
             answer = client.head_bucket(Bucket=self.name)
-        except SDK_ERRORS as error:
+        except ERRORS.raised as error:
             found = _bucket_region(getattr(error, "response", {}))
             # A denied HEAD names the region as well; each request will tell whether the rights suffice.
-            is_somewhere = found is not None or status_of(error) == HTTPStatus.FORBIDDEN
+            is_somewhere = found is not None or ERRORS.status_of(error) == HTTPStatus.FORBIDDEN
             if not is_somewhere or self.kind_of(error, "list") is SpecError:
                 raise self.translated(error, "list", "") from error
         else:
@@ -86,7 +86,7 @@ class S3Bucket(Bucket):
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
         # The answer to a HEAD has no body, and so no other code.
-        is_missing = error_code(error) == "404" and verb == "list"
+        is_missing = ERRORS.code_of(error) == "404" and verb == "list"
         return SpecError if is_missing else super().kind_of(error, verb)
 
     def head(self, client: Any, name: str) -> Described:
@@ -135,7 +135,7 @@ class S3Bucket(Bucket):
         try:
             rules = client.get_bucket_lifecycle_configuration(Bucket=self.name).get("Rules", [])
         except client.exceptions.ClientError as error:
-            if error_code(error) != "NoSuchLifecycleConfiguration":
+            if ERRORS.code_of(error) != "NoSuchLifecycleConfiguration":
                 raise
             rules = []
         if any("AbortIncompleteMultipartUpload" in rule and rule["Status"] == "Enabled" for rule in rules):

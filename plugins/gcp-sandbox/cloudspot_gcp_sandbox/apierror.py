@@ -1,4 +1,4 @@
-"""An answer that is an error, in the form in which Google's JSON APIs give it."""
+"""An error in the form in which Google's JSON APIs answer it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ApiError(Exception):
 
 
 def invalid(message: str, *, field: str = "") -> ApiError:
-    """Return the refusal of a request that breaks the API's own description."""
+    """Return the refusal of a request that violates the API's own description."""
     violation = {"description": message} | ({"field": field} if field else {})
     return ApiError(
         400,

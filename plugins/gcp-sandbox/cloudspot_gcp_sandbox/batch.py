@@ -20,14 +20,14 @@ from cloudspot_gcp_sandbox.wsgi import Reply, Request
 
 MAX_REQUESTS: Final = 1000
 _PASSED_ON: Final = ("HTTP_AUTHORIZATION", "HTTP_USER_AGENT", "HTTP_HOST")
-"""What of the whole request counts for each, where it does not say otherwise."""
+"""The headers of the whole request that hold for each part that does not override them."""
 
 
 def answer_batch(request: Request, reply: Callable[[Request], Reply]) -> Reply:
     """Return the answers to all requests of the batch, each as ``reply`` gives it.
 
     Raises:
-        ApiError: 400, it is no batch.
+        ApiError: 400, it is not a batch.
     """
     kind = request.header("content-type") or ""
     if re.match("multipart/mixed;", kind) is None:

@@ -1,7 +1,7 @@
 """What the emulated Compute Engine offers: regions, zones, machine types, accelerators and images.
 
-A cut of the real one: names, sizes and places are from memory of its documentation ("Machine families",
-"Regions and zones", "GPU regions and zones").
+A part of the real catalogue: names, sizes and places are from memory of its documentation ("Machine
+families", "Regions and zones", "GPU regions and zones").
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BARE_IMAGE: Final = "projects/ubuntu-os-cloud/global/images/ubuntu-2204-jammy-v2
 """It has python3 and curl, and neither PyTorch nor cloudspot."""
 HYPERDISK_ONLY: Final = frozenset({"c4", "n4"})
 COMPACT_FAMILIES: Final = frozenset({"a2", "a3", "c2", "g2", "n2", "c4"})
-"""Whose machines a compact placement policy takes, of those here."""
+"""The families here that a compact placement policy accepts."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def is_in(machine_type: MachineType, zone: str) -> bool:
 
 
 def number_of(text: str) -> str:
-    """Return the id that a resource always has, such as a zone."""
+    """Return the id of a resource that always has the same, such as a zone."""
     return str(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
 

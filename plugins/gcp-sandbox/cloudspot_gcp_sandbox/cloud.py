@@ -40,20 +40,20 @@ _PATHS: Final = {
     "logging": "/",
     "storage": "/storage/v1/",
 }
-"""Of each service's API; gcloud wants them in its variables."""
+"""The path of each service's API; gcloud expects it in its variables."""
 _FETCH: Final = """\
 exec curl -sf -H "Metadata-Flavor: Google" "$METADATA_URL/computeMetadata/v1/instance/attributes/{}"
 """
 
 
 class EmulatedGcp(EmulatedCloud):
-    """One project with a bucket, a submitter's key, a nodes' account, and every service that a job uses.
+    """One project with a bucket, the submitter's key, the nodes' account, and every service that a job uses.
 
     All are served at one address.
     """
 
     name: ClassVar[str] = "gcp"
-    # What Compute Engine gives to a machine that has asked for no more.
+    # What Compute Engine gives a machine that did not ask for more.
     notice_seconds: ClassVar[float] = SHUTDOWN_SECONDS
     shutdown_seconds: ClassVar[float] = SHUTDOWN_SECONDS
     foreign_variables: ClassVar[tuple[str, ...]] = (
@@ -114,7 +114,7 @@ class EmulatedGcp(EmulatedCloud):
         return msgspec.structs.replace(machine, metadata=facts, programs=PROGRAMS)
 
     def environment(self) -> Mapping[str, str]:
-        """Return what leads to the project, as its submitter; see EmulatedCloud."""
+        """Return the variables that lead to the project, as its submitter; see EmulatedCloud."""
         return {
             **self.machine_environment(),
             "GOOGLE_APPLICATION_CREDENTIALS": str(self._key_file),
@@ -131,7 +131,7 @@ class EmulatedGcp(EmulatedCloud):
         }
 
     def machine_environment(self) -> Mapping[str, str]:
-        """Return the endpoints, which stand in every image; see EmulatedCloud."""
+        """Return the endpoints, which every image holds; see EmulatedCloud."""
         assert self._server is not None
         url = self._server.url
         overrides = {
@@ -140,7 +140,7 @@ class EmulatedGcp(EmulatedCloud):
         return {**overrides, "STORAGE_EMULATOR_HOST": url}
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
-        """Return the variables by which Google's clients find the metadata server elsewhere."""
+        """Return the variables that tell Google's clients where the metadata server is."""
         host = url.removeprefix("http://")
         return {METADATA_HOST: host, "GCE_METADATA_IP": host}
 
@@ -153,7 +153,7 @@ class EmulatedGcp(EmulatedCloud):
             self._trail.close()
 
     def _make_bucket(self, token: str) -> None:
-        """Make the bucket by the front door, as a user would; nothing of it counts as a job's."""
+        """Make the bucket through the API, as a user would; those calls do not count as a job's."""
         assert self._server is not None
         body = {"name": BUCKET, "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}}}
         request = urllib.request.Request(  # noqa: S310 # our own server

@@ -1,4 +1,4 @@
-"""What the emulated Compute Engine answers to questions: lists, aggregated lists, and single resources."""
+"""The emulated Compute Engine's reading methods: lists, aggregated lists, and single resources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Lists:
         """Zones that answer no listing."""
 
     def handlers(self) -> dict[str, Handler]:
-        """Return what answers to each method."""
+        """Return the handler of each method."""
         zonal: dict[str, Callable[[str], Values]] = {
             "instances": self._instances_in,
             "machineTypes": lambda zone: catalogue.machine_types_in(zone, self._site.project),
@@ -255,5 +255,5 @@ def _singular(name: str) -> str:
 
 
 def _parameter(name: str) -> str:
-    """Return what the path calls a resource of a collection."""
+    """Return the parameter by which the path names a resource of a collection."""
     return "resourcePolicy" if name == "resourcePolicies" else _singular(name)

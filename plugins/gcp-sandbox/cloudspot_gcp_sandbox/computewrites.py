@@ -1,4 +1,4 @@
-"""What the emulated Compute Engine does: machines in bulk and one by one, their end, placement policies."""
+"""The emulated Compute Engine's writing methods: machines in bulk and singly, and placement policies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REQUEST_ID_SECONDS: Final = 3600.0
 least 60 minutes"."""
 _INSERT: Final = "insert"
 _OWN_FIELDS: Final = frozenset({"kind", "name", "zone", "description", "params"})
-"""The fields of an instance to insert that are not its properties."""
+"""The fields of an inserted instance that are not among its properties."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Writes:
         clock: Callable[[], float],
     ) -> None:
         self.operation_seconds = 0.0
-        """How long an operation takes that makes or removes something."""
+        """How long an operation that makes or removes something takes."""
         self._site = site
         self._machines = machines
         self._operations = operations
@@ -68,7 +68,7 @@ class Writes:
         self._seen: dict[tuple[str, str], _Seen] = {}
 
     def handlers(self) -> dict[str, Handler]:
-        """Return what answers to each method."""
+        """Return the handler of each method."""
         writes = {
             "compute.regionInstances.bulkInsert": self._bulk_insert,
             "compute.instances.bulkInsert": self._bulk_insert,
@@ -83,7 +83,7 @@ class Writes:
         return {name: self._once(name, write) for name, write in writes.items()}
 
     def _once(self, name: str, write: Callable[..., Operation]) -> Handler:
-        """Let a request id give the same operation again."""
+        """Return the same operation for a repeated request id."""
 
         def answer(
             path: Mapping[str, str], query: Mapping[str, Any], body: Mapping[str, Any], caller: str
@@ -137,7 +137,7 @@ class Writes:
         injected = self._faults.take(f"operation {action}")
         if injected is not None:
             failure = [{"code": injected.code, "message": injected.message}]
-        # Of those that were made before the others failed nothing is left, and no error tells of them.
+        # Nothing is left of those that were made before the others failed, and no error mentions them.
         num_made = 0 if failure and not (injected is not None and injected.happens) else granted
         for name in names[:num_made]:
             self._make(name, zone, properties, place, group, caller)
@@ -158,7 +158,7 @@ class Writes:
     def _choose(
         self, properties: Mapping[str, Any], zones: Sequence[str], count: int
     ) -> tuple[str, int, list[dict[str, Any]]]:
-        """Return the zone that has the most of what is asked for, how many, and why not more."""
+        """Return the zone that has most of the requested machines, how many, and why not more."""
         found = [(zone, *grant(properties, zone, count, self._machines, self._faults)) for zone in zones]
         return max(found, key=lambda one: one[1])
 
@@ -244,7 +244,7 @@ class Writes:
     def _simulate_maintenance(
         self, path: Mapping[str, str], _: Mapping[str, Any], caller: str, __: Mapping[str, Any]
     ) -> Operation:
-        """Take a spot machine, as the documentation of Spot VMs says ("Simulate preemption")."""
+        """Reclaim a spot machine, as the documentation of Spot VMs describes ("Simulate preemption")."""
         machine = self._machines.find(path["zone"], path["instance"])
         if machine.value["scheduling"].get("provisioningModel") == "SPOT":
             self._machines.reclaim(machine)
@@ -268,7 +268,9 @@ class Writes:
         if not NAME.fullmatch(name):
             raise bad("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
         if set(body) - {"name", "description", "groupPlacementPolicy", "region"}:
-            raise ApiError(501, "notImplemented", "the emulated Compute Engine knows placement policies only")
+            raise ApiError(
+                501, "notImplemented", "the emulated Compute Engine supports only placement policies"
+            )
         placement = body.get("groupPlacementPolicy", {})
         if placement.get("collocation") != "COLLOCATED":
             raise bad(
@@ -346,7 +348,7 @@ def _check_fingerprint(given: object, own: str) -> None:
 
 
 def _properties_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an instance's properties as a bulk insert has them: with names where it has URLs."""
+    """Return an instance's properties as in a bulk insert: with names in place of URLs."""
     properties = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
     properties["machineType"] = str(body.get("machineType", "")).rpartition("/")[2]
     disks = []

@@ -1,9 +1,9 @@
-"""Requests checked against Google's own descriptions of its APIs, as google-api-python-client bundles them.
+"""Checks requests against Google's own API descriptions, which google-api-python-client bundles.
 
     matched = api("compute.v1").check("POST", "/compute/v1/projects/p/zones/z/instances", query, body)
     matched.method_id, matched.path, matched.query
 
-What the description does not allow is refused in the words of Google's front end (worded from memory).
+What the description does not allow is refused in the words of Google's front end (from memory).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 
 _PARAMETER = re.compile(r"\{(\+?)(\w+)\}")
 _UNDESCRIBED = {"returnPartialSuccess": {"type": "boolean", "location": "query"}}
-"""What newer documents leave out of many lists, and gcloud sends all the same (528, of 2025)."""
+"""Parameters that newer documents omit from many lists, and that gcloud still sends (528, of 2025)."""
 _INTEGERS = {
     "int32": (-(1 << 31), (1 << 31) - 1),
     "uint32": (0, (1 << 32) - 1),
@@ -34,16 +34,16 @@ _INTEGERS = {
 
 @dataclass(frozen=True)
 class Matched:
-    """What a request asks for."""
+    """A request, matched to its method."""
 
     method_id: str
     """Such as ``compute.instances.insert``."""
     path: Mapping[str, str]
     """The parameters in the path, decoded."""
     query: Mapping[str, Any] = field(default_factory=dict)
-    """The parameters in the query: numbers and booleans as such, repeated ones as tuples."""
+    """The parameters in the query, numbers and booleans typed, repeated ones as tuples."""
     is_upload: bool = False
-    """It came by the path for uploads: the body is content, and was not checked."""
+    """It came by the upload path: the body is content, and was not checked."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Api:
         """By schema object and method."""
         self._common: Mapping[str, Any] = {**document.get("parameters", {}), **_UNDESCRIBED}
         self._is_proto = not document["servicePath"].startswith("storage/")
-        """Its JSON is that of protocol buffers, which takes a field's snake_case name as well."""
+        """Its JSON is protocol buffers', which also accepts a field's snake_case name."""
         base = "/" + document["servicePath"]
         self._methods = {method["id"]: method for method in _methods(document)}
         self._routes = sorted(
@@ -86,7 +86,7 @@ class Api:
         query: Mapping[str, Sequence[str]],
         body: object = None,
     ) -> Matched:
-        """Return which method is asked for, and its parameters.
+        """Return the requested method and its parameters.
 
         ``path`` is the request's as it was sent, percent-encoded, without the query; ``query`` what
         ``parse_qs(..., keep_blank_values=True)`` makes of it; ``body`` the parsed JSON, None without one.
@@ -117,7 +117,7 @@ class Api:
         try:
             self._check_value(response, value, "", "")
         except ApiError as error:
-            raise AssertionError(f"an answer that {method_id} never gives: {error.message}") from error
+            raise AssertionError(f"not a valid answer of {method_id}: {error.message}") from error
 
     # --- parameters -------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Api:
                     f'Invalid JSON payload received. Unknown name "{name}"{at}: Cannot find field.',
                     field=where,
                 )
-            if item is not None:  # null is as if it were not there.
+            if item is not None:  # null means absent.
                 self._check_value(one, item, here, method_id)
         for name in self._required_by(schema, method_id):
             if value.get(name) is None:
@@ -293,7 +293,7 @@ def _routes(base: str, method: Mapping[str, Any]) -> Iterator[_Route]:
             literal = path[end : found.start()]
             end, num_literals = found.end(), num_literals + len(literal)
             inner = "[^/]+"
-            if found[1]:  # {+name} may hold slashes: its pattern stands beside it.
+            if found[1]:  # {+name} may hold slashes; the parameter has a pattern.
                 inner = method["parameters"][found[2]].get("pattern", ".+").strip("^$")
             pattern += f"{re.escape(literal)}(?P<{found[2]}>{inner})"
         literal = path[end:]

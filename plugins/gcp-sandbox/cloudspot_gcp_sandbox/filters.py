@@ -1,7 +1,7 @@
 """The ``filter``, ``orderBy``, ``maxResults`` and ``pageToken`` of Compute Engine's lists.
 
-Source: the parameters' descriptions in the discovery document of compute v1. What the grammar here does not
-know is refused, so that no test passes because a filter was not understood.
+Source: the parameters' descriptions in the discovery document of compute v1. What this grammar does not
+know is refused, so that no test passes because a filter was misread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Test = Callable[[Mapping[str, Any]], bool]
 
 
 def matching(items: Sequence[Mapping[str, Any]], expression: str | None) -> list[Mapping[str, Any]]:
-    """Return the items that the filter lets through.
+    """Return the items that match the filter.
 
     Raises:
         ApiError: the filter cannot be read (400).
@@ -36,7 +36,7 @@ def matching(items: Sequence[Mapping[str, Any]], expression: str | None) -> list
 
 
 def page(items: Sequence[Any], query: Mapping[str, Any]) -> tuple[list[Any], str | None]:
-    """Return the items of the page that is asked for, and the token of the next one.
+    """Return the items of the requested page, and the token of the next one.
 
     Raises:
         ApiError: the size or the token is malformed (400).
@@ -125,7 +125,7 @@ class _Parser:
             if wanted == "*" and kind == "word":
                 return lambda item: _value(item, field) is not None
             if field in _URL_FIELDS:
-                # Found out by others on the real API: of a URL it finds nothing, silently.
+                # As others found on the real API: on a URL it matches nothing, silently.
                 return lambda _: False
             return lambda item: wanted in _text(item, field)
         return lambda item: (_text(item, field) == wanted) == (operator == "=")

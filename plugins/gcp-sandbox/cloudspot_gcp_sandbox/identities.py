@@ -98,10 +98,10 @@ class _Token:
 
 
 class Identities:
-    """Accounts and tokens; and, as WSGI middleware, the endpoints where tokens and signatures are had.
+    """Accounts and tokens; and, as WSGI middleware, the endpoints that give tokens and signatures.
 
-    These are ``/token`` and ``.../serviceAccounts/EMAIL:signBlob``; what is neither goes through to ``app``
-    untouched. Thread-safe.
+    These are ``/token`` and ``.../serviceAccounts/EMAIL:signBlob``; other requests reach ``app``
+    unchanged. Thread-safe.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Identities:
         self._tokens: dict[str, _Token] = {}
 
     def add(self, account: ServiceAccount) -> None:
-        """Let the account exist."""
+        """Add the account."""
         with self._lock:
             self._accounts[account.email] = account
 
@@ -131,22 +131,22 @@ class Identities:
             return self._accounts.get(email)
 
     def issue(self, email: str, *, seconds: float = TOKEN_SECONDS) -> str:
-        """Return a new token of whoever has this address; it need not be an account that was added."""
+        """Return a new token for this address, which need not be that of an added account."""
         token = f"ya29.{secrets.token_urlsafe(48)}"
         with self._lock:
             self._tokens[token] = _Token(email, self._now() + seconds)
         return token
 
     def revoke_all(self) -> None:
-        """Let no token that was issued be good any more."""
+        """Revoke every token that was issued."""
         with self._lock:
             self._tokens.clear()
 
     def authenticate(self, request: Request) -> str:
-        """Return who calls, by its address.
+        """Return the caller's address.
 
         Raises:
-            ApiError: 401, the request carries no token, or none that is good.
+            ApiError: 401, the request carries no valid token.
         """
         header = request.header("authorization")
         if header is None:
@@ -178,22 +178,22 @@ class Identities:
         machine = None if self._machine_tokens is None else self._machine_tokens.read(token)
         if machine is not None:
             return machine.email if machine.expires_at > self._now() else None
-        claims = self._claims(token)  # Perhaps it is one that an account has signed for itself.
+        claims = self._claims(token)  # It may be one that an account has signed for itself.
         return None if claims is None else str(claims["iss"])
 
     def _claims(self, token: str) -> Mapping[str, Any] | None:
-        """Return what a JWT claims that one of the accounts has signed, and that has not expired."""
+        """Return the claims of a JWT that one of the accounts has signed and that has not expired."""
         try:
             claims: Mapping[str, Any] = jwt.decode(token, verify=False)
             account = self.account(str(claims.get("iss")))
             if account is not None:
                 jwt.decode(token, certs={account.key_id: account.public_key, "": account.public_key})
-        except ValueError:  # google.auth's errors of tokens are such.
+        except ValueError:  # google.auth's token errors are ValueErrors.
             return None
         return claims if account is not None else None
 
     def _exchange(self, request: Request) -> Reply:
-        """Answer at the token endpoint: a token for what an account has signed."""
+        """Answer at the token endpoint: exchange a JWT that an account has signed for a token."""
         form = parse_qs(request.read().decode("utf-8", "replace"))
         error = None
         if form.get("grant_type") != [_GRANT] or len(form.get("assertion", ())) != 1:
@@ -219,7 +219,7 @@ class Identities:
         try:
             caller = self.authenticate(request)
             injected = self._faults.take("signBlob")
-            if injected is not None:  # A signature changes nothing: whether it was made is all the same.
+            if injected is not None:  # Signing has no effects, so nothing is left to undo.
                 raise ApiError(injected.status, injected.code, injected.message)
             account = self.account(email if email != "-" else caller)
             if account is None:

@@ -1,6 +1,6 @@
-"""What the emulated Compute Engine checks in a request for machines, and how many it grants, and where.
+"""Checks requests for machines as Compute Engine does; decides how many it grants, and where.
 
-The refusals are worded from memory of the real ones; the rules are of the API's reference ("REST Resource:
+The refusals' wording is from memory; the rules are from the API's reference ("REST Resource:
 instances", "regionInstances.bulkInsert"), "Spot VMs", "Limit the run time of a VM" and "Set custom metadata".
 """
 
@@ -28,7 +28,7 @@ from cloudspot_gcp_sandbox.machines import Machines
 
 NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _HOST: Final = re.compile(r"^https?://[^/]+/compute/v1/")
-"""What whole URLs of resources begin with, where paths do as well."""
+"""The start of resources' whole URLs, which may stand in place of paths."""
 _KEY: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _LABEL_KEY: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE: Final = re.compile(r"[a-z0-9_-]{0,63}")
@@ -40,7 +40,7 @@ _DISK_TYPES: Final = {"pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balance
 
 @dataclass
 class Site:
-    """What of the project a request may name."""
+    """The project's resources that a request may name."""
 
     project: str
     networks: Sequence[str]
@@ -57,7 +57,7 @@ def bad(field: str, value: object, why: str) -> ApiError:
 
 
 def missing(site: Site, path: str) -> ApiError:
-    """Return the refusal of a request that names what is not there."""
+    """Return the refusal of a request that names something missing."""
     path = path if path.startswith("projects/") else f"projects/{site.project}/{path}"
     return ApiError(404, "notFound", f"The resource '{path}' was not found")
 
@@ -130,7 +130,7 @@ def zones_for(body: Mapping[str, Any], region: str) -> list[str]:
     """
     policy = body.get("locationPolicy", {})
     if policy.get("targetShape", "ANY_SINGLE_ZONE") != "ANY_SINGLE_ZONE":
-        raise ApiError(501, "notImplemented", "the emulated Compute Engine knows ANY_SINGLE_ZONE only")
+        raise ApiError(501, "notImplemented", "the emulated Compute Engine supports only ANY_SINGLE_ZONE")
     locations = policy.get("locations", {})
     ours = [f"{region}-{letter}" for letter in ZONES[region]]
     for location, configuration in locations.items():
@@ -138,7 +138,7 @@ def zones_for(body: Mapping[str, Any], region: str) -> list[str]:
         if not location.startswith("zones/") or zone not in ours:
             raise bad("resource.locationPolicy.locations", location, f"It is not a zone of {region}.")
         if set(configuration) - {"preference"}:
-            raise ApiError(501, "notImplemented", "the emulated Compute Engine knows no constraints")
+            raise ApiError(501, "notImplemented", "the emulated Compute Engine supports no constraints")
     allowed = [zone for zone in ours if locations.get(f"zones/{zone}", {}).get("preference") != "DENY"]
     properties = body["instanceProperties"]
     machine_type = MACHINE_TYPES[properties["machineType"]]
@@ -155,7 +155,7 @@ def zones_for(body: Mapping[str, Any], region: str) -> list[str]:
 def grant(
     properties: Mapping[str, Any], zone: str, count: int, machines: Machines, faults: Faults
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many such machines the zone has now, and the error of the first that it has not."""
+    """Return how many such machines the zone has now, and the error for the first that it lacks."""
     machine_type = MACHINE_TYPES[properties["machineType"]]
     is_spot = properties.get("scheduling", {}).get("provisioningModel") == "SPOT"
     market = "spot" if is_spot else "on-demand"

@@ -1,4 +1,4 @@
-"""Queries of Cloud Logging: as much of their language as programs write, and nothing else is let pass.
+"""Cloud Logging's queries: the part of the language that programs write; the rest is refused.
 
 Comparisons by ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``:`` and ``=~``, joined by AND (or nothing), OR,
 NOT and brackets. Strings compare without regard to case.
@@ -44,7 +44,7 @@ Predicate = Callable[[Mapping[str, Any]], bool]
 
 
 def parse_filter(text: str) -> Predicate:
-    """Return what says of an entry whether the query is about it; the entry's times are datetimes.
+    """Return a predicate that tells whether an entry matches; the entry's times are datetimes.
 
     Raises:
         ApiError: 400, it cannot be read.

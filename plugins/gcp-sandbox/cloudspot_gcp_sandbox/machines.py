@@ -1,4 +1,4 @@
-"""The emulated Compute Engine machines: how the API shows them; a machine host boots and ends them."""
+"""The emulated Compute Engine machines as the API shows them; a machine host boots and ends them."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ _END_OPERATIONS: Final = {
 
 @dataclass
 class Machine:
-    """One machine beside how the API shows it."""
+    """One machine, with what the API does not show."""
 
     id: str
     """Digits, as the API gives them."""
     host_id: str
-    """What the machine host knows it by."""
+    """Its id at the machine host."""
     name: str
     zone: str
     value: dict[str, Any]
-    """As the API shows it, without what changes."""
+    """The fields that the API shows and that never change."""
     created_at: float
     visible_at: float
     state: InstanceState = InstanceState.PENDING
     deletion: Operation | None = None
-    """That somebody asked for, and is not done."""
+    """Somebody asked to delete it; that is not done yet."""
     has_told_its_end: bool = False
     is_gone: bool = False
-    """It is not there any more; a machine that has only ended still is."""
+    """It was removed; a machine that has only ended still exists."""
 
     @property
     def key(self) -> str:
@@ -74,7 +74,7 @@ class Machine:
 
     @property
     def num_cpus(self) -> int:
-        """Return what it counts for in quotas."""
+        """Return how much of a quota it uses."""
         return MACHINE_TYPES[self.machine_type].cpus
 
     @property
@@ -95,7 +95,7 @@ class Machine:
 
 
 class Machines:
-    """All machines of one emulated project. The caller holds ``lock`` around what belongs together."""
+    """All machines of one emulated project. The caller holds ``lock`` across calls that belong together."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Machines:
     def start(
         self, name: str, zone: str, properties: Mapping[str, Any], addresses: Mapping[str, str]
     ) -> Machine:
-        """Make a machine of instance properties that were checked, and boot it.
+        """Make a machine from instance properties that were checked, and boot it.
 
         ``addresses`` has its network's and subnetwork's paths.
         """
@@ -139,7 +139,7 @@ class Machines:
         return machine
 
     def refresh(self) -> None:
-        """Follow what became of the machines."""
+        """Update the machines' states."""
         statuses = self._host.states()
         for machine in self.all:
             status = statuses.get(machine.host_id)
@@ -148,7 +148,7 @@ class Machines:
                 self._follow(machine, status)
 
     def find(self, zone: str, name_or_id: str) -> Machine:
-        """Return a machine that the API knows by now, and still.
+        """Return a machine that the API currently knows.
 
         Raises:
             ApiError: it does not exist (404).
@@ -179,7 +179,7 @@ class Machines:
         return value
 
     def delete(self, machine: Machine, *, user: str, request_id: str | None = None) -> Operation:
-        """Begin to delete it."""
+        """Begin to delete the machine."""
         if machine.deletion is None:
             machine.deletion = self._operations.add(
                 f"zones/{machine.zone}",
@@ -199,7 +199,7 @@ class Machines:
         return deletion
 
     def reclaim(self, machine: Machine) -> None:
-        """Take it back, as for want of capacity."""
+        """Reclaim the machine, as for lack of capacity."""
         self._host.reclaim(machine.host_id, notice_seconds=machine.notice_seconds)
 
     def set_metadata(self, machine: Machine, items: Sequence[Mapping[str, str]]) -> None:
@@ -243,7 +243,7 @@ class Machines:
                 )
         if status.state is InstanceState.ENDED:
             action = machine.value["scheduling"].get("instanceTerminationAction", "STOP")
-            # Shut down from the inside, a machine stays, stopped, whatever its termination action is.
+            # A machine that was shut down from within stays, stopped, whatever its termination action is.
             if (
                 machine.deletion is not None
                 or reason is EndReason.TERMINATED
@@ -389,6 +389,6 @@ def metadata_value(items: Sequence[Mapping[str, str]]) -> dict[str, Any]:
 
 
 def fingerprint(value: Any) -> str:
-    """Return what changes with the value."""
+    """Return a fingerprint, which changes with the value."""
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
     return base64.urlsafe_b64encode(digest[:6]).decode()

@@ -1,7 +1,7 @@
 """The access tokens that emulated machines get: made by the metadata server, known to the APIs.
 
-The two are different processes. They share a seed, by which a token is signed; the token itself says whose it
-is and until when it holds.
+These are different processes, which share a seed. The seed signs a token; the token itself says whose it is
+and when it expires.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class MachineToken:
 
 
 class MachineTokens:
-    """All the tokens that one seed makes."""
+    """All tokens that follow from one seed."""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
         """Known only to the metadata servers."""
 
     def issue(self, email: str, *, scopes: Sequence[str], expires_at: float) -> str:
-        """Return a token of the service account."""
+        """Return a token for the service account."""
         body = base64.urlsafe_b64encode(json.dumps([email, list(scopes), expires_at]).encode())
         return f"{_PREFIX}{body.decode()}.{self._sign(body)}"
 

@@ -23,7 +23,7 @@ def read_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
         raise ApiError(400, "badContent", f"Unsupported content with type: {content_type}")
     mark = b"--" + found[1].encode("latin-1")
     body = request.read()
-    # gcloud ends lines with a mere line feed, as Google takes it.
+    # gcloud ends lines with a bare line feed, which Google accepts.
     end = b"\n" if body.startswith(mark + b"\n") else b"\r\n"
     if not body.startswith(mark + end) or not body.rstrip(b"\r\n").endswith(end + mark + b"--"):
         raise ApiError(400, "badContent", "Malformed multipart body.")
@@ -40,7 +40,7 @@ def read_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
 
 
 def media(request: Request, found: StoredObject) -> Reply:
-    """Return the object's bytes, or the range of them that is asked for.
+    """Return the object's bytes, or the requested range of them.
 
     Raises:
         ApiError: 416, the range begins at the object's end or beyond.

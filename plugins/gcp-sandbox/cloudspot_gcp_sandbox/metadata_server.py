@@ -4,7 +4,7 @@ Sources: Compute Engine documentation, "About VM metadata", "Predefined metadata
 metadata" (the header, ``recursive``, ``alt``, ``wait_for_change``, ``last_etag``, ``timeout_sec``, refused
 X-Forwarded-For), "Authenticate workloads to Google APIs" (checked 2026-11). From memory: the redirect to a
 directory's last slash, names in camelCase in recursive answers, texts of errors. The real one ignores
-parameters that it does not know; here they are refused.
+unknown parameters; here they are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT: Final = "computeMetadata"
 VERSION: Final = "v1"
 MAX_WAIT_SECONDS: Final = 3600.0
 RENEWED_BEFORE_SECONDS: Final = 300.0
-"""A token that lives no longer than this is replaced when one is asked for."""
+"""A token with no more time left than this is replaced at the next request."""
 _PARAMETERS: Final = frozenset({"alt", "last_etag", "recursive", "scopes", "timeout_sec", "wait_for_change"})
 _PAGE: Final = """\
 <!DOCTYPE html>
@@ -69,7 +69,7 @@ class GceMetadata(MetadataService):
         path, _, query = request.path.partition("?")
         if request.method not in {"GET", "HEAD"}:
             return _refuse(405, f"The request method <code>{request.method}</code> is inappropriate.")
-        # What came through a proxy is not the machine's own.
+        # A request through a proxy is not the machine's own.
         if "x-forwarded-for" in request.headers:
             return _refuse(403, "Request with X-Forwarded-For header is not allowed.")
         parts = [unquote(part) for part in path.split("/") if part]
@@ -100,7 +100,7 @@ class GceMetadata(MetadataService):
             left = end - self._monotonic()
             if left <= 0:
                 break
-            # Briefly: whoever begins to wait now does not see a change since the look.
+            # Briefly, since a wait that begins now misses a change after the look.
             self.view.wait_for_change(min(left, 0.25))
             found = self._look(parts, asked, is_directory=is_directory)
         return found
@@ -233,9 +233,9 @@ def _recursive(node: Tree, asked: Mapping[str, str], *, is_raw: bool) -> Answer:
 
 
 def _value(node: Any, *, is_raw: bool = False, name: str = "") -> Any:
-    """Return the JSON value of what lies at a path; the user's own names stay as they are."""
+    """Return the JSON value at a path; the user's own names stay as they are."""
     if not isinstance(node, Mapping):
-        # Lines of text, in a recursive answer, are lists.
+        # In a recursive answer, lines of text are a list.
         return node.splitlines() if name in {"scopes", "aliases", "dns-servers"} else node
     if name in {"network-interfaces", "access-configs"}:
         return [_value(node[key]) for key in sorted(node)]

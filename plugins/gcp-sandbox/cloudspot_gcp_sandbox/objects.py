@@ -20,7 +20,7 @@ from cloudspot_gcp_sandbox.apierror import ApiError
 
 MAX_NAME_BYTES = 1024
 IN_MEMORY_BYTES = 1 << 20
-"""Larger contents are kept in files, where the buckets have a directory."""
+"""Larger contents are kept in files if the buckets have a directory."""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]")
 _ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
 _CONDITIONS = {
@@ -42,14 +42,14 @@ class StoredObject:
     crc32c: str
     md5: str
     fields: dict[str, Any]
-    """What its writer said of it: contentType, metadata, ..."""
+    """What its writer said about it: contentType, metadata, ..."""
     created_at: datetime
     metageneration: int = 1
     deleted_at: datetime | None = None
     """When it ceased to be the live one."""
 
     def read(self, start: int = 0, end: int | None = None) -> bytes:
-        """Return the bytes from ``start`` to ``end``, exclusive."""
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
         end = self.size if end is None else end
         if isinstance(self.content, bytes):
             return self.content[start:end]
@@ -58,7 +58,7 @@ class StoredObject:
             return file.read(end - start)
 
     def resource(self, bucket: str) -> dict[str, Any]:
-        """Return it as the API shows it."""
+        """Return the resource as the API shows it."""
         path = f"/storage/v1/b/{bucket}/o/{_quoted(self.name)}"
         shown = {
             "kind": "storage#object",
@@ -86,7 +86,7 @@ class StoredObject:
 
 @dataclass
 class StoredBucket:
-    """A bucket. What is in it is guarded by the lock of all."""
+    """A bucket. The lock of all buckets guards its content."""
 
     name: str
     project: str
@@ -98,11 +98,11 @@ class StoredBucket:
 
     @property
     def is_versioned(self) -> bool:
-        """Whether what is replaced stays."""
+        """Whether replaced objects stay."""
         return bool(self.fields.get("versioning", {}).get("enabled"))
 
     def resource(self) -> dict[str, Any]:
-        """Return it as the API shows it."""
+        """Return the resource as the API shows it."""
         return {
             "kind": "storage#bucket",
             "id": self.name,
@@ -138,7 +138,7 @@ class Buckets:
         """Make a bucket.
 
         Raises:
-            ApiError: 400, no name of a bucket; 409, it is taken.
+            ApiError: 400, not a bucket's name; 409, it is taken.
         """
         check_bucket_name(name)
         defaults = {
@@ -146,7 +146,7 @@ class Buckets:
             "locationType": "multi-region",
             "storageClass": "STANDARD",
             "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": False}},
-            # Every new bucket has it (docs: "Soft delete", retention of seven days by default).
+            # Every new bucket has soft delete, of seven days by default (docs: "Soft delete").
             "softDeletePolicy": {
                 "retentionDurationSeconds": "604800",
                 "effectiveTime": timestamp(self._now()),
@@ -204,7 +204,7 @@ class Buckets:
     # --- objects ----------------------------------------------------------------------------------
 
     def find(self, bucket: str, name: str, *, generation: int | None = None) -> StoredObject:
-        """Return the live object, or the generation.
+        """Return the live object, or the given generation.
 
         Raises:
             ApiError: 404, it does not exist.
@@ -233,7 +233,7 @@ class Buckets:
         """Make the object, if the conditions hold.
 
         Raises:
-            ApiError: 412, they do not; 400, no name of an object; 404, no bucket.
+            ApiError: 412, they do not; 400, not an object's name; 404, no such bucket.
         """
         check_object_name(name)
         self.get(bucket)
@@ -280,7 +280,7 @@ class Buckets:
     def patch(
         self, bucket: str, name: str, fields: Mapping[str, Any], conditions: Mapping[str, Any]
     ) -> StoredObject:
-        """Change what is said of an object."""
+        """Change an object's metadata."""
         with self._lock:
             found = self.find(bucket, name, generation=conditions.get("generation"))
             check_conditions(found, conditions)
@@ -309,7 +309,7 @@ class Buckets:
 
 
 def check_conditions(existing: StoredObject | None, conditions: Mapping[str, Any]) -> None:
-    """Raise ApiError, 412, unless what was asked for holds; 0 stands for no live object."""
+    """Raise ApiError (412) unless the conditions hold; generation 0 means that there is no live object."""
     for name, (of, is_match) in _CONDITIONS.items():
         if name not in conditions:
             continue

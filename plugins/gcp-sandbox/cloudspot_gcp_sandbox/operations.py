@@ -13,7 +13,7 @@ from cloudspot_gcp_sandbox.apierror import ApiError
 from cloudspot_gcp_sandbox.catalogue import BASE
 
 KEPT_SECONDS: Final = 14 * 24 * 3600.0
-"""How long an operation that is done is listed ("Handling API responses"; from memory)."""
+"""How long a finished operation is listed ("Handling API responses"; from memory)."""
 SYSTEM: Final = "system"
 _FIRST_ID: Final = 5_000_000_000_000_000_000
 ApiErrors = Sequence[Mapping[str, Any]]
@@ -24,7 +24,7 @@ class Operation:
     """One operation."""
 
     value: dict[str, Any]
-    """As the API shows it, without what changes."""
+    """The fields that the API shows and that never change."""
     scope: str
     """``zones/ZONE``, ``regions/REGION`` or ``global``."""
     inserted_at: float
@@ -32,9 +32,9 @@ class Operation:
     errors: ApiErrors = ()
     """What shows in ``error.errors`` when it is done."""
     status: int = 0
-    """``httpErrorStatusCode``; many an operation with errors has none."""
+    """``httpErrorStatusCode``; many failed operations have none."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """What shows when it is done."""
+    """The fields that show when it is done."""
 
 
 class Operations:
@@ -60,7 +60,7 @@ class Operations:
         more: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> Operation:
-        """Begin an operation that is done in ``seconds``.
+        """Begin an operation that takes ``seconds``.
 
         ``target`` is the target's path, and ``fields`` goes to the operation as it is.
         """
@@ -88,7 +88,7 @@ class Operations:
         return operation
 
     def show(self, operation: Operation) -> dict[str, Any]:
-        """Return it as it is now."""
+        """Return the operation as it is now."""
         if self._clock() < operation.done_at:
             return {**operation.value, "status": "RUNNING", "progress": 0}
         value = {

@@ -42,7 +42,7 @@ def _parse(tokens: list[str], fields: str) -> dict[str, Any]:
 
 
 def _merge(found: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add what is selected besides; a name alone selects all that is in it."""
+    """Merge another selection; a name alone selects everything below it."""
     for name, inner in more.items():
         if name in found and found[name] and inner:
             _merge(found[name], inner)

@@ -1,4 +1,4 @@
-"""The emulated market: a cut of Google's price list, with made-up prices near the real ones.
+"""The emulated market: a part of Google's price list, with made-up prices near the real ones.
 
 The form is that of Cloud Billing's ``services.skus.list``; descriptions are worded like the real ones.
 """
@@ -65,7 +65,7 @@ def _skus() -> Iterator[dict[str, Any]]:
                     price * factor * _spot_part(family, region),
                     unit,
                 )
-            # What must not be taken for a machine type's price.
+            # Items that must not be taken for a machine type's price.
             custom = f"{family.replace('Predefined ', '')} Custom {what} running in {place}"
             yield _sku(custom, region, "CPU", "OnDemand", core * 1.05, "h")
             yield _sku(
@@ -84,7 +84,7 @@ def _skus() -> Iterator[dict[str, Any]]:
 
 
 def _spot_part(name: str, region: str) -> float:
-    """Return a quarter to two fifths, by region."""
+    """Return the region's share of the on-demand price: a quarter to two fifths."""
     return 0.25 + hashlib.sha256(f"{name}/{region}".encode()).digest()[0] / 1700
 
 

@@ -1,7 +1,7 @@
 """Resumable uploads as Cloud Storage takes them: sessions, pieces, and what is kept of a broken one.
 
 Source: Cloud Storage, "Resumable uploads" and "Perform resumable uploads" (checked 2026-11); that the
-conditions are looked at when the upload ends, not when it begins: googleapis/google-cloud-java#201.
+conditions are checked when the upload ends, not when it begins: googleapis/google-cloud-java#201.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cloudspot_gcp_sandbox.objects import StoredObject, crc32c_of
 from cloudspot_gcp_sandbox.wsgi import Reply, Request
 
 UNIT_BYTES = 256 << 10
-"""Every piece but the last must be a multiple of it, and what is kept of a broken one is."""
+"""Every piece but the last is a multiple of it, and so is what is kept of a broken one."""
 _PIECE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _QUESTION = re.compile(r"bytes \*/(\d+|\*)")
 
@@ -41,7 +41,7 @@ class Session:
     data: bytearray = field(default_factory=bytearray)
     """What was received and kept."""
     answer: Reply | None = None
-    """How it ended: a later question gets the same."""
+    """The answer that ended it; a later query gets the same."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -50,7 +50,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self.breaks: list[int] = []
-        """Of the next pieces that come, so many bytes are taken, one entry for each, and then the connection
+        """How many bytes are read of each of the next pieces, one entry for each, before the connection
         breaks."""
         self._sessions: dict[str, Session] = {}
 
@@ -90,7 +90,7 @@ class Sessions:
         return Reply(499)
 
     def take(self, request: Request, session: Session, finish: Finish) -> Reply:
-        """Answer a PUT: a piece, the whole, or the question how far the upload is."""
+        """Answer a PUT: a piece, the whole content, or a query of how far the upload is."""
         with session.lock:
             length = request.header("content-length")
             if length is None:
@@ -104,7 +104,7 @@ class Sessions:
             if int(length) != 0:
                 raise _bad_range("a question about an upload carries no bytes")
             if asked[1] != "*" and int(asked[1]) == len(session.data):
-                return self._end(request, session, finish)  # Such as of an empty object.
+                return self._end(request, session, finish)  # For example, an empty object.
             return _incomplete(session)
 
     def _take_piece(self, request: Request, session: Session, length: int, finish: Finish) -> Reply:
@@ -131,7 +131,7 @@ class Sessions:
         return self._end(request, session, finish) if is_last else _incomplete(session)
 
     def _receive(self, request: Request, session: Session, first: int, length: int) -> None:
-        """Read the body and keep it; of one that breaks off, what is whole units."""
+        """Read the body and keep it; if it breaks off, keep whole units."""
         stream = request.environ["wsgi.input"]
         break_at = self.breaks.pop(0) if self.breaks else None
         wanted = length if break_at is None else min(break_at, length)
@@ -139,13 +139,13 @@ class Sessions:
             body: bytes = stream.read(wanted)
         except ConnectionError:
             body = b""
-        known = len(session.data) - first  # What came before and was kept is passed over.
+        known = len(session.data) - first  # Skip what came before and was kept.
         session.data += body[known:]
         if break_at is not None or len(body) < length:
             del session.data[len(session.data) - len(session.data) % UNIT_BYTES :]
             connection: socket.socket = request.environ["werkzeug.socket"]
             connection.shutdown(socket.SHUT_RDWR)
-            stream.read()  # What lies in the buffer would else be taken for the next request.
+            stream.read()  # Otherwise the rest of the buffer would be taken for the next request.
             raise ConnectionAbortedError("the upload broke off")
 
     def _end(self, request: Request, session: Session, finish: Finish) -> Reply:
@@ -163,7 +163,7 @@ class Sessions:
 
 
 def check_hashes(header: str | None, data: bytes | bytearray) -> None:
-    """Compare the content with what ``x-goog-hash`` says of it.
+    """Compare the content with the checksums in ``x-goog-hash``.
 
     Raises:
         ApiError: 400, it differs, or the header cannot be read.

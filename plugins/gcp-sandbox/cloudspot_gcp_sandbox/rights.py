@@ -1,7 +1,7 @@
-"""Which IAM permissions a recorded request to Compute Engine took: to be compared with what a role grants.
+"""Which IAM permissions a recorded Compute Engine request took, for comparison with a role's.
 
 Source: Compute Engine documentation, "IAM permissions" by API method, and "Create VMs in bulk", "Required
-roles"; from memory where these leave a field out.
+roles"; from memory where these omit a field.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FREE: Final = frozenset(
         "cloudresourcemanager.projects.testIamPermissions",
     }
 )
-"""What everybody may call who is anybody."""
+"""The methods that every authenticated caller may call."""
 _RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "compute.instances.aggregatedList": ("compute.instances.list",),
     "compute.instances.delete": ("compute.instances.delete",),
@@ -50,7 +50,7 @@ def rights_of(call: Call) -> frozenset[str]:
 
 
 def is_granted_to_machines(right: str, resource: str) -> bool:
-    """Return whether docs/gcp.md's condition lets the machines' own account do that to a resource."""
+    """Return whether the condition in docs/gcp.md lets the machines' own account do that to a resource."""
     name = resource.partition("/instances/")[2]
     return right == "compute.instances.delete" and name.startswith("cs-")
 

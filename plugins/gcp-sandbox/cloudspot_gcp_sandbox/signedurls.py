@@ -1,4 +1,4 @@
-"""Signed URLs of version 4, as Cloud Storage checks them: signed by a service account, in time, unchanged.
+"""Verifies signed URLs of version 4 as Cloud Storage does: signer, expiry and signature.
 
 Source: Cloud Storage, "V4 signing process with your own program" (from memory).
 """
@@ -20,7 +20,7 @@ _NEEDED = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signa
 
 
 def is_signed(request: Request) -> bool:
-    """Return whether the request is made by a signed URL."""
+    """Return whether the request uses a signed URL."""
     return "X-Goog-Signature" in request.query or "X-Goog-Algorithm" in request.query
 
 
@@ -28,7 +28,7 @@ def check_signed(request: Request, identities: Identities, *, now: datetime) -> 
     """Return the address of the account that signed.
 
     Raises:
-        ApiError: 400 or 403, as the signature deserves it.
+        ApiError: 400, the signature is malformed; 403, it is wrong or has expired.
     """
     given = {name: request.query.get(f"X-Goog-{name}", [""])[0] for name in _NEEDED}
     missing = [name for name in _NEEDED if not given[name]]

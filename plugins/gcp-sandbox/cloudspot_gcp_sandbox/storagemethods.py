@@ -1,4 +1,4 @@
-"""The methods of an emulated Cloud Storage: what each answers to a request that may be made."""
+"""The methods of an emulated Cloud Storage, and what each answers to an allowed request."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _WRITABLE = frozenset(
         *("storageClass", "temporaryHold", "contexts"),
     }
 )
-"""Fields that the writer of an object sets; others of the description are shown and ignored when sent."""
+"""The fields that an object's writer sets; others are shown, and ignored when sent."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, and what it asks for."""
+    """A request with its matched method."""
 
     request: Request
     matched: Matched
@@ -89,7 +89,7 @@ class StorageMethods:
             "storage.objects.rewrite": self._copy,
         }.get(asked.method_id)
         if answer is None:
-            raise ApiError(501, "notImplemented", f"The emulated Storage has no {asked.method_id}.")
+            raise ApiError(501, "notImplemented", f"The emulated Storage does not support {asked.method_id}.")
         return answer(asked)
 
     # --- buckets ----------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class StorageMethods:
         existing = self._buckets.get(bucket).live.get(name)
         if existing is not None and "storage.objects.delete" in self._faults.denied:
             check_conditions(existing, query)
-            raise ApiError(  # To replace one is to delete it.
+            raise ApiError(  # To replace an object is to delete it.
                 403,
                 "forbidden",
                 "The caller does not have storage.objects.delete access to the Google Cloud Storage object.",
@@ -224,7 +224,9 @@ class StorageMethods:
         query, bucket = asked.query, asked.path["bucket"]
         unknown = {"matchGlob", "filter", "softDeleted"} & query.keys()
         if unknown:
-            raise ApiError(501, "notImplemented", f"The emulated Storage lists without {unknown}.")
+            raise ApiError(
+                501, "notImplemented", f"The emulated Storage does not support listing by {unknown}."
+            )
         limit = min(query.get("maxResults", MAX_PAGE) or MAX_PAGE, MAX_PAGE)
         after = _page_start(query.get("pageToken"))
         items: list[dict[str, Any]] = []

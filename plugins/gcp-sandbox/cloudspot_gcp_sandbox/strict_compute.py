@@ -1,6 +1,6 @@
-"""Compute Engine as strict as the real one: every request held to Google's own description of the API.
+"""Compute Engine as strict as the real one: checks every request against Google's own API description.
 
-Beside it, what a submitter asks of other services: the price list (Cloud Billing) and which permissions the
+It also answers what a submitter asks other services: the price list (Cloud Billing) and which permissions the
 caller has (Resource Manager). Each call is recorded by its method's id, such as ``compute.instances.list``.
 
 Faults by those ids: ``inject("compute.regionInstances.bulkInsert", ...)`` refuses the request;
@@ -48,7 +48,7 @@ _BATCH: Final = "/batch/compute/v1"
 
 
 class StrictCompute:
-    """A WSGI application; what is for none of its services goes to ``inner``."""
+    """A WSGI application; requests to other services go to ``inner``."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class StrictCompute:
         clock: Callable[[], float] = time.time,
         project: str = PROJECT,
     ) -> None:
-        """Boot machines on ``host``; ``clock`` (seconds since the epoch) is what lags are measured by."""
+        """Boot machines on ``host``; ``clock`` (seconds since the epoch) measures lags."""
         self.faults = faults or Faults()
         self.project = project
         self.operations = Operations(project, clock)
@@ -161,13 +161,13 @@ class StrictCompute:
         handler = self._handlers.get(matched.method_id)
         if handler is None:
             raise ApiError(
-                501, "notImplemented", f"the emulated Compute Engine does not know {matched.method_id}"
+                501, "notImplemented", f"the emulated Compute Engine does not support {matched.method_id}"
             )
         return handler(matched.path, matched.query, body, caller)
 
     def _skus(self, query: Mapping[str, Any]) -> Mapping[str, Any]:
         if query.get("currencyCode", "USD") != "USD":
-            raise ApiError(501, "notImplemented", "the emulated price list is in USD")
+            raise ApiError(501, "notImplemented", "the emulated price list is only in USD")
         found, start = prices.skus(), int(query.get("pageToken", 0) or 0)
         end = start + (query.get("pageSize") or 5000)
         return {"skus": list(found[start:end]), "nextPageToken": str(end) if end < len(found) else ""}
@@ -207,7 +207,7 @@ class StrictCompute:
 
 
 def _api_of(request: Request) -> str | None:
-    """Return the document of the API that a request is for; None: it is for none of ours."""
+    """Return the document of the API that a request is for; None: it is not one of ours."""
     name = next((name for start, name in _APIS if request.path.startswith(start)), None)
     if name == "cloudresourcemanager.v1" and not request.path.endswith(":testIamPermissions"):
         return None

@@ -1,10 +1,11 @@
-"""An emulated Cloud Logging, as strict as the real one: entries written, listed by queries, logs listed.
+"""An emulated Cloud Logging, as strict as the real one: writes entries, lists them by queries, lists logs.
 
-Every request is held to Google's discovery document and to the service's limits; entries of the same log,
-time and insert id are one; they show when ``lag_seconds`` have passed. Faults are injected by rules
+Every request is checked against Google's discovery document and the service's limits. Entries of the same
+log, time and insert id are one; they show after ``lag_seconds``. Faults are injected by rules
 (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
-Source: Cloud Logging API reference and "Quotas and limits" (checked 2026-11); words of refusals from memory.
+Source: Cloud Logging API reference and "Quotas and limits" (checked 2026-11); the refusals' wording is from
+memory.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class _Kept:
     place: tuple[datetime, str]
     entry: dict[str, Any]
     parsed: Mapping[str, Any]
-    """The entry with its times as such, for queries."""
+    """The entry with its times as datetimes, for queries."""
 
 
 def _place(kept: _Kept) -> tuple[datetime, str]:
@@ -69,7 +70,7 @@ def _place(kept: _Kept) -> tuple[datetime, str]:
 
 
 class StrictLogging:
-    """WSGI middleware; what is not Logging's goes through to ``app`` untouched. Thread-safe."""
+    """WSGI middleware; requests to other services reach ``app`` unchanged. Thread-safe."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class StrictLogging:
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.page_entries = page_entries
-        """How many entries a page holds at most, whatever is asked for."""
+        """The most entries on a page, whatever was requested."""
         self.lag_seconds = lag_seconds
         """How long an entry that was written is missing from listings."""
         self._app = app
@@ -143,7 +144,9 @@ class StrictLogging:
             self._delete_log(unquote(matched.path["logName"]))
             return Reply.json({})
         else:
-            raise ApiError(501, "notImplemented", f"The emulated Logging has no {matched.method_id}.")
+            raise ApiError(
+                501, "notImplemented", f"The emulated Logging does not support {matched.method_id}."
+            )
         self._api.check_answer(matched.method_id, answer)
         return Reply.json(answer)
 
@@ -165,7 +168,7 @@ class StrictLogging:
         with self._lock:
             for at, entry in entries:
                 if at < now - MAX_AGE:
-                    continue  # Taken, and never shown.
+                    continue  # Accepted, and never shown.
                 key = (entry["logName"], entry["timestamp"], entry["insertId"])
                 if key in self._known:
                     continue
@@ -176,7 +179,7 @@ class StrictLogging:
     def _completed(
         self, entry: Mapping[str, Any], body: Mapping[str, Any]
     ) -> tuple[datetime, dict[str, Any]]:
-        """Return the entry as it is kept, and its time.
+        """Return the entry as it is stored, and its time.
 
         Raises:
             ApiError: 400, it breaks a rule or a limit.

@@ -1,11 +1,11 @@
 """An emulated Cloud Storage, as strict as the real one: its JSON API, and reading by signed URLs.
 
-Every request is held to Google's discovery document, every condition is honoured in one step with what it
-guards, checksums are compared and returned. Faults are injected by rules
+Every request is checked against Google's discovery document, every condition is checked in one step with
+the write that it guards, and checksums are compared and returned. Faults are injected by rules
 (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
-Source: Cloud Storage JSON API reference (checked 2026-11 by its discovery document); words of refusals from
-memory.
+Source: Cloud Storage JSON API reference (checked 2026-11 by its discovery document); the refusals' wording is
+from memory.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _RIGHTS = {
     "storage.objects.insert": "storage.objects.create",
     "storage.objects.patch": "storage.objects.update",
 }
-"""By method, the right it takes where that is named otherwise than the method."""
+"""The right that a method takes, where it is not named after the method."""
 
 
 class StrictStorage:
-    """WSGI middleware; what is not Storage's goes through to ``app`` untouched. Thread-safe.
+    """WSGI middleware; requests to other services reach ``app`` unchanged. Thread-safe.
 
     ``buckets`` holds the content, ``sessions`` the uploads under way. Contents larger than a MiB are kept in
-    ``directory``, where there is one.
+    ``directory``, if there is one.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StrictStorage:
                 raise ApiError(injected.status, injected.code, injected.message)
         except ApiError as error:
             code, reply = error.reason, Reply.refusal(error)
-            if request.query.get("alt") == ["media"]:  # There the error is plain text.
+            if request.query.get("alt") == ["media"]:  # For content, the error is plain text.
                 reply = Reply(
                     error.status, {"Content-Type": "text/html; charset=UTF-8"}, error.message.encode()
                 )
@@ -126,7 +126,7 @@ class StrictStorage:
         method, path = matched.method_id, matched.path
         wanted = [_RIGHTS.get(method, method)]
         if method == "storage.objects.get" and not self._is_there(path["bucket"], path["object"]):
-            wanted.append("storage.objects.list")  # Who may not list does not learn that one is missing.
+            wanted.append("storage.objects.list")  # Otherwise the caller does not learn that it is missing.
         for right in wanted:
             if right in self._faults.denied:
                 resource = "object" if "object" in right else "bucket"
@@ -158,7 +158,9 @@ class StrictStorage:
         caller, code = "", None
         try:
             if request.method not in {"GET", "HEAD"}:
-                raise ApiError(501, "NotImplemented", "The emulated Storage only reads by signed URLs.")
+                raise ApiError(
+                    501, "NotImplemented", "The emulated Storage supports signed URLs only for reading."
+                )
             caller = check_signed(request, self._identities, now=self._now())
             reply = media(request, self.buckets.find(bucket, name))
         except ApiError as error:
@@ -172,7 +174,7 @@ class StrictStorage:
 
 
 def _with_links_here(request: Request, reply: Reply) -> Reply:
-    """Return the answer with its links to contents leading here: the SDK follows them, with its token."""
+    """Return the answer with its media links leading here: the SDK follows them, with its token."""
     if not reply.headers.get("Content-Type", "").startswith("application/json"):
         return reply
     here = f"{request.environ['wsgi.url_scheme']}://{request.header('host')}/download/"

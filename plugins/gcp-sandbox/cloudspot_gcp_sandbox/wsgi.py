@@ -1,4 +1,4 @@
-"""A request to a fake of a JSON API of Google's, and the answer to it, as WSGI has them."""
+"""Requests to fakes of Google's JSON APIs, and their answers, over WSGI."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
 
 _RESUME_INCOMPLETE = {308: "Resume Incomplete"}
-"""What Storage calls it; the standard says Permanent Redirect."""
+"""Storage's name for 308; the standard says Permanent Redirect."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What came."""
+    """A request as it came."""
 
     method: str
     path: str
-    """As it was sent, percent-encoded, without the query."""
+    """Percent-encoded, as it was sent, without the query."""
     query: Mapping[str, Sequence[str]]
     environ: Mapping[str, Any]
 
     @classmethod
     def of(cls, environ: Mapping[str, Any]) -> Request:
-        """Read a request's line; its body stays where it is."""
+        """Read a request's line and headers; its body is not read yet."""
         target = str(environ.get("REQUEST_URI") or environ.get("RAW_URI") or "")
         path = target.partition("?")[0] or quote(environ.get("PATH_INFO", "/").encode("latin-1"))
         text = str(environ.get("QUERY_STRING", ""))
@@ -46,7 +46,7 @@ class Request:
         """Return the body.
 
         Raises:
-            ApiError: 411, its length is not said; 400, less came than that.
+            ApiError: 411, it has no length; 400, it is shorter than that.
         """
         length = self.header("content-length")
         if length is None:
@@ -62,7 +62,7 @@ class Request:
         """Return the body's JSON value, None where there is no body.
 
         Raises:
-            ApiError: 400, it is no JSON, or not said to be.
+            ApiError: 400, it is not JSON, or its Content-Type says otherwise.
         """
         body = self.read()
         if not body:
@@ -75,7 +75,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What is answered."""
+    """An answer."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -88,12 +88,12 @@ class Reply:
 
     @classmethod
     def refusal(cls, error: ApiError) -> Reply:
-        """Return the answer that an error is."""
+        """Return the answer for an error."""
         reply = cls.json(error.value(), status=error.status)
         return cls(reply.status, {**reply.headers, **error.headers}, reply.body)
 
     def send(self, start_response: StartResponse) -> Iterable[bytes]:
-        """Send it."""
+        """Send the answer."""
         phrase = _RESUME_INCOMPLETE.get(self.status)
         if phrase is None:
             known = {status.value: status.phrase for status in HTTPStatus}

@@ -12,7 +12,7 @@ from cloudspot.model import CheckResult, Market, Offer, Resources
 from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients, endpoint
 from cloudspot_gcp.compute import ComputeProvisioner
-from cloudspot_gcp.errors import translated
+from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.lookups import ask, list_all
 from cloudspot_gcp.options import GcpOptions
 
@@ -88,7 +88,7 @@ def _project(clients: GcpClients) -> str:
 
 
 def _clock(clients: GcpClients) -> str:
-    with translated("asking Google for the time"):
+    with ERRORS.translated("asking Google for the time"):
         answer = clients.session().get(
             f"{endpoint('compute')}/compute/v1/projects/{clients.project}", timeout=READ_SECONDS
         )
@@ -101,7 +101,7 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
     wanted = wanted_permissions(options)
     url = f"{endpoint('cloudresourcemanager')}/v1/projects/{clients.project}:testIamPermissions"
     try:
-        with translated("asking for the permissions"):
+        with ERRORS.translated("asking for the permissions"):
             value = clients.ask_json("POST", url, json={"permissions": wanted})
     except AuthError as error:
         return f"unknown: {error}"

@@ -23,7 +23,7 @@ from google.auth.transport.requests import AuthorizedSession
 
 import cloudspot
 from cloudspot.errors import SpecError
-from cloudspot_gcp.errors import translated
+from cloudspot_gcp.errors import ERRORS
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
@@ -104,7 +104,7 @@ class GcpClients:
     def _default(self) -> tuple[Any, str | None]:
         with self._lock:
             if self._found is None:
-                with translated("Google Cloud"), warnings.catch_warnings():
+                with ERRORS.translated("Google Cloud"), warnings.catch_warnings():
                     # For a user's own login Google warns that quota is counted elsewhere.
                     warnings.simplefilter("ignore")
                     self._found = google.auth.default(scopes=SCOPES)

@@ -15,13 +15,12 @@ Source: Cloud Logging API reference, entries.write and entries.list; "Quotas and
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime, timezone
 from typing import Any
 
-from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import check_stream
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
@@ -39,8 +38,6 @@ ENTRY_OVERHEAD_BYTES = 500
 MAX_TEXT = 50_000
 """Longer lines become several entries: a character takes up to four bytes, an entry holds 256 KiB."""
 SHARE_SECONDS = 2.0
-
-_LOG = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 # Below the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.gcp.logs")
@@ -65,9 +62,7 @@ class CloudLoggingSink(CloudLoggingReader):
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O; ``store_url`` is the canonical one. Raise SpecError for a log without a valid name."""
-        if log_name is not None and _LOG.fullmatch(log_name) is None:
-            raise SpecError(f"log name must be 1 to 200 letters, digits and .-_: got {log_name!r}")
+        """Do no I/O; ``store_url`` is the canonical one. The options' checks cover the log's name."""
         self._log_name = log_name or LOG_NAME
         labels = {"job": job_id, "store": store_digest(store_url)}
         requests = LogRequests(clients or GcpClients(), log_name=self._log_name, labels=labels, sleep=sleep)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from datetime import date, datetime, timezone
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from cloudspot.decoding import convert
 from cloudspot.model import LogRecord
 from cloudspot.plugin.logorder import Arrival, Joiner
 
 MARK = "day"
 """The label ``mark`` of a stream's first line of each day, by which streams and their days are found."""
 
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
+_Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class EntryReader:
@@ -42,7 +44,7 @@ class EntryReader:
                 source=labels["source"],
             )
             part, num_parts = int(labels.get("part", 0)), int(labels.get("parts", 1))
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, msgspec.ValidationError):
             return
         received = milliseconds(entry.get("receiveTimestamp", ""))
         arrival = Arrival(record, milliseconds(entry["timestamp"]), received)
@@ -50,12 +52,9 @@ class EntryReader:
 
 
 def parse_time(text: str) -> datetime:
-    """Return a time as Logging writes it, to the microsecond; raise ValueError for another text."""
-    found = _TIME.fullmatch(text)
-    if found is None:
-        raise ValueError(f"not a time: {text!r}")
-    fraction = (found[2] or "")[:6].ljust(6, "0")
-    return datetime.fromisoformat(f"{found[1]}.{fraction}+00:00")
+    """Return a time as Logging writes it, to the microsecond; raise ValidationError for another text."""
+    found: datetime = convert(text, _Time)
+    return found
 
 
 def milliseconds(text: str) -> int:

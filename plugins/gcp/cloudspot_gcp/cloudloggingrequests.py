@@ -12,7 +12,7 @@ from google.api_core.exceptions import from_http_response
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
-from cloudspot_gcp.errors import ERRORS, SDK_ERRORS, status_of, translation
+from cloudspot_gcp.errors import ERRORS
 
 PAGE_ENTRIES = 1000
 NUM_THROTTLED_TRIES = 10
@@ -96,9 +96,9 @@ class LogRequests:
         def call() -> Any:
             try:
                 return self._send(method, body)
-            except SDK_ERRORS as error:
-                found = translation(error, f"log {self._log_name} of project {self._clients.project}")
-                status = status_of(error)
+            except ERRORS.raised as error:
+                found = ERRORS.translation(error, f"log {self._log_name} of project {self._clients.project}")
+                status = ERRORS.status_of(error)
                 if status == HTTPStatus.BAD_REQUEST and method == "write":
                     raise EntryRefused(str(found)) from error
                 if status == HTTPStatus.TOO_MANY_REQUESTS or ERRORS.is_throttled(error):

@@ -17,7 +17,7 @@ from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_gcp import attributes, placement
 from cloudspot_gcp.clients import GcpClients
-from cloudspot_gcp.errors import SDK_ERRORS, one_line, translated, translation, unless_throttled
+from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.listing import (
     END_OPERATIONS,
     Ending,
@@ -159,7 +159,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         except ParseError as error:
             raise ProvisionError(
                 f"{launching(body)}: this machine's SDK cannot read the stored request: "
-                f"{one_line(str(error))}; install the submitter's version of google-cloud-compute"
+                f"{ERRORS.one_line(str(error))}; install the submitter's version of google-cloud-compute"
             ) from error
         asked = {
             "project": body.project,
@@ -168,10 +168,10 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             "bulk_insert_instance_resource_resource": resource,
         }
         try:
-            return unless_throttled(
+            return ERRORS.unless_throttled(
                 lambda: self._clients.call("RegionInstancesClient", "bulk_insert_unary", asked)
             )
-        except SDK_ERRORS as error:
+        except ERRORS.raised as error:
             raise refusal(error, body) from error
 
     def _group(self, operation: Any, body: ComputeRequest) -> list[Any]:
@@ -272,7 +272,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
     def _tell(self, place: Place, names: set[tuple[str, str]], facts: Mapping[str, str]) -> None:
         what = "announcing to the machines"
-        with translated(what, _LATER):
+        with ERRORS.translated(what, _LATER):
             metadata = self._ask_about(place, "get").metadata
             told = {one.key: one.value for one in metadata.items}
             mended = dict(told)
@@ -300,11 +300,13 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                 self._ask_about(place, "delete_unary")
             except api.NotFound:
                 continue
-            except SDK_ERRORS as error:
-                first = first or translation(error, what, _BUSY)
+            except ERRORS.raised as error:
+                first = first or ERRORS.translation(error, what, _BUSY)
         if first is not None:
             raise first
 
     def _ask_about(self, place: Place, method: str, **more: Any) -> Any:
         where = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
-        return unless_throttled(lambda: self._clients.call("InstancesClient", method, {**where, **more}))
+        return ERRORS.unless_throttled(
+            lambda: self._clients.call("InstancesClient", method, {**where, **more})
+        )

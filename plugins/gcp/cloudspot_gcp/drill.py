@@ -10,7 +10,7 @@ from google.api_core import exceptions as api
 
 from cloudspot.errors import CloudspotError
 from cloudspot_gcp.clients import GcpClients
-from cloudspot_gcp.errors import translated
+from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.listing import is_done, place_of_id
 from cloudspot_gcp.metadata import SHUTDOWN_SECONDS
 from cloudspot_gcp.refusals import causes_of
@@ -22,7 +22,7 @@ def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | No
     if place is None:
         raise CloudspotError(f"{instance_id} is not a machine of cloudspot's; expected ZONE/NAME/NUMBER")
     request = {"project": clients.project, "zone": place.zone, "instance": place.instance}
-    with translated(f"looking for {instance_id}"):
+    with ERRORS.translated(f"looking for {instance_id}"):
         try:
             machine = clients.call("InstancesClient", "get", request)
         except api.NotFound as error:
@@ -39,7 +39,7 @@ def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | No
             f"Compute Engine reclaims this machine {own or SHUTDOWN_SECONDS:g} s after its notice, never "
             "otherwise; leave out --notice and --no-notice"
         )
-    with translated(f"the drill on {instance_id}"):
+    with ERRORS.translated(f"the drill on {instance_id}"):
         operation = clients.call("InstancesClient", "simulate_maintenance_event_unary", request)
     causes = causes_of(operation) if is_done(operation) else []
     if causes:

@@ -155,10 +155,3 @@ def _is_passing(error: auth.RefreshError) -> bool:
 
 
 ERRORS = _GoogleErrors()
-SDK_ERRORS = ERRORS.raised
-error_code = ERRORS.code_of
-one_line = ERRORS.one_line
-status_of = ERRORS.status_of
-translated = ERRORS.translated
-translation = ERRORS.translation
-unless_throttled = ERRORS.unless_throttled

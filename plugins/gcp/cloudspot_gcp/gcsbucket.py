@@ -26,7 +26,7 @@ from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
-from cloudspot_gcp.errors import ERRORS, UNUSABLE, error_code, status_of
+from cloudspot_gcp.errors import ERRORS, UNUSABLE
 from cloudspot_gcp.gcspayload import extend_crc32c, shown_crc32c
 from cloudspot_gcp.gcssettings import check_settings
 
@@ -85,7 +85,7 @@ class GcsBucket(Bucket):
         return self.clients.storage().bucket(self.name)
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
-        status, code = status_of(error), error_code(error)
+        status, code = ERRORS.status_of(error), ERRORS.code_of(error)
         if status == HTTPStatus.NOT_FOUND:
             return SpecError if _NO_BUCKET in str(error) else _MISSING.get(verb, UploadGone)
         if status == HTTPStatus.FORBIDDEN and code not in UNUSABLE | ERRORS.throttled:
@@ -94,7 +94,7 @@ class GcsBucket(Bucket):
 
     def translation(self, error: Exception, what: str) -> CloudspotError:
         found = super().translation(error, what)
-        if status_of(error) == HTTPStatus.BAD_REQUEST and _CHANGED in str(error):
+        if ERRORS.status_of(error) == HTTPStatus.BAD_REQUEST and _CHANGED in str(error):
             return TransientError(f"{found}: the bytes changed on the way")
         return found
 

@@ -20,7 +20,7 @@ from cloudspot.model import Resources
 from cloudspot.plugin.machinetypes import MachineType
 from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import GcpClients
-from cloudspot_gcp.errors import translated
+from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.listing import last_part
 from cloudspot_gcp.options import (
     DEFAULT_REGION,
@@ -105,7 +105,7 @@ def ask(what: str, call: Callable[[], T]) -> T:
     """Return what the call returns; it is tried again if Google fails in passing or throttles."""
 
     def once() -> T:
-        with translated(what):
+        with ERRORS.translated(what):
             return call()
 
     return retry(once, sleep=time.sleep, waits=doubling(0.1, num=NUM_TRIES - 1))

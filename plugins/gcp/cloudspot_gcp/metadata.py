@@ -133,7 +133,6 @@ class GcePreemptionSource(PreemptionSource):
         self._event = NO_EVENT
 
     def poll(self) -> PreemptionNotice | None:
-        """Return the standing notice, or None."""
         if self._num_polls % EVENT_EVERY == 0:
             self._look_for_event()
         self._num_polls += 1

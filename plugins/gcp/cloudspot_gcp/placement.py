@@ -15,7 +15,7 @@ from cloudspot.errors import CloudspotError, ProvisionError, QuotaError, Transie
 from cloudspot.plugin import machinetags
 from cloudspot_gcp import attributes
 from cloudspot_gcp.clients import GcpClients
-from cloudspot_gcp.errors import translated, unless_throttled
+from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.lookups import list_all, wanted_regions
 from cloudspot_gcp.operations import wait_for_region
 from cloudspot_gcp.options import GcpOptions
@@ -33,9 +33,9 @@ def make(clients: GcpClients, body: ComputeRequest) -> None:
         "group_placement_policy": {"collocation": "COLLOCATED"},
     }
     request = {"project": body.project, "region": body.region, "resource_policy_resource": resource}
-    with translated(what, LAUNCH_CODES):
+    with ERRORS.translated(what, LAUNCH_CODES):
         try:
-            operation = unless_throttled(
+            operation = ERRORS.unless_throttled(
                 lambda: clients.call("ResourcePoliciesClient", "insert_unary", request)
             )
         except api.Conflict:
@@ -56,9 +56,9 @@ def remove(clients: GcpClients, options: GcpOptions, job_id: str, *, store_url: 
 
 def _remove(clients: GcpClients, region: str, name: str, what: str) -> None:
     request = {"project": clients.project, "region": region, "resource_policy": name}
-    with translated(what, {"resourceInUseByAnotherResource": TransientError}):
+    with ERRORS.translated(what, {"resourceInUseByAnotherResource": TransientError}):
         try:
-            operation = unless_throttled(
+            operation = ERRORS.unless_throttled(
                 lambda: clients.call("ResourcePoliciesClient", "delete_unary", request)
             )
         except api.NotFound:

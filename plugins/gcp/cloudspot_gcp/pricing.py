@@ -15,7 +15,7 @@ import msgspec
 
 from cloudspot.model import Market
 from cloudspot_gcp.clients import GcpClients, endpoint
-from cloudspot_gcp.errors import translated
+from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.lookups import GcpMachineType
 
 SERVICE: Final = "6F81-5844-456A"
@@ -83,7 +83,7 @@ def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
         query = {"pageSize": str(PAGE), "currencyCode": "USD", "fields": _FIELDS}
         if token:
             query["pageToken"] = token
-        with translated("reading Google's price list"):
+        with ERRORS.translated("reading Google's price list"):
             value = clients.ask_json("GET", url, params=query)
         for sku in value.get("skus", ()):
             _add(parts, sku, wanted)

@@ -14,7 +14,7 @@ from cloudspot.errors import (
     QuotaError,
 )
 from cloudspot.plugin.sdkerrors import launch_refusal
-from cloudspot_gcp.errors import error_code, one_line, translation
+from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.request import ComputeRequest
 
 MIN_COUNT: Final = "VM_MIN_COUNT_NOT_REACHED"
@@ -79,9 +79,9 @@ class Cause(NamedTuple):
 
 def causes_of(operation: Any) -> list[Cause]:
     """Return what went wrong in an operation. Only this tells: a failed operation is DONE, too."""
-    found = [Cause(str(one.code), one_line(str(one.message))) for one in operation.error.errors]
+    found = [Cause(str(one.code), ERRORS.one_line(str(one.message))) for one in operation.error.errors]
     if not found and operation.http_error_status_code:
-        said = one_line(str(operation.http_error_message))
+        said = ERRORS.one_line(str(operation.http_error_message))
         found = [Cause(str(operation.http_error_status_code), said)]
     return found
 
@@ -89,12 +89,12 @@ def causes_of(operation: Any) -> list[Cause]:
 def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
     """Return what a refused request for machines means, and whose field it is."""
     what = launching(body)
-    found = translation(error, what, LAUNCH_CODES)
+    found = ERRORS.translation(error, what, LAUNCH_CODES)
     if isinstance(found, AuthError):
         needed = _NEEDED.search(str(error))
         if needed is not None:
             return AuthError(f"{what}: the credentials lack {needed[1]}{_POLICY_ADVICE}")
-        return AuthError(f"{found}{_POLICY_ADVICE}") if error_code(error) in LAUNCH_CODES else found
+        return AuthError(f"{found}{_POLICY_ADVICE}") if ERRORS.code_of(error) in LAUNCH_CODES else found
     return _with_advice(found, str(error))
 
 

@@ -11,11 +11,9 @@ import msgspec
 from cloudspot.errors import SpecError
 from cloudspot.model import DEFAULT_MASTER_PORT, InstanceGroup, LaunchRequest, Market
 from cloudspot.plugin import machinetags
-from cloudspot.plugin.launchrequests import boot_disk_gib, encode_request
-from cloudspot_gcp import attributes
+from cloudspot.plugin.launchrequests import boot_disk_gib
+from cloudspot_gcp import attributes, shutdownscript
 from cloudspot_gcp.options import GcpOptions, subnetwork_region
-from cloudspot_gcp.shutdownscript import KEY as SHUTDOWN_SCRIPT
-from cloudspot_gcp.shutdownscript import render_shutdown_script
 
 STARTUP_SCRIPT: Final = "startup-script"
 """The attribute that the guest agent runs as root at each boot."""
@@ -29,7 +27,7 @@ GRACE_SECONDS: Final = 600
 _TOKEN_SPACE: Final = uuid.UUID("6f2a4c7e-51d8-4d8b-9a35-0c3e8a6f1b27")
 
 
-class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a launch request."""
 
     project: str
@@ -97,7 +95,7 @@ def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
         },
         made_placement_policy=made_policy,
     )
-    return encode_request("gcp", body)
+    return LaunchRequest(provider="gcp", body=msgspec.to_builtins(body))
 
 
 def policy_name(job_id: str, store_url: str) -> str:
@@ -218,7 +216,7 @@ def _attributes(options: GcpOptions, group: InstanceGroup, first_name: str) -> d
         attributes.MASTER_ADDR: first_name,
         machinetags.MASTER_PORT: str(DEFAULT_MASTER_PORT),
         STARTUP_SCRIPT: group.user_data,
-        SHUTDOWN_SCRIPT: render_shutdown_script(),
+        shutdownscript.KEY: shutdownscript.SCRIPT,
     }
     if group.offer.market is Market.SPOT:
         found[attributes.NOTICE_SECONDS] = f"{options.preemption_notice:.0f}"

@@ -18,18 +18,10 @@ SECONDS: Final = 25.0
 """How long we count on a spot machine to have then: five seconds less than documented."""
 
 # The boot script installs the command; before that there is nothing to save.
-_SCRIPT: Final = """\
+SCRIPT: Final = f"""\
 #!/bin/bash
 # cloudspot: tells the agent that this machine goes down, and waits for it.
 on_shutdown=${{CLOUDSPOT_NODE_DIR:-/var/lib/cloudspot}}/on-shutdown
-[ ! -x "$on_shutdown" ] || exec "$on_shutdown" --source {source} --seconds {seconds:g}
+[ ! -x "$on_shutdown" ] || exec "$on_shutdown" --source {SOURCE} --seconds {SECONDS:g}
 """
-
-
-def render_shutdown_script(*, seconds: float = SECONDS) -> str:
-    """Return the script; it holds no secret, and is the same on every machine.
-
-    Args:
-        seconds: from its start to the machine's end.
-    """
-    return _SCRIPT.format(source=SOURCE, seconds=seconds)
+"""It holds no secret, and is the same on every machine."""

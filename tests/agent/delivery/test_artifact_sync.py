@@ -3,12 +3,12 @@
 import time
 
 import pytest
+from faultstore import FaultPlan, FaultyStore
 
 from cloudspot.agent.delivery import artifact_sync
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.errors import TransientError
 from cloudspot.local.filestore import FileStore
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 
 @pytest.fixture

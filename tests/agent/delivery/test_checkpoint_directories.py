@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Iterable
@@ -59,6 +60,47 @@ def test_a_complete_file_needs_no_waiting(tmp_path: Path) -> None:
     assert [d.name for d in directories.ready(100.1, alive=False)] == ["output/checkpoint-10"]
 
 
+def test_an_earlier_complete_file_does_not_complete_what_is_being_rewritten(tmp_path: Path) -> None:
+    """A directory rewritten in place was committed in the middle: new weights beside old ones."""
+    directories = watch(tmp_path, "done")
+    path = checkpoint(tmp_path, 10)
+    (path / "done").touch()
+    os.utime(path / "done", ns=(10**9, 10**9))
+    os.utime(path / "model.bin", ns=(10**9, 10**9))
+    assert [d.step for d in directories.ready(100.0, alive=True)] == [10]
+    os.utime(path / "model.bin", ns=(10**9 + 1, 10**9 + 1))
+    assert directories.ready(101.0, alive=True) == ()
+    os.utime(path / "done", ns=(10**9 + 2, 10**9 + 2))
+    assert [d.step for d in directories.ready(102.0, alive=True)] == [10]
+
+
+def test_what_other_ranks_write_after_the_complete_file_completes_by_being_quiet(tmp_path: Path) -> None:
+    directories = watch(tmp_path, "done")
+    path = checkpoint(tmp_path, 10)
+    (path / "done").touch()
+    os.utime(path / "done", ns=(10**9, 10**9))
+    assert directories.ready(100.0, alive=True) == ()
+    assert directories.ready(109.9, alive=True) == ()
+    assert [d.step for d in directories.ready(110.0, alive=True)] == [10]
+
+
+def test_without_its_complete_file_a_directory_is_never_complete(tmp_path: Path) -> None:
+    directories = watch(tmp_path, "done")
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    assert directories.ready(200.0, alive=True) == ()
+    directories.finish_script()
+    assert directories.ready(201.0, alive=False) == ()
+
+
+def test_a_link_can_be_the_complete_file(tmp_path: Path) -> None:
+    directories = watch(tmp_path, "done")
+    path = checkpoint(tmp_path, 10)
+    os.utime(path / "model.bin", ns=(10**9, 10**9))
+    (path / "done").symlink_to("model.bin")
+    assert [d.step for d in directories.ready(100.0, alive=True)] == [10]
+
+
 def test_steps_are_numbers_not_words(tmp_path: Path) -> None:
     directories = watch(tmp_path)
     for step in (9, 100, 20):
@@ -109,10 +151,10 @@ def test_what_a_dead_script_left_half_written_is_not_complete_because_the_next_o
     directories.ready(110.0, alive=True)
     checkpoint(tmp_path, 20, "half of the wei")
     directories.ready(112.0, alive=True)
-    directories.end_of_script()
+    directories.begin_script()
     for now in (200.0, 300.0, 400.0):
         assert [d.step for d in directories.ready(now, alive=True)] == [10]
-        directories.end_of_script()
+        directories.begin_script()
     checkpoint(tmp_path, 20, "all of the weights")
     directories.ready(500.0, alive=True)
     assert [d.step for d in directories.ready(510.0, alive=True)] == [10, 20]
@@ -143,11 +185,54 @@ def test_what_a_script_wrote_just_before_it_finished_is_complete(tmp_path: Path)
     directories = watch(tmp_path)
     checkpoint(tmp_path, 10, "half of the wei")
     directories.ready(100.0, alive=True)
-    directories.end_of_script()
+    directories.begin_script()
     checkpoint(tmp_path, 600)
     directories.ready(150.0, alive=True)
-    directories.end_of_script(finished=True)
+    directories.finish_script()
     assert [d.step for d in directories.ready(151.0, alive=False)] == [600]
+
+
+def test_that_a_script_has_finished_proves_nothing_about_the_next_one(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    directories.begin_script()
+    directories.finish_script()
+    directories.begin_script()
+    checkpoint(tmp_path, 10, "half of the wei")
+    assert directories.ready(100.0, alive=True) == ()
+    assert names(directories.torn()) == ["checkpoint-10"]
+
+
+def test_a_later_agent_of_the_machine_knows_what_had_settled(tmp_path: Path) -> None:
+    """An agent died during an upload; the next one set the complete directory aside."""
+    directories = watch(tmp_path)
+    directories.begin_script()
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    directories.ready(110.0, alive=True)
+    checkpoint(tmp_path, 20, "half of the wei")
+    directories.ready(112.0, alive=True)
+    later = watch(tmp_path)
+    assert [d.step for d in later.ready(5.0, alive=False)] == [10]
+    assert names(later.torn()) == ["checkpoint-20"]
+    checkpoint(tmp_path, 10, "rewritten by half")
+    assert names(later.torn()) == ["checkpoint-10", "checkpoint-20"]
+
+
+def test_a_later_agent_of_the_machine_knows_what_a_script_that_finished_has_left(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    directories.begin_script()
+    checkpoint(tmp_path, 600)
+    directories.finish_script()
+    assert [d.step for d in watch(tmp_path).ready(5.0, alive=False)] == [600]
+
+
+def test_a_disk_that_is_full_costs_the_later_agents_knowledge_and_nothing_else(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    directories.begin_script()
+    (tmp_path / "before.tmp").mkdir()
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    assert [d.step for d in directories.ready(110.0, alive=True)] == [10]
 
 
 # --- torn -------------------------------------------------------------------------------------------
@@ -166,7 +251,6 @@ def test_what_a_script_left_half_written_is_torn_and_what_it_completed_is_not(tm
     checkpoint(tmp_path, 20, "half of the wei")
     (tmp_path / "output" / "checkpoint-30").mkdir()
     directories.ready(112.0, alive=True)
-    directories.end_of_script()
     assert names(directories.torn()) == ["checkpoint-20", "checkpoint-30"]
 
 
@@ -177,7 +261,6 @@ def test_what_stood_before_the_script_is_not_torn_unless_it_has_changed(tmp_path
     directories = watch(tmp_path)
     directories.begin_script()
     checkpoint(tmp_path, 5, "rewritten by halv")
-    directories.end_of_script()
     assert names(directories.torn()) == ["checkpoint-5"]
 
 
@@ -186,18 +269,16 @@ def test_a_later_agent_of_the_machine_knows_what_stood_before_the_script(tmp_pat
     watch(tmp_path).begin_script()
     checkpoint(tmp_path, 10)
     later = watch(tmp_path)
-    later.end_of_script()
     assert names(later.torn()) == ["checkpoint-10"]
 
 
 def test_nothing_is_torn_where_no_script_was_started_or_one_has_finished(tmp_path: Path) -> None:
     checkpoint(tmp_path, 10)
     directories = watch(tmp_path)
-    directories.end_of_script()
     assert directories.torn() == ()
     directories.begin_script()
     checkpoint(tmp_path, 20)
-    directories.end_of_script(finished=True)
+    directories.finish_script()
     assert directories.torn() == ()
 
 
@@ -207,5 +288,4 @@ def test_a_complete_file_is_proof_enough(tmp_path: Path) -> None:
     for step in (10, 20):
         path = checkpoint(tmp_path, step)
     (path / "done").touch()
-    directories.end_of_script()
     assert names(directories.torn()) == ["checkpoint-10"]

@@ -7,7 +7,7 @@ import pytest
 
 from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_this
 from cloudspot.agent.leaving import LeavingError
-from cloudspot.jobstore import fetching, manifests, parts, retention
+from cloudspot.jobstore import fetching, keys, manifests, parts, retention
 from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.records import File, Generation, new_nonce
 
@@ -111,6 +111,31 @@ def test_one_that_is_deleted_while_it_is_fetched_is_no_damage_and_the_newer_one_
     restored = restore_newest(bench.life().context, (generation(1),))
     assert (restored.checkpoint, restored.skipped) == (bench.id(1, 60), ())
     assert fetched == [bench.id(1, 50), bench.id(1, 60)]
+
+
+def test_a_job_whose_only_checkpoint_is_deleted_from_outside_says_that_it_starts_again(
+    bench, monkeypatch, caplog
+):
+    """It did so in silence."""
+    bench.commit(bench.id(1, 10))
+    fetch = fetching.fetch
+
+    def overtaken(store, job_id, commit, *args, **options):
+        bench.store.delete(keys.commit(JOB, 1, 10))
+        bench.store.delete(keys.part(JOB, 1, 10, 0))
+        bench.store.delete(keys.chunk(JOB, 1, 10, 0, 0))
+        return fetch(store, job_id, commit, *args, **options)
+
+    monkeypatch.setattr(fetching, "fetch", overtaken)
+    context = bench.life().context
+    assert restore_newest(context, (generation(1),)).checkpoint is None
+    text = "checkpoint 1-10 was deleted, and no other is left: training starts at step 0"
+    assert context.status.warnings == (text,)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [text]
+    bench.commit(bench.id(1, 20))
+    monkeypatch.setattr(fetching, "fetch", fetch)
+    assert restore_newest(context, (generation(1),)).checkpoint == bench.id(1, 20)
+    assert context.status.warnings == ()
 
 
 def test_a_generations_checkpoint_that_is_deleted_is_told_from_one_that_is_damaged(bench):

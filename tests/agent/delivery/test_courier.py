@@ -4,15 +4,16 @@ import time
 from datetime import datetime, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent.delivery import courier as courier_module
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.reclaim import Reclaim
+from cloudspot.agent.training.preparation import fetch_code
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import fetching, generations, keys, manifests
-from cloudspot.jobstore.records import Generation, Transfer, new_nonce
+from cloudspot.jobstore.records import Generation, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.train import handoff as files
 
 FAR = 1e9
@@ -137,6 +138,94 @@ def test_a_drain_that_is_sealed_during_an_upload_comes_next(bench, node, monkeyp
     monkeypatch.setattr(courier, "_commit", seal_drain)
     courier._carry_seals()
     assert found == [(40, 0), *((45, rank) for rank in range(8)), *((40, rank) for rank in range(1, 8))]
+
+
+@pytest.fixture
+def draining(bench, node):
+    """A node whose trainer was asked to leave by a deadline; an interval save waits, a part of it under way."""
+    life = bench.life()
+    status = life.context.status
+    status.generation, status.handoff, status.ranks = 1, node.handoff(1), (0, 1)
+    life.courier.begin(
+        Generation(number=1, launch=1, members=(), endpoint="", restore_from=None, why="first",
+                   at=datetime.now(timezone.utc), writer=new_nonce()),
+        Restored(None),
+    )  # fmt: skip
+    for rank in range(2):
+        bench.seal(node, bench.id(1, 40), rank=rank, world_size=2, taken=rank == 0)
+        files.progress_path(node.handoff(1), rank).write_bytes(files.PROGRESS.pack(44, 100))
+    life.context.orders.give(reclaim=reclaim(60.0))
+    files.write_drain(node.handoff(1), files.Drain(kind="notice", guard=FAR))
+    return life
+
+
+def test_what_nobody_has_begun_to_upload_waits_for_the_drain(bench, node, draining, monkeypatch):
+    """It was begun in the last moment before the drain's seals, whose upload then came too late."""
+    found = parts_put(bench, monkeypatch)
+    courier = draining.courier
+    courier._carry_seals()
+    assert found == [(40, 0)]
+    bench.seal(node, bench.id(1, 45), rank=0, world_size=2, kind="drain")
+    files.write_json(files.drained_path(node.handoff(1), 0), {"step": 45})
+    courier._carry_seals()
+    assert found == [(40, 0), (45, 0)]
+    bench.seal(node, bench.id(1, 45), rank=1, world_size=2, kind="drain")
+    courier._carry_seals()
+    assert found == [(40, 0), (45, 0), (45, 1)]
+    files.write_json(files.drained_path(node.handoff(1), 1), {"step": 45})
+    courier._carry_seals()
+    assert found == [(40, 0), (45, 0), (45, 1), (40, 1)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda life, _: life.courier.end_of_trainer(finished=False),
+        lambda _, handoff: (handoff / "drain.json").unlink(),  # a long notice is trained through at first
+        lambda _, handoff: [files.progress_path(handoff, rank).unlink() for rank in range(2)],
+        lambda _, handoff: [
+            files.write_json(files.drained_path(handoff, rank), {"step": None}) for rank in range(2)
+        ],
+        lambda _, handoff: [files.ended_loop_path(handoff, rank).touch() for rank in range(2)],
+        lambda _, handoff: [files.left_loop_path(handoff, rank).touch() for rank in range(2)],
+    ],
+    ids=["trainer dead", "not yet ordered", "no session", "no save", "loop ended", "loop left"],
+)
+def test_where_no_drain_will_come_nothing_waits_for_it(bench, node, draining, monkeypatch, change):
+    found = parts_put(bench, monkeypatch)
+    change(draining, node.handoff(1))
+    draining.courier._carry_seals()
+    assert found == [(40, 0), (40, 1)]
+
+
+def test_nothing_waits_for_a_drain_without_a_deadline(bench, node, draining, monkeypatch):
+    found = parts_put(bench, monkeypatch)
+    draining.context.orders.reclaim = None
+    draining.context.orders.give(
+        stop=StopRequest(reason="user", at=datetime.now(timezone.utc), writer=new_nonce())
+    )
+    draining.courier._carry_seals()
+    assert found == [(40, 0), (40, 1)]
+
+
+def test_what_waits_for_a_drain_that_never_came_is_delivered_at_the_end(bench, draining, monkeypatch):
+    found = parts_put(bench, monkeypatch)
+    draining.courier.start()
+    end = time.monotonic() + 20.0
+    assert draining.courier.finish(until=lambda: end)
+    assert found == [(40, 0), (40, 1)]
+
+
+def test_a_later_agent_of_the_machine_waits_for_the_drain_too(bench, node, draining, monkeypatch):
+    memory = draining.context.memory
+    memory.trainer_pid = 1
+    memory.save(node)
+    found = parts_put(bench, monkeypatch)
+    later = bench.life()
+    later.context.status.handoff, later.context.status.ranks = node.handoff(1), (0, 1)
+    later.context.orders.give(reclaim=reclaim(60.0))
+    later.courier._carry_seals()
+    assert found == [(40, 0)]
 
 
 def test_a_drain_at_a_step_that_was_sealed_already_makes_that_save_the_first(bench, node):
@@ -305,8 +394,9 @@ def test_before_the_first_generation_nothing_is_given_up(bench, carry, node):
 def test_a_directory_that_is_rewritten_is_committed_again(bench, carry, node):
     life = carry(checkpoint=PATTERN)
     for number in range(3):
-        directory(node, "last", f"weights {number}")
-        life.courier._directories.end_of_script()
+        with life.courier._busy:  # its thread does not look between the two writes
+            directory(node, "last", f"weights {number}")
+            life.courier._directories.end_of_script()
         life.courier.settle()
     assert steps(bench) == [1, 2, 3]
     commit = manifests.read_commit(bench.store, "digits-1", bench.id(1, 3))
@@ -366,19 +456,64 @@ def test_torn_directories_are_set_aside_and_none_that_is_in_the_bucket(bench, ca
     life = carry(checkpoint=PATTERN)
     uploads = life.courier._directories
     uploads.begin(Restored(None))
-    directory(node, "checkpoint-10")
-    torn = directory(node, "checkpoint-20")
-    (torn / "done").unlink()
+    with life.courier._busy:  # its thread does not look before the file is gone
+        directory(node, "checkpoint-10")
+        torn = directory(node, "checkpoint-20")
+        (torn / "done").unlink()
     life.courier.end_of_trainer(finished=False)
     life.courier.settle()
     life.courier.set_aside_torn()
     assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]
     assert steps(bench) == [10]
-    directory(node, "checkpoint-20")
-    (torn / "done").unlink()
+    with life.courier._busy:
+        directory(node, "checkpoint-20")
+        (torn / "done").unlink()
     life.courier.set_aside_torn()
     found = sorted(path.relative_to(node.torn).as_posix() for path in node.torn.glob("*/*"))
     assert found == ["output/checkpoint-20", "output/checkpoint-20.2"]
+
+
+def tear_what_came_with_the_code(bench, node):
+    """A script that rewrites a directory of the code dies in the middle."""
+    code = bench.root / "code" / "output" / "last"
+    code.mkdir(parents=True)
+    (code / "model").write_text("of the code")
+    life = bench.life(checkpoint=PATTERN)
+    fetch_code(life.context)
+    life.courier._directories.begin(Restored(None))
+    (directory(node, "last", "half of the wei") / "done").unlink()
+    life.courier.end_of_trainer(finished=False)
+    return life
+
+
+def models(root):
+    return {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("model")}
+
+
+def test_what_came_with_the_code_is_put_back_when_it_was_rewritten_by_half(bench, node):
+    """It was gone for good: before the first commit nothing else brings it back."""
+    tear_what_came_with_the_code(bench, node)
+    directory(node, "checkpoint-20")
+    (node.work / "output" / "checkpoint-20" / "done").unlink()
+    bench.life(checkpoint=PATTERN).courier.set_aside_torn()
+    assert list((node.work / "output").iterdir()) == []
+    uploads = bench.life(checkpoint=PATTERN).courier._directories
+    uploads.begin(Restored(None))
+    assert models(node.work) == {"output/last/model": "of the code"}
+    assert models(node.torn) == {
+        "output/last/model": "half of the wei",
+        "output/checkpoint-20/model": "weights",
+    }
+    uploads.set_aside_torn()  # the next script fails in its first second
+    assert models(node.work) == {"output/last/model": "of the code"}
+
+
+def test_what_came_with_the_code_replaces_nothing_that_was_restored(bench, node):
+    life = tear_what_came_with_the_code(bench, node)
+    life.courier.set_aside_torn()
+    directory(node, "last", "restored")
+    life.courier._directories.begin(Restored(bench.id(1, 10), directory_name="output/last"))
+    assert models(node.work) == {"output/last/model": "restored"}
 
 
 def test_what_was_restored_here_and_never_touched_stays(bench, carry, node):

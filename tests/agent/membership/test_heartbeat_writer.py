@@ -6,12 +6,12 @@ import time
 from datetime import datetime, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, generations, keys
 from cloudspot.jobstore.records import Generation, Heartbeat, Transfer, new_nonce
 from cloudspot.jobstore.submission import request_stop
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
+from faultstore import FaultPlan, FaultyStore
 from made_records import Records
 from memorystore import InMemoryStore
 
@@ -28,7 +29,6 @@ from cloudspot.jobstore.launches import claim_slot
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Failed
 from cloudspot.model import Instance, InstanceState, NodeIdentity
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 START = datetime(2026, 11, 20, tzinfo=timezone.utc)
 

@@ -317,8 +317,9 @@ class Node:
     @property
     def others(self) -> tuple[int, ...]:
         """Who matters to it."""
-        ranks = range(NUM_NODES) if self.current is None else [member.rank for member in self.current.members]
-        return tuple(rank for rank in ranks if rank != self.rank)
+        if self.current is None:
+            return tuple(rank for rank in range(NUM_NODES) if rank != self.rank)
+        return tuple([member.rank for member in self.current.members if member.rank != self.rank])
 
     def state(self, now: float) -> str:
         if self.phase == "setup":
@@ -421,9 +422,10 @@ class World:
 
     def _watch(self, node: Node, *, is_down: bool) -> None:
         assert node.current is not None
-        lost = node.clock.suspects(node.others)
+        others = node.others
+        lost = node.clock.suspects(others)
         if not is_down:
-            lost |= {rank for rank in node.others if self.nodes[rank].last_word is not None}
+            lost |= {rank for rank in others if self.nodes[rank].last_word is not None}
         missing = frozenset[int]()
         if not node.all_ran:
             missing = absent(node.current, node.beats) - {node.rank}
@@ -441,17 +443,17 @@ class World:
             not other.alive
             or other.last_word is not None
             or (node.current in other.started and other.phase not in {"running", "setup"})
-            for other in (self.nodes[rank] for rank in node.others)
+            for other in (self.nodes[rank] for rank in others)
             if not node.is_deaf
         )
-        told = [one.failed for rank in node.others if (one := node.beats.get(rank)) and one.failed]
+        told = [one.failed for rank in others if (one := node.beats.get(rank)) and one.failed]
         if self.shortcut == "a failure of any generation is believed":
             has_failed = has_failed or bool(told)
         has_failed = has_failed or any(one.generation == node.current.number for one in told)
         if has_failed and not (lost or missing or is_behind):
             node.phase, node.failed = "judging", node.current.number
             node.clock.mark(self.now)
-            node.dead_when_asked = frozenset(rank for rank in node.others if not self.nodes[rank].alive)
+            node.dead_when_asked = frozenset(rank for rank in others if not self.nodes[rank].alive)
         elif has_failed or lost or missing or is_behind:
             self._seek(node)
 
@@ -563,7 +565,7 @@ def play(seed: int, shortcut: str | None = None) -> World:
     for node in world.nodes:
         node.busy_until = rng.choice([0.0, 0.0, 5.0, 100.0])
     moments = sorted(rng.uniform(1.0, 350.0) for _ in range(rng.randrange(1, 6)))
-    while world.now < END_SECONDS:
+    while world.now < END_SECONDS and any(node.is_here for node in world.nodes):
         world.now += rng.uniform(0.2, 1.2)
         while moments and world.now >= moments[0]:
             moments.pop(0)

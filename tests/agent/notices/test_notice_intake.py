@@ -3,11 +3,12 @@
 import time
 from datetime import datetime, timedelta, timezone
 
+from faultstore import FaultPlan, FaultyStore, Outage
+
 from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
 from cloudspot.model import PreemptionNotice
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Outage
 
 
 def test_an_earlier_end_gets_through_while_the_first_notice_waits_for_the_store(bench, wait_until, tmp_path):

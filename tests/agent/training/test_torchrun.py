@@ -2,8 +2,11 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from cloudspot.agent.training.torchrun import (
     Trainer,
@@ -17,6 +20,14 @@ from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff as files
 
 
+def plan(work, *, python="python3", args=()):
+    return TrainerPlan(
+        python=python, entrypoint="train.py", args=args, num_nodes=1, node_rank=0, procs_per_node=1,
+        endpoint="127.0.0.1:1", rendezvous_id="x", work=work, log=work / "train.log",
+        environment=dict(os.environ),
+    )  # fmt: skip
+
+
 @pytest.fixture
 def start(bench, tmp_path):
     handoff = tmp_path / "handoff"
@@ -25,12 +36,7 @@ def start(bench, tmp_path):
 
     def start_script(text):
         (tmp_path / "train.py").write_text(text)
-        plan = TrainerPlan(
-            python=str(bench.stand_in()), entrypoint="train.py", args=(), num_nodes=1, node_rank=0,
-            procs_per_node=1, endpoint="127.0.0.1:1", rendezvous_id="x", work=tmp_path,
-            log=tmp_path / "train.log", environment=dict(os.environ),
-        )  # fmt: skip
-        trainers.append(Trainer.start(plan, handoff))
+        trainers.append(Trainer.start(plan(tmp_path, python=str(bench.stand_in())), handoff))
         return trainers[-1]
 
     yield start_script
@@ -44,6 +50,29 @@ def test_the_exit_status_is_told_and_the_output_kept(start, tmp_path, wait_until
     assert trainer.poll() == 1
     assert trainer.failed_status((0,)) == 3
     assert (tmp_path / "train.log").read_text() == "hello\n"
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+MACROS = st.sampled_from(
+    ["$", "$$", "${local_rank}", "$local_rank", "{local_rank}", "local_rank", "$$$", "--"]
+)
+
+
+@settings(deadline=None, max_examples=50)  # importing torch and building its parser take a while
+@given(st.lists(st.lists(WORDS | MACROS, max_size=4).map("".join), max_size=5))
+@example(["a$$b", "${local_rank}", "$local_rank", "$HOME", ""])
+@example(["--n=3", "--log", "5", "--rdzv", "-h", "--", "x", "--"])
+def test_the_script_gets_its_arguments_as_they_are(args):
+    """By torchrun's own parser and its own replacement of macros."""
+    run = pytest.importorskip("torch.distributed.run")
+    macros = pytest.importorskip("torch.distributed.elastic.utils").macros
+    python, dash, module, *words = plan(Path(), args=args).command()
+    assert (python, dash, module) == ("python3", "-m", run.__name__)
+    _, program, passed_on = run.config_from_args(run.parse_args(words))
+    shell = [program, *macros.substitute(passed_on, "0")]
+    assert shell[:2] == ["/bin/sh", "-c"]
+    assert "$$" not in shell[2]
+    assert shell[3:] == ["rank", "python3", "-u", "train.py", *args]
 
 
 @pytest.mark.parametrize(

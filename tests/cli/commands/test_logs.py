@@ -6,13 +6,13 @@ import threading
 from datetime import datetime, timedelta, timezone
 
 import msgspec
+from faultstore import FaultPlan, FaultyStore
 from jobclock import ago
 
 from cloudspot.cli.commands.logs import print_records
 from cloudspot.cli.joblog.logtail import LogTail
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.model import LogRecord
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 START = datetime(2026, 11, 20, 6, tzinfo=timezone.utc)
 

@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 from click.testing import CliRunner
+from faultstore import FaultPlan, FaultyStore, Hook
 
 from cloudspot.cli.main import program
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import Instance, InstanceState
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook
 
 
 class Killed(Exception):

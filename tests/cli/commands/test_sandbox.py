@@ -14,7 +14,7 @@ from cloudspot.emulation.cloud import EmulatedMachine, JobHint
 from cloudspot.emulation.sandbox_run import parse_reclaims
 from cloudspot.errors import SpecError
 from cloudspot.local.enclosure import why_not
-from cloudspot.local.records import PlannedReclaim
+from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.model import Market
 
 TOY = Path(__file__).parents[2] / "plugins" / "toy"

@@ -20,11 +20,11 @@ from aliyunsdkecs.request.v20140526.TagResourcesRequest import TagResourcesReque
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import AuthError
-from cloudspot.local.records import PlannedReclaim
+from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.model import Market
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.credentials import Credentials, CredentialsSource
-from cloudspot_aliyun.errors import translated
+from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun_sandbox.account import BARE_IMAGE_ID, IMAGE_ID
 from cloudspot_aliyun_sandbox.cloud import BUCKET, REGION, TRAIN_PYTHON, EmulatedAliyun
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
@@ -208,9 +208,9 @@ def test_keys_that_have_expired_are_renewed_by_who_holds_them_and_refused_by_eac
             (fresh, "x", "does not accept the credentials"),
         ):
             source = Keys(Credentials(held.access_key, held.secret_key, token))
-            with pytest.raises(AuthError, match=said), translated("describe"):
+            with pytest.raises(AuthError, match=said), ERRORS.translated("describe"):
                 AliyunClients(credentials=source).ask_ecs(DescribeInstancesRequest())
-            with pytest.raises(AuthError, match=said), translated("list"):
+            with pytest.raises(AuthError, match=said), ERRORS.translated("list"):
                 bucket_of(held.access_key, held.secret_key, token).list_objects_v2()
         bucket_of(fresh.access_key, fresh.secret_key, fresh.token).list_objects_v2()
         # It has outlived two keys.

@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from cloudspot.emulation.local_machine_host import emulated
-from cloudspot.local.records import PlannedReclaim
+from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot_aws_sandbox.cloud import BUCKET, EmulatedAws
 from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, IMAGE_ID
@@ -132,7 +132,7 @@ def test_credentials_that_have_expired_are_refused_by_each_service_in_its_own_wo
     with account() as it:
         (instance_id,) = it.run("sleep 1000")
         seed = it.host.directory(instance_id).record().guest.facts["role-seed"]
-        from cloudspot_aws_sandbox.credentials import RoleKeys
+        from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
         past = datetime.now(timezone.utc) - timedelta(seconds=1)
         old = RoleKeys(seed).issue(instance_id, expires_at=past)

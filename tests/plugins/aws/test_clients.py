@@ -56,7 +56,9 @@ def test_the_region_is_the_options_then_the_environments_then_the_profiles(confi
     assert AwsClients().region == "us-east-2"
     config.write_text("[default]\nregion = eu-west-3\n[profile lab]\nregion = eu-north-1\n")
     assert AwsClients().region == "eu-west-3"
-    assert AwsClients(profile="lab").region == "eu-north-1"
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    assert AwsClients().region == "eu-north-1"
+    monkeypatch.delenv("AWS_PROFILE")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "ap-south-1")
     assert AwsClients().region == "ap-south-1"
     monkeypatch.setenv("AWS_REGION", "ca-central-1")
@@ -71,8 +73,10 @@ def test_no_region_at_all_is_a_spec_error(config):
 
 
 def test_what_cannot_be_used_is_a_spec_error_that_names_it(config, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nope")
     with pytest.raises(SpecError, match=r"\(nope\) could not be found; `aws configure list-profiles`"):
-        _ = AwsClients(profile="nope").region
+        _ = AwsClients().region
+    monkeypatch.delenv("AWS_PROFILE")
     with pytest.raises(SpecError, match="cannot use AWS ec2 in 'no region'"):
         AwsClients(region="no region").client("ec2")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nonsense")

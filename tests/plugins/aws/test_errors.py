@@ -11,7 +11,7 @@ from cloudspot.errors import (
     SpecError,
     TransientError,
 )
-from cloudspot_aws.errors import error_code, one_line, status_of, translated
+from cloudspot_aws.errors import ERRORS
 
 
 def refusal(code, status=400, message="said so"):
@@ -76,7 +76,7 @@ def refusal(code, status=400, message="said so"):
     ],
 )
 def test_an_error_becomes_what_the_caller_can_act_on(error, kind, message):
-    with pytest.raises(CloudspotError) as caught, translated("x"):
+    with pytest.raises(CloudspotError) as caught, ERRORS.translated("x"):
         raise error
     assert type(caught.value) is kind
     assert str(caught.value) == message
@@ -87,15 +87,15 @@ def test_a_services_own_codes_come_first():
     codes = {"InsufficientInstanceCapacity": CapacityError, "AccessDenied": ObjectMissing}
     with (
         pytest.raises(CapacityError, match=r"^x: said so \(InsufficientInstanceCapacity\)$"),
-        translated("x", codes),
+        ERRORS.translated("x", codes),
     ):
         raise refusal("InsufficientInstanceCapacity", 500)
-    with pytest.raises(ObjectMissing), translated("x", codes):
+    with pytest.raises(ObjectMissing), ERRORS.translated("x", codes):
         raise refusal("AccessDenied", 403)
 
 
 def test_errors_that_are_not_the_sdks_pass():
-    with pytest.raises(KeyError), translated("x"):
+    with pytest.raises(KeyError), ERRORS.translated("x"):
         raise KeyError
 
 
@@ -104,10 +104,13 @@ def test_a_message_is_one_line_without_secrets():
         "key AKIAIOSFODNN7EXAMPLE\n at https://b/k?X-Amz-Credential=ASIA%2Fx&X-Amz-Signature=0123&"
         "X-Amz-Security-Token=abc&a=b\tEncoded authorization failure message: s3cret\nmore"
     )
-    assert one_line(text) == "key ... at https://b/k?...&...&...&a=b ..."
-    assert len(one_line("x" * 1000)) == 400
+    assert ERRORS.one_line(text) == "key ... at https://b/k?...&...&...&a=b ..."
+    assert len(ERRORS.one_line("x" * 1000)) == 400
 
 
 def test_code_and_status_are_those_of_the_answer():
-    assert (error_code(refusal("SlowDown", 503)), status_of(refusal("SlowDown", 503))) == ("SlowDown", 503)
-    assert (error_code(boto.NoRegionError()), status_of(OSError())) == ("", 0)
+    assert (ERRORS.code_of(refusal("SlowDown", 503)), ERRORS.status_of(refusal("SlowDown", 503))) == (
+        "SlowDown",
+        503,
+    )
+    assert (ERRORS.code_of(boto.NoRegionError()), ERRORS.status_of(OSError())) == ("", 0)

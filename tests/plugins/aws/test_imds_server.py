@@ -9,8 +9,8 @@ import pytest
 
 from cloudspot.emulation.cloud import MachineView, Request, StandingNotice
 from cloudspot.emulation.role_credentials import Secrets
-from cloudspot_aws_sandbox.credentials import RoleKeys
 from cloudspot_aws_sandbox.imds_server import Imds
+from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
 FACTS = {

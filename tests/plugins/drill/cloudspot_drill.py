@@ -1,7 +1,7 @@
 """A third party's plugin: the local provider on a store that fails by a plan; used by the tests.
 
 ``drill:///path/store`` is a directory like ``file:///path/store``. The faults are those of
-``/path/plan.json`` (``cloudspot.testing.faultstore.FaultPlan``), for every process that opens it.
+``/path/plan.json`` (``faultstore.FaultPlan``), for every process that opens it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
+import faultstore
 import msgspec
+from faultstore import FaultPlan, FaultyStore, load_plan
 
 from cloudspot.hookspecs import hookimpl
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import BootProfile
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, load_plan
 
 SCHEME = "drill://"
 
@@ -28,10 +29,10 @@ class DrillProvider(LocalProvider):
     name: ClassVar[str] = "drill"
 
     def boot_profile(self) -> BootProfile:
-        """Return the local profile with this plugin on the path."""
+        """Return the local profile with this plugin and the store that fails on the path."""
         profile = super().boot_profile()
-        here = str(Path(__file__).parent)
-        path = os.pathsep.join(filter(None, [here, profile.environment.get("PYTHONPATH")]))
+        ours = [str(Path(file).parent) for file in (__file__, faultstore.__file__)]
+        path = os.pathsep.join(filter(None, [*ours, profile.environment.get("PYTHONPATH")]))
         return msgspec.structs.replace(profile, environment={**profile.environment, "PYTHONPATH": path})
 
 

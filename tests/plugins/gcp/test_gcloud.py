@@ -35,6 +35,7 @@ def listed(*words: str) -> list[dict]:
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.enclosed
 @pytest.mark.timeout(300)
 def test_gcloud_makes_lists_and_deletes_machines_keeps_objects_and_reads_the_log(project, tmp_path):

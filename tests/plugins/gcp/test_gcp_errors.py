@@ -10,7 +10,7 @@ import urllib3.exceptions
 from google.api_core import exceptions as api
 
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, TransientError
-from cloudspot_gcp.errors import error_code, one_line, status_of, translated
+from cloudspot_gcp.errors import ERRORS
 
 
 def refusal(status, reason, message="said so", **error):
@@ -133,7 +133,7 @@ def refused_connection():
     ],
 )
 def test_an_sdks_error_is_one_of_ours_in_one_line(error, kind, message):
-    with pytest.raises(CloudspotError) as caught, translated("x"):
+    with pytest.raises(CloudspotError) as caught, ERRORS.translated("x"):
         raise error
     assert (type(caught.value), str(caught.value)) == (kind, message)
     assert caught.value.__cause__ is error
@@ -142,24 +142,24 @@ def test_an_sdks_error_is_one_of_ours_in_one_line(error, kind, message):
 def test_a_services_own_reasons_come_first():
     with (
         pytest.raises(CapacityError, match=r"x: said so \(stockout\)"),
-        translated("x", {"stockout": CapacityError}),
+        ERRORS.translated("x", {"stockout": CapacityError}),
     ):
         raise refusal(503, "stockout")
 
 
 def test_code_and_status_of_an_error():
-    assert (error_code(disabled()), status_of(disabled())) == ("SERVICE_DISABLED", 403)
-    assert (error_code(refusal(412, "conditionNotMet")), status_of(refusal(412, "x"))) == (
+    assert (ERRORS.code_of(disabled()), ERRORS.status_of(disabled())) == ("SERVICE_DISABLED", 403)
+    assert (ERRORS.code_of(refusal(412, "conditionNotMet")), ERRORS.status_of(refusal(412, "x"))) == (
         "conditionNotMet",
         412,
     )
-    assert (error_code(api.NotFound("gone")), error_code(ValueError())) == ("NOT_FOUND", "")
+    assert (ERRORS.code_of(api.NotFound("gone")), ERRORS.code_of(ValueError())) == ("NOT_FOUND", "")
 
 
 def test_secrets_reach_no_message():
-    text = one_line(
+    text = ERRORS.one_line(
         "GET https://x/y?X-Goog-Signature=abcd&upload_id=efgh: Bearer ya29.ijkl\n and ya29.mnop; "
         "-----BEGIN PRIVATE KEY-----\nqrst\n-----END PRIVATE KEY-----"
     )
     assert not [secret for secret in ("abcd", "efgh", "ijkl", "mnop", "qrst", "\n") if secret in text]
-    assert len(one_line("x" * 1000)) == 400
+    assert len(ERRORS.one_line("x" * 1000)) == 400

@@ -12,7 +12,7 @@ import requests
 from cloudspot.boot.script import ending_command
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
-from cloudspot_gcp.shutdownscript import render_shutdown_script
+from cloudspot_gcp.shutdownscript import SCRIPT
 from cloudspot_gcp_sandbox.catalogue import BARE_IMAGE
 from cloudspot_gcp_sandbox.cloud import BUCKET, NODE
 from cloudspot_gcp_sandbox.machinetokens import MachineTokens
@@ -133,7 +133,7 @@ def test_a_preemption_is_a_long_poll_then_the_power_button_then_the_end(project)
 @enclosed
 def test_the_shutdown_script_of_the_plugin_does_nothing_where_no_agent_was_installed(project):
     with project() as it:
-        name = it.run("shutdown -h now", attributes={"shutdown-script": render_shutdown_script()})
+        name = it.run("shutdown -h now", attributes={"shutdown-script": SCRIPT})
         lines = it.wait_for_console(name, "the shutdown script ended")
         assert "init: the shutdown script ended with status 0" in lines
         it.wait_until(lambda: [one["status"] for one in it.instances()] == ["TERMINATED"])

@@ -13,7 +13,7 @@ from cloudspot.jobstore.records import Exit
 from cloudspot.model import BootProfile, NodeIdentity
 from cloudspot.registry import open_store
 from cloudspot_gcp.attributes import machine_name
-from cloudspot_gcp.shutdownscript import SECONDS, render_shutdown_script
+from cloudspot_gcp.shutdownscript import SCRIPT, SECONDS
 from cloudspot_gcp_sandbox.cloud import BUCKET
 from cloudspot_gcp_sandbox.strict_compute import PROJECT
 
@@ -37,7 +37,7 @@ def run(tmp_path, program: str | None) -> subprocess.CompletedProcess:
         (tmp_path / "on-shutdown").write_text(program)
         (tmp_path / "on-shutdown").chmod(0o700)
     script = tmp_path / "script"
-    script.write_text(render_shutdown_script())
+    script.write_text(SCRIPT)
     script.chmod(0o700)
     return subprocess.run(
         [script], env={"CLOUDSPOT_NODE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False
@@ -56,7 +56,7 @@ def test_before_the_boot_script_has_come_so_far_there_is_nothing_to_do(tmp_path)
 
 def test_it_counts_on_less_than_the_cloud_promises():
     assert SECONDS == 25.0
-    assert "--seconds 90" in render_shutdown_script(seconds=90.0)
+    assert "--seconds 25" in SCRIPT
 
 
 @pytest.mark.enclosed
@@ -80,7 +80,7 @@ def test_a_machine_whose_agent_is_dead_writes_the_exit_record_by_its_shutdown_sc
         it.run(
             agent + render_boot_script(plan),
             name=name,
-            attributes={"shutdown-script": render_shutdown_script()},
+            attributes={"shutdown-script": SCRIPT},
             scheduling=SPOT,
         )
         (shown,) = it.instances()

@@ -77,6 +77,11 @@ def exit_at_once():
         os._exit(0)
 
 
+def exit_at_once_with_no_known_end():
+    for _ in open_session().batches(itertools.repeat(0)):
+        os._exit(0)
+
+
 def sigterm_exits():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     for _ in open_session().steps(100):
@@ -140,6 +145,7 @@ ENDINGS = [
     error,
     error_with_iterator_kept,
     exit_at_once,
+    exit_at_once_with_no_known_end,
     sigterm_exits,
     sigterm_exits_by_a_late_handler,
     sigterm_exits_with_iterator_kept,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 
 import numpy as np
@@ -54,6 +55,8 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=16, shuffle=sampler is None, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
+    if len(sys.argv) > 1:
+        print(f"arguments {sys.argv[1:]}", flush=True)
     run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler)
     for inputs, wanted in run.batches(loader, epochs=EPOCHS):
         noise = float(np.random.rand()) + random.random()  # noqa: NPY002

@@ -19,6 +19,7 @@ from cloudspot.model import LogRecord
 from cloudspot_aliyun import clients
 from cloudspot_aliyun.clients import AliyunClients, oss_endpoint
 from cloudspot_aliyun.credentials import Credentials, CredentialsSource
+from cloudspot_aliyun.metadata import EcsMetadata
 from cloudspot_aliyun.oss import OssStore
 from cloudspot_aliyun.osslogs import OssLogSink
 
@@ -202,14 +203,15 @@ def test_the_internal_endpoint_is_taken_on_a_machine_of_the_buckets_region(oss, 
 def test_a_machines_region_that_its_metadata_did_not_tell_at_first_is_asked_for_again(monkeypatch):
     answers = iter([TransientError("busy"), "cn-beijing"])
 
-    def ask():
+    def ask(_metadata, path):
+        assert path == "meta-data/region-id"
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     clients._region_by_metadata.cache_clear()
-    monkeypatch.setattr(clients, "region_of_this_instance", ask)
+    monkeypatch.setattr(EcsMetadata, "get", ask)
     monkeypatch.setattr(clients, "is_on_ecs", lambda: True)
     try:
         assert [clients.region_of_this_machine() for _ in range(3)] == [None, "cn-beijing", "cn-beijing"]

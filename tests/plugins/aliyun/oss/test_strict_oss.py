@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 import oss2
 import pytest
 
-from cloudspot_aliyun.errors import error_code
+from cloudspot_aliyun.errors import ERRORS
 
 LATER = datetime.now(timezone.utc) + timedelta(hours=1)
 
@@ -22,7 +22,7 @@ def client(oss, name, auth=None, region="cn-hangzhou"):
 def refusal(call, *args, **options):
     with pytest.raises(oss2.exceptions.OssError) as caught:
         call(*args, **options)
-    return caught.value.status, error_code(caught.value)
+    return caught.value.status, ERRORS.code_of(caught.value)
 
 
 @pytest.fixture(params=["v1", "v4"])

@@ -1,10 +1,9 @@
 """What is wrong is one line with its status, before a job is stored or a machine launched."""
 
-import subprocess
-import sys
-
 import pytest
+from click.testing import CliRunner
 
+from cloudspot.cli.main import program
 from cloudspot.model import Market
 
 
@@ -23,9 +22,9 @@ def run(cloud, tmp_path):
         }
         lines += [f"{name} = {value}" for name, value in table.items()]
         (tmp_path / "job.toml").write_text("\n".join(lines))
-        command = [sys.executable, "-m", "cloudspot", *arguments, str(tmp_path / "job.toml")]
+        command = [*arguments, str(tmp_path / "job.toml")]
         command += ["--provider", "aws", "--store", f"file://{tmp_path}/bucket"]
-        return subprocess.run(command, capture_output=True, text=True)
+        return CliRunner().invoke(program, command)
 
     return run
 
@@ -48,7 +47,7 @@ def test_a_wrong_option_is_one_line_and_nothing_is_stored_or_launched(
     run, cloud, tmp_path, table, status, message
 ):
     done = run("run", **table)
-    assert (done.returncode, done.stdout) == (status, "")
+    assert (done.exit_code, done.stdout) == (status, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "bucket").exists()
@@ -59,7 +58,7 @@ def test_no_credentials_are_one_line_too(run, tmp_path, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     done = run("run")
-    assert done.returncode == 4
+    assert done.exit_code == 4
     assert "no AWS credentials found; run `aws configure`" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "bucket").exists()
@@ -67,7 +66,7 @@ def test_no_credentials_are_one_line_too(run, tmp_path, monkeypatch):
 
 def test_a_plan_shows_the_offers_and_the_request_with_region_and_account_pinned(run, cloud):
     done = run("plan", zones='["us-east-1a"]')
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "g5.xlarge  us-east-1a  spot" in " ".join(done.stdout.split()).replace(" us", "  us").replace(
         " spot", "  spot"
     )
@@ -78,7 +77,7 @@ def test_a_plan_shows_the_offers_and_the_request_with_region_and_account_pinned(
 
 def test_a_detached_job_has_its_machine_and_can_be_read_by_anybody(run, cloud, tmp_path):
     done = run("run", "--detach", "--name", "digits-1", zones='["us-east-1a"]')
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     (machine,) = cloud.host.machines.values()
     assert (machine.job.job_id, machine.market) == ("digits-1", Market.SPOT)
     assert b"CLOUDSPOT_JOB=digits-1" in machine.user_data

@@ -81,6 +81,22 @@ def test_logs_go_to_cloudwatch_or_stay_in_the_bucket(tmp_path):
                 "arn:aws:iam::123456789012:role/cloudspot-limit"
             ),
         ),
+        (
+            {"log_group": "a b"},
+            'providers.aws.log_group: "a b" is not a log group; expected one such as /teams/vision',
+        ),
+        (
+            {"log_group": ""},
+            'providers.aws.log_group: "" is not a log group; expected one such as /teams/vision',
+        ),
+        (
+            {"log_retention_days": 2},
+            (
+                "providers.aws.log_retention_days: expected one of "
+                "1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, "
+                "1096, 1827, 2192, 2557, 2922, 3288, 3653; got 2"
+            ),
+        ),
         ({"disk_type": "io2"}, 'providers.aws.disk_iops: missing; disk_type = "io2" needs it'),
         (
             {"disk_type": "gp2", "disk_iops": 3000},

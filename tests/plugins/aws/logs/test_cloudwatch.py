@@ -8,7 +8,7 @@ import boto3
 import pytest
 from logservicetests import LogService, LogServiceTests, line, seqs
 
-from cloudspot.errors import AuthError, SpecError
+from cloudspot.errors import AuthError
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.cloudwatch import CloudWatchLogSink
@@ -199,19 +199,6 @@ def test_what_others_write_into_the_stream_is_skipped(logs, job, make_sink):
     )
     make_sink().write([line(1)])
     assert seqs(make_sink().read("1-0")) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"group": "a b"}, "log group must be 1 to 512 letters"),
-        ({"group": ""}, "log group must be 1 to 512 letters"),
-        ({"retention_days": 2}, "log retention must be one of 1, 3, 5"),
-    ],
-)
-def test_options_that_cloudwatch_would_refuse_are_spec_errors(options, message):
-    with pytest.raises(SpecError, match=message):
-        CloudWatchLogSink("x", store_url=STORE, **options)
 
 
 def test_a_stream_is_a_piece_that_can_be_removed_and_is_made_again_by_its_writer(aws, job, make_sink):

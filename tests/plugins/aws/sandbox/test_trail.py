@@ -8,8 +8,8 @@ import pytest
 
 from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot.emulation.audit_trail import Trail
-from cloudspot_aws_sandbox.credentials import RoleKeys
 from cloudspot_aws_sandbox.rights import resource_of, rights_of
+from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
 NOW = datetime(2026, 11, 20, tzinfo=timezone.utc)
 

@@ -1,10 +1,9 @@
 """What is wrong is one line with its status, before a job is stored or a machine launched."""
 
-import subprocess
-import sys
-
 import pytest
+from click.testing import CliRunner
 
+from cloudspot.cli.main import program
 from cloudspot.model import Market
 
 BULK_INSERT = "compute.regionInstances.bulkInsert"
@@ -25,9 +24,9 @@ def run(cloud, tmp_path):
         }
         lines += [f"{name} = {value}" for name, value in table.items()]
         (tmp_path / "job.toml").write_text("\n".join(lines))
-        command = [sys.executable, "-m", "cloudspot", *arguments, str(tmp_path / "job.toml")]
+        command = [*arguments, str(tmp_path / "job.toml")]
         command += ["--provider", "gcp", "--store", f"file://{tmp_path}/bucket"]
-        return subprocess.run(command, capture_output=True, text=True)
+        return CliRunner().invoke(program, command)
 
     return run
 
@@ -52,7 +51,7 @@ def test_a_wrong_option_is_one_line_and_nothing_is_stored_or_launched(
     run, cloud, tmp_path, table, status, message
 ):
     done = run("run", **table)
-    assert (done.returncode, done.stdout) == (status, "")
+    assert (done.exit_code, done.stdout) == (status, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "bucket").exists()
@@ -63,7 +62,7 @@ def test_no_credentials_are_one_line_too(run, tmp_path, monkeypatch):
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     done = run("run")
-    assert done.returncode == 4
+    assert done.exit_code == 4
     assert "no Google credentials found; run `gcloud auth application-default login`" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "bucket").exists()
@@ -72,7 +71,7 @@ def test_no_credentials_are_one_line_too(run, tmp_path, monkeypatch):
 def test_an_api_that_is_not_there_is_one_line_and_nothing_is_stored(run, tmp_path, monkeypatch):
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://127.0.0.1:1")
     done = run("run")
-    assert done.returncode == 7
+    assert done.exit_code == 7
     assert "no answer from 127.0.0.1:1" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "bucket").exists()
@@ -80,7 +79,7 @@ def test_an_api_that_is_not_there_is_one_line_and_nothing_is_stored(run, tmp_pat
 
 def test_a_plan_shows_the_offers_and_the_very_request(run, cloud):
     done = run("plan")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.index("us-central1") < done.stdout.index("perInstanceProperties")
     assert all(market.value in done.stdout for market in Market)
     assert "onHostMaintenance: TERMINATE" in done.stdout

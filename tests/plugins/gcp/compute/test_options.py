@@ -85,6 +85,10 @@ def test_regions_are_the_options_the_zones_or_gclouds(monkeypatch, table, variab
             ),
         ),
         (
+            {"log_name": "a b"},
+            'providers.gcp.log_name: "a b" is not the name of a log; expected one such as cloudspot-vision',
+        ),
+        (
             {"scopes": []},
             (
                 "providers.gcp.scopes: is empty; expected for instance "

@@ -108,7 +108,7 @@ def launch(api, **change):
             "Location policy leaves no zone of us-central1",
         ),
         ({"locationPolicy.targetShape": "ROUND"}, 400, "TYPE_ENUM"),
-        ({"locationPolicy.targetShape": "BALANCED"}, 501, "knows ANY_SINGLE_ZONE only"),
+        ({"locationPolicy.targetShape": "BALANCED"}, 501, "supports only ANY_SINGLE_ZONE"),
         ({"instanceProperties.machineType": "z9-huge"}, 400, "The referenced machine type does not exist"),
         (
             {"instanceProperties.machineType": "zones/us-central1-a/machineTypes/n2-standard-4"},

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import faultstore
 import pytest
+from faultstore import FaultPlan, FaultyStore, Hook, Outage, load_plan
 
 import cloudspot
 from cloudspot.errors import ObjectExists, ObjectMissing, SpecError, TransientError
 from cloudspot.local.filestore import FileStore
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore, Hook, Outage, load_plan
+
+PATHS = (str(Path(cloudspot.__file__).parents[1]), str(Path(faultstore.__file__).parent))
 
 
 @pytest.fixture
@@ -104,7 +107,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from cloudspot.local.filestore import FileStore
-from cloudspot.testing.faultstore import FaultyStore, load_plan
+from faultstore import FaultyStore, load_plan
 store = FaultyStore(FileStore(sys.argv[1]), load_plan(Path(sys.argv[2])), Path(sys.argv[3]))
 store.put("jobs/x/spec", b"", if_absent=True)
 """
@@ -115,7 +118,7 @@ def test_a_plan_in_a_file_kills_a_process_at_a_put_and_not_again(inner, tmp_path
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps({"hooks": [{"keys": "*/spec", "when": when}]}))
     command = [sys.executable, "-c", KILLED, inner.url, str(plan), str(tmp_path / "state")]
-    environment = os.environ | {"PYTHONPATH": str(Path(cloudspot.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)}
     assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
     assert bool(list(inner.list_objects("jobs/"))) is is_there
     inner.delete("jobs/x/spec")

@@ -175,8 +175,8 @@ class _FaultyUpload(Upload):
         self._inner.write(data)
 
     def commit(self) -> None:
-        self._store._enter("commit", self._key)  # noqa: SLF001 (one class in two parts)
-        self._store._meet("put", self._key, self._inner.commit)  # noqa: SLF001
+        self._store._enter("commit", self._key)
+        self._store._meet("put", self._key, self._inner.commit)
 
     def abort(self) -> None:
         self._inner.abort()

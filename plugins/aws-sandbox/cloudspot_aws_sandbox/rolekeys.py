@@ -1,4 +1,4 @@
-"""The credentials that roles of the emulated AWS get, in AWS's looks."""
+"""The credentials of the emulated AWS's roles, in AWS's format."""
 
 from __future__ import annotations
 
