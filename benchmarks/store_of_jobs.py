@@ -23,6 +23,7 @@ from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "simulators"))
 
+from faultstore import FaultPlan, FaultyStore
 from many_jobs import ManyJobs
 from memorystore import InMemoryStore
 from request_counts import RequestCounts
@@ -32,7 +33,6 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.main import program
 from cloudspot.jobstore import codec, keys
 from cloudspot.model import LogRecord, ObjectMeta, ObjectPage
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 SEGMENT_BYTES = 1 << 20
 LINE = "x" * 900

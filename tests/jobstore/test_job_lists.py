@@ -4,6 +4,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from faultstore import FaultPlan, FaultyStore
 from many_jobs import ManyJobs
 from memorystore import InMemoryStore
 
@@ -20,7 +21,6 @@ from cloudspot.jobstore.job_lists import (
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.removal import remove_job
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 

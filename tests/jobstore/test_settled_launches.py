@@ -5,6 +5,7 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
+from faultstore import FaultPlan, FaultyStore
 from made_records import Records
 from many_jobs import ManyJobs
 from memorystore import InMemoryStore
@@ -13,7 +14,6 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import SettledLaunches
 from cloudspot.jobstore.settled_launches import LATE_SECONDS, find_settled, settled_launches, write_settled
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 from click.testing import CliRunner
+from faultstore import FaultPlan, FaultyStore
 from many_jobs import ManyJobs
 
 from cloudspot.cli.commands import ps, show
@@ -14,7 +15,6 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.main import program
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.job_lists import list_jobs, list_live
-from cloudspot.testing.faultstore import FaultPlan, FaultyStore
 
 MOST_A_LIVE_JOB, MOST_BESIDES, MOST_OF_PS, MOST_OF_SHOW = 20, 30, 20, 60
 
