@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,14 @@ from cloudspot.model import LogRecord, ObjectMeta, ObjectPage
 
 SEGMENT_BYTES = 1 << 20
 LINE = "x" * 900
+COMMAND_AND_PEAK = """
+import sys
+from cloudspot.cli.main import program
+try:
+    program.main(sys.argv[1:])
+finally:
+    print(open("/proc/self/status").read(), file=sys.stderr)
+"""
 LINES_A_SEGMENT = SEGMENT_BYTES // 1000
 
 
@@ -96,13 +103,14 @@ def put_into_files(store: InMemoryStore, root: Path) -> None:
 def time_process(url: str, *words: str) -> None:
     """Run the command twice, the second time with warm caches."""
     for _ in range(2):
-        began = time.perf_counter()
-        command = [sys.executable, "-m", "cloudspot", *words, "--store", url]
-        done = subprocess.run(command, capture_output=True, check=False)
-        seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        before, began = os.times(), time.perf_counter()
+        command = [sys.executable, "-c", COMMAND_AND_PEAK, *words, "--store", url]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        seconds, after = time.perf_counter() - began, os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
     status = "" if done.returncode == 0 else f", exit status {done.returncode}"
-    print(f"{' '.join(words):34}{seconds:8.2f} s, no child above {peak:.0f} MiB{status}", flush=True)
+    peak = int(done.stderr.rpartition("VmHWM:")[2].split()[0]) / 1024
+    print(f"{' '.join(words):34}{seconds:8.2f} s {cpu:8.2f} s {peak:8.0f} MiB{status}", flush=True)
 
 
 def main() -> None:
@@ -141,7 +149,7 @@ def main() -> None:
         count_log_tail(store, live[0], int(options.log_gb * 1e9), directory / "logfaults")
         put_into_files(store, directory / "files")
         os.environ["CLOUDSPOT_HOME"] = str(directory / "home")
-        print("\nin files, as processes")
+        print(f"\n{'in files, as processes':34}   wall time  processor    memory")
         for words in (("ps",), ("show", long_job), ("ps", "--all")):
             time_process((directory / "files").as_uri(), *words)
 

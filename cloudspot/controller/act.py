@@ -85,7 +85,7 @@ class Actor:
             self._check_existence()
         if isinstance(action, OpenLaunch):
             # No machine without a mark: whoever drives the live jobs finds this one.
-            mark_live(self._store, history.submission)
+            mark_live(self._store, history.submission.job_id, history.submission.writer)
             self._journal.append(self._intent(action, spec, history), action.number)
         elif isinstance(action, CloseLaunch):
             self._journal.append(self._closed(action), action.number)

@@ -234,7 +234,7 @@ class Controller:
         """Take the settled job from the list of live ones; it is settled only once that has succeeded."""
         assert tick.history is not None, "a job is settled by its records"
         try:
-            unmark_live(self._store, tick.history.submission)
+            unmark_live(self._store, tick.history.submission.job_id, tick.history.submission.writer)
         except TransientError as error:
             return dataclasses.replace(tick, problems=(str(error),))
         return tick

@@ -14,7 +14,7 @@ from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.decoding import decode
-from cloudspot.errors import CloudspotError, JobNotFound, TransientError
+from cloudspot.errors import CloudspotError, JobNotFound
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
@@ -80,7 +80,10 @@ class Reconciler:
             yield self._drive(job_id)
         live, problems = self._live_machines()
         if job_ids is None:
-            for job_id in sorted({one.job_id for one in live if not self._is_foreign(one)} - set(driven)):
+            seen = {
+                one.job_id for one in live if keys.JOB_ID.fullmatch(one.job_id) and not self._is_foreign(one)
+            }
+            for job_id in sorted(seen - set(driven)):
                 done = self._drive(job_id)
                 if not isinstance(done.error, JobNotFound):  # `orphans` tells of the others.
                     yield done
@@ -91,7 +94,7 @@ class Reconciler:
             tick = self._controller(job_id).run_pass()
         except JobNotFound as error:
             self._controllers.pop(job_id, None)
-            with suppress(TransientError):
+            with suppress(CloudspotError):  # The next pass tries again.
                 drop_marks_of_missing_job(self._store, job_id)
             return Reconciled(job_id, None, error)
         except CloudspotError as error:
@@ -107,8 +110,8 @@ class Reconciler:
         Only the providers of the jobs that this reconciler has driven are asked. Raises as ``run_pass`` does.
         """
         live, problems = self._live_machines()
-        job_ids = sorted({one.job_id for one in live})
-        known = {one for one in job_ids if find_meta(self._store, keys.index(one)) is not None}
+        job_ids = {one.job_id for one in live if keys.JOB_ID.fullmatch(one.job_id)}
+        known = {one for one in sorted(job_ids) if find_meta(self._store, keys.index(one)) is not None}
         lost = (one for one in live if one.job_id not in known or self._is_foreign(one))
         return tuple(lost), problems
 

@@ -33,14 +33,14 @@ def list_jobs(store: ObjectStore) -> tuple[str, ...]:
     return tuple(name for name in names if keys.JOB_ID.fullmatch(name))
 
 
-def mark_live(store: ObjectStore, submission: Submission) -> None:
-    """Mark the job live; safe to repeat, and the mark keeps its first time."""
-    create(store, keys.live(submission.job_id, submission.writer), b"")
+def mark_live(store: ObjectStore, job_id: str, writer: str) -> None:
+    """Mark the job live; safe to repeat, and the mark keeps its first time. ``writer``: its submission's."""
+    create(store, keys.live(job_id, writer), b"")
 
 
-def unmark_live(store: ObjectStore, submission: Submission) -> None:
+def unmark_live(store: ObjectStore, job_id: str, writer: str) -> None:
     """Take the mark back, as the job is settled; safe to repeat."""
-    patient(store).delete(keys.live(submission.job_id, submission.writer))
+    patient(store).delete(keys.live(job_id, writer))
 
 
 def list_live(store: ObjectStore) -> dict[str, datetime]:

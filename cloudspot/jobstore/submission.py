@@ -90,11 +90,11 @@ def submit(
             store.put(keys.secrets(job_id), codec.encode(secrets))
         note_recent(store, submission)
         # The last before the submission itself: from then on, whoever drives all live jobs finds this one.
-        mark_live(store, submission)
+        mark_live(store, submission.job_id, submission.writer)
     except BaseException:  # Ctrl-C too.
         # Without a record nobody knows the job, and its id may be used again.
         with suppress(CloudspotError):
-            unmark_live(store, submission)
+            unmark_live(store, submission.job_id, submission.writer)
             forget_recent(store, submission)
             for key in (keys.secrets(job_id), keys.own_code(job_id), keys.own_agent(job_id)):
                 store.delete(key)

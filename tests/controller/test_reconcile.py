@@ -41,7 +41,7 @@ class Town:
         spec = {**submission.spec, "providers": {provider: options or {}}}
         submission = self.records.change(submission, job_id=job_id, provider=provider, spec=spec)
         self.store.put(keys.index(job_id), b"")
-        mark_live(self.store, submission)
+        mark_live(self.store, submission.job_id, submission.writer)
         self.store.put(keys.spec(job_id), codec.encode(submission))
 
     def start(self, job_id):
@@ -192,6 +192,14 @@ def test_a_mark_that_cannot_be_deleted_is_deleted_by_the_next_pass(town, monkeyp
     (told,) = town.reconciler().run_pass()
     assert told.tick.is_settled
     assert list_live(town.store) == {}
+
+
+def test_a_machine_whose_tag_is_no_job_id_asks_the_store_for_nothing(town):
+    town.submit("one")
+    stray = town.stray("../index/x")
+    reconciler = town.reconciler()
+    assert [one.job_id for one in reconciler.run_pass()] == ["one"]
+    assert [one.id for one in reconciler.orphans()[0]] == [stray.id]
 
 
 def test_machines_of_unknown_jobs_are_reported_and_never_ended(town):

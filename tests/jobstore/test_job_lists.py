@@ -81,9 +81,9 @@ def test_a_mark_keeps_its_first_time_and_is_told_from_what_is_not_ours():
         job_id="x", provider="p", spec={}, code_sha256="0", code_bytes=1, secret_names=(), version="0", at=AT,
         writer="w",
     )  # fmt: skip
-    mark_live(store, submission)
+    mark_live(store, submission.job_id, submission.writer)
     now[0] += timedelta(hours=1)
-    mark_live(store, submission)
+    mark_live(store, submission.job_id, submission.writer)
     for name in (".DS_Store", "Not A Job.w", "plain"):
         store.put(f"live/{name}", b"")
     assert list_live(store) == {"x": AT}

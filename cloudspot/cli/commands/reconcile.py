@@ -16,7 +16,7 @@ from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_
 from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
-from cloudspot.errors import CloudspotError, JobNotFound, TransientError
+from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.history import History
@@ -179,9 +179,14 @@ def mark_all(store: ObjectStore) -> None:
     unmarked = sorted(set(list_jobs(store)) - set(list_live(store)))
 
     def mark(job_id: str) -> None:
-        if not is_long_over(store, job_id, datetime.now(timezone.utc)):
-            with suppress(JobNotFound):  # Its submission was cut short or is still running.
-                mark_live(store, read_submission(store, job_id))
+        if is_long_over(store, job_id, datetime.now(timezone.utc)):
+            return
+        with suppress(JobNotFound):  # Its submission was cut short or is still running.
+            try:
+                writer = read_submission(store, job_id).writer
+            except CorruptData:
+                writer = "unreadable"  # Each pass names it, until it is removed.
+            mark_live(store, job_id, writer)
 
     each(mark, unmarked)
 

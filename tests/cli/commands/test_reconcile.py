@@ -192,3 +192,13 @@ def test_a_request_for_all_jobs_leaves_alone_what_ended_long_ago(jobs, monkeypat
     monkeypatch.setattr(reconcile_module, "LONG_OVER", timedelta(hours=1))
     reconcile_module.mark_all(jobs.store)
     assert set(list_live(jobs.store)) == {"done-2"}
+
+
+def test_a_request_for_all_jobs_names_one_that_cannot_be_read_from_then_on(jobs):
+    jobs.submit("bad-1")
+    jobs.store.put(keys.spec("bad-1"), b"{")
+    for meta in list(jobs.store.list_objects(keys.live_prefix())):
+        jobs.store.delete(meta.key)
+    assert jobs.run("reconcile").stderr == ""
+    for arguments in (("reconcile", "--all"), ("reconcile",)):
+        assert jobs.run(*arguments, status=1).stderr.startswith("error: bad-1: jobs/bad-1/spec is malformed")
