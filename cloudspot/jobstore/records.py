@@ -22,6 +22,7 @@ from cloudspot.decoding import (
     Amount,
     Dated,
     ExitStatus,
+    KeyWord,
     NodeCount,
     Ordinal,
     OrdinalOrZero,
@@ -87,6 +88,7 @@ class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
 class Submission(_Written, frozen=True, kw_only=True):
     """``jobs/<id>/spec``: all that was submitted; whatever a controller needs comes from here."""
 
+    writer: KeyWord
     job_id: str
     provider: str
     spec: dict[str, Any]
