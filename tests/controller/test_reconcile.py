@@ -174,6 +174,19 @@ def test_a_mark_that_was_lost_stands_again_before_a_launch_is_intended(town):
     assert len(town.cloud.machines) == 1
 
 
+def test_a_finished_job_stays_marked_while_one_of_its_machines_runs(town, monkeypatch):
+    town.submit("one")
+    drive(town, town.reconciler(), passes=1)
+    stray = town.stray("one")
+    monkeypatch.setattr(town.cloud, "terminate", lambda ids: None)
+    drive(town, town.reconciler())
+    assert HistoryReader(town.store, "one").read().finished is not None
+    assert set(list_live(town.store)) == {"one"}
+    town.cloud.end(stray, EndReason.SELF)
+    drive(town, town.reconciler(), passes=1)
+    assert list_live(town.store) == {}
+
+
 def test_a_mark_that_cannot_be_deleted_is_deleted_by_the_next_pass(town, monkeypatch):
     town.submit("one")
     delete, failing = town.store.delete, [True]
