@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from cloudspot.disk.names import is_safe_name
 from cloudspot.errors import CloudspotError
 from cloudspot.model import (
     BootProfile,
@@ -43,16 +44,12 @@ from cloudspot.model import (
 
 Data = bytes | bytearray | memoryview
 
-_KEY_SEGMENT = re.compile(r"[\x20-\x7e]{1,255}")
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def is_key(text: str) -> bool:
     """Return whether the text is a valid key, which every ObjectStore accepts."""
-    return all(
-        segment not in (".", "..") and _KEY_SEGMENT.fullmatch(segment) is not None
-        for segment in text.split("/")
-    )
+    return text.isascii() and text.isprintable() and is_safe_name(text)
 
 
 def check_key(key: str) -> None:

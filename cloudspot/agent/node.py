@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.decoding import decode
+from cloudspot.disk.partial_files import write_whole
+from cloudspot.disk.private_directories import make_private
 from cloudspot.errors import CloudspotError
 
 
@@ -86,9 +88,18 @@ class Node:
         return self.logs / f"train-{generation:06d}.log"
 
     def create_directories(self) -> None:
-        """Make the directories that the agent itself fills."""
-        for path in (self.work, self.artifacts, self.logs, self.spill, self.staging, self.arena):
+        """Make the directories that the agent itself fills.
+
+        Raises:
+            CloudspotError: another user has made the directory of the arena, or may write there.
+        """
+        for path in (self.work, self.artifacts, self.logs, self.staging):
             path.mkdir(parents=True, exist_ok=True)
+        for path in (self.spill, self.arena):
+            try:
+                make_private(path)
+            except PermissionError as error:
+                raise CloudspotError(error.strerror) from error
         self.python_path.mkdir(exist_ok=True)
         package = Path(__file__).resolve().parent.parent
         link = self.python_path / package.name
@@ -97,10 +108,15 @@ class Node:
 
 
 def _default_arena(directory: Path) -> str:
+    """Return a directory in memory. Its name cannot be guessed; all agents of a machine have the same."""
     shared = Path("/dev/shm")  # noqa: S108 - the kernel's memory file system
-    if shared.is_dir() and os.access(shared, os.W_OK):
-        return str(shared / "cloudspot")
-    return str(directory / "arena")
+    if not (shared.is_dir() and os.access(shared, os.W_OK)):
+        return str(directory / "arena")
+    chosen = directory / "arena-name"
+    if not chosen.exists():
+        directory.mkdir(0o700, parents=True, exist_ok=True)
+        write_whole(chosen, f"cloudspot-{os.urandom(8).hex()}".encode())
+    return str(shared / chosen.read_text(encoding="ascii"))
 
 
 class NodeMemory(msgspec.Struct, kw_only=True):
@@ -134,11 +150,8 @@ class NodeMemory(msgspec.Struct, kw_only=True):
 
     def save(self, node: Node) -> None:
         """Write the memory whole, from any thread."""
-        path = _path(node)
-        temporary = path.with_suffix(".tmp")
-        with _saving:
-            temporary.write_bytes(msgspec.json.encode(self))
-            temporary.replace(path)
+        with _saving:  # an older state must not replace a newer one
+            write_whole(_path(node), msgspec.json.encode(self))
 
 
 _saving = threading.Lock()

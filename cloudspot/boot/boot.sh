@@ -16,7 +16,13 @@ end_machine() {
     end_machine
 ) </dev/null >/dev/null 2>&1 &
 
-mkdir -p "$CLOUDSPOT_NODE_DIR"
+(umask 077 && mkdir -p "$CLOUDSPOT_NODE_DIR")
+
+# Writes a program that only its owner may read, because the environment that it sets may hold secrets.
+write_program() (
+    umask 077
+    cat >"$1.tmp" && chmod 700 "$1.tmp" && mv "$1.tmp" "$1"
+)
 
 # A machine that boots again has lost its timer, its agent and its memory, so it ends itself, as if it had
 # been reclaimed. Clouds differ in whether they run this script at each boot. A file tells of the first boot;
@@ -48,8 +54,7 @@ case $0 in
             export -p
             declare -f end_machine describe_machine describe_boot end_if_booted_again
             echo end_if_booted_again
-        } >"$hook"
-        chmod 755 "$hook"
+        } | write_program "$hook"
         # The next boot may follow a crash.
         sync "$hook" "$CLOUDSPOT_NODE_DIR"/first-boot*
         ;;
@@ -99,18 +104,13 @@ run_agent() {
 
 # The provider's shutdown hook runs this program: it tells the agent, waits for it, and reports for an agent
 # that is dead. An agent that has ended has reported already.
-write_on_shutdown() (
-    program=$CLOUDSPOT_NODE_DIR/on-shutdown
-    umask 077 # the environment may hold secrets
-    {
-        echo "#!$BASH"
-        export -p
-        cat <<'CLOUDSPOT_ON_SHUTDOWN'
+{
+    echo "#!$BASH"
+    export -p
+    cat <<'CLOUDSPOT_ON_SHUTDOWN'
 [ -e "$CLOUDSPOT_NODE_DIR/agent-ended" ] || exec "$CLOUDSPOT_AGENT_PYTHON" -m cloudspot.agent.shutdown "$@"
 CLOUDSPOT_ON_SHUTDOWN
-    } >"$program.tmp" && chmod 700 "$program.tmp" && mv "$program.tmp" "$program"
-)
-write_on_shutdown
+} | write_program "$CLOUDSPOT_NODE_DIR/on-shutdown"
 
 # With systemd the loop is a unit: it does not end with the boot script's own unit, and at a shutdown it is
 # stopped first, while there is a network, and waited for. The training runs in it too, so the unit must
@@ -124,7 +124,7 @@ start_unit() {
         export -p
         declare -f end_machine run_agent
         printf 'run_agent\nend_machine\n'
-    } >"$units/cloudspot-agent.sh" || return
+    } | write_program "$units/cloudspot-agent.sh" || return
     cat >"$units/cloudspot-agent.service" <<CLOUDSPOT_UNIT || return
 [Unit]
 Description=The agent of a cloudspot job

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 from cloudspot import __version__
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen.progressbar import transfer
+from cloudspot.disk.partial_files import partial_directory
 from cloudspot.errors import CloudspotError, CorruptData, SpecError
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.fetching import fetch
-from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.jobstore.records import Commit
 from cloudspot.jobstore.safetensors import num_bytes_read, write_safetensors
 from cloudspot.jobstore.tensors import Selection, choose, shared_state
@@ -118,11 +117,8 @@ def _fetch(job: Job, commit: Commit, directory: Path) -> None:
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """Yield a directory on the target's file system, removed at the end; the disk's errors are ours."""
-    scratch = partial_path(target)
     try:
-        scratch.mkdir()
-        yield scratch
+        with partial_directory(target.parent) as scratch:
+            yield scratch
     except OSError as error:
         raise CloudspotError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -32,7 +32,7 @@ from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.job_lists import mark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
-from cloudspot.jobstore.records import Closed, Finished, Intent, new_nonce
+from cloudspot.jobstore.records import Closed, Finished, Intent, VoidOutcome, new_nonce
 from cloudspot.jobstore.submission import delete_secrets, request_stop
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import bill
@@ -171,7 +171,7 @@ class Actor:
         try:
             instances = self._provisioner.create(intent.request, token=intent.token)
         except ProvisionError as error:
-            outcome = "refused"
+            outcome: VoidOutcome = "refused"
             if isinstance(error, CapacityError):
                 outcome = "capacity"
             elif isinstance(error, QuotaError):

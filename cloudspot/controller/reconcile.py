@@ -14,7 +14,7 @@ from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.decoding import decode
-from cloudspot.errors import CloudspotError, JobNotFound
+from cloudspot.errors import CloudspotError, JobNotFound, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
@@ -97,8 +97,8 @@ class Reconciler:
             with suppress(CloudspotError):  # The next pass tries again.
                 drop_marks_of_missing_job(self._store, job_id)
             return Reconciled(job_id, None, error)
-        except CloudspotError as error:
-            return Reconciled(job_id, None, error)
+        except Exception as error:  # noqa: BLE001 - one job's fault must not hold up the others
+            return Reconciled(job_id, None, as_cloudspot_error(error))
         if tick.is_settled:
             self._controllers.pop(job_id, None)
         return Reconciled(job_id, tick, None)
@@ -125,8 +125,8 @@ class Reconciler:
         for (name, options), provider in self._providers.items():
             try:
                 listed = provider.provisioner().instances()
-            except CloudspotError as error:
-                problems.append(Unlisted(name, error, _options_text(options)))
+            except Exception as error:  # noqa: BLE001 - nor one provider's the others
+                problems.append(Unlisted(name, as_cloudspot_error(error), _options_text(options)))
                 continue
             live.update({(name, one.id): one for one in listed if one.state is not InstanceState.ENDED})
         return tuple(live.values()), tuple(problems)

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import os
-import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -14,8 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cloudspot.disk.names import is_safe_name
+from cloudspot.disk.partial_files import partial_directory
 from cloudspot.errors import BundleError, CorruptData
-from cloudspot.jobstore.integrity import is_safe_path, parents
+from cloudspot.jobstore.integrity import parents
 
 MAX_EXTRACTED_BYTES = 1 << 30
 """All files together: a small archive can unpack to any size."""
@@ -44,18 +45,14 @@ def extract_bundle(
     """
     data = source if isinstance(source, bytes) else source.read_bytes()
     _check(data, sha256, max_bytes)
-    staging = dest.parent / f".{dest.name}.extracting"
-    replaced = dest.parent / f".{dest.name}.replaced"
     try:
-        for leftover in (staging, replaced):  # Left by a process that was killed in the middle.
-            shutil.rmtree(leftover, ignore_errors=True)
-        staging.mkdir(parents=True)
-        with _opened(data, max_bytes) as archive:
-            archive.extractall(staging)  # noqa: S202 - every member was judged
-        if os.path.lexists(dest):
-            dest.rename(replaced)
-        staging.rename(dest)
-        shutil.rmtree(replaced, ignore_errors=True)
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        with partial_directory(dest.parent) as staging, partial_directory(dest.parent) as replaced:
+            with _opened(data, max_bytes) as archive:
+                archive.extractall(staging)  # noqa: S202 - every member was judged
+            if os.path.lexists(dest):
+                dest.rename(replaced / dest.name)
+            staging.rename(dest)
     except OSError as error:
         raise BundleError(f"cannot extract the code into {dest}: {error.strerror or error}") from error
 
@@ -112,7 +109,7 @@ def is_safe_link(name: str, target: str) -> bool:
     while ups < len(segments) and segments[ups] == "..":
         ups += 1
     rest = "/".join(segments[ups:])
-    return ups <= name.count("/") and (rest == "" if ups == len(segments) else is_safe_path(rest))
+    return ups <= name.count("/") and (rest == "" if ups == len(segments) else is_safe_name(rest))
 
 
 def _check_members(data: bytes, max_bytes: int) -> None:
@@ -125,7 +122,7 @@ def _check_members(data: bytes, max_bytes: int) -> None:
                 raise BundleError(
                     f"the code bundle holds {member.name!r}, which is not a file, directory or symlink"
                 )
-            if not is_safe_path(member.name) or member.size < 0:
+            if not is_safe_name(member.name) or member.size < 0:
                 raise BundleError(f"the code bundle holds {member.name!r}, which is not a safe relative path")
             if kind == "symlink" and not is_safe_link(member.name, member.linkname):
                 raise BundleError(f"the code bundle's symlink {member.name!r} leads out: {member.linkname!r}")
@@ -168,7 +165,9 @@ def _opened(data: bytes, max_bytes: int) -> Iterator[tarfile.TarFile]:
         with (
             gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked,
             _Archive.open(
-                fileobj=_Bounded(unpacked, max_bytes + MAX_MEMBERS * _HEADER_BYTES), mode="r|"
+                fileobj=_Bounded(unpacked, max_bytes + MAX_MEMBERS * _HEADER_BYTES),
+                mode="r|",
+                errors="strict",
             ) as archive,
         ):
             yield archive

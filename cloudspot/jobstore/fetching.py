@@ -7,9 +7,11 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from cloudspot.disk.names import SymlinkError, make_parents
+from cloudspot.disk.partial_files import partial_directory, write_whole
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.chunks import (
@@ -107,6 +109,7 @@ def _fetch_session(
         part.rank: (File(path=f"part-{part.rank}.bin", size=part.size, mode=0o600),) for part in commit.parts
     }
     for (file,) in files.values():
+        _remove(directory / file.path)
         _create(directory / file.path, file.size)
     each(lambda s: carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
     value = {
@@ -118,38 +121,30 @@ def _fetch_session(
             for part in commit.parts
         ],
     }
-    temporary = manifest.with_name(f".{manifest.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    temporary.write_text(json.dumps(value), encoding="utf-8")
-    temporary.replace(manifest)
+    write_whole(manifest, json.dumps(value).encode())
 
 
 def _fetch_directories(
     commit: Commit, chunks: Sequence[StoredChunk], directory: Path, carry: _Carry, num_threads: int
 ) -> None:
     names = sorted({part.directory or "" for part in commit.parts})
-    staging = {name: directory / f".cloudspot-fetching-{number}" for number, name in enumerate(names)}
-    for name, path in staging.items():
-        _make_parents(directory, name)
-        _remove(path)  # Left by an agent that was killed in the middle.
-        path.mkdir()
-    roots = {part.rank: staging[part.directory or ""] for part in commit.parts}
-    for part in commit.parts:
-        for file in part.files:
-            path = roots[part.rank] / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _create(path, file.size)
-    each(lambda s: carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
-    for part in commit.parts:
-        for file in part.files:
-            (roots[part.rank] / file.path).chmod(file.mode & 0o777)
-    for name, path in staging.items():
-        path.rename(directory / name)
+    targets = {name: _free_path(directory, name) for name in names}
+    with ExitStack() as stack:
+        staging = {name: stack.enter_context(partial_directory(directory)) for name in names}
+        roots = {part.rank: staging[part.directory or ""] for part in commit.parts}
+        for part in commit.parts:
+            for file in part.files:
+                _create(make_parents(roots[part.rank], file.path), file.size)
+        each(lambda s: carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
+        for part in commit.parts:
+            for file in part.files:
+                (roots[part.rank] / file.path).chmod(file.mode & 0o777)
+        for name, path in staging.items():
+            path.rename(targets[name])
 
 
 def _create(path: Path, size: int) -> None:
-    """Create the file anew, in place of whatever has its name."""
-    _remove(path)
+    """Create the file. It must be new: the disk may take two names for one, as where it ignores case."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(descriptor, size)
@@ -170,16 +165,15 @@ def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryv
         position += length
 
 
-def _make_parents(directory: Path, name: str) -> None:
-    """Make the directories above ``name``; a symlink among them, which could lead out, is refused."""
-    path = directory
-    for segment in name.split("/")[:-1]:
-        path /= segment
-        if path.is_symlink():
-            raise CorruptData(f"checkpoint directory {name!r}: {path} is a symlink, which is not followed")
-        path.mkdir(exist_ok=True)
-    if os.path.lexists(directory / name):
-        raise CloudspotError(f"checkpoint directory {directory / name} exists already; remove it first")
+def _free_path(directory: Path, name: str) -> Path:
+    """Return the path of a checkpoint directory that is not there yet, and make the directories above it."""
+    try:
+        path = make_parents(directory, name)
+    except SymlinkError as error:
+        raise CorruptData(f"checkpoint directory {name!r}: {error.strerror}") from error
+    if os.path.lexists(path):
+        raise CloudspotError(f"checkpoint directory {path} exists already; remove it first")
+    return path
 
 
 def _remove(path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
+from cloudspot.disk.names import is_safe_name
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import Commit, Part
 from cloudspot.jobstore.seals import Seal, plan_digest, read_seal
@@ -39,19 +40,6 @@ def check_part(part: Part) -> None:
     """
     for problem in _part_problems(part, read_seal(part) if part.kind == "session" else None):
         raise CorruptData(f"part {part.rank} of checkpoint {part.generation}-{part.step}: {problem}")
-
-
-def is_safe_path(path: str) -> bool:
-    """Return whether a stored path is valid and stays below the directory it is written to."""
-    try:
-        segments = [segment.encode() for segment in path.split("/")]
-    except UnicodeEncodeError:
-        return False
-    return (
-        not any(segment in (b"", b".", b"..") or len(segment) > 255 for segment in segments)
-        and "\0" not in path
-        and len(path) < 2048
-    )
 
 
 # --- problems, in the order in which they matter ------------------------------------------------
@@ -140,10 +128,10 @@ def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
 
 
 def _file_problems(part: Part) -> Iterator[str]:
-    if part.directory is None or not is_safe_path(part.directory):
+    if part.directory is None or not is_safe_name(part.directory):
         yield f"its directory {(part.directory or '')[:200]!r} is not a safe relative path"
     for file in part.files:
-        if not is_safe_path(file.path):
+        if not is_safe_name(file.path):
             yield f"its file {file.path[:200]!r} is not a safe relative path"
         if file.size < 0 or file.mode < 0:
             yield f"its file {file.path!r} has size {file.size} and mode {file.mode:o}"

@@ -29,7 +29,7 @@ class Journal:
             self._store,
             keys.journal_prefix(self._job_id),
             lambda number: keys.journal(self._job_id, number),
-            lambda data, key: codec.decode_journal(data, key=key),
+            lambda data, _, key: codec.decode_journal(data, key=key),
             known=len(self._records),
         )
         return tuple(self._records)

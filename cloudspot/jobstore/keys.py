@@ -6,6 +6,7 @@ import re
 
 JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A job id is a DNS label, so that it can be a tag, a label or a host name anywhere."""
+_SECRETS = re.compile(r"jobs/[^/]+/secrets")
 
 
 def index_prefix() -> str:
@@ -54,6 +55,11 @@ def spec(job_id: str) -> str:
 def secrets(job_id: str) -> str:
     """Return the key of the job's secrets; deleted when the job ends."""
     return f"jobs/{job_id}/secrets"
+
+
+def is_secret(key: str) -> bool:
+    """Return whether the key is that of some job's secrets."""
+    return _SECRETS.fullmatch(key) is not None
 
 
 def summary(job_id: str) -> str:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks, write_at
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Commit
@@ -80,7 +80,8 @@ def write_safetensors(
     check_sizes(store, job_id, commit, chunks)
     index = _Index(tensors, begins)
     size = len(header) + sum(tensor.nbytes for tensor in tensors)
-    with _whole_file(path) as descriptor:
+    with _disk_errors(path), whole_file(path) as file:
+        descriptor = file.fileno()
         write_at(descriptor, header, 0)
         os.ftruncate(descriptor, size)
 
@@ -177,21 +178,8 @@ class _Index:
 
 
 @contextmanager
-def _whole_file(path: Path) -> Iterator[int]:
-    """Lend a descriptor; the file gets its name when all went well."""
-    partial = partial_path(path)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+def _disk_errors(path: Path) -> Iterator[None]:
     try:
-        descriptor = os.open(partial, flags, 0o666)
+        yield
     except OSError as error:
         raise CloudspotError(f"cannot write {path}: {error.strerror}") from error
-    try:
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-        partial.replace(path)
-    except OSError as error:
-        raise CloudspotError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)

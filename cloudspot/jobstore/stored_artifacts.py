@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote, unquote_to_bytes
 
+from cloudspot.disk.names import is_safe_name, make_parents
+from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.partial_files import partial_path
 from cloudspot.jobstore.patience import patient
 
 NUM_THREADS = 4
@@ -38,16 +40,12 @@ class Artifact:
     """A file in the bucket."""
 
     name: str
-    """Relative and ``/``-separated, as the job wrote it; below ``node-<rank>/`` for nodes other than 0. See
-    ``is_safe`` before using it as a path."""
+    """Relative and ``/``-separated, as the job wrote it; below ``node-<rank>/`` for nodes other than 0.
+
+    Others may write keys too: it is a path only if ``is_safe_name`` says so."""
     key: str
     size: int
     modified_at: datetime
-
-    @property
-    def is_safe(self) -> bool:
-        """Whether the name stays below the directory it is written to."""
-        return not {"", ".", ".."} & set(self.name.split("/")) and "\0" not in self.name
 
     def matches(self, pattern: str) -> bool:
         """Return whether the pattern is this file's name, a directory above it, or a glob over the name.
@@ -70,9 +68,11 @@ def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
 
 def is_present(artifact: Artifact, directory: Path) -> bool:
     """Return whether ``download`` has written this very file before: size and time are equal."""
+    if not is_safe_name(artifact.name):
+        return False
     try:
         status = (directory / artifact.name).lstat()
-    except (OSError, ValueError):
+    except OSError:
         return False
     return status.st_size == artifact.size and status.st_mtime_ns == _nanoseconds(artifact)
 
@@ -88,7 +88,8 @@ def download(
     """Write the files below the directory; return for each None, or in a few words why it is missing.
 
     A file appears whole, replaces an older one, and has the time of its object. No name leads out of the
-    directory, and no symlink below it is followed.
+    directory, and no symlink below it is followed. Of two names that are one file here, as where the disk
+    ignores case, one comes.
 
     Raises:
         CloudspotError: the directory cannot be made.
@@ -100,57 +101,57 @@ def download(
     except OSError as error:
         raise CloudspotError(f"cannot make {directory}: {error.strerror}") from error
 
+    written: dict[str, int] = {}
+    """The inodes of the files that this call has written, by key."""
+
     def carry(artifact: Artifact) -> str | None:
-        if not artifact.is_safe:
-            return "its name leads out of the directory"
+        if not is_safe_name(artifact.name):
+            return "its name is not a safe relative path"
         try:
-            path = _make_parents(directory, artifact.name)
-            partial = partial_path(path)
-            try:
-                current = _fetch(store, artifact, partial, progress)
-                os.utime(partial, ns=(_nanoseconds(current), _nanoseconds(current)))
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
+            path = make_parents(directory, artifact.name)
+            with whole_file(path) as file:
+                current = _fetch(store, artifact, file, progress)
+                os.utime(file.fileno(), ns=(_nanoseconds(current), _nanoseconds(current)))
+                written[artifact.key] = os.fstat(file.fileno()).st_ino
         except ObjectMissing:
             return "it has been deleted meanwhile"
-        except _SymlinkError as error:
-            return f"{error} is a symlink, which is not followed"
         except OSError as error:
             return error.strerror or str(error)
         return None
 
-    return each(carry, artifacts, num_threads=num_threads)
+    problems = each(carry, artifacts, num_threads=num_threads)
+    return [
+        "another artifact has the same name on this disk"
+        if problem is None and _inode(directory / artifact.name) != written[artifact.key]
+        else problem
+        for artifact, problem in zip(artifacts, problems, strict=True)
+    ]
 
 
-class _SymlinkError(Exception):
-    """A directory on the way is a symlink, which might lead out."""
-
-
-def _make_parents(directory: Path, name: str) -> Path:
-    path = directory
-    *parents, last = name.split("/")
-    for segment in parents:
-        path /= segment
-        if path.is_symlink():
-            raise _SymlinkError(path)
-        path.mkdir(exist_ok=True)
-    return path / last
-
-
-def _fetch(store: ObjectStore, artifact: Artifact, path: Path, progress: Callable[[int], None]) -> Artifact:
+def _fetch(
+    store: ObjectStore, artifact: Artifact, file: BinaryIO, progress: Callable[[int], None]
+) -> Artifact:
     """Write one whole version of the object and return which: the job may replace it meanwhile."""
     for _ in range(NUM_TRIES):
-        with path.open("wb") as file:
-            for start in range(0, max(artifact.size, 1), _BLOCK):
-                data = store.get_range(artifact.key, start, _BLOCK)
-                file.write(data)
-                progress(len(data))
+        file.seek(0)
+        file.truncate()
+        for start in range(0, max(artifact.size, 1), _BLOCK):
+            data = store.get_range(artifact.key, start, _BLOCK)
+            file.write(data)
+            progress(len(data))
+        file.flush()
         meta = store.head(artifact.key)
         if (meta.size, meta.modified_at) == (artifact.size, artifact.modified_at):
             return artifact
         artifact = Artifact(artifact.name, artifact.key, meta.size, meta.modified_at)
     raise OSError(0, "the job replaces it faster than it can be read")
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return None
 
 
 def _nanoseconds(artifact: Artifact) -> int:

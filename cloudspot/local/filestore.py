@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -16,6 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
+from cloudspot.disk.names import find_symlink
+from cloudspot.disk.partial_files import create_partial, remove_abandoned
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -26,13 +26,11 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
+from cloudspot.jobstore import keys
 from cloudspot.model import ObjectMeta, ObjectPage
 
 STAGING = ".cloudspot-staging"
 """The directory under the root where objects are written before they appear; never listed."""
-STALE_SECONDS = 3600.0
-"""A staged file that nobody has written to for this long was left by a process that died."""
-
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # A directory that another process removes as empty between our mkdir and our link is made anew; each
@@ -48,8 +46,10 @@ class FileStore(ObjectStore):
     durable. Any number of processes may share the directory.
 
     Differences from a cloud's store: ``a`` and ``a/b`` cannot both be keys, and keys that differ only in
-    case need a filesystem that tells them apart. A root that the store creates is readable by its owner
-    only, because a job's secrets lie in it.
+    case need a filesystem that tells them apart. Below the root no symlink is followed.
+
+    A root that the store creates is readable by its owner only. In a root that the user has made, files and
+    directories follow the umask, so that users may share it; a job's secrets stay their owner's alone.
     """
 
     def __init__(self, url: str) -> None:
@@ -173,14 +173,14 @@ class FileStore(ObjectStore):
 
     def _stage(self, key: str) -> tuple[Path, int]:
         """Create the file that will become the object; return its path and descriptor."""
-        staged = self._staging / f"{os.getpid()}-{secrets.token_hex(8)}"
         with self._translated("write", key):
-            self._sweep_once()
+            if not self._is_swept:
+                self._is_swept = True
+                remove_abandoned(self._staging, all_names=True)
             for _ in range(_NUM_TRIES):
                 try:
                     self._make_directory(self._staging)
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                    return staged, os.open(staged, flags, 0o666)
+                    return create_partial(self._staging, mode=0o600 if keys.is_secret(key) else 0o666)
                 except FileNotFoundError:
                     continue
                 except NotADirectoryError as error:
@@ -263,19 +263,6 @@ class FileStore(ObjectStore):
             self._durable.pop(path, None)
             path = path.parent
 
-    def _sweep_once(self) -> None:
-        """Remove what dead processes have left in the staging directory."""
-        if self._is_swept:
-            return
-        self._is_swept = True
-        stale_before = time.time() - STALE_SECONDS
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._staging) as scan:
-            for entry in scan:
-                # Another process may sweep too, or its writer may just have published it.
-                with suppress(FileNotFoundError):
-                    if entry.stat(follow_symlinks=False).st_mtime < stale_before:
-                        Path(entry.path).unlink()
-
     # --- reading --------------------------------------------------------------------------------
 
     def _walk(self, directory: str, prefix: str, after: str | None) -> Iterator[ObjectMeta]:
@@ -304,10 +291,11 @@ class FileStore(ObjectStore):
 
     def _path(self, key: str) -> Path:
         check_key(key)
-        segments = key.split("/")
-        if segments[0] == STAGING:
+        if key == STAGING or key.startswith(STAGING + "/"):
             raise ValueError(f"key {key!r} is in the store's own staging directory")
-        return self.root.joinpath(*segments)
+        if (link := find_symlink(self.root, key)) is not None:
+            raise StoreRefused(f"{self.url}: {link} is a symlink, which is not followed; remove it")
+        return self.root / key
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cloudspot.disk.partial_files import write_whole
 from cloudspot.errors import SpecError
 
 HOME = "CLOUDSPOT_LOCAL_HOME"
@@ -49,9 +50,7 @@ def account() -> str:
     try:
         return path.read_text(encoding="ascii")
     except FileNotFoundError:
-        temporary = path.with_name(".account.tmp")
-        temporary.write_text(secrets.token_hex(8), encoding="ascii")
-        temporary.replace(path)
+        write_whole(path, secrets.token_hex(8).encode("ascii"), mode=0o600)
         return path.read_text(encoding="ascii")
 
 

@@ -23,7 +23,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -33,7 +32,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cloudspot.decoding import decode
+from cloudspot.disk.partial_files import partial_directory, write_whole
+from cloudspot.jobstore import codec
 from cloudspot.local.home import try_lock
 from cloudspot.local.machine_records import MachineRecord, MachineState, ReclaimRequest, SupervisorRecord
 from cloudspot.local.processes import end_machine_processes
@@ -87,25 +87,25 @@ class MachineDirectory:
         machine = cls(path)
         if path.exists():
             return machine
-        # A leading dot keeps what a killed creator left behind out of the listings.
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-        (temporary / "requests").mkdir()
-        (temporary / "user-data").write_bytes(user_data)
-        if environment:
-            # mkdtemp closes the directory to others; renaming does not change that.
-            (temporary / "environment.json").write_bytes(msgspec.json.encode(environment))
-        (temporary / "machine.json").write_bytes(msgspec.json.encode(record))
-        temporary.rename(path)
+        # Closed to others from the start: the environment may hold credentials.
+        with partial_directory(path.parent, mode=0o700) as partial:
+            (partial / "requests").mkdir()
+            (partial / "user-data").write_bytes(user_data)
+            if environment:
+                (partial / "environment.json").write_bytes(msgspec.json.encode(environment))
+            (partial / "machine.json").write_bytes(msgspec.json.encode(record))
+            partial.rename(path)
         return machine
 
     def record(self) -> MachineRecord:
         """Return what was created.
 
         Raises:
+            CorruptData: the file is malformed.
             FileNotFoundError: the machine was pruned meanwhile.
         """
-        record: MachineRecord = decode((self.path / "machine.json").read_bytes(), MachineRecord)
-        return record
+        path = self.path / "machine.json"
+        return codec.decode(path.read_bytes(), MachineRecord, key=str(path))
 
     def state(self) -> MachineState:
         """Return the state that was written last."""
@@ -223,19 +223,16 @@ class MachineDirectory:
             erase(path)
 
     def _read(self, name: str, kind: type[T]) -> T | None:
+        path = self.path / name
         try:
-            data = (self.path / name).read_bytes()
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
-        value: T = decode(data, kind)
-        return value
+        return codec.decode(data, kind, key=str(path))
 
     def _write(self, name: str, value: Any) -> None:
         """Write the file atomically: readers see all of it or nothing."""
-        path = self.path / name
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(msgspec.json.encode(value))
-        temporary.replace(path)
+        write_whole(self.path / name, msgspec.json.encode(value))
 
 
 def now_utc() -> datetime:

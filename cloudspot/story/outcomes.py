@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Exit, Generation
+from cloudspot.jobstore.records import Exit, Generation, JobOutcome
 
 _STOP_DETAILS = {
     "user": "asked for with cloudspot stop",
@@ -19,7 +19,7 @@ _STOP_DETAILS = {
 class End:
     """The job is over."""
 
-    outcome: str
+    outcome: JobOutcome
     detail: str
     exit_code: int
 

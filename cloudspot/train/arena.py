@@ -1,7 +1,8 @@
 """The arena: two files per rank, in memory if there is room, into which a save copies its part (P5).
 
 They are plain files in /dev/shm, because what was sealed must outlive the trainer: the tracker of
-``multiprocessing.shared_memory`` unlinks a segment when the trainer is killed.
+``multiprocessing.shared_memory`` unlinks a segment when the trainer is killed. Everybody may write there, so
+they lie in a directory that is this user's alone, and no link is followed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from cloudspot.disk.private_directories import make_private
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import SealName, seals_directory
@@ -65,12 +67,12 @@ class Slot:
         A claim that fails leaves the slot and its file as they were.
 
         Raises:
-            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), the directory cannot be written, or the claim
-                was ``stopped`` (ECANCELED).
+            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), the directory cannot be written or is not this
+                user's alone (EPERM), or the claim was ``stopped`` (ECANCELED).
         """
         path = directory / self._name
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_private(directory)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             for start in range(0, nbytes, _CHUNK_BYTES):
                 if stopped():

@@ -27,7 +27,6 @@ G is the generation, S the step, R the global rank.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import struct
@@ -35,6 +34,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from cloudspot.disk.partial_files import write_whole
 
 HANDOFF = "CLOUDSPOT_HANDOFF"
 """The generation's hand-off directory. Unset: there is no agent."""
@@ -136,9 +137,7 @@ def seals_directory(handoff: Path) -> Path:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file atomically: readers see all of it or nothing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(value).encode())
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ def test_a_thread_that_fails_ends_the_process_with_its_traceback_in_the_log(benc
     environment = {
         **os.environ, "CLOUDSPOT_JOB": JOB, "CLOUDSPOT_LAUNCH": "1", "CLOUDSPOT_STORE": bench.store.url,
         "CLOUDSPOT_PROVIDER": "local", "CLOUDSPOT_NODE_DIR": str(node.directory), "CLOUDSPOT_TRAIN_PYTHON": "x",
+        "CLOUDSPOT_ARENA": str(bench.root / "arena"),
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", script], env=environment, timeout=60)
     assert done.returncode == 1
@@ -43,6 +44,7 @@ def test_a_machine_without_its_providers_plugin_ends_with_the_reason_on_its_cons
         **os.environ, "CLOUDSPOT_JOB": JOB, "CLOUDSPOT_LAUNCH": "1", "CLOUDSPOT_STORE": bench.store.url,
         "CLOUDSPOT_PROVIDER": "nowhere", "CLOUDSPOT_NODE_DIR": str(bench.node().directory),
         "CLOUDSPOT_TRAIN_PYTHON": "x",
+        "CLOUDSPOT_ARENA": str(bench.root / "arena"),
     }  # fmt: skip
     command = [sys.executable, "-m", "cloudspot.agent"]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)

@@ -1,8 +1,41 @@
 """What an agent remembers for the one after it."""
 
 import threading
+from pathlib import Path
 
-from cloudspot.agent.node import NodeMemory
+import pytest
+
+from cloudspot.agent.node import Node, NodeMemory
+from cloudspot.errors import CloudspotError
+
+
+def from_environment(directory, **more):
+    return Node.from_environment(
+        {
+            "CLOUDSPOT_JOB": "digits", "CLOUDSPOT_LAUNCH": "1", "CLOUDSPOT_STORE": "file:///store",
+            "CLOUDSPOT_PROVIDER": "local", "CLOUDSPOT_TRAIN_PYTHON": "x",
+            "CLOUDSPOT_NODE_DIR": str(directory), **more,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no directory in memory")
+def test_the_arena_has_a_name_that_nobody_can_guess_and_each_agent_of_the_machine_knows(tmp_path):
+    first, again = from_environment(tmp_path / "node"), from_environment(tmp_path / "node")
+    other = from_environment(tmp_path / "other")
+    assert first.arena == again.arena != other.arena
+    assert first.arena.parent == Path("/dev/shm")
+    assert first.arena.name.startswith("cloudspot-")
+    assert len(first.arena.name) == len("cloudspot-") + 16
+    assert not first.arena.exists()
+
+
+def test_an_arena_that_another_made_is_refused_by_name(tmp_path):
+    (tmp_path / "arena").mkdir()
+    (tmp_path / "arena").chmod(0o777)
+    node = from_environment(tmp_path / "node", CLOUDSPOT_ARENA=str(tmp_path / "arena"))
+    with pytest.raises(CloudspotError, match="arena has mode 777, not 700: it must be private; remove it"):
+        node.create_directories()
 
 
 def test_what_was_saved_is_there_for_the_next_agent(bench):

@@ -71,7 +71,10 @@ class Image:
         profile = BootProfile(
             agent_python=python,
             shutdown_command=DOWN,
-            environment={"CLOUDSPOT_NODE_DIR": str(directory / "node")},
+            environment={
+                "CLOUDSPOT_NODE_DIR": str(directory / "node"),
+                "CLOUDSPOT_ARENA": str(directory / "arena"),
+            },
             fetch_code=FETCH,
         )
         plan = BootPlan(

@@ -81,11 +81,16 @@ class Machine:
         if all_long:  # no run is waited for: each counts as one that was long
             assert script.count("-lt 30 ]") == 1
             script = script.replace("-lt 30 ]", "-lt 0 ]")
-        self.run(["bash", "-c", self.here(script)], meanwhile=meanwhile)
+        user_data = directory / "cloud" / "part-001"  # where cloud-init would put it
+        user_data.parent.mkdir(exist_ok=True)
+        user_data.write_text(self.here(script))
+        self.run(["bash", str(user_data)], meanwhile=meanwhile)
 
     def here(self, script: str) -> str:
-        """Return the script with systemd's directory of units below the machine's."""
-        return script.replace("units=/run/systemd/system", f"units={self.directory}/units")
+        """Return the script with the directories of systemd and of cloud-init below the machine's."""
+        return script.replace("units=/run/systemd/system", f"units={self.directory}/units").replace(
+            "/var/lib/cloud/", f"{self.directory}/cloud/"
+        )
 
     def run(self, command: list[str], *, meanwhile: Callable[[int], None] = lambda _: None) -> None:
         """Run what the machine runs until it is down; ``meanwhile`` gets its process."""
@@ -310,6 +315,36 @@ def test_where_systemd_runs_the_agent_is_a_unit_and_the_timer_stays_with_the_scr
     assert machine.lines("runs") == ["run", "run"]
     assert machine.environment()["CLOUDSPOT_STORE"] == "it's $HOME\n%h"
     assert machine.lines("down") == ["down"]
+
+
+def test_what_holds_the_environment_is_for_its_owner_alone_whatever_the_umask(machine: Machine):
+    (machine.directory / "units").mkdir()
+    umask = os.umask(0)
+    try:
+        machine.boot(statuses=["0"], max_seconds=0.3, store_url="secret", meanwhile=machine.wait_for_unit)
+    finally:
+        os.umask(umask)
+    hook = machine.directory / "cloud/scripts/per-boot/cloudspot-end-if-booted-again"
+    with_environment = [
+        machine.directory / "units/cloudspot-agent.sh",
+        machine.directory / "node/on-shutdown",
+        hook,
+    ]
+    for path in with_environment:
+        assert 'CLOUDSPOT_STORE="secret"' in path.read_text()
+        assert path.stat().st_mode & 0o777 == 0o700, path
+    assert (machine.directory / "node").stat().st_mode & 0o777 == 0o700
+    # systemd tells of units that it alone may read.
+    assert (machine.directory / "units/cloudspot-agent.service").stat().st_mode & 0o044 == 0o044
+
+
+def test_the_hook_for_each_boot_ends_a_machine_that_has_booted_again(machine: Machine):
+    machine.boot(statuses=["0"])
+    (machine.directory / "down").unlink()
+    (machine.directory / "node" / "first-boot").write_text("of another boot\n")
+    machine.run([str(machine.directory / "cloud/scripts/per-boot/cloudspot-end-if-booted-again")])
+    assert machine.lines("down") == ["down"]
+    assert machine.lines("runs") == ["run"]
 
 
 def test_a_unit_that_cannot_be_started_leaves_the_agent_to_the_script(machine: Machine):

@@ -21,6 +21,7 @@ from cloudspot.controller import act, attempt, loop
 from cloudspot.controller import decide as decide_module
 from cloudspot.controller.actions import CloseLaunch, VoidSlot
 from cloudspot.controller.decide import decide
+from cloudspot.errors import CorruptData
 from cloudspot.jobfile.spec import Nodes
 from cloudspot.jobstore.journal import Journal
 from cloudspot.model import InstanceState
@@ -158,7 +159,8 @@ def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
         return True
 
     monkeypatch.setattr(Journal, "append", append)
-    assert first_violation() is not None
+    with pytest.raises(CorruptData, match="does not follow from the records before it"):
+        first_violation()
 
 
 def test_without_slots_a_late_or_expired_create_gives_two_attempts_and_two_machines_of_one_rank():

@@ -514,3 +514,32 @@ def test_the_second_of_rare_passes_knows_how_long_it_is_since_a_stop(town, recor
         lambda: machine.states[-1][1].value != "running", seconds=STOP_GRACE_SECONDS + 60
     )
     assert gone == 2
+
+
+def test_any_exception_in_one_job_is_told_and_holds_up_no_other(town, monkeypatch):
+    for job_id in ("a-1", "b-1", "c-1"):
+        town.submit(job_id)
+    real = HistoryReader.read
+
+    def read(self):
+        if self._job_id == "b-1":
+            raise ZeroDivisionError("launch 0 of 0")
+        return real(self)
+
+    monkeypatch.setattr(HistoryReader, "read", read)
+    done = {one.job_id: one for one in town.reconciler().run_pass()}
+    assert (
+        str(done["b-1"].error) == "a bug of cloudspot: ZeroDivisionError: launch 0 of 0; --debug shows where"
+    )
+    assert isinstance(done["b-1"].error.__cause__, ZeroDivisionError)
+    assert [done[job_id].error for job_id in ("a-1", "c-1")] == [None, None]
+    assert done["c-1"].tick.acted or done["c-1"].tick.actions
+
+
+def test_any_exception_of_one_provider_is_told_and_holds_up_no_job(town, monkeypatch):
+    town.submit("a-1")
+    reconciler = town.reconciler()
+    list(reconciler.run_pass())
+    monkeypatch.setattr(type(town.cloud), "instances", lambda *_args, **_options: 1 / 0)
+    [unlisted] = [one for one in reconciler.run_pass() if isinstance(one, Unlisted)]
+    assert "ZeroDivisionError" in str(unlisted.error)

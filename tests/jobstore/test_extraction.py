@@ -1,10 +1,14 @@
 """The code bundle, taken apart without trust."""
 
+import errno
 import gzip
 import hashlib
 import io
 import os
 import random
+import signal
+import subprocess
+import sys
 import tarfile
 import time
 
@@ -102,10 +106,40 @@ def test_what_was_there_before_is_replaced_whole(tmp_path):
     dest = tmp_path / "dest"
     dest.mkdir()
     extract(pack(member("a", b"1"), member("old")), dest)
-    (tmp_path / ".dest.extracting/half").mkdir(parents=True)
     extract(pack(member("a", b"2")), dest)
     assert everything(tmp_path) == ["dest", "dest/a"]
     assert (dest / "a").read_bytes() == b"2"
+
+
+KILLED = """
+import hashlib, os, signal, sys
+from pathlib import Path
+from cloudspot.jobstore import extraction
+extraction._Archive.chmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+data = Path(sys.argv[1]).read_bytes()
+extraction.extract_bundle(data, Path(sys.argv[2]), sha256=hashlib.sha256(data).hexdigest())
+"""
+
+
+def test_what_a_killed_extraction_has_left_the_next_one_removes(tmp_path):
+    data = pack(member("a", b"1"), member("b"))
+    (tmp_path / "bundle").write_bytes(data)
+    dest = tmp_path / "in/dest"
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "bundle", dest], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(everything(dest.parent)) == 3
+    extract(data, dest)
+    assert everything(dest.parent) == ["dest", "dest/a", "dest/b"]
+
+
+def test_a_disk_that_fills_up_keeps_nothing_of_an_extraction(tmp_path, monkeypatch):
+    def fail(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(extraction._Archive, "chmod", fail)
+    with pytest.raises(BundleError, match="No space left"):
+        extract(pack(member("a", b"1")), tmp_path / "dest")
+    assert everything(tmp_path) == []
 
 
 HOSTILE = {

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
 
+from cloudspot.disk.partial_files import partial_directory
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.jobstore import fetching, keys
 from cloudspot.jobstore.patience import patient
@@ -80,7 +81,6 @@ def test_a_fetch_over_an_earlier_ones_leftovers_is_whole(store, checkpoints, tmp
     (tmp_path / "r/part-0.bin").write_bytes(b"x" * 9999)
     (tmp_path / "r/part-2.bin").symlink_to(outside)
     (tmp_path / "r/restore.json").symlink_to(outside)
-    (tmp_path / "r/.restore.json.tmp").symlink_to(outside)
     fetching.fetch(store, "x", commit, tmp_path / "r")
     assert [(tmp_path / f"r/part-{rank}.bin").read_bytes() for rank in range(4)] == DATAS
     assert outside.read_bytes() == b"keep"
@@ -222,11 +222,13 @@ def test_a_directory_appears_whole_or_not_at_all(store, checkpoints, tree, tmp_p
     flip(store, keys.chunk("x", 1, 10, 0, 1))
     with pytest.raises(CorruptData):
         fetching.fetch(store, "x", commit, tmp_path / "work")
-    assert not (tmp_path / "work/output/checkpoint-10").exists()
+    assert names(tmp_path / "work") == ["output"]
     flip(store, keys.chunk("x", 1, 10, 0, 1))
     fetching.fetch(store, "x", commit, tmp_path / "work")
     assert content(tmp_path / "work/output/checkpoint-10") == content(tree)
-    assert not [name for name in names(tmp_path / "work") if "fetching" in name]
+    assert names(tmp_path / "work") == sorted(
+        ["output", "output/checkpoint-10", *(f"output/checkpoint-10/{name}" for name in names(tree))]
+    )
 
 
 def test_a_directory_that_is_there_is_not_replaced(store, checkpoints, tree, tmp_path):
@@ -255,11 +257,27 @@ def test_leftovers_of_a_killed_fetch_are_removed_and_not_followed(store, checkpo
     outside.mkdir()
     (outside / "keep").write_text("")
     work = tmp_path / "work"
-    work.mkdir()
-    (work / ".cloudspot-fetching-0").symlink_to(outside)
+    with pytest.raises(KeyboardInterrupt), partial_directory(outside) as left:
+        raise KeyboardInterrupt
+    (work / left.name).mkdir(parents=True)
+    (work / left.name / "half").symlink_to(outside)
     fetching.fetch(store, "x", commit, work)
+    assert {name.partition("/")[0] for name in names(work)} == {"d"}
     assert content(work / "d") == content(tree)
     assert names(outside) == ["keep"]
+
+
+def test_two_paths_that_are_one_file_here_are_told_and_neither_is_overwritten(
+    store, checkpoints, tree, tmp_path, monkeypatch
+):
+    """On a disk that ignores case, as macOS's does."""
+    (tree / "A.BIN").write_bytes(b"another")
+    commit = checkpoints.directory(store, C, tree, "d")
+    make_parents = fetching.make_parents
+    monkeypatch.setattr(fetching, "make_parents", lambda root, name: make_parents(root, name.lower()))
+    with pytest.raises(CloudspotError, match="File exists"):
+        fetching.fetch(store, "x", commit, tmp_path / "work")
+    assert names(tmp_path / "work") == []
 
 
 def test_a_mode_never_sets_an_id(store, checkpoints, tree, tmp_path):

@@ -6,12 +6,10 @@ from datetime import datetime, timezone
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import codec, integrity
-from cloudspot.jobstore.integrity import check_commit, is_safe_path
+from cloudspot.jobstore.integrity import check_commit
 from cloudspot.jobstore.records import CheckpointId, Chunk, Commit, File, Part
 from cloudspot.jobstore.seals import parse_seal, plan_digest
 
@@ -145,12 +143,12 @@ def test_a_seal_that_does_not_fit_its_part_is_corrupt(checkpoints, changes, mess
     [
         ([("a", [3], 0, 3), ("b", [3], 2, 3)], "item 'b' overlaps another"),
         ([("a", [6], 0, 6)], "reach to byte 6 of 5"),
-        ([("a", [5], -1, 5)], "at -1"),
+        ([("a", [5], -1, 5)], r"items\[0\]\.offset"),
         ([("a", [-5], 0, 5)], "shape"),
-        ([("a", [5], 0, -5)], "-5 bytes"),
+        ([("a", [5], 0, -5)], r"items\[0\]\.nbytes"),
         ([("a", [3], 0, 5)], "5 bytes at 0"),
         ([("a", [2], 0, 2), ("a", [3], 2, 3)], "item 'a' twice"),
-        ([("a", [1 << 60], 1 << 61, 1 << 60)], "reach to byte"),
+        ([("a", [1 << 58], 1 << 59, 1 << 58)], "reach to byte"),
     ],
 )
 def test_items_must_lie_in_their_part_apart_from_each_other(checkpoints, items, message):
@@ -170,42 +168,6 @@ def test_an_item_that_two_ranks_hold_or_none_is_corrupt(checkpoints):
         check_commit(session([one, two | {"plan": "f" * 64}]))
     with pytest.raises(CorruptData, match="not those that were planned"):
         check_commit(session([one, two | {"items": []}]))
-
-
-@pytest.mark.parametrize("path", ["a", "a/b", "...", "a b", "é", "-rf", ".hidden", "a\\b", "x" * 255])
-def test_plain_relative_paths_are_safe(path):
-    assert is_safe_path(path)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "",
-        "/",
-        "/a",
-        "a/",
-        "a//b",
-        ".",
-        "..",
-        "a/.",
-        "a/..",
-        "../a",
-        "a\0",
-        "\ud800",
-        "é" * 128,
-        "a/" * 1100 + "a",
-    ],
-)
-def test_paths_that_lead_out_or_cannot_be_are_not(path):
-    assert not is_safe_path(path)
-
-
-@given(st.text(alphabet="a./\0é", max_size=12))
-def test_a_safe_path_joined_to_a_directory_stays_below_it(path):
-    import os
-
-    if is_safe_path(path):
-        assert os.path.normpath(f"/root/dir/{path}") == f"/root/dir/{path}"
 
 
 def test_of_ten_thousand_damaged_manifests_each_passes_or_is_corrupt(checkpoints):

@@ -1,11 +1,13 @@
 """Artifacts from the bucket to the disk."""
 
 import os
+from pathlib import Path
 
 import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
 from memorystore import InMemoryStore
 
+from cloudspot.disk.names import is_safe_name
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import keys, stored_artifacts
 from cloudspot.jobstore.patience import patient
@@ -66,16 +68,33 @@ def test_what_is_newer_or_was_changed_here_is_not_present(store, tmp_path):
 def test_a_name_that_leads_out_is_refused_and_the_others_come(store, tmp_path, name):
     meta = put(store, {"good": b"1"})[0]
     bad = Artifact(name, meta.key, meta.size, meta.modified_at)
-    assert not bad.is_safe
+    assert not is_present(bad, tmp_path)
     target = tmp_path / "deep" / "to"
-    assert download(store, [bad, meta], target) == ["its name leads out of the directory", None]
+    assert download(store, [bad, meta], target) == ["its name is not a safe relative path", None]
     assert contents(tmp_path) == {"deep/to/good": b"1"}
 
 
 def test_a_key_that_says_dots_by_percent_signs_is_read_as_such(store):
     store.put(PREFIX + "%2e%2e/out", b"1")
     (found,) = list_artifacts(store, "x")
-    assert (found.name, found.is_safe) == ("../out", False)
+    assert found.name == "../out"
+    assert not is_safe_name(found.name)
+
+
+def test_of_two_names_that_are_one_file_here_one_comes_and_the_other_is_told(store, tmp_path, monkeypatch):
+    found = put(store, {"Model": b"1", "model": b"22", "other": b"3"})
+    store.put(PREFIX + "%6fther", b"4")  # as no job quotes it
+    found = list_artifacts(store, "x")
+    # A disk that ignores case, as macOS's does.
+    make_parents = stored_artifacts.make_parents
+    monkeypatch.setattr(stored_artifacts, "make_parents", lambda root, name: make_parents(root, name.lower()))
+    (tmp_path / "Model").symlink_to("model")
+    monkeypatch.setattr(Path, "lstat", Path.stat)
+    problems = download(store, found, tmp_path, num_threads=1)
+    told = "another artifact has the same name on this disk"
+    assert dict(zip([each.key.removeprefix(PREFIX) for each in found], problems, strict=True)) == {
+        "Model": told, "model": None, "%6fther": told, "other": None,
+    }  # fmt: skip
 
 
 def test_no_symlink_on_the_way_is_followed_and_one_in_the_files_place_goes(store, tmp_path):

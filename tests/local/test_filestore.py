@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloudspot.disk.partial_files import STALE_SECONDS
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -24,8 +25,9 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
+from cloudspot.jobstore import keys
 from cloudspot.local import filestore
-from cloudspot.local.filestore import STAGING, STALE_SECONDS, FileStore
+from cloudspot.local.filestore import STAGING, FileStore
 from cloudspot.testing.storekit import ObjectStoreTests
 
 
@@ -180,6 +182,77 @@ def test_what_a_dead_writer_left_is_swept_and_a_live_one_is_spared(store):
     assert [path.name for path in staging.iterdir()] == ["alive"]
     assert keys_of(store) == ["a", "b"]
     assert keys_of(store, STAGING + "/") == []
+
+
+def test_what_a_killed_writer_has_staged_goes_with_the_next_write(store):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, store.url, "write"],
+        env=os.environ | {"PYTHONPATH": str(Path(filestore.__file__).parents[2])},
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert len(list((store.root / STAGING).iterdir())) == 1
+    store.delete("jobs/x/spec")
+    store.put("index/x", b"the note of a removal")
+    assert list((store.root / STAGING).iterdir()) == []
+
+
+def test_a_live_writer_of_another_process_is_not_swept(store):
+    with store.open_upload("k") as upload:
+        upload.write(b"1")
+        put = "import sys; from cloudspot.local.filestore import FileStore; FileStore(sys.argv[1]).put('o', b'')"
+        subprocess.run([sys.executable, "-c", put, store.url], check=True)
+        upload.commit()
+    assert store.get("k") == b"1"
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_in_a_directory_of_the_users_secrets_are_for_their_owner_alone(store, umask, monkeypatch):
+    """Files and directories besides follow the umask: users may share the directory."""
+    store.root.mkdir()
+    store.root.chmod(0o777)
+    staged, publish = [], FileStore._publish
+
+    def look(self, path, key, **options):
+        staged.append(path.stat().st_mode & 0o777)
+        publish(self, path, key, **options)
+
+    monkeypatch.setattr(FileStore, "_publish", look)
+    before = os.umask(umask)
+    try:
+        store.put(keys.secrets("x"), b"token", if_absent=True)
+        store.put(keys.secrets("x"), b"token")
+        store.put(keys.spec("x"), b"spec")
+    finally:
+        os.umask(before)
+    assert staged == [0o600, 0o600, 0o666 & ~umask]
+    assert (store.root / "jobs/x/secrets").stat().st_mode & 0o777 == 0o600
+    assert (store.root / "jobs/x/spec").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_no_symlink_below_the_root_is_followed_and_the_root_may_be_one(store, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/spec").write_bytes(b"kept")
+    store.root.symlink_to(tmp_path / "real")
+    store.put("a", b"1")
+    assert (tmp_path / "real/a").read_bytes() == b"1"
+    (store.root / "jobs").mkdir()
+    (store.root / "jobs/x").symlink_to(tmp_path / "outside")
+    (store.root / "file").symlink_to(tmp_path / "outside/spec")
+    for key, link in (("jobs/x/spec", "jobs/x"), ("file", "file")):
+        for call in (
+            store.get,
+            store.head,
+            store.delete,
+            store.open_upload,
+            lambda key: store.put(key, b"2"),
+        ):
+            with pytest.raises(StoreRefused, match=f"{link} is a symlink, which is not followed; remove it"):
+                call(key)
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "outside").iterdir()] == [
+        ("spec", b"kept")
+    ]
+    assert keys_of(store) == ["a"]
 
 
 def test_an_upload_swept_under_its_writer_is_an_unknown_outcome_not_a_success(store):

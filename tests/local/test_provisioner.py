@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -157,6 +159,36 @@ def test_a_creation_that_was_killed_is_completed_by_the_next(host, place, countd
     if sys.platform == "linux":
         roots = [machine for machine in machines if len(marked_processes(MARK, machine.id)) == 2]
         assert roots == machines, "each machine runs its script and one sleep"
+
+
+def test_what_a_killed_creation_has_left_is_removed_by_the_next(host):
+    """It may hold credentials."""
+    creator = start_creator(host.render(BOOT_ONCE), "rename", 0)
+    creator.communicate()
+    left = list((host.home / "machines").iterdir())
+    assert [path.stat().st_mode & 0o777 for path in left] == [0o700]
+    machine = host.launch(BOOT_ONCE, token="another")[0]
+    assert list((host.home / "machines").iterdir()) == [machine.path]
+
+
+def test_a_full_disk_leaves_the_state_as_it_was_and_nothing_else(host):
+    path = host.home / "machine"
+    path.mkdir()
+    machine = MachineDirectory(path)
+    running = MachineState(state=InstanceState.RUNNING)
+    machine.write_state(running)
+    # A limit on the size of files stands for a full disk.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            machine.write_state(MachineState(state=InstanceState.ENDED))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert machine.state() == running
+    assert [each.name for each in path.iterdir()] == ["state.json"]
 
 
 def test_a_machine_that_never_got_a_supervisor_is_given_up(host):

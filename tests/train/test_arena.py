@@ -71,6 +71,39 @@ def test_both_slots_are_claimed_with_their_whole_size(slots, tmp_path):
         assert status.st_blocks * 512 >= 100_000
 
 
+def test_slots_lie_in_a_directory_that_is_this_users_alone(slots, tmp_path):
+    umask = os.umask(0)
+    try:
+        slots.claim(10)
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "memory").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "memory").iterdir()} == {0o600}
+
+
+def test_no_link_that_a_neighbour_has_left_is_followed(slots, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"kept")
+    (tmp_path / "memory").mkdir(0o700)
+    (tmp_path / "memory/slot-3-1-0").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        slots.claim(100_000)
+    assert victim.read_bytes() == b"kept"
+
+
+def test_a_directory_that_others_may_write_to_gets_no_slot(slots, tmp_path):
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory").chmod(0o777)
+    with pytest.raises(PermissionError, match="memory has mode 777, not 700: it must be private"):
+        slots.claim(10)
+    (tmp_path / "memory").rmdir()
+    (tmp_path / "elsewhere").mkdir(0o700)
+    (tmp_path / "memory").symlink_to("elsewhere")
+    with pytest.raises(PermissionError, match="memory is no directory: it must be private"):
+        slots.claim(10)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_a_slot_is_free_until_sealed_and_again_after_its_upload(slots):
     slots.claim(10)
     first = slots.free_slot()

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_directories import files_below
+from cloudspot.disk.names import make_parents
+from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
@@ -56,14 +58,18 @@ class ArtifactSync:
         self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
 
     def restore(self) -> None:
-        """Fetch what an earlier machine has left; keep files that are here already."""
+        """Fetch what an earlier machine has left; keep files that are here already.
+
+        What has no safe name, or would come to lie behind a symlink, is left out.
+        """
         for meta in self._store.list_objects(self._prefix):
-            quoted = meta.key[len(self._prefix) :]
-            name = unquoted_name(quoted)
-            path = self._directory / name
-            if _OTHER_NODE.match(quoted) or ".." in Path(name).parts or os.path.lexists(path):
+            name = unquoted_name(meta.key[len(self._prefix) :])
+            if _OTHER_NODE.match(name):
                 continue
             try:
+                path = make_parents(self._directory, name)
+                if os.path.lexists(path):
+                    continue
                 self._fetch(meta, path)
             except ObjectMissing:
                 continue
@@ -74,12 +80,9 @@ class ArtifactSync:
 
     def _fetch(self, meta: ObjectMeta, path: Path) -> None:
         # Outside the directory until it is whole: an agent killed here must not sync half a file.
-        partial = self._directory.with_name(f".{self._directory.name}.partial")
-        with partial.open("wb") as file:
+        with whole_file(path, beside=self._directory) as file:
             for start in range(0, meta.size, _BLOCK):
                 file.write(self._store.get_range(meta.key, start, _BLOCK))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.replace(path)
 
     def start(self) -> None:
         """Begin to sync in the background."""

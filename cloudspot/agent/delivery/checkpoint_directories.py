@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.decoding import decode
+from cloudspot.disk.partial_files import write_whole
 from cloudspot.jobstore.records import File
 
 _log = logging.getLogger(__name__)
@@ -131,10 +132,8 @@ class CheckpointDirectories:
             _log.warning("a later agent of this machine will not know what is complete: %s", error)
 
     def _save(self) -> None:
-        temporary = self._path.with_suffix(".tmp")
         with self._saving:
-            temporary.write_bytes(msgspec.json.encode(self._memory))
-            temporary.replace(self._path)
+            write_whole(self._path, msgspec.json.encode(self._memory))
 
     def _is_new(self, directory: CheckpointDirectory) -> bool:
         """Return whether the script has written to the directory."""

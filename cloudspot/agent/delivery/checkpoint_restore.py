@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.disk.names import find_symlink
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore import fetching, generations, manifests, retention
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Skipped
@@ -130,7 +131,7 @@ def _fetch(context: NodeContext, commit: Commit, skipped: tuple[Skipped, ...]) -
         if target.is_dir() and context.memory.generation > 0:
             # A script ran on this machine: what it completed is still there, and may be newer.
             return replace(restored, directory_name=name)
-        if target.is_dir() and not target.is_symlink():
+        if target.is_dir() and find_symlink(node.work, name) is None:  # else the fetch refuses it
             shutil.rmtree(target)  # it came with the code: an older state under the same name
         context.insist(lambda: _bring(context, commit, node.work))
         return replace(restored, directory_name=name)

@@ -172,6 +172,8 @@ class DirectoryUploads:
                 self._steps[checkpoint.step] = None
                 return False
             _log.exception("%s is given up", directory.name)
+        finally:
+            shutil.rmtree(root, ignore_errors=True)  # else what the script deletes would stay on the disk
         return True
 
     def _put_back_code(self) -> None:

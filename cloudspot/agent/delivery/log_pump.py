@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.decoding import decode
+from cloudspot.disk.partial_files import write_whole
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.records import LogStanding
@@ -171,11 +172,9 @@ class LogPump:
         return end
 
     def _save(self) -> None:
-        temporary = self._path.with_suffix(".tmp")
         # When the disk is full, delivering the lines that say so matters more than a repeat after a restart.
         with suppress(OSError):
-            temporary.write_bytes(msgspec.json.encode(self._position))
-            temporary.replace(self._path)
+            write_whole(self._path, msgspec.json.encode(self._position))
 
 
 def split_lines(data: bytes) -> list[bytes]:

@@ -15,6 +15,7 @@ import msgspec
 
 from cloudspot.agent.reclaim import CLOCK_SECONDS, Reclaim
 from cloudspot.decoding import decode
+from cloudspot.disk.partial_files import write_whole
 from cloudspot.model import PreemptionNotice
 
 
@@ -52,9 +53,7 @@ class NoticeFile:
                 action=reclaim.notice.action,
                 source=reclaim.notice.source,
             )
-            temporary = self._path.with_suffix(".tmp")
-            temporary.write_bytes(msgspec.json.encode(written))
-            temporary.replace(self._path)
+            write_whole(self._path, msgspec.json.encode(written))
             return reclaim
 
     def read(self) -> Reclaim | None:

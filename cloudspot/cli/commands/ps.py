@@ -14,7 +14,14 @@ from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.joblist import echo_jobs
 from cloudspot.cli.sharedoptions import json_option, store_option
-from cloudspot.errors import CorruptData, JobNotFound
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    CorruptData,
+    JobNotFound,
+    TransientError,
+    as_cloudspot_error,
+)
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent
 from cloudspot.jobstore.parallel import each
@@ -51,20 +58,32 @@ NUM_THREADS = 32
 )
 @store_option
 @json_option
+@click.pass_context
 def ps(
-    show_all: bool, filters: tuple[str, ...], sort: str | None, store_url: str | None, as_json: bool
+    ctx: click.Context,
+    show_all: bool,
+    filters: tuple[str, ...],
+    sort: str | None,
+    store_url: str | None,
+    as_json: bool,
 ) -> None:
     """List jobs.
 
     Unfinished jobs, then the newest ended ones; newest first, unless --sort says otherwise. Only --all,
-    --filter and --sort read every job of the store.
+    --filter and --sort read every job of the store. A job whose records are malformed is named in a
+    warning; the status is then 8.
     """
     now = datetime.now().astimezone()
     tests = [parse_filter(text, now=now) for text in filters]
     if sort is not None:
         sort_jobs((), sort)  # A wrong field is refused before anything is read.
     store = open_named_store(store_url)
-    page = _read_all(store) if show_all or filters or sort is not None else _read_page(store, now)
+    faults: dict[str, CloudspotError] = {}
+    page = (
+        _read_all(store, faults)
+        if show_all or filters or sort is not None
+        else _read_page(store, now, faults)
+    )
     jobs = [job for job in page.jobs if all(passes(job) for passes in tests)]
     jobs.sort(key=lambda job: job.submitted_at, reverse=True)
     if sort is None:
@@ -76,18 +95,21 @@ def ps(
     if store_url is not None and not page.jobs and not patient(store).list_page("", limit=1).objects:
         # A typo in its name looks the same as a new store.
         output.warn(f"nothing is stored in {store.url}; is that the store you meant?")
+    asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
     if as_json:
         output.echo_json([_as_json(job) for job in shown])
-        return
-    if not shown:
+    elif shown:
+        echo_jobs(shown, metrics_first=asked)
+        if num_more:
+            at_least = "" if page.is_counted else "at least "
+            output.echo(f"{at_least}{num_more} more; see them with --all", error=True)
+    else:
         no_match = f"no job in {store.url} matches the filter"
         output.echo(no_match if filters and page.jobs else f"no jobs in {store.url}")
-        return
-    asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
-    echo_jobs(shown, metrics_first=asked)
-    if num_more:
-        at_least = "" if page.is_counted else "at least "
-        output.echo(f"{at_least}{num_more} more; see them with --all", error=True)
+    for job_id, fault in sorted(faults.items()):
+        output.warn(f"job {job_id}: {fault}")
+    if faults:
+        ctx.exit(CorruptData.exit_code)
 
 
 def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
@@ -95,6 +117,10 @@ def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
     ended = [job.job_id for job in jobs if job.state in TERMINAL_STATES]
     left_out = set(ended[MOST:])
     return [job for job in jobs if job.job_id not in left_out]
+
+
+_Faults = dict[str, CloudspotError]
+"""Of the jobs whose records cannot be read, by id."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +134,19 @@ class _Page:
     """All of them were listed."""
 
 
-def _read_all(store: ObjectStore) -> _Page:
+def _read_all(store: ObjectStore, faults: _Faults) -> _Page:
     """Read every job, from its final summary or, while it has none, from its records."""
 
     def look(job_id: str) -> Summary | None:
         summary = _read_summary(store, job_id)
         # Any other summary may be stale, since its driver may have died.
         is_final = summary is not None and summary.state in TERMINAL_STATES
-        return summary if is_final else _work_out(store, job_id, summary)
+        return summary if is_final else _work_out(store, job_id, summary, faults)
 
     return _Page([job for job in _each(look, list_jobs(store)) if job is not None])
 
 
-def _read_page(store: ObjectStore, now: datetime) -> _Page:
+def _read_page(store: ObjectStore, now: datetime, faults: _Faults) -> _Page:
     """Read the summaries of the newest jobs that are marked live, and then of the newest others."""
     live = list_live(store)
     recent, are_all = list_recent(store)
@@ -129,16 +155,16 @@ def _read_page(store: ObjectStore, now: datetime) -> _Page:
     jobs: list[Summary] = []
 
     def look(job_id: str) -> Summary | None:
-        return _read_summary(store, job_id) or _work_out(store, job_id, None)
+        return _read_summary(store, job_id) or _work_out(store, job_id, None, faults)
 
     while waiting and len(jobs) < PAGE:
         num_asked = PAGE - len(jobs)
         jobs += [job for job in _each(look, waiting[:num_asked]) if job is not None]
         del waiting[:num_asked]
-    return _Page(_freshened(store, jobs, now), len(waiting), are_all)
+    return _Page(_freshened(store, jobs, now, faults), len(waiting), are_all)
 
 
-def _freshened(store: ObjectStore, jobs: list[Summary], now: datetime) -> list[Summary]:
+def _freshened(store: ObjectStore, jobs: list[Summary], now: datetime, faults: _Faults) -> list[Summary]:
     """Return the jobs, a few whose driver may have died as their records say; warn if there are more."""
     stale = {
         job.job_id: job
@@ -152,7 +178,7 @@ def _freshened(store: ObjectStore, jobs: list[Summary], now: datetime) -> list[S
             "see how one stands now with: cloudspot show ID"
         )
         return jobs
-    worked_out = {job_id: _work_out(store, job_id, job) for job_id, job in stale.items()}
+    worked_out = {job_id: _work_out(store, job_id, job, faults) for job_id, job in stale.items()}
     found = [worked_out.get(job.job_id, job) for job in jobs]
     return [job for job in found if job is not None]
 
@@ -168,14 +194,19 @@ def _read_summary(store: ObjectStore, job_id: str) -> Summary | None:
         return None  # The records say the same.
 
 
-def _work_out(store: ObjectStore, job_id: str, summary: Summary | None) -> Summary | None:
-    """Return the summary that a job's records give; None if its submission was never completed."""
+def _work_out(store: ObjectStore, job_id: str, summary: Summary | None, faults: _Faults) -> Summary | None:
+    """Return the summary that a job's records give; None if its submission was never completed.
+
+    A fault in its records goes to ``faults``, and ``summary``, which may be stale, is returned.
+    """
     try:
         return summarise(HistoryReader(store, job_id).read(), datetime.now(timezone.utc))
     except JobNotFound:
         return None
-    except CorruptData as error:
-        output.warn(f"job {job_id}: {error}")
+    except (AuthError, TransientError):
+        raise
+    except Exception as error:  # noqa: BLE001 - one job's fault must not hide the others
+        faults[job_id] = as_cloudspot_error(error)
         return summary
 
 

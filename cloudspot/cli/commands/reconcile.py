@@ -10,19 +10,24 @@ import click
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
+from cloudspot.cli.invocation import current_invocation
 from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
-from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
-from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError
+from cloudspot.errors import (
+    CloudspotError,
+    CorruptData,
+    JobNotFound,
+    TransientError,
+    as_cloudspot_error,
+)
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.records import Finished
+from cloudspot.jobstore.records import Finished, Summary
 from cloudspot.jobstore.submission import read_submission
 from cloudspot.registry import open_provider
 from cloudspot.story.events import Event, EventKind
@@ -124,15 +129,24 @@ class _Rounds:
         assert tick is not None
         self.num_errors += bool(tick.problems)
         is_first = done.job_id not in self._seen
-        self._seen.add(done.job_id)
         told = [
             event for event in in_order_of_time(tick.events) if not is_first or self._is_of_this_pass(event)
         ]
+        # A job that ended before this pass needs no mention.
+        history = tick.history if is_first else None
+        summary = None
+        try:
+            if history is not None and (told or history.finished is None):
+                summary = summarise(history, datetime.now(timezone.utc))
+        except Exception as error:  # noqa: BLE001 - one job's fault must not hold up the others
+            self.complain(done.job_id, as_cloudspot_error(error))
+            return
+        self._complaints.pop(done.job_id, None)
+        self._seen.add(done.job_id)
         for event in told:
             echo_line(event_line(event, who=done.job_id))
-        # A job that ended before this pass needs no mention.
-        if is_first and tick.history is not None and (told or tick.history.finished is None):
-            _print_state(tick.history)
+        if summary is not None:
+            _print_state(summary)
 
     def _is_of_this_pass(self, event: Event) -> bool:
         """Return whether to print the event on the first look at a job, which finds its whole past."""
@@ -146,10 +160,12 @@ class _Rounds:
         self._failing.add(about)
         if self._complaints.get(about) != str(error):
             self._complaints[about] = str(error)
-            output.echo(f"error: {about}: {error}", style="red", error=True)
+            if current_invocation().debug:
+                output.echo_traceback(error)
+            output.echo_error(f"{about}: {error}")
 
     def _complain_of(self, unlisted: Unlisted) -> None:
-        options = f" ({printable(unlisted.options)})" if unlisted.options else ""
+        options = f" ({unlisted.options})" if unlisted.options else ""
         self.complain(f"the machines of {unlisted.provider}{options}", unlisted.error)
 
     def warn_of_orphans(self) -> None:
@@ -158,20 +174,19 @@ class _Rounds:
         for problem in problems:
             self._complain_of(problem)
         for machine in orphans:
-            owner = f"{printable(machine.store_url)} has" if machine.store_url else "another store may have"
+            owner = f"{machine.store_url} has" if machine.store_url else "another store may have"
             output.warn(
                 f"machine {machine.id} runs for job {machine.job_id}, which is not in {self._store.url}; "
                 f"{owner} that job"
             )
 
 
-def _print_state(history: History) -> None:
-    now = datetime.now(timezone.utc)
-    job = summarise(history, now)
-    state = output.styled(job.state, output.STATE_STYLES.get(job.state))
+def _print_state(job: Summary) -> None:
+    head = Line(job.at, job.job_id, "").head
     steps = output.steps_text(job.step, job.steps_total)
-    detail = f" ({printable(job.detail)})" if job.detail else ""
-    echo_line(Line(now, job.job_id, f"{state}, step {steps}{detail}"))
+    detail = f" ({job.detail})" if job.detail else ""
+    state = output.Styled(job.state, output.STATE_STYLES.get(job.state))
+    output.echo(output.Styled(head, "dim"), " ", state, f", step {steps}{detail}")
 
 
 def mark_all(store: ObjectStore) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import LABEL_WIDTH
 from cloudspot.cli.screen.progressbar import transfer
+from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.log_streams import parse_stream
-from cloudspot.jobstore.partial_files import partial_path
+from cloudspot.jobstore.log_streams import is_node_stream, parse_stream
 from cloudspot.model import LogRecord
 
 
@@ -30,7 +30,8 @@ def download_logs(
     """
     attempts = job.first_history.attempts
     names = {attempt.number: f"attempt-{number:03d}" for number, attempt in enumerate(attempts, start=1)}
-    streams = sorted(filter(lambda s: wanted(*parse_stream(s)), job.log_sink.streams()), key=parse_stream)
+    named = sorted(filter(is_node_stream, job.log_sink.streams()), key=parse_stream)
+    streams = [stream for stream in named if wanted(*parse_stream(stream))]
     written = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -56,18 +57,22 @@ def _write(
     job: Job, path: Path, stream: str, shown: Callable[[LogRecord], bool], advance: Callable[[int], None]
 ) -> int:
     """Write one node's lines and return how many; if there are none, write no file."""
-    partial = partial_path(path)
-    num_lines = 0
-    try:
-        with partial.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
-            for record in job.log_sink.read(stream):
-                advance(len(record.text) + 1)
-                if shown(record):
-                    file.write(f"{output.utc_text(record.time)} {record.source.ljust(LABEL_WIDTH)} ")
-                    file.write(f"{record.text}\n")
-                    num_lines += 1
-        if num_lines:
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+
+    def wanted() -> Iterator[bytes]:
+        for record in job.log_sink.read(stream):
+            advance(len(record.text) + 1)
+            if shown(record):
+                line = f"{output.utc_text(record.time)} {record.source.ljust(LABEL_WIDTH)} {record.text}\n"
+                yield line.encode(errors="replace")
+
+    lines = wanted()
+    first = next(lines, None)
+    if first is None:
+        return 0
+    num_lines = 1
+    with whole_file(path) as file:
+        file.write(first)
+        for line in lines:
+            file.write(line)
+            num_lines += 1
     return num_lines

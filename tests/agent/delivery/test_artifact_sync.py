@@ -1,6 +1,8 @@
 """ArtifactSync: every file reaches the bucket and the next machine, whatever its name or size."""
 
+import errno
 import time
+from urllib.parse import quote
 
 import pytest
 from faultstore import FaultPlan, FaultyStore
@@ -78,6 +80,36 @@ def test_an_agent_killed_in_a_restore_leaves_no_half_of_a_file(store, tmp_path, 
     of(store, tmp_path / "b").sync()
     of(store, tmp_path / "b").restore()
     assert contents(tmp_path / "b") == {"model": b"0123456789"}
+
+
+def test_a_key_that_means_an_absolute_path_is_not_written_there(store, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in (f"{outside}/cron", "../outside/cron", "link/cron", "good"):
+        store.put("jobs/x/artifacts/" + quote(name, safe=""), b"* * * * * root id")
+    synced = of(store, tmp_path / "a")
+    (tmp_path / "a" / "link").symlink_to(outside)
+    synced.restore()
+    assert list(outside.iterdir()) == []
+    assert (tmp_path / "a" / "good").read_bytes() == b"* * * * * root id"
+
+
+def test_a_disk_that_fills_up_keeps_no_half_of_a_file(store, tmp_path, monkeypatch, caplog):
+    first = of(store, tmp_path / "a")
+    (tmp_path / "a" / "model").write_bytes(b"0123456789")
+    first.sync()
+
+    def fail(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FileStore, "get_range", fail)
+    of(store, tmp_path / "b").restore()
+    assert "artifact 'model' is not restored: [Errno 28] No space left on device" in caplog.text
+    assert sorted(path.name for path in tmp_path.rglob("*") if "store" not in path.parts) == [
+        "a",
+        "b",
+        "model",
+    ]
 
 
 def test_a_file_that_cannot_be_kept_holds_up_no_other(store, tmp_path):

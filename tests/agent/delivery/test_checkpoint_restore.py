@@ -9,14 +9,14 @@ from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_
 from cloudspot.agent.leaving import LeavingError
 from cloudspot.jobstore import fetching, keys, manifests, parts, retention
 from cloudspot.jobstore.generations import propose
-from cloudspot.jobstore.records import File, Generation, new_nonce
+from cloudspot.jobstore.records import File, Generation, Member, new_nonce
 
 JOB = "digits-1"
 
 
 def generation(number, restore_from=None):
     return Generation(
-        number=number, launch=number, members=(), endpoint="", restore_from=restore_from, why="first",
+        number=number, launch=number, members=(Member(rank=0, instance_id="i-1", address=""),), endpoint="", restore_from=restore_from, why="first",
         at=datetime.now(timezone.utc), writer=new_nonce(),
     )  # fmt: skip
 
@@ -171,6 +171,19 @@ def test_a_directory_that_came_with_the_code_is_not_taken_for_the_checkpoint(ben
     restored = restore_newest(life.context, (generation(1),))
     assert (restored.checkpoint, restored.directory_name) == (bench.id(1, 10), "output/checkpoint-10")
     assert [(path.name, path.read_text()) for path in ours.iterdir()] == [("model", "the job's")]
+
+
+def test_nothing_behind_a_symlink_is_deleted_for_a_checkpoint(bench):
+    """Its name is what the bucket says; only what came with the code may go."""
+    put_directory(bench, bench.id(1, 10), "link/kept", "weights")
+    life = bench.life()
+    outside = bench.root / "outside"
+    (outside / "kept").mkdir(parents=True)
+    (outside / "kept/file").write_text("of the user")
+    (life.context.node.work / "link").symlink_to(outside)
+    with pytest.raises(LeavingError, match="link is a symlink, which is not followed"):
+        restore_newest(life.context, (generation(1),))
+    assert (outside / "kept/file").read_text() == "of the user"
 
 
 def test_what_a_script_wrote_on_this_machine_is_left_as_it_is(bench):

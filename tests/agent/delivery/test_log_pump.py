@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -141,10 +142,13 @@ def test_a_line_is_not_cut_because_another_file_filled_the_batch(
     assert sink.texts() == ["0123456789", "abcdefghi"]
 
 
-def test_a_full_disk_stops_no_line(tmp_path: Path) -> None:
+def test_a_full_disk_stops_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cloudspot.agent.delivery.log_pump.write_whole", fail)
     sink = ListSink()
     made = pump(sink, tmp_path)
-    (tmp_path / "position.tmp").mkdir()  # so that no position can be written
     (tmp_path / "a.log").write_text("No space left on device\n")
     assert finish(made)
     assert sink.texts() == ["No space left on device"]

@@ -148,9 +148,9 @@ def test_a_malformed_job_is_named_and_hides_no_other(jobs):
     jobs.running("going-1")
     jobs.submit("bad-1")
     jobs.store.put(keys.spec("bad-1"), b"{")
-    result = jobs.run("ps")
+    result = jobs.run("ps", status=8)
     assert "going-1" in result.stdout
-    assert result.stderr.startswith("warning: job bad-1: ")
+    assert result.stderr.startswith("warning: job bad-1: jobs/bad-1/spec is malformed: ")
 
 
 def test_a_submission_that_was_cut_short_is_no_job(jobs):

@@ -1,0 +1,162 @@
+"""Files and directories that appear whole or not at all, and leave nothing else behind.
+
+What is being written has a temporary name, and its writer holds a lock on it. A writer that fails removes
+it. What a killed writer has left is unlocked: the next process that writes into that directory removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+STALE_SECONDS = 3600.0
+"""Locks say nothing about writers on other hosts: they count as killed once silent for this long."""
+_NAME = re.compile(r"\.cloudspot-([0-9a-f]{8})-[0-9a-f]{16}\.partial")
+
+_swept: set[Path] = set()
+"""The directories that this process has swept."""
+_sweeping = threading.Lock()
+
+
+@contextmanager
+def whole_file(path: Path, *, mode: int = 0o666, beside: Path | None = None) -> Iterator[BinaryIO]:
+    """Lend a new file that becomes ``path``, in place of an older one, when the block ends well.
+
+    ``mode`` is subject to the umask. The temporary name is in ``path``'s directory, or ``beside`` another
+    path of the same file system.
+
+    Raises:
+        OSError: the disk refuses; ``path`` is as it was.
+    """
+    directory = (beside or path).absolute().parent
+    _sweep_once(directory)
+    partial, descriptor = create_partial(directory, mode=mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file so that readers see all of it or nothing; see ``whole_file``."""
+    with whole_file(path, mode=mode) as file:
+        file.write(data)
+
+
+@contextmanager
+def partial_directory(directory: Path, *, mode: int = 0o777) -> Iterator[Path]:
+    """Lend a new directory below ``directory``, from which the block moves what is whole; then it is removed.
+
+    The block may also rename the directory itself. ``mode`` is subject to the umask.
+    """
+    directory = directory.absolute()
+    _sweep_once(directory)
+    while True:
+        partial = directory / _new_name()
+        partial.mkdir(mode)
+        with suppress(FileNotFoundError):  # swept before it was locked
+            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if _lock_new(partial, descriptor):
+                break
+            os.close(descriptor)
+    try:
+        yield partial
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def create_partial(directory: Path, *, mode: int = 0o666) -> tuple[Path, int]:
+    """Create a temporary file; return its path and descriptor, which holds its lock until it is closed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        partial = directory / _new_name()
+        descriptor = os.open(partial, flags, mode)
+        if _lock_new(partial, descriptor):
+            return partial, descriptor
+        os.close(descriptor)
+
+
+def remove_abandoned(directory: Path, *, all_names: bool = False) -> None:
+    """Remove the temporary files that killed writers have left in the directory; a missing one is no error.
+
+    ``all_names``: whatever else lies there is temporary too, and is removed once it is stale.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as scan:
+        for entry in scan:
+            name = _NAME.fullmatch(entry.name)
+            if name is not None or all_names:
+                # Another process may remove it too, or its writer may just have finished it.
+                with suppress(OSError):
+                    _remove_if_abandoned(Path(entry.path), is_of_this_host=bool(name and name[1] == _host()))
+
+
+def _remove_if_abandoned(path: Path, *, is_of_this_host: bool) -> None:
+    status = path.lstat()
+    is_stale = status.st_mtime < time.time() - STALE_SECONDS
+    if not (is_of_this_host or is_stale):
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:  # a file system without locks
+            if not is_stale:
+                return
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _sweep_once(directory: Path) -> None:
+    with _sweeping:
+        if directory not in _swept:
+            remove_abandoned(directory)
+            _swept.add(directory)
+
+
+def _lock_new(partial: Path, descriptor: int) -> bool:
+    """Lock what was just created; return whether it is still there: a sweep may have come before the lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: sweeps go by age
+        pass
+    try:
+        return partial.lstat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _new_name() -> str:
+    return f".cloudspot-{_host()}-{os.urandom(8).hex()}.partial"
+
+
+@cache
+def _host() -> str:
+    """Return a name for this boot of this host: all its processes see each other's locks."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        boot = platform.node()
+    return hashlib.blake2b(boot.encode(), digest_size=4).hexdigest()

@@ -1,0 +1,29 @@
+"""Directories that belong to this user alone, also in places where everybody may write."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+
+def make_private(path: Path) -> None:
+    """Make the directory for this user alone; one that is there already must be so.
+
+    Raises:
+        PermissionError: it is a symlink or no directory, belongs to another user, or is open to others.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(0o700, parents=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        found = "is no directory"
+    elif status.st_uid != os.geteuid():
+        found = f"belongs to user {status.st_uid}"
+    elif status.st_mode & 0o077:
+        found = f"has mode {status.st_mode & 0o777:o}, not 700"
+    else:
+        return
+    raise PermissionError(errno.EPERM, f"{path} {found}: it must be private; remove it", str(path))
