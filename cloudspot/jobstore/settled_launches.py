@@ -16,6 +16,7 @@ import msgspec
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.consistency import check_generation, check_journal, check_members, check_place
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import SettledLaunch, SettledLaunches, Submission
@@ -57,11 +58,15 @@ def write_settled(store: ObjectStore, history: History, launches: tuple[LaunchHi
 
 def find_settled(store: ObjectStore, submission: Submission) -> SettledLaunches | None:
     """Return the job's copy, or None."""
+    key = keys.settled_launches(submission.job_id)
     try:
-        found = find_record(patient(store), keys.settled_launches(submission.job_id), SettledLaunches)
+        found = find_record(patient(store), key, SettledLaunches)
+        if found is None or found.submission != submission.writer:
+            return None
+        _check(found, submission.job_id, key)
     except CorruptData:
         return None
-    return found if found is not None and _fits(found, submission) else None
+    return found
 
 
 def _to_record(launch: LaunchHistory) -> SettledLaunch:
@@ -78,13 +83,17 @@ def _to_record(launch: LaunchHistory) -> SettledLaunch:
     )
 
 
-def _fits(found: SettledLaunches, submission: Submission) -> bool:
-    numbers = range(1, len(found.launches) + 1)
-    return (
-        found.submission == submission.writer
-        and all(
-            one.intent.launch == one.closed.launch == n
-            for n, one in zip(numbers, found.launches, strict=True)
-        )
-        and [one.number for one in found.generations] == [*range(1, len(found.generations) + 1)]
-    )
+def _check(found: SettledLaunches, job_id: str, key: str) -> None:
+    """Check the copy as readers check the records themselves."""
+    num_nodes = {one.intent.launch: one.intent.num_nodes for one in found.launches}
+    check_journal(job_id, [record for one in found.launches for record in (one.intent, one.closed)])
+    for number, generation in enumerate(found.generations, start=1):
+        check_generation(generation, number, key)
+    check_members(job_id, found.generations, num_nodes)
+    for one in found.launches:
+        launch = one.intent.launch
+        for records in (one.slots, one.exits, one.notices, one.heartbeats):
+            for rank, record in records.items():
+                check_place(record, launch, rank, key)
+                if not 0 <= rank < one.intent.num_nodes:
+                    raise CorruptData(f"{key} names node {rank} of launch {launch}")

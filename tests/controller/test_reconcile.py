@@ -17,7 +17,7 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.delivering import CLOSED_GRACE_SECONDS, DELIVERY_GRACE_SECONDS, STOP_GRACE_SECONDS
 from cloudspot.jobstore.job_lists import list_live, mark_live
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.model import EndReason, LaunchRequest
+from cloudspot.model import EndReason, Instance, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
 
 
@@ -172,6 +172,23 @@ def test_a_mark_that_was_lost_stands_again_before_a_launch_is_intended(town):
         if town.store.list_page(keys.journal_prefix("one")).objects:
             assert set(list_live(town.store)) == {"one"}
     assert len(town.cloud.machines) == 1
+
+
+def test_a_finished_job_stays_marked_while_one_of_its_machines_runs(town, monkeypatch):
+    town.submit("one")
+    instances, hanging = town.cloud.instances, []
+    monkeypatch.setattr(town.cloud, "instances", lambda **wanted: [*instances(**wanted), *hanging])
+    monkeypatch.setattr(town.cloud, "terminate", lambda ids: None)
+    drive(town, town.reconciler(), passes=6)
+    hanging.append(
+        Instance(id="i-hangs", state=InstanceState.SHUTTING_DOWN, job_id="one", launch=1, instance_type="big")
+    )
+    drive(town, town.reconciler())
+    assert HistoryReader(town.store, "one").read().finished is not None
+    assert set(list_live(town.store)) == {"one"}
+    hanging.clear()
+    drive(town, town.reconciler(), passes=1)
+    assert list_live(town.store) == {}
 
 
 def test_a_mark_that_cannot_be_deleted_is_deleted_by_the_next_pass(town, monkeypatch):

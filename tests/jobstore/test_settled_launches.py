@@ -85,6 +85,13 @@ def damaged(store, job_id, change):
         lambda record: msgspec.structs.replace(record, launches=record.launches[1:]),
         lambda record: msgspec.structs.replace(record, generations=record.generations[::-1]),
         lambda record: msgspec.structs.replace(
+            record,
+            launches=(msgspec.structs.replace(record.launches[0], slots={7: record.launches[0].slots[0]}),),
+        ),
+        lambda record: msgspec.structs.replace(
+            record, launches=(msgspec.structs.replace(record.launches[0], exits=record.launches[1].exits),)
+        ),
+        lambda record: msgspec.structs.replace(
             record, launches=(msgspec.structs.replace(record.launches[0], closed=record.launches[1].closed),)
         ),
     ],

@@ -70,8 +70,8 @@ def ps(
     """List jobs.
 
     Unfinished jobs, then the newest ended ones; newest first, unless --sort says otherwise. Only --all,
-    --filter and --sort read every job of the store. A job whose records are malformed is named in a warning;
-    the status is then 8.
+    --filter and --sort read every job of the store. A job whose records are malformed is named in a
+    warning; the status is then 8.
     """
     now = datetime.now().astimezone()
     tests = [parse_filter(text, now=now) for text in filters]
@@ -79,7 +79,11 @@ def ps(
         sort_jobs((), sort)  # A wrong field is refused before anything is read.
     store = open_named_store(store_url)
     faults: dict[str, CloudspotError] = {}
-    page = _read_all(store, faults) if show_all or filters or sort else _read_page(store, now, faults)
+    page = (
+        _read_all(store, faults)
+        if show_all or filters or sort is not None
+        else _read_page(store, now, faults)
+    )
     jobs = [job for job in page.jobs if all(passes(job) for passes in tests)]
     jobs.sort(key=lambda job: job.submitted_at, reverse=True)
     if sort is None:
@@ -115,6 +119,10 @@ def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
     return [job for job in jobs if job.job_id not in left_out]
 
 
+_Faults = dict[str, CloudspotError]
+"""Of the jobs whose records cannot be read, by id."""
+
+
 @dataclass(frozen=True)
 class _Page:
     """Some of a store's jobs."""
@@ -126,7 +134,7 @@ class _Page:
     """All of them were listed."""
 
 
-def _read_all(store: ObjectStore, faults: dict[str, CloudspotError]) -> _Page:
+def _read_all(store: ObjectStore, faults: _Faults) -> _Page:
     """Read every job, from its final summary or, while it has none, from its records."""
 
     def look(job_id: str) -> Summary | None:
@@ -138,7 +146,7 @@ def _read_all(store: ObjectStore, faults: dict[str, CloudspotError]) -> _Page:
     return _Page([job for job in _each(look, list_jobs(store)) if job is not None])
 
 
-def _read_page(store: ObjectStore, now: datetime, faults: dict[str, CloudspotError]) -> _Page:
+def _read_page(store: ObjectStore, now: datetime, faults: _Faults) -> _Page:
     """Read the summaries of the newest jobs that are marked live, and then of the newest others."""
     live = list_live(store)
     recent, are_all = list_recent(store)
@@ -156,9 +164,7 @@ def _read_page(store: ObjectStore, now: datetime, faults: dict[str, CloudspotErr
     return _Page(_freshened(store, jobs, now, faults), len(waiting), are_all)
 
 
-def _freshened(
-    store: ObjectStore, jobs: list[Summary], now: datetime, faults: dict[str, CloudspotError]
-) -> list[Summary]:
+def _freshened(store: ObjectStore, jobs: list[Summary], now: datetime, faults: _Faults) -> list[Summary]:
     """Return the jobs, a few whose driver may have died as their records say; warn if there are more."""
     stale = {
         job.job_id: job
@@ -188,12 +194,10 @@ def _read_summary(store: ObjectStore, job_id: str) -> Summary | None:
         return None  # The records say the same.
 
 
-def _work_out(
-    store: ObjectStore, job_id: str, summary: Summary | None, faults: dict[str, CloudspotError]
-) -> Summary | None:
+def _work_out(store: ObjectStore, job_id: str, summary: Summary | None, faults: _Faults) -> Summary | None:
     """Return the summary that a job's records give; None if its submission was never completed.
 
-    A fault in the records goes to ``faults``, and ``summary``, which may be stale, is returned.
+    A fault in its records goes to ``faults``, and ``summary``, which may be stale, is returned.
     """
     try:
         return summarise(HistoryReader(store, job_id).read(), datetime.now(timezone.utc))

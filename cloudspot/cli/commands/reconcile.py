@@ -16,7 +16,13 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
 from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
-from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError, as_cloudspot_error
+from cloudspot.errors import (
+    CloudspotError,
+    CorruptData,
+    JobNotFound,
+    TransientError,
+    as_cloudspot_error,
+)
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live
