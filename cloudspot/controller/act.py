@@ -29,6 +29,7 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.job_lists import mark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
 from cloudspot.jobstore.records import Closed, Finished, Intent, VoidOutcome, new_nonce
@@ -83,6 +84,8 @@ class Actor:
         if not isinstance(action, Terminate | CleanUp | Release):
             self._check_existence()
         if isinstance(action, OpenLaunch):
+            # No machine without a mark: whoever drives the live jobs finds this one.
+            mark_live(self._store, history.submission.job_id, history.submission.writer)
             self._journal.append(self._intent(action, spec, history), action.number)
         elif isinstance(action, CloseLaunch):
             self._journal.append(self._closed(action), action.number)

@@ -53,22 +53,22 @@ def lineage(generations: Sequence[Generation], commits: Sequence[CheckpointId]) 
     that older checkpoint is gone and nothing was committed since, so that there is nobody to outrank.
     """
     by_number = {generation.number: generation for generation in generations}
+    kept = set(commits)
+    steps_of: dict[int, list[int]] = {}
+    for commit in sorted(kept, reverse=True):
+        steps_of.setdefault(commit.generation, []).append(commit.step)
     candidates: list[CheckpointId] = []
     number = max(by_number, default=0)
     newest_step: int | None = None  # Of this generation's commits, the newest that still counts.
     while number in by_number:
-        steps = sorted(
-            (
-                commit.step
-                for commit in set(commits)
-                if commit.generation == number and (newest_step is None or commit.step <= newest_step)
-            ),
-            reverse=True,
-        )
-        candidates += [CheckpointId(number, step) for step in steps]
+        candidates += [
+            CheckpointId(number, step)
+            for step in steps_of.get(number, ())
+            if newest_step is None or step <= newest_step
+        ]
         restored = by_number[number].restore_from
         if restored is None or restored.generation >= number:
             break  # The first of its line, or a record that no reader lets through.
-        is_gone = not candidates and restored not in commits
+        is_gone = not candidates and restored not in kept
         number, newest_step = restored.generation, None if is_gone else restored.step
     return tuple(candidates)

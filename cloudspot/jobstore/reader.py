@@ -1,4 +1,4 @@
-"""Reads a job's records into a History, with few requests; lists jobs; reads and writes summaries."""
+"""Reads a job's records into a History, with few requests; reads and writes summaries."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from cloudspot.jobstore.records import (
     Summary,
 )
 from cloudspot.jobstore.retention import read_commits
+from cloudspot.jobstore.settled_launches import find_settled
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import read_submission
 from cloudspot.model import ObjectMeta
@@ -55,16 +56,6 @@ class _Place(NamedTuple):
     kind: Any
 
 
-def list_jobs(store: ObjectStore) -> tuple[str, ...]:
-    """Return the ids of all jobs in the store, sorted.
-
-    A job whose submission was cut short is listed too; reading it raises JobNotFound.
-    """
-    prefix = keys.index_prefix()
-    names = (meta.key.removeprefix(prefix) for meta in patient(store).list_objects(prefix))
-    return tuple(name for name in names if keys.JOB_ID.fullmatch(name))
-
-
 def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
     """Return the job's advisory summary, or None before the first; it may be stale.
 
@@ -85,6 +76,8 @@ def write_summary(store: ObjectStore, summary: Summary) -> None:
 class HistoryReader:
     """Reads one job again and again; what never changes is read once. For one thread at a time.
 
+    The first pass reads the copy of the launches that are settled, so that its cost does not grow with them.
+
     A pass over a job in which nothing is new costs one get each for the journal, the stop request and the
     generations, and a listing of the commits. While a launch is open it also costs a listing of the slots
     until all are taken, a listing of what the nodes say, and gets of the heartbeats that the listing shows
@@ -104,6 +97,9 @@ class HistoryReader:
         """By launch and rank: when the newest heartbeat was put, and its size."""
         self._beats_read: dict[str, tuple[datetime, int]] = {}
         """The same, by key, of the heartbeats that were read."""
+        self._has_recalled = False
+        self.num_copied = 0
+        """How many launches came from the copy of those that are settled."""
         self._first_unsettled = 1
         """The first launch that was not closed in the previous pass: the older ones were read completely."""
 
@@ -119,6 +115,8 @@ class HistoryReader:
             TransientError: the store does not answer; what was read so far is kept.
         """
         submission = self._read_submission()
+        if not self._has_recalled:
+            self._recall(submission)
         journal = self._journal.read()
         check_journal(self._job_id, journal)
         if self._stop is None:
@@ -157,6 +155,23 @@ class HistoryReader:
     def _read_submission(self) -> Submission:
         self._submission = self._submission or read_submission(self._store, self._job_id)
         return self._submission
+
+    def _recall(self, submission: Submission) -> None:
+        """Take in what another reader has read of the launches that are settled."""
+        found = find_settled(self._store, submission)
+        self._has_recalled = True
+        if found is None:
+            return
+        self._journal.recall([record for one in found.launches for record in (one.intent, one.closed)])
+        self._generations = found.generations
+        for one in found.launches:
+            launch = one.intent.launch
+            self._slots[launch] = one.slots
+            self._nodes["heartbeat"][launch] = one.heartbeats
+            self._nodes["notice"][launch] = one.notices
+            self._nodes["exit.json"][launch] = one.exits
+        self.num_copied = len(found.launches)
+        self._first_unsettled = self.num_copied + 1
 
     def _read_launches(self, intents: Sequence[Intent]) -> None:
         """Read what is new in the launches that were open in the previous pass, or have come since."""

@@ -1,4 +1,6 @@
-"""The records in the bucket, typed. All but Heartbeat, Summary, Suspicions and Removal are create-only.
+"""The records in the bucket, typed, most of them create-only.
+
+Overwritten are Heartbeat, Summary, SettledLaunches, Suspicions and Removal.
 
 Times are a writer's wall clock (UTC), for people; decisions use the reader's own monotonic clock. Every
 create-only record carries its writer's nonce: a writer that reads the key back after an error can then tell
@@ -20,6 +22,7 @@ from cloudspot.decoding import (
     Amount,
     Dated,
     ExitStatus,
+    KeyWord,
     NodeCount,
     Ordinal,
     OrdinalOrZero,
@@ -85,6 +88,7 @@ class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
 class Submission(_Written, frozen=True, kw_only=True):
     """``jobs/<id>/spec``: all that was submitted; whatever a controller needs comes from here."""
 
+    writer: KeyWord
     job_id: str
     provider: str
     spec: dict[str, Any]
@@ -419,6 +423,29 @@ class Summary(Dated, frozen=True, kw_only=True):
     started_at: datetime | None = None
     """When the first machine was requested."""
     finished_at: datetime | None = None
+
+
+class SettledLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """All records of a launch of which nothing new can come; by rank where they are several."""
+
+    intent: Intent
+    """Without its rendered request."""
+    closed: Closed
+    slots: dict[Rank, Slot]
+    exits: dict[Rank, Exit]
+    notices: dict[Rank, Notice]
+    heartbeats: dict[Rank, Heartbeat]
+
+
+class SettledLaunches(msgspec.Struct, frozen=True, kw_only=True):
+    """``jobs/<id>/settled``: a copy of records that never change; overwritten, perhaps short or absent."""
+
+    submission: str
+    """The nonce of the submission that they belong to."""
+    launches: tuple[SettledLaunch, ...]
+    """From the first on, without a gap."""
+    generations: tuple[Generation, ...]
+    """The same."""
 
 
 class Lasting(Dated, frozen=True, kw_only=True):

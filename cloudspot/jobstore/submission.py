@@ -17,6 +17,7 @@ from cloudspot.jobfile.spec import JobSpec, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, OpenProgress, make_bundle, no_progress, put_bundle
 from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.job_lists import forget_recent, mark_live, note_recent, unmark_live
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import StagedAgent, StopReason, StopRequest, Submission, new_nonce
 from cloudspot.jobstore.store_probe import probe
@@ -87,9 +88,14 @@ def submit(
             _put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
         if secrets.values:
             store.put(keys.secrets(job_id), codec.encode(secrets))
+        note_recent(store, submission)
+        # The last before the submission itself: from then on, whoever drives all live jobs finds this one.
+        mark_live(store, submission.job_id, submission.writer)
     except BaseException:  # Ctrl-C too.
         # Without a record nobody knows the job, and its id may be used again.
         with suppress(CloudspotError):
+            unmark_live(store, submission.job_id, submission.writer)
+            forget_recent(store, submission)
             for key in (keys.secrets(job_id), keys.own_code(job_id), keys.own_agent(job_id)):
                 store.delete(key)
             store.delete(keys.index(job_id))
