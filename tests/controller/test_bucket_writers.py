@@ -26,6 +26,7 @@ def submitted(records: Records, store: InMemoryStore, **changes: object) -> Subm
     """Put a job into the store as whoever may write there can."""
     submission = records.change(records.history().submission, job_id=JOB, **changes)
     store.put(keys.index(JOB), b"")
+    store.put(keys.live(JOB, submission.writer), b"")
     store.put(keys.spec(JOB), codec.encode(submission))
     return submission
 
