@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cloudspot.decoding import Dated, NodeCount, Ordinal, Rank, Seconds, Tally
+from cloudspot.decoding import Dated, NodeCount, Ordinal, OrdinalOrZero, Rank, Seconds, Tally
 from cloudspot.model import EndReason, InstanceState, Market
 
 
@@ -68,7 +68,8 @@ class LaunchTerms(Dated, frozen=True, kw_only=True, omit_defaults=True):
     """What the machines of a launch have in common."""
 
     job_id: str
-    launch: Ordinal
+    launch: OrdinalOrZero
+    """0: a sandbox's own machine, of no job."""
     num_nodes: NodeCount
     """How many machines the launch has: they share this host's cores."""
     zone: str
