@@ -1,4 +1,6 @@
-"""Turn bytes and plain values into typed ones, from any thread: the only use of msgspec's typed decoding.
+"""Turn bytes and plain values into typed ones, within the bounds of what our own writers write.
+
+This is the only use of msgspec's typed decoding, and works from any thread.
 
 msgspec inspects a type when it first decodes into it, and lets other threads see the half-made result:
 two threads that meet there crash the process with a segmentation fault (seen with msgspec 0.22). So each
@@ -7,8 +9,10 @@ type is inspected once, under a lock. The linter forbids msgspec's own functions
 
 from __future__ import annotations
 
+import functools
 import threading
-from typing import Any
+from datetime import datetime, timezone
+from typing import Annotated, Any, Final, get_args, get_type_hints
 
 import msgspec
 
@@ -44,3 +48,63 @@ def _decoder(type_: Any, *, strict: bool) -> msgspec.json.Decoder[Any]:
         return known
     with _lock:
         return _decoders.setdefault((type_, strict), msgspec.json.Decoder(type_, strict=strict))
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+EARLIEST: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+"""A machine without a battery clock starts here, and its records must still be readable."""
+LATEST: Final = datetime(2200, 1, 1, tzinfo=timezone.utc)
+"""Far enough from ``datetime.max`` that no sum of a moment and a duration leaves its range."""
+
+MAX_NODES: Final = 10_000
+"""Keys give a rank four digits."""
+
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NODES)]
+NodeCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)]
+Ordinal = Annotated[int, msgspec.Meta(ge=1, lt=10**9)]
+"""The number of a launch or a generation, counted from 1."""
+OrdinalOrZero = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+"""The same, where 0 stands for the time before the first."""
+Tally = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
+"""Steps, bytes, lines: whatever is counted from 0. Sums of a few stay below 64 bits."""
+Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+ExitStatus = Annotated[int, msgspec.Meta(ge=-255, le=255)]
+"""A process's; negative for a signal where Python tells it."""
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+"""In hex; it becomes part of a key."""
+SharedKey = Annotated[str, msgspec.Meta(pattern="^(code|agents)/[0-9a-f]{64}$")]
+"""The key of an object that several jobs may use, and the last to be removed deletes."""
+KeyWord = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+"""A writer's nonce that becomes part of a key."""
+StreamName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+"""A duration of up to three centuries."""
+Price = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""Money for an hour."""
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+"""Money in all."""
+
+
+class Dated(msgspec.Struct, frozen=True, kw_only=True):
+    """A record whose moments have a time zone and lie between ``EARLIEST`` and ``LATEST``."""
+
+    def __post_init__(self) -> None:
+        """Check the moments; decoding reports the ValueError with the place where it stands."""
+        for name in _moments_of(type(self)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if value.tzinfo is None:
+                raise ValueError(f"`{name}` must have a time zone: got {value.isoformat()}")
+            if not EARLIEST <= value < LATEST:
+                raise ValueError(f"`{name}` must be in the years 1970 to 2199: got {value.isoformat()}")
+
+
+@functools.cache
+def _moments_of(struct: type[Dated]) -> tuple[str, ...]:
+    """Return the names of the fields that hold a moment, or None."""
+    hints = get_type_hints(struct)
+    return tuple(
+        name for name in struct.__struct_fields__ if datetime in (hints[name], *get_args(hints[name]))
+    )

@@ -78,6 +78,19 @@ class ObjectMissing(CloudspotError):
     """No object has this key."""
 
 
+class UnforeseenError(CloudspotError):
+    """A bug of ours met one of several jobs or providers: the others are served all the same."""
+
+
+def as_cloudspot_error(error: Exception) -> CloudspotError:
+    """Return the error, or one that stands for it: the cause of an UnforeseenError has the traceback."""
+    if isinstance(error, CloudspotError):
+        return error
+    unforeseen = UnforeseenError(f"a bug of cloudspot: {type(error).__name__}: {error}; --debug shows where")
+    unforeseen.__cause__ = error
+    return unforeseen
+
+
 class CorruptData(CloudspotError):
     """Stored bytes differ from their recorded checksum or break their format: use an older copy."""
 

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from cloudspot.decoding import Dated, Price, StreamName, Tally
+
 
 class Market(str, enum.Enum):
     """How a machine is paid for."""
@@ -57,9 +59,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     instance_type: str
     zone: str
     market: Market
-    price_per_hour: float
+    price_per_hour: Price
     """The price of one node, in ``currency``."""
-    on_demand_price_per_hour: float
+    on_demand_price_per_hour: Price
     """The same type's price on demand, for the comparison in the bill."""
     currency: str = "USD"
     details: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -176,12 +178,12 @@ class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
     """The ``after`` of the next page; None if this was the last."""
 
 
-class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
+class LogRecord(Dated, frozen=True, kw_only=True):
     """One line of a node's log."""
 
-    stream: str
+    stream: StreamName
     """``<launch>-<rank>``: one machine's log."""
-    seq: int
+    seq: Tally
     """The number of the line in its stream, from 0, without gaps; readers drop repeats by it."""
     time: datetime
     text: str

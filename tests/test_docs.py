@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -208,3 +210,63 @@ def test_toml_blocks_are_valid_files_of_their_kind(page, text, tmp_path):
 @pytest.mark.parametrize(("page", "text"), blocks_of("python"))
 def test_python_blocks_compile(page, text):
     compile(text, str(page), "exec")
+
+
+# --- docs/security.md ---------------------------------------------------------------------------
+
+SECURITY = (ROOT / "docs" / "security.md").read_text()
+NOTES = dict(re.findall(r"^\[\^([\w-]+)\]: (.*)$", SECURITY, re.MULTILINE))
+"""What the page's footnotes say."""
+
+
+def defined_in(path):
+    """Return the tests that a file defines, a method as ``Class::test``; nothing is imported."""
+    tree = ast.parse((ROOT / path).read_text())
+    scopes = [("", tree), *((f"{one.name}::", one) for one in tree.body if isinstance(one, ast.ClassDef))]
+    return {
+        f"{path}::{prefix}{one.name}"
+        for prefix, scope in scopes
+        for one in scope.body
+        if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")
+    }
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_the_tests_that_hold_what_is_said_of_security_exist(note):
+    named = NOTES[note].split(", ")
+    assert all(re.fullmatch(r"`tests/[\w/]+\.py::(\w+::)?test_\w+`", one) for one in named)
+    for one in named:
+        test = one.strip("`")
+        assert test in defined_in(test.partition("::")[0])
+
+
+def test_each_row_about_security_names_its_tests():
+    prose = SECURITY.partition("## The tests")[0]
+    rows = [row for row in re.findall(r"^\|.*\|$", prose, re.MULTILINE) if not row.startswith("|---")]
+    heads = re.findall(r"^(\|.*\|)\n\|---", prose, re.MULTILINE)
+    assert [row for row in rows if row not in heads and re.search(r"(\[\^[\w-]+\])+ \|$", row) is None] == []
+    assert set(re.findall(r"\[\^([\w-]+)\]", prose)) == set(NOTES)
+
+
+def rights_granted(path):
+    """Return the rights that a policy or a role in the docs grants."""
+    if path.suffix == ".yaml":
+        return re.findall(r"^- ([\w.]+)$", path.read_text(), re.MULTILINE)
+    actions = [one["Action"] for one in json.loads(path.read_text())["Statement"]]
+    return [right for action in actions for right in ([action] if isinstance(action, str) else action)]
+
+
+def test_each_right_of_each_policy_is_explained_and_no_other():
+    section = SECURITY.partition("## Rights")[2].partition("\n## ")[0]
+    right = r"`([a-z0-9]+:[A-Z]\w+|(?:compute|logging|storage)\.\w+\.\w+)`"
+    yours, others = (set(re.findall(right, part)) for part in section.split("For the machines"))
+    files = [path for cloud in ("aliyun", "aws", "gcp") for path in (ROOT / "docs" / cloud).iterdir()]
+    assert len(files) == 15
+    granted = {str(path): set(rights_granted(path)) for path in files}
+    by_submitters = set().union(
+        *(granted[name] for name in granted if re.search("submitter|role-bucket", name))
+    )
+    by_others = set().union(*(granted[name] for name in granted if "submitter" not in name))
+    assert yours | others == by_submitters | by_others
+    assert yours <= by_submitters
+    assert others == by_others - {"storage.buckets.get"}  # which the check alone takes

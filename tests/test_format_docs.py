@@ -32,7 +32,7 @@ SAMPLES = {
 FUNCTIONS = {
     name: function
     for name, function in vars(keys).items()
-    if inspect.isfunction(function) and not name.startswith("_")
+    if inspect.isfunction(function) and not name.startswith(("_", "is_"))
 }
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloudspot.jobstore.records import Final
+from cloudspot.jobstore.records import Final, NodeOutcome
 
 
 @dataclass(frozen=True)
 class Leaving:
     """What the exit record will say: see ``records.Exit``."""
 
-    outcome: str
+    outcome: NodeOutcome
     detail: str
     exit_code: int = 0
     permanent: bool = False

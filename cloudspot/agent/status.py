@@ -8,8 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Literal
 
-from cloudspot.jobstore.records import CheckpointId, Failed, LogStanding, Phase, Transfer
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Failed,
+    LogStanding,
+    NodeState,
+    Phase,
+    Transfer,
+    TransferKind,
+)
 from cloudspot.train import handoff as files
 
 MAX_PHASES = 64
@@ -19,7 +28,7 @@ MAX_PHASES = 64
 class _Transfer:
     """Bytes on their way, which several threads move."""
 
-    def __init__(self, what: str, total: int) -> None:
+    def __init__(self, what: TransferKind, total: int) -> None:
         self.what = what
         self.total = total
         self.done = 0
@@ -34,7 +43,7 @@ class Status:
     """How the node stands; each attribute is written whole, by one thread, and read by any."""
 
     def __init__(self) -> None:
-        self._state = "setup"
+        self._state: NodeState = "setup"
         self.state_changed = threading.Event()
         """Set at each change of ``state``, and each new phase; whoever reports it clears it."""
         self.generation = 0
@@ -61,17 +70,17 @@ class Status:
         self._metrics_read = (Path(), 0)
 
     @property
-    def state(self) -> str:
+    def state(self) -> NodeState:
         """What the node does: see ``records.Heartbeat.state``."""
         return self._state
 
     @state.setter
-    def state(self, state: str) -> None:
+    def state(self, state: NodeState) -> None:
         self._state = state
         self.note_phase(state)
         self.state_changed.set()
 
-    def note_phase(self, state: str) -> None:
+    def note_phase(self, state: NodeState | Literal["training"]) -> None:
         """Note for the job's timeline what the node does from now on."""
         phase = Phase(state=state, generation=self.generation, at=datetime.now(timezone.utc))
         last = self.phases[-1] if self.phases else None
@@ -113,10 +122,10 @@ class Status:
         self.state_changed.set()
 
     @contextmanager
-    def transferring(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    def transferring(self, what: TransferKind, total: int) -> Iterator[Callable[[int], None]]:
         """Report a transfer while the block runs; yield a function to which any thread tells new bytes.
 
-        ``what`` is as in ``records.Transfer``; ``total`` is in bytes.
+        ``total`` is in bytes.
         """
         transfer = _Transfer(what, total)
         self._transfer = transfer

@@ -13,6 +13,7 @@ import click
 
 MAX_JOBS = 200
 """More ids than anyone reads; one more letter narrows them down."""
+MAX_ATTEMPTS = 1000
 
 
 _Complete = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -39,7 +40,8 @@ def complete_jobs(ctx: click.Context, incomplete: str) -> Iterable[str]:
 
     store = open_named_store(_store_url(ctx))
     found = store.list_objects(keys.index_prefix() + incomplete)
-    return [meta.key.removeprefix(keys.index_prefix()) for meta in islice(found, MAX_JOBS)]
+    names = (meta.key.removeprefix(keys.index_prefix()) for meta in found)
+    return list(islice(filter(keys.JOB_ID.fullmatch, names), MAX_JOBS))
 
 
 @_quiet
@@ -67,7 +69,8 @@ def complete_attempts(ctx: click.Context, _incomplete: str) -> Iterable[str]:
     store = open_named_store(_store_url(ctx))
     # If the line ends with an option that lacks its value, click leaves the arguments unparsed.
     summary = read_summary(store, find_job(store, ctx.params.get("job_id") or ctx.args[0]))
-    return [] if summary is None else [str(number) for number in range(1, summary.attempts + 1)]
+    num_attempts = 0 if summary is None else min(summary.attempts, MAX_ATTEMPTS)
+    return [str(number) for number in range(1, num_attempts + 1)]
 
 
 def _store_url(ctx: click.Context) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,7 @@ import click
 from cloudspot import __version__
 from cloudspot.cli import exit_codes
 from cloudspot.cli.invocation import Invocation, current_invocation
-from cloudspot.cli.screen import stdstreams
-from cloudspot.cli.screen.printable import printable
+from cloudspot.cli.screen import output, stdstreams
 from cloudspot.cli.sharedoptions import STORE_HELP, debug_option
 from cloudspot.errors import CloudspotError
 
@@ -108,7 +106,7 @@ class Program(click.Group):
             sys.stdout.flush()
         except _NO_ARGUMENTS as error:
             # Someone who types a group alone wants its help.
-            click.echo(error.format_message(), file=sys.stderr)
+            click.echo(error.format_message(), file=sys.stderr)  # noqa: TID251 - our own words, in several lines
             code = error.exit_code
         except click.ClickException as error:
             hint = ""
@@ -148,13 +146,10 @@ def _store_note(message: str, invocation: Invocation) -> str:
 
 def _report(message: str, debug: bool) -> None:
     if debug:
-        import traceback
-
-        traceback.print_exc()
-    # Name the stream: click would otherwise open its own, in UTF-8 even where this one is not.
-    color = False if os.environ.get("NO_COLOR") else None
-    click.secho("error: ", fg="red", bold=True, file=sys.stderr, nl=False, color=color)
-    click.echo(printable(" ".join(message.split())), file=sys.stderr)
+        error = sys.exc_info()[1]
+        assert error is not None, "an error is being handled"
+        output.echo_traceback(error)
+    output.echo_error(message)
 
 
 def _note_store(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:

@@ -29,9 +29,10 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.job_lists import mark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
-from cloudspot.jobstore.records import Closed, Finished, Intent, new_nonce
+from cloudspot.jobstore.records import Closed, Finished, Intent, VoidOutcome, new_nonce
 from cloudspot.jobstore.submission import delete_secrets, request_stop
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import bill
@@ -83,6 +84,8 @@ class Actor:
         if not isinstance(action, Terminate | CleanUp | Release):
             self._check_existence()
         if isinstance(action, OpenLaunch):
+            # No machine without a mark: whoever drives the live jobs finds this one.
+            mark_live(self._store, history.submission.job_id, history.submission.writer)
             self._journal.append(self._intent(action, spec, history), action.number)
         elif isinstance(action, CloseLaunch):
             self._journal.append(self._closed(action), action.number)
@@ -168,7 +171,7 @@ class Actor:
         try:
             instances = self._provisioner.create(intent.request, token=intent.token)
         except ProvisionError as error:
-            outcome = "refused"
+            outcome: VoidOutcome = "refused"
             if isinstance(error, CapacityError):
                 outcome = "capacity"
             elif isinstance(error, QuotaError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cloudspot.jobstore.records import Machine
+from cloudspot.jobstore.records import JobOutcome, LaunchOutcome, Machine, StopReason, VoidOutcome
 from cloudspot.model import Instance, Offer
 
 
@@ -48,7 +48,7 @@ class VoidSlot:
 
     launch: int
     rank: int
-    outcome: str
+    outcome: VoidOutcome
     """The outcome with which the launch is closed once the void stands."""
     detail: str
 
@@ -59,7 +59,7 @@ class CloseLaunch:
 
     number: int
     launch: int
-    outcome: str
+    outcome: LaunchOutcome
     detail: str
     machines: tuple[Machine, ...]
 
@@ -69,7 +69,7 @@ class Finish:
     """Append the end of the job at journal record ``number``."""
 
     number: int
-    outcome: str
+    outcome: JobOutcome
     detail: str
     exit_code: int
 
@@ -86,8 +86,7 @@ class Terminate:
 class RequestStop:
     """Ask the nodes to checkpoint and end, since the job has reached a limit."""
 
-    reason: str
-    """``max_cost`` or ``max_runtime``."""
+    reason: StopReason
 
 
 @dataclass(frozen=True)

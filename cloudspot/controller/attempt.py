@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import get_args
 
 from cloudspot.controller.observed import Observed
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Ending, Machine
+from cloudspot.jobstore.records import Ending, LaunchOutcome, Machine, VoidOutcome
 from cloudspot.model import EndReason, Instance, InstanceState
 from cloudspot.story.outcomes import own_exit, own_exits, permanent_failure, succeeded
 
-VOID_OUTCOMES = ("capacity", "quota", "refused", "voided")
+VOID_OUTCOMES: dict[str, VoidOutcome] = {one: one for one in get_args(VoidOutcome)}
 """How a launch that never trained is closed; the detail of a void begins with one of these."""
 
 
-def void_detail(outcome: str, detail: str) -> str:
+def void_detail(outcome: VoidOutcome, detail: str) -> str:
     """Return the detail of a void slot, from which any controller can close the launch."""
     return f"{outcome}: {detail}"
 
 
-def void_outcome(launch: LaunchHistory) -> tuple[str, str]:
+def void_outcome(launch: LaunchHistory) -> tuple[VoidOutcome, str]:
     """Return the (outcome, detail) that the launch's void slot gives; ``voided`` if it gives none."""
     for _, slot in sorted(launch.slots.items()):
         if slot.instance_id is None:
             outcome, _, detail = slot.detail.partition(": ")
-            return (outcome, detail) if outcome in VOID_OUTCOMES else ("voided", slot.detail)
+            known = VOID_OUTCOMES.get(outcome)
+            return ("voided", slot.detail) if known is None else (known, detail)
     return "voided", ""
 
 
@@ -67,7 +69,7 @@ def machines_of(launch: LaunchHistory, observed: Observed) -> tuple[Instance, ..
     return tuple(one for one in observed.instances or () if one.launch == launch.number)
 
 
-def attempt_outcome(history: History, launch: LaunchHistory, observed: Observed) -> tuple[str, str]:
+def attempt_outcome(history: History, launch: LaunchHistory, observed: Observed) -> tuple[LaunchOutcome, str]:
     """Return (outcome, detail) of an attempt that is over.
 
     A reclaim explains the failures of the peers, since a rank whose peer was taken fails too. It does not
@@ -141,7 +143,7 @@ def bill_lines(launch: LaunchHistory, observed: Observed, now: datetime) -> tupl
                 rank=rank if rank is not None or instance is None else instance.rank,
                 started_at=started,
                 ended_at=max(started, ended),
-                end_reason=reason.value,
+                end_reason=reason,
             )
         )
     return tuple(lines)

@@ -45,7 +45,7 @@ from cloudspot.jobstore.delivering import (
     may_deliver,
 )
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Ending
+from cloudspot.jobstore.records import Ending, LaunchOutcome, StopReason, VoidOutcome
 from cloudspot.model import Instance, InstanceState
 from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import End, succeeded
@@ -80,7 +80,7 @@ def _release(observed: Observed) -> tuple[Action, ...]:
     return (Release(),)
 
 
-def exceeded_limit(spec: JobSpec, history: History, observed: Observed, now: datetime) -> str | None:
+def exceeded_limit(spec: JobSpec, history: History, observed: Observed, now: datetime) -> StopReason | None:
     """Return the limit that the job has reached (``max_cost`` or ``max_runtime``), or None."""
     ledger = bill(history, now, instances=observed.instances or ())
     limits = spec.limits
@@ -147,7 +147,7 @@ def _known(launch: LaunchHistory, observed: Observed) -> tuple[Instance, ...]:
 
 def _why_void(
     history: History, launch: LaunchHistory, observed: Observed, now: datetime
-) -> tuple[str, str] | None:
+) -> tuple[VoidOutcome, str] | None:
     """Return (outcome, detail) if the launch, which is no attempt yet, had better never become one.
 
     A void is always safe: it either wins the slot or finds it claimed. So all this is only about patience.
@@ -233,7 +233,7 @@ def _terminate(launch: LaunchHistory, ranks: list[int], why: str) -> tuple[Actio
 def _close(
     history: History,
     launch: LaunchHistory,
-    outcome: str,
+    outcome: LaunchOutcome,
     detail: str,
     observed: Observed,
     now: datetime,

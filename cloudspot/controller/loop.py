@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -20,9 +21,11 @@ from cloudspot.errors import TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.job_lists import unmark_live
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, write_summary
 from cloudspot.jobstore.records import Summary
+from cloudspot.jobstore.settled_launches import settled_launches, write_settled
 from cloudspot.model import Instance, InstanceState, Offer
 from cloudspot.story.events import Event, EventKind, diff
 from cloudspot.story.report import summarise
@@ -34,6 +37,10 @@ MAX_BACKOFF_SECONDS = 30.0
 """The longest wait between two looks while the store or the provider does not answer."""
 SUMMARY_SECONDS = 5.0
 """The summary is written no more often than this, except for its last version, which always is."""
+SUMMARY_REFRESH_SECONDS = 20.0
+"""An unchanged summary is written again after this long: its time tells ``ps`` that the job is driven."""
+COPY_SECONDS = 60.0
+"""Settled launches are copied no more often than this, except the last."""
 END_LIMIT_SECONDS = 300.0
 """How long the loop of a finished job waits for its machines to be gone."""
 MAX_TICKS_A_PASS = 50
@@ -107,6 +114,8 @@ class Controller:
         self._spec: JobSpec | None = None
         self._last: History | None = None
         self._summary: tuple[Summary, float] | None = None
+        self._copied: tuple[int, float] | None = None
+        """How many settled launches were copied last, and when (monotonic)."""
         self._warned: frozenset[str] = frozenset()
 
     @property
@@ -204,10 +213,8 @@ class Controller:
                     actions = self._decide(spec, history, offers)
             acted = yield from self._act(actions, spec, history, events, problems)
             yield from self._tell(history, instances, problems)
-        new_problems = [one for one in problems if one not in self._warned]
-        events += [Event(EventKind.WARNED, one) for one in new_problems]
-        self._warned = frozenset(problems)
-        return Tick(
+            yield from self._copy_settled(history, problems)
+        tick = Tick(
             history=history,
             instances=instances,
             actions=actions,
@@ -215,6 +222,22 @@ class Controller:
             problems=tuple(problems),
             acted=acted,
         )
+        if tick.is_settled:
+            yield "unmark"
+            tick = self._unmark(tick)
+        new_problems = [one for one in tick.problems if one not in self._warned]
+        self._warned = frozenset(tick.problems)
+        warned = tuple(Event(EventKind.WARNED, one) for one in new_problems)
+        return dataclasses.replace(tick, events=(*tick.events, *warned))
+
+    def _unmark(self, tick: Tick) -> Tick:
+        """Take the settled job from the list of live ones; it is settled only once that has succeeded."""
+        assert tick.history is not None, "a job is settled by its records"
+        try:
+            unmark_live(self._store, tick.history.submission.job_id, tick.history.submission.writer)
+        except TransientError as error:
+            return dataclasses.replace(tick, problems=(str(error),))
+        return tick
 
     def _list_instances(self, problems: list[str]) -> _Listing:
         asked = self._clock.monotonic()
@@ -303,15 +326,27 @@ class Controller:
             except TransientError as error:
                 problems.append(str(error))
 
+    def _copy_settled(self, history: History, problems: list[str]) -> Generator[str, None, None]:
+        """Copy the launches that have settled, for those who read the job from its start."""
+        settled = settled_launches(history, self._clock.now())
+        known, written_at = self._copied or (self._reader.num_copied, -math.inf)
+        is_due = history.finished is not None or self._clock.monotonic() - written_at >= COPY_SECONDS
+        if len(settled) > known and is_due:
+            yield "copy settled launches"
+            try:
+                write_settled(self._store, history, settled)
+                self._copied = len(settled), self._clock.monotonic()
+            except TransientError as error:
+                problems.append(str(error))
+
     def _is_due(self, summary: Summary, *, is_last: bool) -> bool:
         if self._summary is None:
             return True
         last, written_at = self._summary
+        age = self._clock.monotonic() - written_at
         if msgspec.structs.replace(summary, at=last.at) == last:
-            return False
-        return (
-            is_last or summary.state != last.state or self._clock.monotonic() - written_at >= SUMMARY_SECONDS
-        )
+            return not is_last and age >= SUMMARY_REFRESH_SECONDS
+        return is_last or summary.state != last.state or age >= SUMMARY_SECONDS
 
 
 def _run(steps: Generator[str, None, Tick]) -> Tick:

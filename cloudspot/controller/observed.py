@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cloudspot.jobstore.records import Ending
+from cloudspot.jobstore.records import Ending, VoidOutcome
 from cloudspot.model import Instance, Offer
 
 
@@ -14,8 +14,7 @@ class CreateFailure:
     """A definite refusal that this controller got when it tried to create a launch."""
 
     launch: int
-    outcome: str
-    """``capacity``, ``quota`` or ``refused``."""
+    outcome: VoidOutcome
     detail: str
 
 

@@ -1,9 +1,10 @@
-"""One pass over all jobs of a store, for cron or a cloud function; and the machines that nobody owns."""
+"""One pass over the live jobs of a store, for cron or a cloud function; and the machines that nobody owns."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,14 @@ from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.decoding import decode
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import CloudspotError, JobNotFound, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.job_lists import drop_marks_of_missing_job, list_live
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader, list_jobs
+from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.model import Instance, InstanceState
 
 
@@ -42,7 +46,7 @@ class Unlisted:
 
 
 class Reconciler:
-    """Drives every job of a store. One that is kept between passes goes by its own clock.
+    """Drives the jobs of a store that are live. One that is kept between passes goes by its own clock.
 
     ``open_provider`` opens a provider by name and job file; ``sleep`` is called between tries of a request.
     """
@@ -61,32 +65,43 @@ class Reconciler:
         self._sleep = sleep
         self._controllers: dict[str, Controller] = {}
         self._providers: dict[tuple[str, bytes], Provider] = {}
-        self._settled: set[str] = set()
 
     def run_pass(self, *, job_ids: Sequence[str] | None = None) -> Iterator[Reconciled | Unlisted]:
-        """Drive each job (None: all of the store) as far as it goes now; yield what came of it.
+        """Drive each job (None: all that are marked live) as far as it goes now; yield what came of it.
 
-        A job that was found finished, with all its machines gone, is left alone from then on, unless
-        one of its machines shows up. Providers that could not be asked for such machines come last.
+        With None, jobs of which a machine turns up are driven as well, whatever their mark says. Providers
+        that could not be asked for such machines come last.
 
         Raises:
             TransientError: the jobs could not be listed.
         """
+        driven = list(list_live(self._store) if job_ids is None else job_ids)
+        for job_id in driven:
+            yield self._drive(job_id)
         live, problems = self._live_machines()
-        self._settled -= {one.job_id for one in live}
-        for job_id in list_jobs(self._store) if job_ids is None else job_ids:
-            if job_id in self._settled:
-                continue
-            try:
-                tick = self._controller(job_id).run_pass()
-            except CloudspotError as error:
-                yield Reconciled(job_id, None, error)
-                continue
-            if tick.is_settled:
-                self._settled.add(job_id)
-                self._controllers.pop(job_id, None)
-            yield Reconciled(job_id, tick, None)
+        if job_ids is None:
+            seen = {
+                one.job_id for one in live if keys.JOB_ID.fullmatch(one.job_id) and not self._is_foreign(one)
+            }
+            for job_id in sorted(seen - set(driven)):
+                done = self._drive(job_id)
+                if not isinstance(done.error, JobNotFound):  # `orphans` tells of the others.
+                    yield done
         yield from problems
+
+    def _drive(self, job_id: str) -> Reconciled:
+        try:
+            tick = self._controller(job_id).run_pass()
+        except JobNotFound as error:
+            self._controllers.pop(job_id, None)
+            with suppress(CloudspotError):  # The next pass tries again.
+                drop_marks_of_missing_job(self._store, job_id)
+            return Reconciled(job_id, None, error)
+        except Exception as error:  # noqa: BLE001 - one job's fault must not hold up the others
+            return Reconciled(job_id, None, as_cloudspot_error(error))
+        if tick.is_settled:
+            self._controllers.pop(job_id, None)
+        return Reconciled(job_id, tick, None)
 
     def orphans(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
         """Return live machines with cloudspot's tags whose job is not in this store, and who could not say.
@@ -94,10 +109,14 @@ class Reconciler:
         They are for the user to look at, and never ended from here: another store may own them.
         Only the providers of the jobs that this reconciler has driven are asked. Raises as ``run_pass`` does.
         """
-        known, label = set(list_jobs(self._store)), store_label(self._store)
         live, problems = self._live_machines()
-        lost = (one for one in live if one.job_id not in known or is_of_another_store(one, label))
+        job_ids = {one.job_id for one in live if keys.JOB_ID.fullmatch(one.job_id)}
+        known = {one for one in sorted(job_ids) if find_meta(self._store, keys.index(one)) is not None}
+        lost = (one for one in live if one.job_id not in known or self._is_foreign(one))
         return tuple(lost), problems
+
+    def _is_foreign(self, machine: Instance) -> bool:
+        return is_of_another_store(machine, store_label(self._store))
 
     def _live_machines(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
         """Return the machines of all providers that answer, each once, and why the others do not."""
@@ -106,8 +125,8 @@ class Reconciler:
         for (name, options), provider in self._providers.items():
             try:
                 listed = provider.provisioner().instances()
-            except CloudspotError as error:
-                problems.append(Unlisted(name, error, _options_text(options)))
+            except Exception as error:  # noqa: BLE001 - nor one provider's the others
+                problems.append(Unlisted(name, as_cloudspot_error(error), _options_text(options)))
                 continue
             live.update({(name, one.id): one for one in listed if one.state is not InstanceState.ENDED})
         return tuple(live.values()), tuple(problems)

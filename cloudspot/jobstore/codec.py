@@ -12,6 +12,8 @@ from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import JournalRecord
 
 Record = TypeVar("Record")
+MAX_FAULT_LENGTH = 300
+"""A fault may quote what it found, however long that is."""
 
 
 def encode(record: msgspec.Struct) -> bytes:
@@ -38,7 +40,7 @@ def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -
             # A number that is not finite is a string; only the lax decoder reads it as a float.
             record = decoding.decode(data, record_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptData(f"{key} is malformed: {error}") from error
+        raise CorruptData(f"{key} is malformed: {str(error)[:MAX_FAULT_LENGTH]}") from error
     return record
 
 

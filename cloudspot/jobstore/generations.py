@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.consistency import check_generation
 from cloudspot.jobstore.numbered import read_after
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Generation
@@ -23,10 +24,16 @@ def read_generations(
         patient(store),
         keys.generations_prefix(job_id),
         lambda number: keys.generation(job_id, number),
-        lambda data, key: codec.decode(data, Generation, key=key),
+        _decode,
         known=len(known),
     )
     return (*known, *new)
+
+
+def _decode(data: bytes, number: int, key: str) -> Generation:
+    generation = codec.decode(data, Generation, key=key)
+    check_generation(generation, number, key)
+    return generation
 
 
 def propose(store: ObjectStore, job_id: str, generation: Generation) -> Generation:
@@ -46,22 +53,22 @@ def lineage(generations: Sequence[Generation], commits: Sequence[CheckpointId]) 
     that older checkpoint is gone and nothing was committed since, so that there is nobody to outrank.
     """
     by_number = {generation.number: generation for generation in generations}
+    kept = set(commits)
+    steps_of: dict[int, list[int]] = {}
+    for commit in sorted(kept, reverse=True):
+        steps_of.setdefault(commit.generation, []).append(commit.step)
     candidates: list[CheckpointId] = []
     number = max(by_number, default=0)
     newest_step: int | None = None  # Of this generation's commits, the newest that still counts.
     while number in by_number:
-        steps = sorted(
-            (
-                commit.step
-                for commit in set(commits)
-                if commit.generation == number and (newest_step is None or commit.step <= newest_step)
-            ),
-            reverse=True,
-        )
-        candidates += [CheckpointId(number, step) for step in steps]
+        candidates += [
+            CheckpointId(number, step)
+            for step in steps_of.get(number, ())
+            if newest_step is None or step <= newest_step
+        ]
         restored = by_number[number].restore_from
         if restored is None or restored.generation >= number:
-            break  # The first of its line, or a record that only a hostile writer makes.
-        is_gone = not candidates and restored not in commits
+            break  # The first of its line, or a record that no reader lets through.
+        is_gone = not candidates and restored not in kept
         number, newest_step = restored.generation, None if is_gone else restored.step
     return tuple(candidates)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
+from typing import TypeVar
 
 from cloudspot.jobstore.records import (
     CheckpointId,
@@ -19,6 +21,8 @@ from cloudspot.jobstore.records import (
     StopRequest,
     Submission,
 )
+
+One = TypeVar("One")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,15 @@ class LaunchHistory:
     def number(self) -> int:
         """Count launches from 1."""
         return self.intent.launch
+
+    @cached_property
+    def own_exits(self) -> Mapping[int, Exit]:
+        """Return the exit records of the machines that own their ranks, by rank; others' do not count."""
+        return {
+            rank: self.exits[rank]
+            for rank, slot in sorted(self.slots.items())
+            if rank in self.exits and self.exits[rank].instance_id == slot.instance_id
+        }
 
     @property
     def is_void(self) -> bool:
@@ -73,9 +86,35 @@ class History:
         """Return the launches that became attempts, in order."""
         return tuple(launch for launch in self.launches if launch.is_attempt)
 
+    @cached_property
+    def commits_by_generation(self) -> Mapping[int, Sequence[CheckpointId]]:
+        """Return the commits of each generation that has any, ascending."""
+        return _grouped(self.commits, lambda one: one.generation)
+
+    @cached_property
+    def generations_by_launch(self) -> Mapping[int, Sequence[Generation]]:
+        """Return the generations that ran on each launch, in order."""
+        return _grouped(self.generations, lambda one: one.launch)
+
+    @cached_property
+    def has_no_session(self) -> bool:
+        """Return whether the script is known to open no session."""
+        words: list[Heartbeat | Exit] = []
+        for launch in self.launches:
+            words += [*launch.heartbeats.values(), *launch.own_exits.values()]
+        said = [word.has_session for word in words if word.generation > 0]
+        return bool(said) and not any(said)
+
     @property
     def open_launch(self) -> LaunchHistory | None:
         """Return the launch that is not closed, or None; only the newest can be open."""
         if self.launches and self.launches[-1].closed is None:
             return self.launches[-1]
         return None
+
+
+def _grouped(values: Iterable[One], key: Callable[[One], int]) -> dict[int, list[One]]:
+    found: dict[int, list[One]] = {}
+    for value in values:
+        found.setdefault(key(value), []).append(value)
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
@@ -27,10 +29,14 @@ class Journal:
             self._store,
             keys.journal_prefix(self._job_id),
             lambda number: keys.journal(self._job_id, number),
-            lambda data, key: codec.decode_journal(data, key=key),
+            lambda data, _, key: codec.decode_journal(data, key=key),
             known=len(self._records),
         )
         return tuple(self._records)
+
+    def recall(self, records: Sequence[JournalRecord]) -> None:
+        """Take in the first records, which were read elsewhere; ``read`` continues after them."""
+        self._records = list(records)
 
     def append(self, record: JournalRecord, number: int) -> bool:
         """Write the record as number ``number``, the next after those that its writer has read.

@@ -22,6 +22,26 @@ def index(job_id: str) -> str:
     return f"index/{job_id}"
 
 
+def live_prefix() -> str:
+    """Return the prefix of the marks of jobs that may be live: one empty object for each."""
+    return "live/"
+
+
+def live(job_id: str, writer: str) -> str:
+    """Return the key of a job's mark; ``writer`` is its submission's nonce."""
+    return f"live/{job_id}.{writer}"
+
+
+def recent_prefix() -> str:
+    """Return the prefix of the list of jobs by their age: one empty object for each, the newest first."""
+    return "recent/"
+
+
+def recent(job_id: str, *, milliseconds: int) -> str:
+    """Return the key of a job's entry in that list; ``milliseconds`` is when it was submitted, since 1970."""
+    return f"recent/{max(0, 10**13 - milliseconds):013d}-{job_id}"
+
+
 def job_prefix(job_id: str) -> str:
     """Return the prefix of everything that belongs to the job."""
     return f"jobs/{job_id}/"
@@ -50,6 +70,11 @@ def summary(job_id: str) -> str:
 def suspicions(job_id: str) -> str:
     """Return the key of what passing drivers saw silent or missing; overwritten, or absent."""
     return f"jobs/{job_id}/suspicions"
+
+
+def settled_launches(job_id: str) -> str:
+    """Return the key of the copy of what can no longer change; overwritten, or absent."""
+    return f"jobs/{job_id}/settled"
 
 
 def stop(job_id: str) -> str:

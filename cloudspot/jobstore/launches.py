@@ -15,7 +15,7 @@ from cloudspot.jobstore.records import Slot, new_nonce
 from cloudspot.jobstore.stored_records import create_record, read_record
 from cloudspot.model import NodeIdentity
 
-_RANK = re.compile(r"\d{4,}")
+_RANK = re.compile(r"\d{4}", re.ASCII)
 
 
 def claim_slot(store: ObjectStore, job_id: str, launch: int, rank: int, identity: NodeIdentity) -> Slot:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+_NAME = re.compile(r"[1-9][0-9]{0,8}-(?:0|[1-9][0-9]{0,3})")
 METRICS = "metrics"
 """The source of the lines that ``run.log()`` writes: JSON objects with ``step``, ``time``, ``values``."""
 
@@ -9,6 +12,11 @@ METRICS = "metrics"
 def stream_name(launch: int, rank: int) -> str:
     """Return the name of a node's stream."""
     return f"{launch}-{rank}"
+
+
+def is_node_stream(stream: str) -> bool:
+    """Return whether the name is one that ``stream_name`` makes; others may lie beside them."""
+    return _NAME.fullmatch(stream) is not None
 
 
 def parse_stream(stream: str) -> tuple[int, int]:

@@ -17,21 +17,25 @@ from cloudspot.jobstore.records import CheckpointId, Commit, Part, new_nonce
 from cloudspot.jobstore.retention import read_commits, stored_checkpoints
 from cloudspot.jobstore.stored_records import create_record, find_meta, read_record
 
-_RANK = re.compile(r"\d{4}")
+_RANK = re.compile(r"\d{4}", re.ASCII)
 
 
 def read_commit(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Commit:
     """Return the manifest of a checkpoint, checked: its paths, sizes and tables are safe to follow.
 
     Raises:
-        CorruptData: it is malformed, contradicts itself, or is another checkpoint's.
+        CorruptData: it is malformed, contradicts itself, or is another checkpoint's; the message names the
+            key.
         ObjectMissing: there is no such checkpoint (any more).
     """
     key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
     commit = read_record(patient(store), key, Commit)
     if commit.id != checkpoint:
         raise CorruptData(f"{key} holds the manifest of checkpoint {commit.id}")
-    check_commit(commit)
+    try:
+        check_commit(commit)
+    except CorruptData as error:
+        raise CorruptData(f"{key}: {error}") from error
     return commit
 
 

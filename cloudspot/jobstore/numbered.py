@@ -16,7 +16,7 @@ def read_after(
     store: ObjectStore,
     prefix: str,
     key_of: Callable[[int], str],
-    decode: Callable[[bytes, str], Record],
+    decode: Callable[[bytes, int, str], Record],
     *,
     known: int,
 ) -> list[Record]:
@@ -28,17 +28,18 @@ def read_after(
     """
     records: list[Record] = []
     while True:
-        key = key_of(known + len(records) + 1)
+        number = known + len(records) + 1
+        key = key_of(number)
         data = find_bytes(store, key)
         if data is None:
             return records
-        records.append(decode(data, key))
+        records.append(decode(data, number, key))
         if known == 0 and len(records) == 1:
             records += _read_listed(store, prefix, key_of, decode)
 
 
 def _read_listed(
-    store: ObjectStore, prefix: str, key_of: Callable[[int], str], decode: Callable[[bytes, str], Record]
+    store: ObjectStore, prefix: str, key_of: Callable[[int], str], decode: Callable[[bytes, int, str], Record]
 ) -> list[Record]:
     """Return the records from number 2 on that a listing shows, up to the first gap.
 
@@ -46,10 +47,12 @@ def _read_listed(
     the caller asks for what it missed.
     """
     num_listed = sum(1 for _ in store.list_objects(prefix))
-    names = [key_of(number) for number in range(2, num_listed + 1)]
+    numbers = range(2, num_listed + 1)
     records = []
-    for key, data in zip(names, each(lambda key: find_bytes(store, key), names), strict=True):
+    for number, data in zip(
+        numbers, each(lambda number: find_bytes(store, key_of(number)), numbers), strict=True
+    ):
         if data is None:
             break
-        records.append(decode(data, key))
+        records.append(decode(data, number, key_of(number)))
     return records

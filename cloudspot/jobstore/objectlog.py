@@ -9,6 +9,7 @@ from datetime import timezone
 from itertools import groupby
 from typing import ClassVar, NamedTuple
 
+from cloudspot.errors import CorruptData
 from cloudspot.interfaces import LogSink, ObjectStore, check_stream, is_stream
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
@@ -17,7 +18,7 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.stored_records import find_bytes
 from cloudspot.model import LogPiece, LogRecord
 
-_SEGMENT = re.compile(r"(\d{4}-\d{2}-\d{2})/(\d{12,})")
+_SEGMENT = re.compile(r"(\d{4}-\d{2}-\d{2})/(\d{12,18})", re.ASCII)
 _WHOLE_LISTING = 1000
 """Up to this many segments are listed anew each time, in one request."""
 _NUM_LATE_DATES = 2
@@ -156,7 +157,7 @@ class ObjectStoreLogSink(LogSink):
         """Yield a stream's segments whose keys start with ``prefix`` and come after ``after``."""
         for meta in self._store.list_objects(prefix, after=after):
             match = _SEGMENT.fullmatch(meta.key.removeprefix(stream_prefix))
-            if match is not None:
+            if match is not None and _is_date(match[1]):
                 yield _Segment(int(match[2]), meta.key, meta.size)
 
     def _read_segment(self, key: str) -> list[LogRecord]:
@@ -168,8 +169,20 @@ class ObjectStoreLogSink(LogSink):
         return records
 
 
+def _is_date(text: str) -> bool:
+    try:
+        calendar_date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _parse(data: bytes, key: str) -> list[LogRecord]:
-    return [codec.decode(line, LogRecord, key=key) for line in data.splitlines()]
+    records = [codec.decode(line, LogRecord, key=key) for line in data.splitlines()]
+    for record in records:
+        if record.stream != key.split("/")[-3]:
+            raise CorruptData(f"{key} holds a line of the stream {record.stream}")
+    return records
 
 
 def list_streams(store: ObjectStore, job_id: str) -> Sequence[str]:

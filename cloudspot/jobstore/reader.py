@@ -1,15 +1,17 @@
-"""Reads a job's records into a History, with few requests; lists jobs; reads and writes summaries."""
+"""Reads a job's records into a History, with few requests; reads and writes summaries."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
+from cloudspot.errors import CorruptData, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.consistency import check_journal, check_members, check_place
 from cloudspot.jobstore.generations import read_generations
 from cloudspot.jobstore.heartbeat_size import change_count
 from cloudspot.jobstore.history import History, LaunchHistory
@@ -30,33 +32,40 @@ from cloudspot.jobstore.records import (
     Summary,
 )
 from cloudspot.jobstore.retention import read_commits
+from cloudspot.jobstore.settled_launches import find_settled
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import read_submission
 from cloudspot.model import ObjectMeta
 
-_SLOT = re.compile(r"launches/(\d{6,})/nodes/(\d{4,})")
-_NODE = re.compile(r"nodes/(\d{6,})/(\d{4,})/(heartbeat|notice|exit\.json)")
+_LAUNCH = r"(?P<launch>\d{6}|[1-9]\d{6,8})"
+_SLOT = re.compile(rf"launches/{_LAUNCH}/nodes/(?P<rank>\d{{4}})", re.ASCII)
+_NODE = re.compile(rf"nodes/{_LAUNCH}/(?P<rank>\d{{4}})/(?P<word>heartbeat|notice|exit\.json)", re.ASCII)
 _KINDS: dict[str, Any] = {"heartbeat": Heartbeat, "notice": Notice, "exit.json": Exit}
 MAX_REREADS = 8
 """How many new heartbeats a pass reads of nodes whose state is the same; the others wait their turn."""
 
-_Place = tuple[dict[int, Any], int, str, Any]
-"""Where a record goes (a mapping and the rank in it), its key, and its type."""
 
+class _Place(NamedTuple):
+    """Where a node's record is, and where it goes when it is read."""
 
-def list_jobs(store: ObjectStore) -> tuple[str, ...]:
-    """Return the ids of all jobs in the store, sorted.
-
-    A job whose submission was cut short is listed too; reading it raises JobNotFound.
-    """
-    prefix = keys.index_prefix()
-    names = (meta.key.removeprefix(prefix) for meta in patient(store).list_objects(prefix))
-    return tuple(name for name in names if keys.JOB_ID.fullmatch(name))
+    records: dict[int, Any]
+    """By rank."""
+    launch: int
+    rank: int
+    key: str
+    kind: Any
 
 
 def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
-    """Return the job's advisory summary, or None before the first; it may be stale."""
-    return find_record(patient(store), keys.summary(job_id), Summary)
+    """Return the job's advisory summary, or None before the first; it may be stale.
+
+    Raises:
+        CorruptData: it is malformed, or another job's.
+    """
+    summary = find_record(patient(store), keys.summary(job_id), Summary)
+    if summary is not None and summary.job_id != job_id:
+        raise CorruptData(f"{keys.summary(job_id)} holds the summary of job {summary.job_id!r}")
+    return summary
 
 
 def write_summary(store: ObjectStore, summary: Summary) -> None:
@@ -66,6 +75,8 @@ def write_summary(store: ObjectStore, summary: Summary) -> None:
 
 class HistoryReader:
     """Reads one job again and again; what never changes is read once. For one thread at a time.
+
+    The first pass reads the copy of the launches that are settled, so that its cost does not grow with them.
 
     A pass over a job in which nothing is new costs one get each for the journal, the stop request and the
     generations, and a listing of the commits. While a launch is open it also costs a listing of the slots
@@ -86,6 +97,9 @@ class HistoryReader:
         """By launch and rank: when the newest heartbeat was put, and its size."""
         self._beats_read: dict[str, tuple[datetime, int]] = {}
         """The same, by key, of the heartbeats that were read."""
+        self._has_recalled = False
+        self.num_copied = 0
+        """How many launches came from the copy of those that are settled."""
         self._first_unsettled = 1
         """The first launch that was not closed in the previous pass: the older ones were read completely."""
 
@@ -97,15 +111,21 @@ class HistoryReader:
 
         Raises:
             JobNotFound: there is no such job, or its submission was cut short.
+            CorruptData: a record is malformed, or does not fit the others; the message names its key.
             TransientError: the store does not answer; what was read so far is kept.
         """
         submission = self._read_submission()
+        if not self._has_recalled:
+            self._recall(submission)
         journal = self._journal.read()
+        check_journal(self._job_id, journal)
         if self._stop is None:
             self._stop = find_record(self._store, keys.stop(self._job_id), StopRequest)
         intents = [record for record in journal if isinstance(record, Intent)]
         self._read_launches(intents)
         self._generations = read_generations(self._store, self._job_id, known=self._generations)
+        num_nodes = {intent.launch: intent.num_nodes for intent in intents}
+        check_members(self._job_id, self._generations, num_nodes)
         commits = read_commits(self._store, self._job_id)
         closed = {record.launch: record for record in journal if isinstance(record, Closed)}
         self._first_unsettled = 1 + sum(1 for intent in intents if intent.launch in closed)
@@ -127,11 +147,31 @@ class HistoryReader:
             SpecError: this version of cloudspot cannot read the job file.
         """
         submission = self._read_submission()
-        return submission, spec_from_json(submission.spec)
+        try:
+            return submission, spec_from_json(submission.spec)
+        except SpecError as error:
+            raise SpecError(f"{keys.spec(self._job_id)}: {error}") from error
 
     def _read_submission(self) -> Submission:
         self._submission = self._submission or read_submission(self._store, self._job_id)
         return self._submission
+
+    def _recall(self, submission: Submission) -> None:
+        """Take in what another reader has read of the launches that are settled."""
+        found = find_settled(self._store, submission)
+        self._has_recalled = True
+        if found is None:
+            return
+        self._journal.recall([record for one in found.launches for record in (one.intent, one.closed)])
+        self._generations = found.generations
+        for one in found.launches:
+            launch = one.intent.launch
+            self._slots[launch] = one.slots
+            self._nodes["heartbeat"][launch] = one.heartbeats
+            self._nodes["notice"][launch] = one.notices
+            self._nodes["exit.json"][launch] = one.exits
+        self.num_copied = len(found.launches)
+        self._first_unsettled = self.num_copied + 1
 
     def _read_launches(self, intents: Sequence[Intent]) -> None:
         """Read what is new in the launches that were open in the previous pass, or have come since."""
@@ -145,28 +185,25 @@ class HistoryReader:
             new += self._store.list_objects(keys.launches_prefix(self._job_id), after=first_slots)
         first_nodes = keys.launch_nodes_prefix(self._job_id, first)
         new += self._store.list_objects(keys.nodes_prefix(self._job_id), after=first_nodes)
-        self._add(new)
+        self._add(new, {intent.launch: intent.num_nodes for intent in unsettled})
 
-    def _add(self, found: Sequence[ObjectMeta]) -> None:
+    def _add(self, found: Sequence[ObjectMeta], num_nodes: Mapping[int, int]) -> None:
         """Read the slots and node records that were listed, but no version of any twice."""
         new: list[_Place] = []
         beating: list[tuple[tuple[datetime, int], _Place]] = []  # With the version that was read last.
         prefix = keys.job_prefix(self._job_id)
         for meta in found:
             name = meta.key.removeprefix(prefix)
-            if match := _SLOT.fullmatch(name):
-                records: dict[int, Any] = self._slots.setdefault(int(match[1]), {})
-                kind: Any = Slot
-            elif match := _NODE.fullmatch(name):
-                records = self._nodes[match[3]].setdefault(int(match[1]), {})
-                kind = _KINDS[match[3]]
-            else:
-                continue  # Not ours.
-            rank = int(match[2])
-            place = (records, rank, meta.key, kind)
+            match = _SLOT.fullmatch(name) or _NODE.fullmatch(name)
+            if match is None or int(match["rank"]) >= num_nodes.get(int(match["launch"]), 0):
+                continue  # Not ours, or of a launch that began since the journal was read.
+            launch, rank, word = int(match["launch"]), int(match["rank"]), match.groupdict().get("word")
+            kind: Any = Slot if word is None else _KINDS[word]
+            records = (self._slots if word is None else self._nodes[word]).setdefault(launch, {})
+            place = _Place(records, launch, rank, meta.key, kind)
             if kind is Heartbeat:
                 version = meta.modified_at, meta.size
-                self._beats_listed.setdefault(int(match[1]), {})[rank] = version
+                self._beats_listed.setdefault(launch, {})[rank] = version
                 read = self._beats_read.get(meta.key)
                 if read is None or change_count(read[1]) != change_count(version[1]):
                     new.append(place)
@@ -177,13 +214,16 @@ class HistoryReader:
         beating.sort(key=lambda one: one[0])
         places = [*new, *(place for _, place in beating[:MAX_REREADS])]
         versions = {meta.key: (meta.modified_at, meta.size) for meta in found}
-        for (records, rank, key, kind), record in zip(
-            places, each(lambda place: find_record(self._store, place[2], place[3]), places), strict=True
-        ):
+        for place, record in zip(places, each(self._read_place, places), strict=True):
             if record is not None:
-                records[rank] = record
-                if kind is Heartbeat:
-                    self._beats_read[key] = versions[key]
+                place.records[place.rank] = record
+                if place.kind is Heartbeat:
+                    self._beats_read[place.key] = versions[place.key]
+
+    def _read_place(self, place: _Place) -> Any:
+        record = find_record(self._store, place.key, place.kind)
+        check_place(record, place.launch, place.rank, place.key)
+        return record
 
     def _fold_launch(self, intent: Intent, closed: Closed | None) -> LaunchHistory:
         launch = intent.launch

@@ -1,19 +1,51 @@
-"""The records in the bucket, typed. All but Heartbeat, Summary, Suspicions and Removal are create-only.
+"""The records in the bucket, typed, most of them create-only.
+
+Overwritten are Heartbeat, Summary, SettledLaunches, Suspicions and Removal.
 
 Times are a writer's wall clock (UTC), for people; decisions use the reader's own monotonic clock. Every
 create-only record carries its writer's nonce: a writer that reads the key back after an error can then tell
 its own put from another's.
+
+The types refuse what no writer of ours writes, so that no reader has to check it: times without a zone,
+numbers out of their bounds, words that no fold knows.
 """
 
 from __future__ import annotations
 
 import secrets
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from cloudspot.model import LaunchRequest, Offer
+from cloudspot.decoding import (
+    Amount,
+    Dated,
+    ExitStatus,
+    KeyWord,
+    NodeCount,
+    Ordinal,
+    OrdinalOrZero,
+    Port,
+    Rank,
+    Seconds,
+    Sha256,
+    SharedKey,
+    Tally,
+)
+from cloudspot.model import EndReason, LaunchRequest, Offer
+
+JobOutcome = Literal["succeeded", "failed", "stopped"]
+JobState = Literal["queued", "launching", "running", "draining", "waiting", "stopping"] | JobOutcome
+StopReason = Literal["user", "max_cost", "max_runtime"]
+VoidOutcome = Literal["capacity", "quota", "refused", "voided"]
+"""How a launch ends that never trained."""
+LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "failed", "lost"]
+NodeState = Literal["setup", "restoring", "ready", "running", "draining", "uploading", "ending"]
+NodeOutcome = Literal["succeeded", "drained", "stopped", "failed", "left", "superseded"]
+FailureKind = Literal["trainer-failed", "trainer-stuck", "not-connected"]
+TransferKind = Literal["restoring", "uploading"]
+CheckpointKind = Literal["session", "directory"]
 
 
 def new_nonce() -> str:
@@ -21,7 +53,7 @@ def new_nonce() -> str:
     return secrets.token_hex(8)
 
 
-class _Written(msgspec.Struct, frozen=True, kw_only=True):
+class _Written(Dated, frozen=True, kw_only=True):
     """What a record that is written once says of its writing."""
 
     at: datetime
@@ -32,8 +64,8 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True):
 class CheckpointId(msgspec.Struct, frozen=True, order=True):
     """A checkpoint of a job, named by the generation that made it and its step."""
 
-    generation: int
-    step: int
+    generation: Ordinal
+    step: Tally
 
     def __str__(self) -> str:
         return f"{self.generation}-{self.step}"
@@ -45,7 +77,7 @@ class CheckpointId(msgspec.Struct, frozen=True, order=True):
 class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """The archive from which machines install the agent if their image does not have this cloudspot."""
 
-    sha256: str
+    sha256: Sha256
     """The archive's, which names it in the store."""
     digest: str
     """The digest of the code in it; an image with the same digest does not need the archive."""
@@ -56,12 +88,13 @@ class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
 class Submission(_Written, frozen=True, kw_only=True):
     """``jobs/<id>/spec``: all that was submitted; whatever a controller needs comes from here."""
 
+    writer: KeyWord
     job_id: str
     provider: str
     spec: dict[str, Any]
     """The validated job file as JSON values; see ``cloudspot.jobfile.spec.spec_from_json``."""
-    code_sha256: str
-    code_bytes: int
+    code_sha256: Sha256
+    code_bytes: Tally
     secret_names: tuple[str, ...]
     version: str
     """The version of cloudspot that submitted the job."""
@@ -74,14 +107,13 @@ class Submission(_Written, frozen=True, kw_only=True):
 class StopRequest(_Written, frozen=True, kw_only=True):
     """``jobs/<id>/stop``: checkpoint and end the job."""
 
-    reason: str
-    """``user``, ``max_cost`` or ``max_runtime``."""
+    reason: StopReason
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
     """``index/<id>`` while the job is being removed: what must be known after its submission is gone."""
 
-    shared: tuple[str, ...]
+    shared: tuple[SharedKey, ...]
     """The keys of the code and the agent that the job may share with others."""
 
 
@@ -91,32 +123,30 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 class Intent(_Written, frozen=True, kw_only=True, tag="intent"):
     """From now on anyone may create launch ``launch``, with this very request."""
 
-    launch: int
+    launch: Ordinal
     offer: Offer
     token: str
     request: LaunchRequest
-    num_nodes: int
+    num_nodes: NodeCount
     why: str
     """What made this launch necessary: ``first``, ``reclaimed``, ``failed``, ``capacity``, ..."""
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class Machine(Dated, frozen=True, kw_only=True):
     """A machine's line in the bill."""
 
     instance_id: str
-    rank: int | None
+    rank: Rank | None
     started_at: datetime
     ended_at: datetime
-    end_reason: str
+    end_reason: EndReason
 
 
 class Closed(_Written, frozen=True, kw_only=True, tag="closed"):
     """Launch ``launch`` can never train again; the next intent may be written."""
 
-    launch: int
-    outcome: str
-    """``capacity``, ``quota``, ``refused``, ``voided`` (never trained); else how the attempt ended:
-    ``succeeded``, ``reclaimed``, ``stopped``, ``failed``, ``lost``."""
+    launch: Ordinal
+    outcome: LaunchOutcome
     detail: str
     machines: tuple[Machine, ...]
 
@@ -124,10 +154,9 @@ class Closed(_Written, frozen=True, kw_only=True, tag="closed"):
 class Finished(_Written, frozen=True, kw_only=True, tag="finished"):
     """The job is over; nothing follows in the journal."""
 
-    outcome: str
-    """``succeeded``, ``failed`` or ``stopped``."""
+    outcome: JobOutcome
     detail: str
-    exit_code: int
+    exit_code: ExitStatus
     """0, the training script's own exit code if it failed, or 1."""
 
 
@@ -146,12 +175,12 @@ class Slot(_Written, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
+class Phase(Dated, frozen=True, kw_only=True):
     """A change in what a node does."""
 
-    state: str
-    """As in ``Heartbeat.state``, or ``training``: the script's loop over the steps has begun."""
-    generation: int
+    state: NodeState | Literal["training"]
+    """``training``: the script's loop over the steps has begun."""
+    generation: OrdinalOrZero
     """The newest generation that the node was in; 0 before the first."""
     at: datetime
 
@@ -159,61 +188,58 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
     """The failure of a generation's training on a node."""
 
-    generation: int
-    why: str
-    """Why the next one starts unless a node was lost: ``trainer-failed``, ``trainer-stuck`` or
-    ``not-connected``."""
-    exit_code: int
-    unreachable: tuple[int, ...] | None = None
+    generation: OrdinalOrZero
+    why: FailureKind
+    """Why the next one starts unless a node was lost."""
+    exit_code: ExitStatus
+    unreachable: tuple[Rank, ...] | None = None
     """The members whose machines did not answer this one; None: it has not yet asked."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a node's present upload or restore, in bytes."""
 
-    what: str
-    """``restoring`` or ``uploading``."""
-    done: int
-    total: int
+    what: TransferKind
+    done: Tally
+    total: Tally
 
 
 class LogStanding(msgspec.Struct, frozen=True, kw_only=True):
     """How far a node has delivered its log."""
 
-    num_lines: int
+    num_lines: Tally
     """How many lines it has numbered; those missing in the sink are on their way."""
-    waiting_bytes: int
+    waiting_bytes: Tally
     """The bytes that its log files hold beyond these lines."""
     error: str = ""
     """Why the sink has not taken the last lines; empty if it has."""
 
 
-class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+class Heartbeat(Dated, frozen=True, kw_only=True):
     """A node's report of itself, every few seconds; overwritten."""
 
-    counter: int
+    counter: Tally
     instance_id: str
     address: str
-    port: int
+    port: Port
     """A port, free when this was written, for the rendezvous of the next generation."""
-    state: str
-    """``setup``, ``restoring``, ``ready`` (waits for the other nodes), ``running``, ``draining``,
-    ``uploading``, ``ending``."""
-    generation: int
+    state: NodeState
+    """``ready``: it waits for the other nodes."""
+    generation: OrdinalOrZero
     """0 before the first."""
-    restored_step: int
-    step: int
+    restored_step: Tally
+    step: Tally
     """The newest step any local rank has begun, or the restored one."""
-    steps_total: int | None
+    steps_total: Tally | None
     has_session: bool = True
     """Whether the script has opened a session in this generation; without one, steps are not counted."""
     metrics: dict[str, float]
     committed: CheckpointId | None
-    stall_seconds: float | None
+    stall_seconds: Seconds | None
     """How long the last save held up the training."""
-    upload_seconds: float | None
+    upload_seconds: Seconds | None
     """How long its upload and commit took."""
-    notice_seconds: float | None = None
+    notice_seconds: Seconds | None = None
     """The length of the provider's notices; None: unknown to this agent."""
     transfer: Transfer | None = None
     """What it uploads or restores now, if anything."""
@@ -230,7 +256,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A node of a generation."""
 
-    rank: int
+    rank: Rank
     """The node's rank within the launch."""
     instance_id: str
     address: str
@@ -246,8 +272,8 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 class Generation(_Written, frozen=True, kw_only=True):
     """``generations/<g>``: one start of torchrun on a fixed set of nodes."""
 
-    number: int
-    launch: int
+    number: Ordinal
+    launch: Ordinal
     members: tuple[Member, ...]
     """In rank order: index i is torchrun's node rank i."""
     endpoint: str
@@ -258,7 +284,7 @@ class Generation(_Written, frozen=True, kw_only=True):
     the beginning, or unknown."""
     committed_at: datetime | None = None
     """When ``restore_from`` was committed; None as above."""
-    reached_step: int | None = None
+    reached_step: Tally | None = None
     """The newest step that the proposer began in the generation before; None: it was not in it, or its script
     counts no steps."""
     skipped: tuple[Skipped, ...] = ()
@@ -270,20 +296,20 @@ class Generation(_Written, frozen=True, kw_only=True):
 class Notice(_Written, frozen=True, kw_only=True):
     """``nodes/<launch>/<rank>/notice``: the first notice that reached the node."""
 
-    launch: int
-    rank: int
+    launch: Ordinal
+    rank: Rank
     deadline: datetime
     """The earlier of the stated time and the time it was seen plus notice_seconds."""
     action: str
     source: str
-    step: int
+    step: Tally
     """The newest step begun by then."""
 
 
 class Final(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a finished training: the step, the weights' hash and the last metrics."""
 
-    step: int | None
+    step: Tally | None
     """None: the script had no session, so steps were not counted."""
     weights_sha256: str | None
     metrics: dict[str, float]
@@ -292,21 +318,21 @@ class Final(msgspec.Struct, frozen=True, kw_only=True):
 class Exit(_Written, frozen=True, kw_only=True):
     """``nodes/<launch>/<rank>/exit.json``: the node's last record; it no longer runs user code."""
 
-    launch: int
-    rank: int
+    launch: Ordinal
+    rank: Rank
     instance_id: str
-    outcome: str
-    """``succeeded``, ``drained`` (after a notice), ``stopped``, ``failed``, ``left`` (too few nodes were
-    left to go on), ``superseded`` (the job goes on without this node)."""
+    outcome: NodeOutcome
+    """``drained``: after a notice. ``left``: too few nodes were left to go on. ``superseded``: the job goes
+    on without this node."""
     detail: str
-    exit_code: int
+    exit_code: ExitStatus
     """The training script's if the outcome is ``failed``, else 0."""
     permanent: bool = False
     """No other machine would fare better: the job ends."""
     log_tail: tuple[str, ...] = ()
-    generation: int
-    restored_step: int
-    step: int
+    generation: OrdinalOrZero
+    restored_step: Tally
+    step: Tally
     """The newest step begun; for a drained node, the step of its commit."""
     has_session: bool = True
     """Whether the script had a session in that generation."""
@@ -320,7 +346,7 @@ class Exit(_Written, frozen=True, kw_only=True):
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a part's bytes, stored as one object."""
 
-    size: int
+    size: Tally
     xxh3_128: str
     """Hex."""
 
@@ -330,21 +356,20 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     """Relative, ``/``-separated."""
-    size: int
-    mode: int
+    size: Tally
+    mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(Dated, frozen=True, kw_only=True):
     """``parts/<rank>``: what one rank (of a session) or one node (of a directory) has uploaded."""
 
-    generation: int
-    step: int
-    rank: int
-    num_parts: int
+    generation: Ordinal
+    step: Tally
+    rank: Rank
+    num_parts: NodeCount
     """How many parts the whole checkpoint has."""
-    kind: str
-    """``session`` or ``directory``."""
-    size: int
+    kind: CheckpointKind
+    size: Tally
     """Bytes of all chunks together."""
     chunks: tuple[Chunk, ...]
     seal: str | None = None
@@ -360,10 +385,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Commit(_Written, frozen=True, kw_only=True):
     """``commits/<generation>-<step>``: the manifest. The checkpoint exists when this does."""
 
-    generation: int
-    step: int
-    kind: str
-    size: int
+    generation: Ordinal
+    step: Tally
+    kind: CheckpointKind
+    size: Tally
     parts: tuple[Part, ...]
     """In rank order."""
 
@@ -376,16 +401,16 @@ class Commit(_Written, frozen=True, kw_only=True):
 # --- advisory -----------------------------------------------------------------------------------
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class Summary(Dated, frozen=True, kw_only=True):
     """``jobs/<id>/summary``: one small object per job, for ``ps``; overwritten, and perhaps stale."""
 
     job_id: str
     provider: str
-    state: str
-    step: int
-    steps_total: int | None
-    attempts: int
-    spent: float
+    state: JobState
+    step: Tally
+    steps_total: Tally | None
+    attempts: OrdinalOrZero
+    spent: Amount
     currency: str
     submitted_at: datetime
     metrics: dict[str, float]
@@ -394,16 +419,39 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     # Older summaries lack what follows.
     name: str | None = None
     """The job file's."""
-    code_sha256: str | None = None
+    code_sha256: Sha256 | None = None
     started_at: datetime | None = None
     """When the first machine was requested."""
     finished_at: datetime | None = None
 
 
-class Lasting(msgspec.Struct, frozen=True, kw_only=True):
+class SettledLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """All records of a launch of which nothing new can come; by rank where they are several."""
+
+    intent: Intent
+    """Without its rendered request."""
+    closed: Closed
+    slots: dict[Rank, Slot]
+    exits: dict[Rank, Exit]
+    notices: dict[Rank, Notice]
+    heartbeats: dict[Rank, Heartbeat]
+
+
+class SettledLaunches(msgspec.Struct, frozen=True, kw_only=True):
+    """``jobs/<id>/settled``: a copy of records that never change; overwritten, perhaps short or absent."""
+
+    submission: str
+    """The nonce of the submission that they belong to."""
+    launches: tuple[SettledLaunch, ...]
+    """From the first on, without a gap."""
+    generations: tuple[Generation, ...]
+    """The same."""
+
+
+class Lasting(Dated, frozen=True, kw_only=True):
     """How long, at least, the passes of drivers have seen the same thing, by the store's clock."""
 
-    seconds: float
+    seconds: Seconds
     until: datetime | None
     """The moment, by the store's clock, up to which ``seconds`` count; None: the moment at which the object
     that holds this was written, which its writer could not know."""
@@ -412,9 +460,9 @@ class Lasting(msgspec.Struct, frozen=True, kw_only=True):
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     """A node of the open launch that may be silent, or gone."""
 
-    rank: int
+    rank: Rank
     instance_id: str
-    counter: int
+    counter: Tally
     """The newest heartbeat's; 0: it has none."""
     silent: Lasting | None
     """How long the counter has not moved."""
@@ -425,9 +473,9 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
 class Ending(msgspec.Struct, frozen=True):
     """An event after which nodes have limited time to leave; never taken back."""
 
-    launch: int | None = None
+    launch: Ordinal | None = None
     """The launch that was closed; None: the whole job was asked to stop."""
-    rank: int | None = None
+    rank: Rank | None = None
     """The node of that launch that provably runs nothing any more; None: the launch was closed."""
 
 
@@ -438,10 +486,10 @@ class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):
     known: Lasting
 
 
-class Suspicions(msgspec.Struct, frozen=True, kw_only=True):
+class Suspicions(Dated, frozen=True, kw_only=True):
     """``jobs/<id>/suspicions``: what drivers that come and go have seen in turn; overwritten."""
 
-    launch: int
+    launch: OrdinalOrZero
     """The open launch, whose nodes the suspects are; 0: none is open."""
     suspects: tuple[Suspect, ...]
     endings: tuple[KnownEnding, ...] = ()

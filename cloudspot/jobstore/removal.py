@@ -20,9 +20,9 @@ from datetime import datetime
 from cloudspot.errors import CorruptData, JobNotFound, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.job_lists import forget_job, list_jobs
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import list_jobs
 from cloudspot.jobstore.records import Removal
 from cloudspot.jobstore.submission import read_submission, shared_keys
 from cloudspot.model import ObjectMeta
@@ -103,6 +103,7 @@ def remove_job(
     # Again, for what a controller wrote in the middle of its pass: a summary.
     for page in _pages(store, keys.job_prefix(job_id)):
         delete_all(page)
+    forget_job(store, job_id)
     store.delete(keys.index(job_id))
 
 

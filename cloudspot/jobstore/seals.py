@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from cloudspot.decoding import convert
+from cloudspot.decoding import EARLIEST, LATEST, NodeCount, Ordinal, Rank, Seconds, Tally, convert
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import Part
 
@@ -20,27 +20,27 @@ class Item(msgspec.Struct, frozen=True):
     name: str
     dtype: str
     """torch's name, such as ``float32``."""
-    shape: tuple[int, ...]
-    offset: int
+    shape: tuple[Tally, ...]
+    offset: Tally
     """Bytes from the beginning of the part."""
-    nbytes: int
+    nbytes: Tally
 
 
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """What :mod:`cloudspot.train.handoff` says of a seal; typed, and otherwise not yet checked."""
 
-    generation: int
-    step: int
-    rank: int
-    world_size: int
+    generation: Ordinal
+    step: Tally
+    rank: Rank
+    world_size: NodeCount
     kind: str
     slot: str
-    nbytes: int
+    nbytes: Tally
     plan: str
     items: tuple[Item, ...]
     objects: Any = None
-    stall_seconds: float
-    sealed_at_unix: float
+    stall_seconds: Seconds
+    sealed_at_unix: Annotated[float, msgspec.Meta(ge=EARLIEST.timestamp(), lt=LATEST.timestamp())]
     raw: dict[str, Any]
     """All of it, as the trainer wrote it."""
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cloudspot import __version__
-from cloudspot.errors import CloudspotError, JobExists, JobNotFound, SpecError
+from cloudspot.errors import CloudspotError, CorruptData, JobExists, JobNotFound, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, OpenProgress, make_bundle, no_progress, put_bundle
 from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.job_lists import forget_recent, mark_live, note_recent, unmark_live
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import StagedAgent, StopRequest, Submission, new_nonce
+from cloudspot.jobstore.records import StagedAgent, StopReason, StopRequest, Submission, new_nonce
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.jobstore.stored_records import create_record, find_meta, find_record
 
@@ -87,9 +88,14 @@ def submit(
             _put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
         if secrets.values:
             store.put(keys.secrets(job_id), codec.encode(secrets))
+        note_recent(store, submission)
+        # The last before the submission itself: from then on, whoever drives all live jobs finds this one.
+        mark_live(store, submission.job_id, submission.writer)
     except BaseException:  # Ctrl-C too.
         # Without a record nobody knows the job, and its id may be used again.
         with suppress(CloudspotError):
+            unmark_live(store, submission.job_id, submission.writer)
+            forget_recent(store, submission)
             for key in (keys.secrets(job_id), keys.own_code(job_id), keys.own_agent(job_id)):
                 store.delete(key)
             store.delete(keys.index(job_id))
@@ -104,11 +110,14 @@ def read_submission(store: ObjectStore, job_id: str) -> Submission:
     """Return the job's submission; ``HistoryReader.read_job`` checks the job file in it too.
 
     Raises:
+        CorruptData: it is malformed, or another job's.
         JobNotFound: there is no such job, or its submission was cut short.
     """
     submission = find_record(patient(store), keys.spec(job_id), Submission)
     if submission is None:
         raise JobNotFound(f"no job {job_id!r} in {store.url}")
+    if submission.job_id != job_id:
+        raise CorruptData(f"{keys.spec(job_id)} holds the submission of job {submission.job_id!r}")
     return submission
 
 
@@ -175,7 +184,7 @@ def delete_secrets(store: ObjectStore, job_id: str) -> None:
     patient(store).delete(keys.secrets(job_id))
 
 
-def request_stop(store: ObjectStore, job_id: str, reason: str) -> StopRequest:
+def request_stop(store: ObjectStore, job_id: str, reason: StopReason) -> StopRequest:
     """Ask the job to checkpoint and end; return the first request, which stands."""
     request = StopRequest(reason=reason, at=datetime.now(timezone.utc), writer=new_nonce())
     return create_record(store, keys.stop(job_id), request)

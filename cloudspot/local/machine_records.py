@@ -8,19 +8,20 @@ from typing import Any
 
 import msgspec
 
+from cloudspot.decoding import Dated, NodeCount, Ordinal, OrdinalOrZero, Rank, Seconds, Tally
 from cloudspot.model import EndReason, InstanceState, Market
 
 
 class PlannedReclaim(msgspec.Struct, frozen=True, kw_only=True):
     """When this machine will be reclaimed: by whichever of these comes first."""
 
-    after_steps: int | None = None
+    after_steps: Tally | None = None
     """When the training begins this step (the job's count)."""
     after_share: float | None = None
     """When the training has begun this share of its steps, where it says how many there are."""
-    after_seconds: float | None = None
+    after_seconds: Seconds | None = None
     """After the boot."""
-    notice_seconds: float
+    notice_seconds: Seconds
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     """Shell commands that print the user data of the service at ``$METADATA_URL``."""
     fetch_shutdown_script: str
     """The same for what it runs at its end; empty: nothing."""
-    shutdown_seconds: float
+    shutdown_seconds: Seconds
     """How long before the end of a reclaim its power button is pressed; 0: never."""
     facts: Mapping[str, Any]
     host_name: str
@@ -63,19 +64,20 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     """The file that whoever started it keeps locked: free means that it ends too."""
 
 
-class LaunchTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LaunchTerms(Dated, frozen=True, kw_only=True, omit_defaults=True):
     """What the machines of a launch have in common."""
 
     job_id: str
-    launch: int
-    num_nodes: int
+    launch: OrdinalOrZero
+    """0: a sandbox's own machine, of no job."""
+    num_nodes: NodeCount
     """How many machines the launch has: they share this host's cores."""
     zone: str
     instance_type: str
     market: Market
-    boot_delay_seconds: float
-    max_seconds: float
-    notice_seconds: float
+    boot_delay_seconds: Seconds
+    max_seconds: Seconds
+    notice_seconds: Seconds
     """The default notice of a reclaim."""
     store_url: str = ""
     """The job's."""
@@ -87,7 +89,7 @@ class MachineRecord(LaunchTerms, frozen=True, kw_only=True):
     id: str
     request_sha256: str
     """The hash of the launch request: its token cannot be used for another one."""
-    rank: int
+    rank: Rank
     address: str
     reclaims: tuple[PlannedReclaim, ...]
     launched_at: datetime
@@ -95,7 +97,7 @@ class MachineRecord(LaunchTerms, frozen=True, kw_only=True):
     """None: a machine of the provider ``local`` itself."""
 
 
-class MachineState(msgspec.Struct, frozen=True, kw_only=True):
+class MachineState(Dated, frozen=True, kw_only=True):
     """``state.json``: how far the machine is."""
 
     state: InstanceState
@@ -110,11 +112,11 @@ class MachineState(msgspec.Struct, frozen=True, kw_only=True):
 class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """``supervisor.json``: written once, when the supervisor is ready."""
 
-    pid: int
+    pid: Ordinal
     metadata_url: str
 
 
 class ReclaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``requests/reclaim-*``: take the machine, ``notice_seconds`` after saying so."""
 
-    notice_seconds: float
+    notice_seconds: Seconds

@@ -32,8 +32,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cloudspot.decoding import decode
 from cloudspot.disk.partial_files import partial_directory, write_whole
+from cloudspot.jobstore import codec
 from cloudspot.local.home import try_lock
 from cloudspot.local.machine_records import MachineRecord, MachineState, ReclaimRequest, SupervisorRecord
 from cloudspot.local.processes import end_machine_processes
@@ -101,10 +101,11 @@ class MachineDirectory:
         """Return what was created.
 
         Raises:
+            CorruptData: the file is malformed.
             FileNotFoundError: the machine was pruned meanwhile.
         """
-        record: MachineRecord = decode((self.path / "machine.json").read_bytes(), MachineRecord)
-        return record
+        path = self.path / "machine.json"
+        return codec.decode(path.read_bytes(), MachineRecord, key=str(path))
 
     def state(self) -> MachineState:
         """Return the state that was written last."""
@@ -222,12 +223,12 @@ class MachineDirectory:
             erase(path)
 
     def _read(self, name: str, kind: type[T]) -> T | None:
+        path = self.path / name
         try:
-            data = (self.path / name).read_bytes()
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
-        value: T = decode(data, kind)
-        return value
+        return codec.decode(data, kind, key=str(path))
 
     def _write(self, name: str, value: Any) -> None:
         """Write the file atomically: readers see all of it or nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Exit, Generation
+from cloudspot.jobstore.records import Exit, Generation, JobOutcome
 
 _STOP_DETAILS = {
     "user": "asked for with cloudspot stop",
@@ -19,7 +19,7 @@ _STOP_DETAILS = {
 class End:
     """The job is over."""
 
-    outcome: str
+    outcome: JobOutcome
     detail: str
     exit_code: int
 
@@ -40,20 +40,17 @@ def end_by_nodes(history: History) -> End | None:
 
 def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
     """Return the exit record of the machine that owns the rank; another machine's does not count."""
-    exit_record, slot = launch.exits.get(rank), launch.slots.get(rank)
-    if exit_record is None or slot is None or exit_record.instance_id != slot.instance_id:
-        return None
-    return exit_record
+    return launch.own_exits.get(rank)
 
 
 def own_exits(launch: LaunchHistory) -> list[Exit]:
     """Return the exit records of the launch's own machines, in order of their ranks."""
-    return [one for rank in sorted(launch.slots) if (one := own_exit(launch, rank)) is not None]
+    return list(launch.own_exits.values())
 
 
 def last_generation(history: History, launch: LaunchHistory) -> Generation | None:
     """Return the newest generation that ran on this launch, or None before its first."""
-    return next((g for g in reversed(history.generations) if g.launch == launch.number), None)
+    return next(iter(reversed(history.generations_by_launch.get(launch.number, ()))), None)
 
 
 def succeeded(history: History, launch: LaunchHistory) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Exit, Generation, Heartbeat
+from cloudspot.jobstore.records import CheckpointId, Exit, Generation
 from cloudspot.story.outcomes import last_generation, own_exits
 
 
@@ -66,7 +66,7 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
     """
     if number >= len(history.generations):
         return StepsLost(0, is_exact=True)
-    if has_no_session(history):
+    if history.has_no_session:
         return None
     before, after = history.generations[number - 1], history.generations[number]
     if after.reached_step is not None:
@@ -85,7 +85,7 @@ def first_step(generation: Generation) -> int:
 def last_step(history: History, generation: Generation) -> int:
     """Return the newest step that is known to have begun in the generation."""
     steps = [first_step(generation)]
-    steps += [one.step for one in history.commits if one.generation == generation.number]
+    steps += [one.step for one in history.commits_by_generation.get(generation.number, ())]
     launch = launch_of(history, generation)
     if launch is None:
         return max(steps)
@@ -110,12 +110,3 @@ def _exits_from(history: History, generation: Generation) -> list[Exit]:
     launch = launch_of(history, generation)
     exits = () if launch is None else own_exits(launch)
     return [one for one in exits if one.generation == generation.number]
-
-
-def has_no_session(history: History) -> bool:
-    """Return whether the script is known to open no session."""
-    words: list[Heartbeat | Exit] = []
-    for launch in history.launches:
-        words += [*launch.heartbeats.values(), *own_exits(launch)]
-    said = [one.has_session for one in words if one.generation > 0]
-    return bool(said) and not any(said)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.story.progress import has_no_session
 from cloudspot.story.stretches import Stretch, node_end, own_beat, phases_of, ranks_of
 
 STATES = (
@@ -98,10 +97,10 @@ def node_lines(history: History, parts: Sequence[Stretch], now: datetime) -> Ite
 
 def _marks(history: History, launch: LaunchHistory, rank: int, parts: Sequence[Stretch]) -> Iterator[Span]:
     number, phases, claimed = launch.number, phases_of(launch, rank), launch.slots[rank].at
-    has_run = any(rank in ranks_of(one) for one in history.generations if one.launch == number)
+    has_run = any(rank in ranks_of(one) for one in history.generations_by_launch.get(number, ()))
     yield Span("launching", launch.intent.at, launch.intent.at, number)
     yield Span("setup" if phases or not has_run else "unknown", claimed, claimed, number)
-    first = "running" if has_no_session(history) else "training"
+    first = "running" if history.has_no_session else "training"
     for phase in phases:
         if phase.state == first and 1 <= phase.generation <= len(parts):
             yield from trained(parts[phase.generation - 1], phase.at, number)

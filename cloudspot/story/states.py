@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from typing import get_args
 
 from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import JobOutcome, JobState
 from cloudspot.story.outcomes import last_generation, own_exit, own_exits, permanent_failure, succeeded
 
-TERMINAL_STATES = frozenset({"succeeded", "failed", "stopped"})
+TERMINAL_STATES: frozenset[str] = frozenset(get_args(JobOutcome))
 
 
-def job_state(history: History) -> str:
+def job_state(history: History) -> JobState:
     """Return ``queued``, ``launching``, ``running``, ``draining``, ``waiting`` or ``stopping``, or its end.
 
     A job is ``succeeded`` (or ``stopped``, or ``failed`` for good) as soon as its nodes have said so, even

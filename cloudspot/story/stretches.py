@@ -9,7 +9,7 @@ from datetime import datetime
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Heartbeat, Phase
 from cloudspot.story.outcomes import own_exit
-from cloudspot.story.progress import StepsLost, has_no_session, last_step, launch_of, steps_lost_by
+from cloudspot.story.progress import StepsLost, last_step, launch_of, steps_lost_by
 from cloudspot.story.states import job_state
 
 OVER = frozenset({"uploading", "ending", "restoring"})
@@ -89,14 +89,14 @@ def sealed_at(commit: Commit) -> datetime | None:
 
 def newest_commit_of(history: History, generation: Generation) -> CheckpointId | None:
     """Return the newest checkpoint that the generation made and that is still there."""
-    return max((one for one in history.commits if one.generation == generation.number), default=None)
+    return max(history.commits_by_generation.get(generation.number, ()), default=None)
 
 
 def _stretch(history: History, generation: Generation, now: datetime, kept: _Kept) -> Stretch:
     number, launch = generation.number, launch_of(history, generation)
     started = ended = None
     if launch is not None:
-        first = "running" if has_no_session(history) else "training"
+        first = "running" if history.has_no_session else "training"
         begun, over = [], []
         for rank in ranks_of(generation):
             phases = phases_of(launch, rank)

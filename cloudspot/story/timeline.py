@@ -118,7 +118,7 @@ def _launch_end(history: History, launch: LaunchHistory, now: datetime) -> datet
 
 def _attempt_marks(history: History, launch: LaunchHistory, parts: tuple[Stretch, ...]) -> Iterator[Span]:
     claimed = max(slot.at for slot in launch.slots.values())
-    generations = [one for one in history.generations if one.launch == launch.number]
+    generations = history.generations_by_launch.get(launch.number, ())
     is_told = not generations or any(phases_of(launch, rank) for rank in launch.slots)
     yield Span("setup" if is_told else "unknown", claimed, claimed, launch.number)
     before = 0

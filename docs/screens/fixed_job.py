@@ -88,6 +88,7 @@ def _records() -> Mapping[str, object]:
     newest = CheckpointId(2, 3580)
     return {
         keys.index(JOB): b"w",
+        keys.live(JOB, "w"): b"",
         keys.spec(JOB): _submission(),
         keys.journal(JOB, 1): _intent(1, "first", 0.1),
         keys.journal(JOB, 2): Closed(
@@ -293,4 +294,5 @@ def _ended(
         started_at=submitted + timedelta(seconds=10),
         finished_at=submitted + timedelta(minutes=minutes),
     )
-    return {keys.index(job_id): b"w", keys.summary(job_id): summary}
+    recent = keys.recent(job_id, milliseconds=int(submitted.timestamp() * 1000))
+    return {keys.index(job_id): b"w", recent: b"", keys.summary(job_id): summary}

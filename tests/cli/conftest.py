@@ -5,16 +5,22 @@ from __future__ import annotations
 import fnmatch
 import functools
 import json
+import os
+import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import sessions
 from click.testing import CliRunner
 from jobclock import at
+from record_kinds import HEALTHY, ODD
 
+from cloudspot.cli.following.interrupts import Detached
 from cloudspot.cli.main import program
+from cloudspot.errors import CapacityError
 from cloudspot.jobfile.spec import load_job
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.generations import propose
@@ -23,9 +29,11 @@ from cloudspot.jobstore.launches import claim_slot
 from cloudspot.jobstore.manifests import try_commit
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.parts import upload_directory
+from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import (
     CheckpointId,
     Closed,
+    Ending,
     Exit,
     File,
     Final,
@@ -33,15 +41,22 @@ from cloudspot.jobstore.records import (
     Generation,
     Heartbeat,
     Intent,
+    KnownEnding,
+    Lasting,
     Machine,
     Member,
     Notice,
     Phase,
+    Suspect,
+    Suspicions,
     new_nonce,
 )
-from cloudspot.jobstore.submission import submit
+from cloudspot.jobstore.submission import _Secrets, request_stop, submit
+from cloudspot.jobstore.suspicions import write_suspicions
 from cloudspot.local.filestore import FileStore
+from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import LaunchRequest, LogRecord, Market, NodeIdentity, Offer
+from cloudspot.story.report import summarise
 
 OFFER = Offer(
     instance_type="local",
@@ -340,6 +355,39 @@ class Jobs:
 def jobs(tmp_path: Path, job_file: Path, local_home: Path) -> Jobs:
     """A store of its own, and a local provider without machines."""
     return Jobs(FileStore(f"file://{tmp_path}/bucket"), job_file, tmp_path)
+
+
+@pytest.fixture
+def four_jobs(jobs, tmp_path, monkeypatch):
+    """A store with two ended jobs and two live ones; nothing is ever launched."""
+
+    def refuse(*_args, **_options):
+        raise CapacityError("no capacity today")
+
+    def detach(_seconds):
+        raise Detached
+
+    monkeypatch.setattr(os, "fsync", lambda _file: None)
+    monkeypatch.setattr(LocalProvisioner, "create", refuse)
+    monkeypatch.setattr(
+        "cloudspot.cli.following.follow.time", SimpleNamespace(sleep=detach, monotonic=time.monotonic)
+    )
+    for job_id in (ODD[0], HEALTHY[0]):
+        jobs.reclaimed_and_finished(job_id)
+        jobs.put(keys.summary(job_id), summarise(HistoryReader(jobs.store, job_id).read(), at(13)))
+    for job_id in (ODD[1], HEALTHY[1]):
+        jobs.running(job_id)
+        jobs.add_log(job_id, "1-0", ["step 1", "step 17"], minutes=101)
+        jobs.add_checkpoint(job_id, 1, 10)
+    request_stop(jobs.store, ODD[1], "user")
+    jobs.put(keys.secrets(ODD[1]), _Secrets(values={"TOKEN": "secret"}))
+    absent = Suspect(
+        rank=0, instance_id="m-1", counter=1, silent=None, absent=Lasting(seconds=5.0, until=at(102))
+    )
+    ending = KnownEnding(ending=Ending(), known=Lasting(seconds=5.0, until=None))
+    left = Suspicions(launch=1, suspects=(absent,), endings=(ending,), at=at(103), writer="w")
+    write_suspicions(jobs.store, ODD[1], left)
+    return jobs.store
 
 
 @pytest.fixture

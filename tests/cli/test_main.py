@@ -39,6 +39,7 @@ def test_help_imports_neither_commands_nor_anything_heavy(arguments):
         "cloudspot.cli.invocation",
         "cloudspot.cli.main",
         "cloudspot.cli.screen",
+        "cloudspot.cli.screen.output",
         "cloudspot.cli.screen.printable",
         "cloudspot.cli.screen.stdstreams",
         "cloudspot.cli.sharedoptions",

@@ -21,6 +21,7 @@ from cloudspot.controller import act, attempt, loop
 from cloudspot.controller import decide as decide_module
 from cloudspot.controller.actions import CloseLaunch, VoidSlot
 from cloudspot.controller.decide import decide
+from cloudspot.errors import CorruptData
 from cloudspot.jobfile.spec import Nodes
 from cloudspot.jobstore.journal import Journal
 from cloudspot.model import InstanceState
@@ -158,13 +159,14 @@ def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
         return True
 
     monkeypatch.setattr(Journal, "append", append)
-    assert first_violation() is not None
+    with pytest.raises(CorruptData, match="does not follow from the records before it"):
+        first_violation()
 
 
 def test_without_slots_a_late_or_expired_create_gives_two_attempts_and_two_machines_of_one_rank():
     options = {"training": Training(heeds_slots=False), "nodes": (1, 1)}
     assert first_violation("are alive at once", known=(205,), **options) is not None
-    assert first_violation("train as the same rank", known=(380,), **options) is not None
+    assert first_violation("train as the same rank", known=(560,), **options) is not None
 
 
 def test_with_slots_a_token_of_any_age_gives_one_machine_of_each_rank(change_decisions):

@@ -1,5 +1,6 @@
 """The real loop on a simulated cloud where nothing goes wrong by itself."""
 
+import itertools
 import random
 
 import msgspec
@@ -10,13 +11,20 @@ from simulation import SimStore, World
 
 from cloudspot.controller import act
 from cloudspot.controller.actions import Create, OpenLaunch, Terminate, VoidSlot
-from cloudspot.controller.loop import END_LIMIT_SECONDS, MAX_BACKOFF_SECONDS, Controller
+from cloudspot.controller.loop import (
+    COPY_SECONDS,
+    END_LIMIT_SECONDS,
+    MAX_BACKOFF_SECONDS,
+    SUMMARY_REFRESH_SECONDS,
+    Controller,
+)
 from cloudspot.errors import AuthError, CapacityError, JobNotFound, ProvisionError, QuotaError, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import Closed, Finished, Intent, Submission
 from cloudspot.jobstore.removal import remove_job
+from cloudspot.jobstore.settled_launches import find_settled
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import EndReason, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
@@ -449,6 +457,41 @@ def test_the_summary_follows_the_state_at_once_and_the_rest_after_a_while(house)
     house.world.time += 2.0
     controller.tick()
     assert read_summary(house.store, JOB).spent > written.spent
+
+
+def test_the_summary_of_a_job_that_waits_tells_that_it_is_driven(house):
+    """``ps`` takes an old one for that of a driver that is gone."""
+    house.cloud.errors["offers"] = TransientError("no answer")
+    controller = house.controller()
+    controller.tick()
+    written = read_summary(house.store, JOB)
+    house.world.time += SUMMARY_REFRESH_SECONDS - 1.0
+    controller.tick()
+    assert read_summary(house.store, JOB) == written
+    house.world.time += 1.0
+    controller.tick()
+    again = read_summary(house.store, JOB)
+    assert msgspec.structs.replace(again, at=written.at) == written
+    assert (again.at - written.at).total_seconds() == SUMMARY_REFRESH_SECONDS
+
+
+def test_settled_launches_are_copied_once_a_minute_and_at_the_end(house):
+    controller, copied = house.controller(), []
+    put = house.store.put
+
+    def counting(key, data, **options):
+        if key == keys.settled_launches(JOB):
+            copied.append(house.world.time)
+        put(key, data, **options)
+
+    house.store.put = counting
+    house.cloud.errors["create"] = [CapacityError("none")] * 6
+    controller.run_until_finished()
+    history = HistoryReader(house.store, JOB).read()
+    assert len(history.launches) == 7
+    assert all(later - earlier >= COPY_SECONDS for earlier, later in itertools.pairwise(copied[:-1]))
+    assert len(find_settled(house.store, history.submission).launches) == 7
+    assert len(copied) < 7
 
 
 def test_a_pass_tells_what_all_its_ticks_saw_and_never_sleeps(house):

@@ -10,12 +10,14 @@ from simnodes import SimNode, Training
 from simulation import SimStore, World
 
 from cloudspot.controller.decide import SILENT_LIMIT_SECONDS
+from cloudspot.controller.loop import Controller
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import AuthError, JobNotFound, PluginError, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.delivering import CLOSED_GRACE_SECONDS, DELIVERY_GRACE_SECONDS, STOP_GRACE_SECONDS
+from cloudspot.jobstore.job_lists import list_live, mark_live
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.model import EndReason, LaunchRequest
+from cloudspot.model import EndReason, Instance, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
 
 
@@ -38,8 +40,9 @@ class Town:
         submission = self.records.history().submission
         spec = {**submission.spec, "providers": {provider: options or {}}}
         submission = self.records.change(submission, job_id=job_id, provider=provider, spec=spec)
-        self.store.put(keys.spec(job_id), codec.encode(submission))
         self.store.put(keys.index(job_id), b"")
+        mark_live(self.store, submission.job_id, submission.writer)
+        self.store.put(keys.spec(job_id), codec.encode(submission))
 
     def start(self, job_id):
         """Drive the job until it has made a checkpoint; return its machine."""
@@ -109,6 +112,7 @@ def test_each_pass_may_be_by_a_new_process(town):
 def test_a_job_that_cannot_be_driven_keeps_no_other_from_it(town):
     town.submit("broken", provider="aws")
     town.store.put(keys.index("half"), b"")
+    town.store.put(keys.live("half", "w"), b"")
     town.submit("whole")
     told = {one.job_id: one for one in town.reconciler().run_pass()}
     assert str(told["broken"].error) == 'no provider "aws" is installed'
@@ -132,6 +136,87 @@ def test_a_settled_job_is_left_alone_until_a_machine_of_it_shows_up(town):
     late = town.stray("one")
     (told,) = reconciler.run_pass()
     assert told.tick.actions[0].instance_ids == (late.id,)
+
+
+def test_a_pass_looks_at_no_job_that_is_settled(town, monkeypatch):
+    """Each pass read the whole history of every job that had ever ended."""
+    for job_id in ("one", "two"):
+        town.submit(job_id)
+    drive(town, town.reconciler())
+    asked = []
+    for name in ("get", "put", "delete", "head", "list_page"):
+        method = getattr(town.store, name)
+        monkeypatch.setattr(
+            town.store, name, lambda key, *args, _m=method, **kw: (asked.append(key), _m(key, *args, **kw))[1]
+        )
+    assert list(town.reconciler().run_pass()) == []
+    assert asked == ["live/"]
+
+
+def test_a_machine_that_comes_after_its_job_was_settled_is_ended_by_a_pass_for_another_job(town):
+    """A create whose answer nobody waited for any more; no process remembers the job."""
+    town.submit("one")
+    drive(town, town.reconciler())
+    late = town.stray("one")
+    town.submit("two")
+    told = {one.job_id: one.tick for one in town.reconciler().run_pass()}
+    assert set(told) == {"one", "two"}
+    assert told["one"].actions[0].instance_ids == (late.id,)
+
+
+def test_a_mark_that_was_lost_stands_again_before_a_launch_is_intended(town):
+    town.submit("one")
+    town.store.delete(keys.live("one", "w"))
+    steps = Controller(town.store, "one", SimProvider(town.cloud), clock=town.world.clock()).pass_steps()
+    for _ in steps:
+        if town.store.list_page(keys.journal_prefix("one")).objects:
+            assert set(list_live(town.store)) == {"one"}
+    assert len(town.cloud.machines) == 1
+
+
+def test_a_finished_job_stays_marked_while_one_of_its_machines_runs(town, monkeypatch):
+    town.submit("one")
+    instances, hanging = town.cloud.instances, []
+    monkeypatch.setattr(town.cloud, "instances", lambda **wanted: [*instances(**wanted), *hanging])
+    monkeypatch.setattr(town.cloud, "terminate", lambda ids: None)
+    drive(town, town.reconciler(), passes=6)
+    hanging.append(
+        Instance(id="i-hangs", state=InstanceState.SHUTTING_DOWN, job_id="one", launch=1, instance_type="big")
+    )
+    drive(town, town.reconciler())
+    assert HistoryReader(town.store, "one").read().finished is not None
+    assert set(list_live(town.store)) == {"one"}
+    hanging.clear()
+    drive(town, town.reconciler(), passes=1)
+    assert list_live(town.store) == {}
+
+
+def test_a_mark_that_cannot_be_deleted_is_deleted_by_the_next_pass(town, monkeypatch):
+    town.submit("one")
+    delete, failing = town.store.delete, [True]
+
+    def failing_delete(key):
+        if key.startswith("live/") and failing:
+            raise TransientError("no answer")
+        delete(key)
+
+    monkeypatch.setattr(town.store, "delete", failing_delete)
+    told = drive(town, town.reconciler())
+    assert told[-1].tick.problems
+    assert not told[-1].tick.is_settled
+    assert set(list_live(town.store)) == {"one"}
+    failing.clear()
+    (told,) = town.reconciler().run_pass()
+    assert told.tick.is_settled
+    assert list_live(town.store) == {}
+
+
+def test_a_machine_whose_tag_is_no_job_id_asks_the_store_for_nothing(town):
+    town.submit("one")
+    stray = town.stray("../index/x")
+    reconciler = town.reconciler()
+    assert [one.job_id for one in reconciler.run_pass()] == ["one"]
+    assert [one.id for one in reconciler.orphans()[0]] == [stray.id]
 
 
 def test_machines_of_unknown_jobs_are_reported_and_never_ended(town):
@@ -429,3 +514,32 @@ def test_the_second_of_rare_passes_knows_how_long_it_is_since_a_stop(town, recor
         lambda: machine.states[-1][1].value != "running", seconds=STOP_GRACE_SECONDS + 60
     )
     assert gone == 2
+
+
+def test_any_exception_in_one_job_is_told_and_holds_up_no_other(town, monkeypatch):
+    for job_id in ("a-1", "b-1", "c-1"):
+        town.submit(job_id)
+    real = HistoryReader.read
+
+    def read(self):
+        if self._job_id == "b-1":
+            raise ZeroDivisionError("launch 0 of 0")
+        return real(self)
+
+    monkeypatch.setattr(HistoryReader, "read", read)
+    done = {one.job_id: one for one in town.reconciler().run_pass()}
+    assert (
+        str(done["b-1"].error) == "a bug of cloudspot: ZeroDivisionError: launch 0 of 0; --debug shows where"
+    )
+    assert isinstance(done["b-1"].error.__cause__, ZeroDivisionError)
+    assert [done[job_id].error for job_id in ("a-1", "c-1")] == [None, None]
+    assert done["c-1"].tick.acted or done["c-1"].tick.actions
+
+
+def test_any_exception_of_one_provider_is_told_and_holds_up_no_job(town, monkeypatch):
+    town.submit("a-1")
+    reconciler = town.reconciler()
+    list(reconciler.run_pass())
+    monkeypatch.setattr(type(town.cloud), "instances", lambda *_args, **_options: 1 / 0)
+    [unlisted] = [one for one in reconciler.run_pass() if isinstance(one, Unlisted)]
+    assert "ZeroDivisionError" in str(unlisted.error)

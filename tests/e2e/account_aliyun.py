@@ -45,7 +45,9 @@ def check(seen: Seen) -> None:
     """Nothing that costs is left, each machine's log is in OSS, and no request took more than is granted."""
     account = seen.account
     assert (account["instances"], account["sets"]) == ([], [])
-    assert {"agents", "code", "index", "jobs", "logs"} == {key.partition("/")[0] for key in account["keys"]}
+    assert {"agents", "code", "index", "jobs", "logs", "recent"} == {
+        key.partition("/")[0] for key in account["keys"]
+    }
     check_log(seen)
     # Each machine releases itself when its agent has ended: ECS keeps, and bills, who only shuts down.
     ended = [one for one in seen.trail if one["by"] == "machine" and one["action"] == "DeleteInstance"]

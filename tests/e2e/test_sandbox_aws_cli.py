@@ -40,6 +40,7 @@ ABSENT = {
     "code/<sha256>.removals/<id>",
     "jobs/<id>/agent",
     "jobs/<id>/code",
+    "live/<id>.<nonce>",
     "probe/<nonce>",
     "jobs/<id>/secrets",
     "jobs/<id>/stop",

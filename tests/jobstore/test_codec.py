@@ -1,13 +1,30 @@
 """Records as bytes."""
 
+import json
 import math
 from datetime import datetime, timezone
 
+import msgspec
 import pytest
+from msgspec import inspect
+from record_kinds import KINDS
 
+from cloudspot.decoding import Dated
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.codec import decode, decode_journal, encode
-from cloudspot.jobstore.records import CheckpointId, Closed, Final, Finished, Heartbeat, Part, Slot
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Closed,
+    Final,
+    Finished,
+    Heartbeat,
+    Lasting,
+    Part,
+    Removal,
+    Slot,
+    StopRequest,
+)
+from cloudspot.model import LogRecord
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 
@@ -68,3 +85,81 @@ def test_a_heartbeat_cut_short_is_corrupt():
     for length in range(len(data)):
         with pytest.raises(CorruptData):
             decode(data[:length], Heartbeat)
+
+
+CLOSED = Closed(launch=1, outcome="voided", detail="", machines=(), at=AT, writer="w")
+FINISHED = Finished(outcome="succeeded", detail="", exit_code=0, at=AT, writer="w")
+LINE = LogRecord(stream="1-0", seq=0, time=AT, text="")
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "value"),
+    [
+        (CLOSED, "launch", 0),
+        (CLOSED, "launch", -1),
+        (CLOSED, "launch", 10**9),
+        (CLOSED, "outcome", "won"),
+        (FINISHED, "outcome", "reclaimed"),
+        (FINISHED, "exit_code", 256),
+        (FINISHED, "at", "2026-11-20T06:30:00"),
+        (FINISHED, "at", "0001-01-01T00:00:00Z"),
+        (FINISHED, "at", "1969-12-31T23:59:59Z"),
+        (FINISHED, "at", "9999-12-31T23:59:59-23:59"),
+        (StopRequest(reason="user", at=AT, writer="w"), "reason", "boredom"),
+        (CheckpointId(1, 2), "generation", 0),
+        (CheckpointId(1, 2), "step", -1),
+        (CheckpointId(1, 2), "step", 10**30),
+        (Lasting(seconds=1.0, until=None), "seconds", "nan"),
+        (Lasting(seconds=1.0, until=None), "seconds", "inf"),
+        (Lasting(seconds=1.0, until=None), "seconds", -1),
+        (Lasting(seconds=1.0, until=None), "until", "2026-11-20T06:30:00"),
+        (Removal(shared=()), "shared", ["jobs/another/spec"]),
+        (Removal(shared=()), "shared", [""]),
+        (LINE, "time", "2026-11-20T06:30:00"),
+        (LINE, "stream", "../1-0"),
+        (LINE, "seq", -1),
+    ],
+)
+def test_what_no_writer_of_ours_writes_is_corrupt_and_names_the_key(record, field, value):
+    data = json.dumps({**json.loads(encode(record)), field: value}).encode()
+    with pytest.raises(CorruptData, match="jobs/x/k is malformed"):
+        decode(data, type(record), key="jobs/x/k")
+
+
+def test_our_own_writers_cannot_write_a_moment_without_a_zone():
+    with pytest.raises(ValueError, match=r"`at` must have a time zone: got 2026-11-20T06:30:00"):
+        Slot(instance_id=None, at=AT.replace(tzinfo=None), writer="w")
+
+
+def structs_in(info):
+    """Every struct that a type holds, itself included."""
+    for inner in getattr(info, "types", ()):
+        yield from structs_in(inner)
+    for name in ("item_type", "value_type"):
+        if hasattr(info, name):
+            yield from structs_in(getattr(info, name))
+    if isinstance(info, inspect.StructType):
+        yield info
+        for field in info.fields:
+            yield from structs_in(field.type)
+
+
+def is_of(info, kind):
+    return isinstance(info, kind) or any(isinstance(one, kind) for one in getattr(info, "types", ()))
+
+
+ALL_STRUCTS = {info.cls: info for _, kind in KINDS for info in structs_in(inspect.type_info(kind))}
+
+
+@pytest.mark.parametrize("struct", sorted(ALL_STRUCTS, key=lambda one: one.__name__))
+def test_every_number_of_every_record_has_bounds_and_every_moment_is_checked(struct):
+    assert len(ALL_STRUCTS) > 25
+    fields = ALL_STRUCTS[struct].fields
+    for field in fields:
+        for one in getattr(field.type, "types", (field.type,)):
+            if isinstance(one, (inspect.IntType, inspect.FloatType)):
+                assert (one.ge, one.gt) != (None, None), field.name
+                assert (one.le, one.lt) != (None, None), field.name
+    if any(is_of(field.type, inspect.DateTimeType) for field in fields):
+        assert issubclass(struct, Dated)
+    assert issubclass(struct, msgspec.Struct)

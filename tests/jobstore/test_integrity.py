@@ -143,12 +143,12 @@ def test_a_seal_that_does_not_fit_its_part_is_corrupt(checkpoints, changes, mess
     [
         ([("a", [3], 0, 3), ("b", [3], 2, 3)], "item 'b' overlaps another"),
         ([("a", [6], 0, 6)], "reach to byte 6 of 5"),
-        ([("a", [5], -1, 5)], "at -1"),
+        ([("a", [5], -1, 5)], r"items\[0\]\.offset"),
         ([("a", [-5], 0, 5)], "shape"),
-        ([("a", [5], 0, -5)], "-5 bytes"),
+        ([("a", [5], 0, -5)], r"items\[0\]\.nbytes"),
         ([("a", [3], 0, 5)], "5 bytes at 0"),
         ([("a", [2], 0, 2), ("a", [3], 2, 3)], "item 'a' twice"),
-        ([("a", [1 << 60], 1 << 61, 1 << 60)], "reach to byte"),
+        ([("a", [1 << 58], 1 << 59, 1 << 58)], "reach to byte"),
     ],
 )
 def test_items_must_lie_in_their_part_apart_from_each_other(checkpoints, items, message):

@@ -1,6 +1,7 @@
 """The history of a job, read again and again."""
 
 from datetime import datetime, timedelta, timezone
+from typing import get_args
 
 import msgspec
 import pytest
@@ -10,10 +11,11 @@ from memorystore import InMemoryStore
 from cloudspot.errors import CorruptData, JobNotFound, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.heartbeat_size import fill_up
+from cloudspot.jobstore.job_lists import list_jobs
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot, void_slot
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import MAX_REREADS, HistoryReader, list_jobs, read_summary, write_summary
+from cloudspot.jobstore.reader import MAX_REREADS, HistoryReader, read_summary, write_summary
 from cloudspot.jobstore.records import (
     CheckpointId,
     Closed,
@@ -21,6 +23,7 @@ from cloudspot.jobstore.records import (
     Finished,
     Heartbeat,
     Intent,
+    NodeState,
     Notice,
     StopRequest,
     Submission,
@@ -220,6 +223,9 @@ def test_a_pass_where_nothing_is_new_asks_little(store, counted, checkpoints):
     assert cost() == {"get": 3, "list_page": 1}
 
 
+STATES = get_args(NodeState)
+
+
 def test_of_many_heartbeats_all_changes_of_state_and_a_few_others_are_read_in_turn(store, counted):
     """A driver read all 64 every three seconds, whatever they said."""
     job = Job(store)
@@ -229,7 +235,7 @@ def test_of_many_heartbeats_all_changes_of_state_and_a_few_others_are_read_in_tu
 
     def beat(counter):
         for rank in range(num_nodes):
-            record = msgspec.structs.replace(job.beat(1, counter, rank), state="s" * (1 + changes[rank]))
+            record = msgspec.structs.replace(job.beat(1, counter, rank), state=STATES[changes[rank]])
             data = fill_up(codec.encode(record), num_beats=counter, num_changes=changes[rank])
             store.put(keys.heartbeat("x", 1, rank), data)
 
@@ -256,7 +262,7 @@ def test_of_many_heartbeats_all_changes_of_state_and_a_few_others_are_read_in_tu
     beat(8)
     launch, num_reads = read()
     assert num_reads == MAX_REREADS + 15
-    assert {rank for rank, one in launch.heartbeats.items() if one.state == "ss"} == set(range(5, 20))
+    assert {rank for rank, one in launch.heartbeats.items() if one.state == STATES[1]} == set(range(5, 20))
     assert all(launch.heartbeats[rank].counter == 8 for rank in range(5, 20))
     while read()[1]:
         pass
@@ -273,8 +279,8 @@ def test_a_new_reader_of_a_long_history_lists_instead_of_asking_for_each_launch(
     history = HistoryReader(counted, "x").read()
     assert len(history.attempts) == 30
     assert counted.calls["list_page"] == 4  # journal, slots, nodes, commits
-    # Each record once; and what is not there: the journal's next, the stop, the first generation.
-    assert counted.calls["get"] == 1 + 60 + 30 + 30 + 3
+    # Each record once; and what is not there: a copy, the journal's next, the stop, the first generation.
+    assert counted.calls["get"] == 1 + 60 + 30 + 30 + 4
 
 
 def test_what_one_record_names_is_in_the_same_history(store, checkpoints, tmp_path):

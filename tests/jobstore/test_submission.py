@@ -19,8 +19,9 @@ from cloudspot.errors import (
 from cloudspot.jobfile.spec import load_job, spec_from_json
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.extraction import extract_bundle
+from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader, list_jobs
+from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.submission import delete_secrets, read_secrets, request_stop, submit
 
 ENVIRON = {"TOKEN": "hunter2-überse\ncret", "EMPTY": "", "OTHER": "not asked for"}
@@ -84,10 +85,13 @@ def test_a_submitted_job_is_all_that_a_controller_and_a_node_need(store, spec, w
         [
             keys.code(submission.code_sha256),
             keys.index("digits-1"),
+            keys.live("digits-1", submission.writer),
+            keys.recent("digits-1", milliseconds=int(submission.at.timestamp() * 1000)),
             keys.secrets("digits-1"),
             keys.spec("digits-1"),
         ]
     )
+    assert set(list_live(store)) == set(list_recent(store)[0]) == {"digits-1"}
 
 
 def test_a_secret_is_in_its_own_object_and_in_no_other(store, spec, work):
@@ -177,7 +181,7 @@ def test_the_spec_record_is_put_last(store, spec, work, tmp_path):
     seen = []
     plan = FaultPlan(hooks=(Hook(keys="jobs/*/spec", when="before"),))
     do(FaultyStore(store, plan, tmp_path, on_hook=lambda hook, key: seen.extend(keys_of(store))), spec, work)
-    assert [key.split("/")[0] for key in seen] == ["code", "index", "jobs"]
+    assert [key.split("/")[0] for key in seen] == ["code", "index", "jobs", "live", "recent"]
     assert keys.secrets("digits-1") in seen
 
 

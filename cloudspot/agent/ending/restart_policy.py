@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from cloudspot.agent.node import NodeMemory
+from cloudspot.jobstore.records import FailureKind
 
-FAILED = "trainer-failed"
-STUCK = "trainer-stuck"
-NOT_CONNECTED = "not-connected"
+FAILED: Final = "trainer-failed"
+STUCK: Final = "trainer-stuck"
+NOT_CONNECTED: Final = "not-connected"
 """Why the next generation starts (``records.Generation.why``): this one failed, made no step in time, or
 could not connect its ranks (a port was taken, a connection failed), which is not the script's error."""
 WEIGHT = {NOT_CONNECTED: 0, FAILED: 1, STUCK: 2}
@@ -33,8 +34,7 @@ class Failure:
     seconds: float
     """How long it ran."""
     has_session: bool
-    why: str
-    """``FAILED``, ``STUCK`` or ``NOT_CONNECTED``."""
+    why: FailureKind
     is_cut_short: bool = False
     """It exited 0 in the middle of its session's loop."""
 

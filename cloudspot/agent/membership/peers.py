@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cloudspot.jobstore.records import Exit, Generation, Heartbeat
+from cloudspot.jobstore.records import Exit, Generation, Heartbeat, NodeOutcome
 
 SUSPECT_SECONDS = 20.0
 """A peer whose counter has not moved for this long, by this reader's clock, is taken for lost."""
@@ -162,7 +162,7 @@ class Propose:
 class Leave:
     """End this node: ``outcome`` as in ``records.Exit``."""
 
-    outcome: str
+    outcome: NodeOutcome
     detail: str
     permanent: bool = False
     exit_code: int = 0

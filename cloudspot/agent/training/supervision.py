@@ -11,7 +11,7 @@ from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.drain_schedule import DrainSchedule
 from cloudspot.agent.training.torchrun import Trainer
-from cloudspot.jobstore.records import Failed
+from cloudspot.jobstore.records import Failed, FailureKind
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -32,8 +32,7 @@ class End:
     """The exit status of the training script, here or where it failed; None: this node has to end it."""
     drain: files.Drain | None
     """What it had been asked for."""
-    why: str = FAILED
-    """Where it failed: see ``records.Failed.why``."""
+    why: FailureKind = FAILED
     must_regroup: bool = False
     """Others are lost, or have agreed to go on otherwise."""
     is_cut_short: bool = False
@@ -102,7 +101,7 @@ class Supervisor:
     def _failure(self, code: int) -> End:
         """Return the end of a trainer that failed here; ``code`` is torchrun's where no rank has one."""
         trainer = self._trainer
-        why = NOT_CONNECTED if self._is_not_connected() else FAILED
+        why: FailureKind = NOT_CONNECTED if self._is_not_connected() else FAILED
         return End(trainer.failed_status(self._ranks) or code, self._drain, why=why)
 
     def _is_not_connected(self) -> bool:

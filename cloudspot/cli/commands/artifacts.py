@@ -10,7 +10,6 @@ import click
 from cloudspot.cli import exit_codes
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, size_text, warn
-from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CloudspotError
@@ -43,7 +42,7 @@ def ls(job_id: str, patterns: Sequence[str], store_url: str | None, as_json: boo
     elif not found:
         echo(f"job {job.id} has no artifacts")
     else:
-        rows = [(size_text(each.size), moment_text(each.modified_at), printable(each.name)) for each in found]
+        rows = [(size_text(each.size), moment_text(each.modified_at), each.name) for each in found]
         echo_table(("SIZE", "MODIFIED", "NAME"), rows)
 
 
@@ -88,7 +87,7 @@ def download_(
         echo(f"{num_new} files ({size_text(size)}) downloaded to {directory}{there}")
     for each in wanted:
         if each.key in failed:
-            warn(f"{printable(each.name)} was not downloaded: {failed[each.key]}")
+            warn(f"{each.name} was not downloaded: {failed[each.key]}")
     if failed:
         ctx.exit(exit_codes.FAILED)
 

@@ -15,7 +15,6 @@ from cloudspot.cli.completers import complete_jobs
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import read_commits_of, steps_lost_text
-from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import json_option, plot_option, store_option
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.jobstore.extraction import read_bundle
@@ -155,9 +154,9 @@ def _echo_code(value: Mapping[str, Any]) -> None:
     output.echo("the code differs:", style="bold")
     for one in code["files"]:
         sizes = [output.size_text(one[key]) for key in ("a_bytes", "b_bytes") if one[key] is not None]
-        output.echo(f"  {_CHANGES[one['change']]} {printable(one['path'])} ({' > '.join(sizes)})")
+        output.echo(f"  {_CHANGES[one['change']]} {one['path']} ({' > '.join(sizes)})")
     for one in code["files"]:
         if one["diff"]:
             output.echo()
             for line in one["diff"]:
-                output.echo(printable(line), style=_DIFF_STYLES.get(line[:1]))
+                output.echo(line, style=_DIFF_STYLES.get(line[:1]))

@@ -19,4 +19,4 @@ def completion(ctx: click.Context, shell: str) -> None:
     class_ = get_completion_class(shell)
     program = ctx.find_root().command
     assert class_ is not None
-    click.echo(class_(program, {}, "cloudspot", "_CLOUDSPOT_COMPLETE").source())
+    click.echo(class_(program, {}, "cloudspot", "_CLOUDSPOT_COMPLETE").source())  # noqa: TID251 - a script of ours

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -180,7 +179,7 @@ def _print_log(
     def show(records: Iterable[LogRecord]) -> None:
         if as_json:
             for record in records:
-                output.echo(json.dumps(_record_json(record)))
+                output.echo_json_line(_record_json(record))
         else:
             print_records(records, name_nodes=job.spec.nodes.max > 1, highlight=shown.grep)
 
@@ -215,10 +214,19 @@ def print_records(
     """Print log lines with their time and source; what ``highlight`` matches is coloured."""
     for record in records:
         line = record_line(record, name_nodes=name_nodes)
-        if highlight is not None:
-            text = highlight.sub(lambda match: output.styled(match[0], "red"), line.text)
-            line = replace(line, text=text)
-        echo_line(line)
+        if highlight is None:
+            echo_line(line)
+        else:
+            output.echo(output.Styled(line.head, "dim"), " ", *_highlighted(line.text, highlight))
+
+
+def _highlighted(text: str, highlight: re.Pattern[str]) -> Iterator[str | output.Styled]:
+    end = 0
+    for match in highlight.finditer(text):
+        yield text[end : match.start()]
+        yield output.Styled(match[0], "red")
+        end = match.end()
+    yield text[end:]
 
 
 def _record_json(record: LogRecord) -> dict[str, Any]:

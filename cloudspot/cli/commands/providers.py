@@ -74,10 +74,10 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
         output.echo_json({"provider": name, "ok": is_ready, "checks": lines})
     else:
         for result in results:
-            mark = output.styled("ok    ", "green") if result.ok else output.styled("FAILED", "red")
+            mark = output.Styled("ok    ", "green") if result.ok else output.Styled("FAILED", "red")
             told = [result.detail, "" if result.ok else result.remedy]
             detail = "; ".join(text for text in told if text)
-            output.echo(f"{mark}  {result.name}" + (f": {detail}" if detail else ""))
+            output.echo(mark, f"  {result.name}" + (f": {detail}" if detail else ""))
         if not results:
             output.echo(f"provider {name} has nothing to check")
     if not is_ready:

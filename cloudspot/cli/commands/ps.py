@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,25 +14,38 @@ from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.joblist import echo_jobs
 from cloudspot.cli.sharedoptions import json_option, store_option
-from cloudspot.errors import CorruptData, JobNotFound
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    CorruptData,
+    JobNotFound,
+    TransientError,
+    as_cloudspot_error,
+)
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader, list_jobs, read_summary
+from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.story.report import summarise
 from cloudspot.story.states import TERMINAL_STATES
 
+PAGE = 16
+"""How many jobs are shown by default: each costs a request, and the two lists of jobs cost one each."""
 MOST = 20
-"""How many ended jobs are shown without ``--all``."""
+"""How many ended jobs are shown of a choice (``--filter``, ``--sort``)."""
+FRESH_SECONDS = 30.0
+"""Drivers write the summary of an unfinished job more often than this."""
+MAX_WORKED_OUT = 2
+"""Up to so many jobs of the page whose summary is older are worked out from their records, at about ten
+requests each. If there are more, their summaries are shown with a warning."""
 NUM_THREADS = 32
 """Requests at a time: each fetches one small object, so that the store's latency is what counts."""
 
 
 @click.command("ps")
-@click.option(
-    "-a", "--all", "show_all", is_flag=True, help=f"All jobs, not only the first {MOST} ended ones."
-)
+@click.option("-a", "--all", "show_all", is_flag=True, help=f"All jobs, not only the first {PAGE}.")
 @click.option(
     "--filter",
     "filters",
@@ -44,41 +58,58 @@ NUM_THREADS = 32
 )
 @store_option
 @json_option
+@click.pass_context
 def ps(
-    show_all: bool, filters: tuple[str, ...], sort: str | None, store_url: str | None, as_json: bool
+    ctx: click.Context,
+    show_all: bool,
+    filters: tuple[str, ...],
+    sort: str | None,
+    store_url: str | None,
+    as_json: bool,
 ) -> None:
     """List jobs.
 
-    Unfinished jobs, then the newest ended ones; newest first, unless --sort says otherwise.
+    Unfinished jobs, then the newest ended ones; newest first, unless --sort says otherwise. Only --all,
+    --filter and --sort read every job of the store. A job whose records are malformed is named in a
+    warning; the status is then 8.
     """
     now = datetime.now().astimezone()
     tests = [parse_filter(text, now=now) for text in filters]
     if sort is not None:
         sort_jobs((), sort)  # A wrong field is refused before anything is read.
     store = open_named_store(store_url)
-    job_ids = list_jobs(store)
-    found = each(lambda job_id: _look_at(store, job_id), job_ids, num_threads=NUM_THREADS)
-    jobs = [job for job in found if job is not None and all(passes(job) for passes in tests)]
+    faults: dict[str, CloudspotError] = {}
+    page = (
+        _read_all(store, faults)
+        if show_all or filters or sort is not None
+        else _read_page(store, now, faults)
+    )
+    jobs = [job for job in page.jobs if all(passes(job) for passes in tests)]
     jobs.sort(key=lambda job: job.submitted_at, reverse=True)
     if sort is None:
         jobs.sort(key=lambda job: job.state in TERMINAL_STATES)
     else:
         jobs = sort_jobs(jobs, sort)
     shown = jobs if show_all else _without_most_ended(jobs)
-    if store_url is not None and not job_ids and not patient(store).list_page("", limit=1).objects:
+    num_more = page.num_more + len(jobs) - len(shown)
+    if store_url is not None and not page.jobs and not patient(store).list_page("", limit=1).objects:
         # A typo in its name looks the same as a new store.
         output.warn(f"nothing is stored in {store.url}; is that the store you meant?")
+    asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
     if as_json:
         output.echo_json([_as_json(job) for job in shown])
-        return
-    if not shown:
+    elif shown:
+        echo_jobs(shown, metrics_first=asked)
+        if num_more:
+            at_least = "" if page.is_counted else "at least "
+            output.echo(f"{at_least}{num_more} more; see them with --all", error=True)
+    else:
         no_match = f"no job in {store.url} matches the filter"
-        output.echo(no_match if filters and found else f"no jobs in {store.url}")
-        return
-    asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
-    echo_jobs(shown, metrics_first=asked)
-    if len(shown) < len(jobs):
-        output.echo(f"{len(jobs) - len(shown)} more; see them with --all", error=True)
+        output.echo(no_match if filters and page.jobs else f"no jobs in {store.url}")
+    for job_id, fault in sorted(faults.items()):
+        output.warn(f"job {job_id}: {fault}")
+    if faults:
+        ctx.exit(CorruptData.exit_code)
 
 
 def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
@@ -88,25 +119,94 @@ def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
     return [job for job in jobs if job.job_id not in left_out]
 
 
-def _look_at(store: ObjectStore, job_id: str) -> Summary | None:
-    """Return a job's summary; None if its submission was never completed.
+_Faults = dict[str, CloudspotError]
+"""Of the jobs whose records cannot be read, by id."""
 
-    The stored summary of an ended job is final. Any other may be stale, since its controller may have
-    died, so it is worked out from the records.
+
+@dataclass(frozen=True)
+class _Page:
+    """Some of a store's jobs."""
+
+    jobs: Sequence[Summary]
+    num_more: int = 0
+    """How many others there are, not counting those that nobody has listed."""
+    is_counted: bool = True
+    """All of them were listed."""
+
+
+def _read_all(store: ObjectStore, faults: _Faults) -> _Page:
+    """Read every job, from its final summary or, while it has none, from its records."""
+
+    def look(job_id: str) -> Summary | None:
+        summary = _read_summary(store, job_id)
+        # Any other summary may be stale, since its driver may have died.
+        is_final = summary is not None and summary.state in TERMINAL_STATES
+        return summary if is_final else _work_out(store, job_id, summary, faults)
+
+    return _Page([job for job in _each(look, list_jobs(store)) if job is not None])
+
+
+def _read_page(store: ObjectStore, now: datetime, faults: _Faults) -> _Page:
+    """Read the summaries of the newest jobs that are marked live, and then of the newest others."""
+    live = list_live(store)
+    recent, are_all = list_recent(store)
+    waiting = [*sorted(live, key=lambda job_id: live[job_id], reverse=True)]
+    waiting += [job_id for job_id in recent if job_id not in live]
+    jobs: list[Summary] = []
+
+    def look(job_id: str) -> Summary | None:
+        return _read_summary(store, job_id) or _work_out(store, job_id, None, faults)
+
+    while waiting and len(jobs) < PAGE:
+        num_asked = PAGE - len(jobs)
+        jobs += [job for job in _each(look, waiting[:num_asked]) if job is not None]
+        del waiting[:num_asked]
+    return _Page(_freshened(store, jobs, now, faults), len(waiting), are_all)
+
+
+def _freshened(store: ObjectStore, jobs: list[Summary], now: datetime, faults: _Faults) -> list[Summary]:
+    """Return the jobs, a few whose driver may have died as their records say; warn if there are more."""
+    stale = {
+        job.job_id: job
+        for job in jobs
+        if job.state not in TERMINAL_STATES and abs((now - job.at).total_seconds()) > FRESH_SECONDS
+    }
+    if len(stale) > MAX_WORKED_OUT:
+        age = output.duration_text(max(abs((now - job.at).total_seconds()) for job in stale.values()))
+        output.warn(
+            f"{len(stale)} unfinished jobs are shown as a driver last saw them, up to {age} ago; "
+            "see how one stands now with: cloudspot show ID"
+        )
+        return jobs
+    worked_out = {job_id: _work_out(store, job_id, job, faults) for job_id, job in stale.items()}
+    found = [worked_out.get(job.job_id, job) for job in jobs]
+    return [job for job in found if job is not None]
+
+
+def _each(look: Callable[[str], Summary | None], job_ids: Sequence[str]) -> list[Summary | None]:
+    return each(look, job_ids, num_threads=NUM_THREADS)
+
+
+def _read_summary(store: ObjectStore, job_id: str) -> Summary | None:
+    try:
+        return read_summary(store, job_id)
+    except CorruptData:
+        return None  # The records say the same.
+
+
+def _work_out(store: ObjectStore, job_id: str, summary: Summary | None, faults: _Faults) -> Summary | None:
+    """Return the summary that a job's records give; None if its submission was never completed.
+
+    A fault in its records goes to ``faults``, and ``summary``, which may be stale, is returned.
     """
     try:
-        summary = read_summary(store, job_id)
-    except CorruptData:
-        summary = None  # The records say the same.
-    if summary is not None and summary.state in TERMINAL_STATES:
-        return summary
-    now = datetime.now(timezone.utc)
-    try:
-        return summarise(HistoryReader(store, job_id).read(), now)
+        return summarise(HistoryReader(store, job_id).read(), datetime.now(timezone.utc))
     except JobNotFound:
         return None
-    except CorruptData as error:
-        output.warn(f"job {job_id}: {error}")
+    except (AuthError, TransientError):
+        raise
+    except Exception as error:  # noqa: BLE001 - one job's fault must not hide the others
+        faults[job_id] = as_cloudspot_error(error)
         return summary
 
 

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 import click
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
+from cloudspot.cli.invocation import current_invocation
 from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
-from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
-from cloudspot.errors import CloudspotError, JobNotFound, TransientError
+from cloudspot.errors import (
+    CloudspotError,
+    CorruptData,
+    JobNotFound,
+    TransientError,
+    as_cloudspot_error,
+)
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.history import History
+from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.reader import list_jobs
-from cloudspot.jobstore.records import Finished
+from cloudspot.jobstore.records import Finished, Summary
+from cloudspot.jobstore.submission import read_submission
 from cloudspot.registry import open_provider
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
 
 WATCH_SECONDS = 5.0
 LONG_OVER = timedelta(days=1)
-"""Jobs that finished longer ago are skipped: every kill path has ended their machines by then."""
+"""``--all`` skips jobs that finished longer ago: every kill path has ended their machines by then."""
 
 
 @click.command("reconcile")
@@ -40,17 +47,29 @@ LONG_OVER = timedelta(days=1)
     shell_complete=complete_jobs,
     help="Only this job; --watch then ends when the job does.",
 )
+@click.option(
+    "--all",
+    "verify_all",
+    is_flag=True,
+    help="Look at all jobs first, also at those that are not marked live; mark what has not ended for long.",
+)
 @store_option
 @click.pass_context
-def reconcile(ctx: click.Context, watch: bool, job_id: str | None, store_url: str | None) -> None:
+def reconcile(
+    ctx: click.Context, watch: bool, job_id: str | None, verify_all: bool, store_url: str | None
+) -> None:
     """Drive a store's unfinished jobs, once or continuously.
 
     One pass relaunches what was reclaimed, closes what has ended, terminates machines that should no
     longer run, and prints what it did. Any number may run at once, also beside attached commands. An
     error in one job does not hold up the others; a single pass then exits with 1.
+
+    A pass costs requests for the jobs that are live, not for those that have ended.
     """
     store = open_named_store(store_url)
     wanted = None if job_id is None else find_job(store, job_id)
+    if verify_all:
+        mark_all(store)
     rounds = _Rounds(store, wanted)
     if not watch:
         rounds.run_one()
@@ -73,7 +92,6 @@ class _Rounds:
         self._store = store
         self._wanted = wanted
         self._reconciler = Reconciler(store, open_provider)
-        self._long_over: set[str] = set()
         self._seen: set[str] = set()
         self._complaints: dict[str, str] = {}
         """What was last said of each job, provider or store that could not be dealt with."""
@@ -90,7 +108,8 @@ class _Rounds:
         self.num_errors = 0
         self._failing = set()
         self._started = datetime.now(timezone.utc)
-        for done in self._reconciler.run_pass(job_ids=self._job_ids()):
+        job_ids = None if self._wanted is None else [self._wanted]
+        for done in self._reconciler.run_pass(job_ids=job_ids):
             if isinstance(done, Unlisted):
                 self._complain_of(done)
                 continue
@@ -99,14 +118,6 @@ class _Rounds:
         for about in [one for one in self._complaints if one not in self._failing]:
             del self._complaints[about]
             output.echo(f"no longer an error: {about}", error=True)
-
-    def _job_ids(self) -> list[str]:
-        if self._wanted is not None:
-            return [self._wanted]
-        unknown = [job_id for job_id in list_jobs(self._store) if job_id not in self._long_over]
-        over = each(lambda job_id: is_long_over(self._store, job_id, datetime.now(timezone.utc)), unknown)
-        self._long_over |= {job_id for job_id, is_over in zip(unknown, over, strict=True) if is_over}
-        return [job_id for job_id in unknown if job_id not in self._long_over]
 
     def _print(self, done: Reconciled) -> None:
         if isinstance(done.error, JobNotFound) and self._wanted is None:
@@ -118,15 +129,24 @@ class _Rounds:
         assert tick is not None
         self.num_errors += bool(tick.problems)
         is_first = done.job_id not in self._seen
-        self._seen.add(done.job_id)
         told = [
             event for event in in_order_of_time(tick.events) if not is_first or self._is_of_this_pass(event)
         ]
+        # A job that ended before this pass needs no mention.
+        history = tick.history if is_first else None
+        summary = None
+        try:
+            if history is not None and (told or history.finished is None):
+                summary = summarise(history, datetime.now(timezone.utc))
+        except Exception as error:  # noqa: BLE001 - one job's fault must not hold up the others
+            self.complain(done.job_id, as_cloudspot_error(error))
+            return
+        self._complaints.pop(done.job_id, None)
+        self._seen.add(done.job_id)
         for event in told:
             echo_line(event_line(event, who=done.job_id))
-        # A job that ended before this pass needs no mention.
-        if is_first and tick.history is not None and (told or tick.history.finished is None):
-            _print_state(tick.history)
+        if summary is not None:
+            _print_state(summary)
 
     def _is_of_this_pass(self, event: Event) -> bool:
         """Return whether to print the event on the first look at a job, which finds its whole past."""
@@ -140,10 +160,12 @@ class _Rounds:
         self._failing.add(about)
         if self._complaints.get(about) != str(error):
             self._complaints[about] = str(error)
-            output.echo(f"error: {about}: {error}", style="red", error=True)
+            if current_invocation().debug:
+                output.echo_traceback(error)
+            output.echo_error(f"{about}: {error}")
 
     def _complain_of(self, unlisted: Unlisted) -> None:
-        options = f" ({printable(unlisted.options)})" if unlisted.options else ""
+        options = f" ({unlisted.options})" if unlisted.options else ""
         self.complain(f"the machines of {unlisted.provider}{options}", unlisted.error)
 
     def warn_of_orphans(self) -> None:
@@ -152,20 +174,36 @@ class _Rounds:
         for problem in problems:
             self._complain_of(problem)
         for machine in orphans:
-            owner = f"{printable(machine.store_url)} has" if machine.store_url else "another store may have"
+            owner = f"{machine.store_url} has" if machine.store_url else "another store may have"
             output.warn(
                 f"machine {machine.id} runs for job {machine.job_id}, which is not in {self._store.url}; "
                 f"{owner} that job"
             )
 
 
-def _print_state(history: History) -> None:
-    now = datetime.now(timezone.utc)
-    job = summarise(history, now)
-    state = output.styled(job.state, output.STATE_STYLES.get(job.state))
+def _print_state(job: Summary) -> None:
+    head = Line(job.at, job.job_id, "").head
     steps = output.steps_text(job.step, job.steps_total)
-    detail = f" ({printable(job.detail)})" if job.detail else ""
-    echo_line(Line(now, job.job_id, f"{state}, step {steps}{detail}"))
+    detail = f" ({job.detail})" if job.detail else ""
+    state = output.Styled(job.state, output.STATE_STYLES.get(job.state))
+    output.echo(output.Styled(head, "dim"), " ", state, f", step {steps}{detail}")
+
+
+def mark_all(store: ObjectStore) -> None:
+    """Mark all jobs live that have not ended for long; each pass unmarks those that it finds settled."""
+    unmarked = sorted(set(list_jobs(store)) - set(list_live(store)))
+
+    def mark(job_id: str) -> None:
+        if is_long_over(store, job_id, datetime.now(timezone.utc)):
+            return
+        with suppress(JobNotFound):  # Its submission was cut short or is still running.
+            try:
+                writer = read_submission(store, job_id).writer
+            except CorruptData:
+                writer = "unreadable"  # Each pass names it, until it is removed.
+            mark_live(store, job_id, writer)
+
+    each(mark, unmarked)
 
 
 def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:

@@ -13,7 +13,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.ownership import is_ours, store_label
-from cloudspot.errors import CloudspotError, JobNotFound, PluginError, TransientError
+from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, PluginError, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
@@ -29,14 +29,30 @@ LONGEST_SUBMISSION = timedelta(hours=1)
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True, shell_complete=complete_jobs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @store_option
-def rm(job_ids: Sequence[str], yes: bool, store_url: str | None) -> None:
+@click.pass_context
+def rm(ctx: click.Context, job_ids: Sequence[str], yes: bool, store_url: str | None) -> None:
     """Delete finished jobs and all their data.
 
     Checkpoints, logs, artifacts and records are deleted for good, after a question. If interrupted, run
-    the same command again to finish.
+    the same command again to finish. A job whose records are malformed is left alone: they do not tell
+    whether it has ended. The status is then 8.
     """
     store = open_named_store(store_url)
-    jobs = [_checked(store, text) for text in dict.fromkeys(job_ids)]
+    jobs = []
+    is_all = True
+    for text in dict.fromkeys(job_ids):
+        try:
+            jobs.append(_checked(store, text))
+        except CorruptData as error:
+            is_all = False
+            output.warn(f"job {text} is not deleted: {error}")
+    if jobs:
+        _delete(store, jobs, yes=yes)
+    if not is_all:
+        ctx.exit(CorruptData.exit_code)
+
+
+def _delete(store: ObjectStore, jobs: Sequence[Job], *, yes: bool) -> None:
     logs = {job.id: _log_elsewhere(job) for job in jobs}
     sizes = {}
     for job in jobs:

@@ -80,7 +80,7 @@ def run(
     job = Job(store, submission.job_id)
     if not as_json:
         size = output.size_text(submission.code_bytes)
-        output.echo(f"submitted job {output.styled(job.id, 'bold')} to {store.url} ({size} of code)")
+        output.echo("submitted job ", output.Styled(job.id, "bold"), f" to {store.url} ({size} of code)")
     ctx.exit(_detach(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))
 
 

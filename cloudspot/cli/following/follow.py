@@ -56,7 +56,7 @@ def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
         CloudspotError: it can no longer be driven from here; the job itself goes on.
     """
     if not is_new:
-        output.echo(f"attached to job {output.styled(job.id, 'bold')} in {job.store.url}")
+        output.echo("attached to job ", output.Styled(job.id, "bold"), f" in {job.store.url}")
     feed = Feed(lambda checkpoint: _commit_time(job, checkpoint))
     try:
         if is_plain or not can_hold_a_panel():

@@ -15,7 +15,7 @@ from rich.text import Text
 from cloudspot.cli.following.terminal import TerminalState
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import WHO, Line
-from cloudspot.cli.screen.printable import shows_unicode
+from cloudspot.cli.screen.printable import in_one_line, shows_unicode
 
 REFRESHES_PER_SECOND = 2.0
 MAX_LINE_LENGTH = 2000
@@ -126,7 +126,7 @@ class LiveScreen:
 
 
 def _as_text(line: Line) -> Text:
-    text = line.text
+    head, text = in_one_line(line.head), in_one_line(line.text)
     if len(text) > MAX_LINE_LENGTH:
         text = f"{text[:MAX_LINE_LENGTH]} ... ({len(text) - MAX_LINE_LENGTH} more)"
-    return Text.assemble((line.head, "dim"), " ", (text, line.style or ""))
+    return Text.assemble((head, "dim"), " ", (text, line.style or ""))

@@ -14,7 +14,7 @@ from cloudspot.story import report
 from cloudspot.story.advice import warnings
 from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import own_exit
-from cloudspot.story.progress import has_no_session, last_commit_id, newest_step, steps_total
+from cloudspot.story.progress import last_commit_id, newest_step, steps_total
 from cloudspot.story.series import Curve
 from cloudspot.story.states import ended_at, job_state
 
@@ -149,7 +149,7 @@ def look(
         elapsed_seconds=max(0.0, (end - history.submission.at).total_seconds()),
         step=step,
         steps_total=total,
-        counts_steps=not has_no_session(history),
+        counts_steps=not history.has_no_session,
         steps_per_second=rate,
         seconds_left=seconds_left(step, total, rate),
         metrics=metrics,

@@ -12,7 +12,7 @@ from rich.text import Text
 from cloudspot.cli.following.curve import draw
 from cloudspot.cli.following.liveview import NodeView, View
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.printable import printable
+from cloudspot.cli.screen.printable import printable_value
 
 LABEL_WIDTH = 9
 WIDE_COLUMNS = 110
@@ -54,6 +54,7 @@ def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) 
 
     The last column stays free, since a cursor there may wrap. ``hint`` is the last line.
     """
+    view = printable_value(view)
     width = max(20, width - 1)
     marks = _ASCII if ascii_only else _UNICODE
     is_wide = width >= WIDE_COLUMNS
@@ -111,7 +112,7 @@ def _title(view: View, width: int, marks: _Marks) -> Text:
 
 def _progress(view: View, width: int, marks: _Marks) -> Iterator[Text]:
     if view.detail:
-        yield _labelled("", Text(printable(view.detail)))
+        yield _labelled("", Text(view.detail))
     label = "step" if view.counts_steps else "saved at"
     if view.steps_total:
         share = min(1.0, view.step / view.steps_total)
@@ -137,7 +138,7 @@ def _metrics(view: View, width: int) -> Iterator[Text]:
     value = Text()
     lines: list[Text] = []
     for name in names[:NUM_METRICS]:
-        part = Text.assemble((printable(name), ""), " ", (_figure(view.metrics[name]), "bold"))
+        part = Text.assemble((name, ""), " ", (_figure(view.metrics[name]), "bold"))
         if value.plain and value.cell_len + part.cell_len + 3 > width - LABEL_WIDTH:
             lines.append(value)
             value = Text()
@@ -163,7 +164,7 @@ def _curve(view: View, width: int, height: int, *, ascii_only: bool) -> list[Tex
     labels = [""] * height
     labels[0], labels[-1] = _figure(drawing.highest), _figure(drawing.lowest)
     if height > 2:
-        labels[height // 2] = set_cell_size(printable(curve.name), min(LABEL_WIDTH - 1, cell_len(curve.name)))
+        labels[height // 2] = set_cell_size(curve.name, min(LABEL_WIDTH - 1, cell_len(curve.name)))
     return [
         Text.assemble((set_cell_size(text, LABEL_WIDTH), "dim"), (line.rstrip(), CURVE_STYLE))
         for text, line in zip(labels, drawing.lines, strict=True)
@@ -178,7 +179,7 @@ def _place(view: View) -> Iterator[Text]:
     price = f"{offer.price_per_hour:g} {offer.currency} an hour"
     last = "" if view.is_launched else ", the last launch"
     where = f"{view.provider}: {offer.market.value} {offer.instance_type} in {offer.zone} at {price}{last}"
-    yield _labelled("on", Text(printable(where)))
+    yield _labelled("on", Text(where))
 
 
 def _nodes(nodes: Sequence[NodeView], width: int, marks: _Marks) -> Iterator[Text]:
@@ -205,7 +206,7 @@ def _node(node: NodeView, width: int, marks: _Marks) -> Text:
     style = {"failed": "red", "draining": output.WARNING_STYLE}.get(node.state, "")
     line = Text.assemble(f"{node.rank} ", (node.state, style))
     if node.address is not None:
-        line.append(f"  {printable(node.address)}")
+        line.append(f"  {node.address}")
     if node.silent_seconds is not None:
         line.append(f"  silent for {_whole(node.silent_seconds)}", style=output.WARNING_STYLE)
     transfer = node.transfer
@@ -236,7 +237,7 @@ def _saved(view: View) -> Text:
 
 
 def _warnings(view: View) -> Iterator[Text]:
-    texts = [printable(warning) for warning in view.warnings[:MAX_WARNINGS]]
+    texts = list(view.warnings[:MAX_WARNINGS])
     more = len(view.warnings) - MAX_WARNINGS
     for text in [*texts, f"and {more} more"] if more > 0 else texts:
         yield _labelled("!", Text(text, style=output.WARNING_STYLE))

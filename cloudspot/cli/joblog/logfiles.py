@@ -11,7 +11,7 @@ from cloudspot.cli.screen.lines import LABEL_WIDTH
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.log_streams import parse_stream
+from cloudspot.jobstore.log_streams import is_node_stream, parse_stream
 from cloudspot.model import LogRecord
 
 
@@ -30,7 +30,8 @@ def download_logs(
     """
     attempts = job.first_history.attempts
     names = {attempt.number: f"attempt-{number:03d}" for number, attempt in enumerate(attempts, start=1)}
-    streams = sorted(filter(lambda s: wanted(*parse_stream(s)), job.log_sink.streams()), key=parse_stream)
+    named = sorted(filter(is_node_stream, job.log_sink.streams()), key=parse_stream)
+    streams = [stream for stream in named if wanted(*parse_stream(stream))]
     written = []
     try:
         directory.mkdir(parents=True, exist_ok=True)

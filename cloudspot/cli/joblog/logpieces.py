@@ -10,10 +10,10 @@ from typing import Any
 
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.printable import printable
 from cloudspot.errors import SpecError
-from cloudspot.jobstore.log_streams import parse_stream
+from cloudspot.jobstore.log_streams import is_node_stream, parse_stream
 from cloudspot.jobstore.records import LogStanding
+from cloudspot.model import LogPiece
 
 Wanted = Callable[[int, int], bool]
 
@@ -93,11 +93,7 @@ def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json:
     if before > datetime.now(timezone.utc):
         raise SpecError("--prune must name a time in the past: it deletes what is older")
     day = before.astimezone(timezone.utc).date()
-    old = [
-        piece
-        for piece in job.log_sink.pieces()
-        if piece.last_day < day and wanted(*parse_stream(piece.stream))
-    ]
+    old = [piece for piece in _pieces(job) if piece.last_day < day and wanted(*parse_stream(piece.stream))]
     size = sum(piece.num_bytes or 0 for piece in old)
     what = f"{len(old)} pieces, {output.size_text(size)}, of the log of {job.id} from before {day} (UTC)"
     if old:
@@ -109,8 +105,12 @@ def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json:
         output.echo(f"deleted {what}" if old else f"the log of {job.id} has nothing from before {day} (UTC)")
 
 
+def _pieces(job: Job) -> list[LogPiece]:
+    return [piece for piece in job.log_sink.pieces() if is_node_stream(piece.stream)]
+
+
 def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
-    pieces = sorted(job.log_sink.pieces(), key=lambda piece: parse_stream(piece.stream))
+    pieces = sorted(_pieces(job), key=lambda piece: parse_stream(piece.stream))
     held = {name: list(some) for name, some in groupby(pieces, key=lambda piece: piece.stream)}
     history = job.first_history
     numbers = {launch.number: count for count, launch in enumerate(history.attempts, start=1)}
@@ -155,12 +155,12 @@ def _delivery_text(stream: _Stream) -> str:
         return stream.delivery
     if stream.delivery == "gone":
         text = f"all {missing} lines are gone: pruned or never delivered"
-        return f"{text}: {printable(standing.error)}" if standing.error else text
+        return f"{text}: {standing.error}" if standing.error else text
     late = [f"{missing} line{'s' if missing > 1 else ''}"] if missing else []
     if standing.waiting_bytes:
         late.append(output.size_text(standing.waiting_bytes))
     text = f"{' and '.join(late)} {'never delivered' if stream.is_over else 'behind'}"
-    return f"{text}: {printable(standing.error)}" if standing.error else text
+    return f"{text}: {standing.error}" if standing.error else text
 
 
 def _as_json(stream: _Stream) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import groupby
 
 from cloudspot.interfaces import LogSink
-from cloudspot.jobstore.log_streams import parse_stream
+from cloudspot.jobstore.log_streams import is_node_stream, parse_stream
 from cloudspot.model import LogRecord
 
 
@@ -89,7 +89,7 @@ class LogTail:
 
     def _launches(self) -> list[list[str]]:
         """Return the wanted streams, grouped by launch and sorted by rank."""
-        streams = sorted(self._streams(), key=parse_stream)
+        streams = sorted(filter(is_node_stream, self._streams()), key=parse_stream)
         wanted = [each for each in streams if self._wanted is None or self._wanted(*parse_stream(each))]
         return [list(group) for _, group in groupby(wanted, key=lambda stream: parse_stream(stream)[0])]
 

@@ -33,8 +33,8 @@ def _echo_time(value: Mapping[str, Any]) -> None:
     output.echo("where the time went", style="bold")
     for state, seconds in shown:
         share = seconds / total
-        filled = output.styled(output.bar(share), _TIME_STYLES.get(state))
-        output.echo(f"  {state:<9}  {output.duration_text(seconds):>8}  {100 * share:3.0f}%  {filled}")
+        filled = output.Styled(output.bar(share), _TIME_STYLES.get(state))
+        output.echo(f"  {state:<9}  {output.duration_text(seconds):>8}  {100 * share:3.0f}%  ", filled)
 
 
 def _echo_launches(value: Mapping[str, Any]) -> None:

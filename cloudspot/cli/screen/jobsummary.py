@@ -9,7 +9,6 @@ from typing import Any
 
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore import keys
@@ -84,9 +83,9 @@ def echo_summary(job: Job, history: History) -> None:
 
 def echo_title(value: Mapping[str, Any]) -> None:
     """Print the job's id and state, with the reason."""
-    state = output.styled(value["state"], output.STATE_STYLES.get(value["state"]))
-    detail = f": {printable(value['detail'])}" if value["detail"] else ""
-    output.echo(f"job {output.styled(value['id'], 'bold')} {state}{detail}")
+    state = output.Styled(value["state"], output.STATE_STYLES.get(value["state"]))
+    detail = f": {value['detail']}" if value["detail"] else ""
+    output.echo("job ", output.Styled(value["id"], "bold"), " ", state, detail)
 
 
 def steps_lost_text(value: Mapping[str, Any]) -> str:
@@ -144,7 +143,7 @@ def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
         output.echo()
         output.echo(f"last lines of node {node['rank']} (exit code {node['exit_code']}):", style="bold")
         for line in node["log_tail"]:
-            output.echo(f"  {printable(line)}")
+            output.echo(f"  {line}")
     if len(failed) > MAX_TAILS:
         output.echo()
         command = f"{job.command('logs')} --node RANK"

@@ -24,7 +24,6 @@ class Line:
     at: datetime
     who: str
     text: str
-    """Has no control characters."""
     style: str | None = None
 
     @property
@@ -35,11 +34,11 @@ class Line:
 
 def echo_line(line: Line) -> None:
     """Print a line."""
-    output.echo(f"{output.styled(line.head, 'dim')} {output.styled(line.text, line.style)}")
+    output.echo(output.Styled(line.head, "dim"), " ", output.Styled(line.text, line.style))
 
 
 def record_line(record: LogRecord, *, name_nodes: bool) -> Line:
-    """Return a line of the log as it is shown; with ``name_nodes``, with its node's rank."""
+    """Return a line of the log as it is shown, without its colours; ``name_nodes`` adds its node's rank."""
     rank = parse_stream(record.stream)[1]
     who = f"{record.source}[{rank}]" if name_nodes else record.source
     return Line(record.time, who, printable(record.text))
@@ -47,7 +46,7 @@ def record_line(record: LogRecord, *, name_nodes: bool) -> Line:
 
 def event_line(event: Event, *, who: str = WHO) -> Line:
     """Return an event as a line; an event without a time gets the present one."""
-    return Line(event.at or datetime.now(timezone.utc), who, printable(event.text), _style(event))
+    return Line(event.at or datetime.now(timezone.utc), who, event.text, _style(event))
 
 
 def in_order_of_time(events: Sequence[Event]) -> list[Event]:

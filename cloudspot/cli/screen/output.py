@@ -1,4 +1,9 @@
-"""What commands print: styled on a terminal, plain elsewhere; for people, or JSON for programs."""
+"""What commands print: styled on a terminal, plain elsewhere; for people, or JSON for programs.
+
+Most of what is printed was written by others: by a training script, or by whoever can write to the bucket.
+The functions here are the way to the terminal, and they let no control character of such text through. Only
+the live screen and the progress bar write by themselves, by the same rule.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,15 @@ import math
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from cloudspot.cli import exit_codes
-from cloudspot.cli.screen.printable import printable
+from cloudspot.cli.screen.printable import in_one_line
 from cloudspot.errors import SpecError
 
 
@@ -28,18 +34,49 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if is_terminal() else None
 
 
-def echo(text: str = "", *, style: str | None = None, error: bool = False) -> None:
-    """Print a line at once; ``style`` (a colour, or ``bold``, ``dim``) shows on a terminal only."""
+class Styled(NamedTuple):
+    """A part of a line with a style of its own."""
+
+    text: str
+    style: str | None
+    """A colour, ``bold``, ``dim``, or two of them, such as ``bold red``; shows on a terminal only."""
+
+
+def echo(*parts: str | Styled, style: str | None = None, error: bool = False) -> None:
+    """Print the parts as one line at once, without the control characters that they hold.
+
+    ``style`` is that of the parts without one.
+    """
+    line = "".join(
+        _coded(part) if isinstance(part, Styled) else _coded(Styled(part, style)) for part in parts
+    )
+    _put(line, error=error)
+
+
+def _coded(part: Styled) -> str:
+    text = in_one_line(part.text)
+    if part.style is None or not text:
+        return text
+    words = part.style.split()
+    weights = {word: True for word in words if word in {"bold", "dim"}}
+    return click.style(text, fg=next((word for word in words if word not in weights), None), **weights)
+
+
+def _put(text: str, *, error: bool = False) -> None:
     color = False if os.environ.get("NO_COLOR") else None
     # Name the stream: click would otherwise open its own, in UTF-8 even where this one is not.
-    click.echo(styled(text, style), file=sys.stderr if error else sys.stdout, color=color)
+    click.echo(text, file=sys.stderr if error else sys.stdout, color=color)
 
 
-def styled(text: str, style: str | None) -> str:
-    """Return the text with the codes of a style, which ``echo`` drops where they would not show."""
-    if style is None or not text:
-        return text
-    return click.style(text, **({style: True} if style in {"bold", "dim"} else {"fg": style}))
+def echo_error(message: str) -> None:
+    """Print an error on standard error."""
+    echo(Styled("error: ", "bold red"), " ".join(message.split()), error=True)
+
+
+def echo_traceback(error: BaseException) -> None:
+    """Print the error's traceback on standard error."""
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        echo(line, error=True)
 
 
 WARNING_STYLE = "magenta"
@@ -57,7 +94,7 @@ def confirm_deletion(what: str, *, yes: bool) -> None:
         return
     if not can_ask():
         raise SpecError("there is no terminal to ask on: give --yes to delete without a question")
-    if not click.confirm(f"Delete {what} for good?", err=True):
+    if not click.confirm(f"Delete {in_one_line(what)} for good?", err=True):
         echo("nothing was deleted", error=True)
         click.get_current_context().exit(exit_codes.FAILED)
 
@@ -71,8 +108,18 @@ def echo_json(value: Any) -> None:
     """Print one JSON value, indented, with times as RFC 3339; a number that is not finite becomes null."""
     import msgspec
 
-    # JSON has no NaN: few others can read what Python writes for it.
-    echo(json.dumps(_finite(msgspec.to_builtins(value)), indent=2, allow_nan=False))
+    _put(_json_text(msgspec.to_builtins(value), indent=2))
+
+
+def echo_json_line(value: Any) -> None:
+    """Print one JSON value on one line, as ``echo_json`` does."""
+    _put(_json_text(value, indent=None))
+
+
+def _json_text(value: Any, *, indent: int | None) -> str:
+    # JSON has no NaN: few others can read what Python writes for it. Of the control characters that it allows
+    # in a string, DEL is the only one in ASCII.
+    return json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def _finite(value: Any) -> Any:
@@ -97,8 +144,8 @@ def echo_table(
     On a narrow terminal the last ``num_folding`` columns fold, and the first one at ``first_width``
     characters if that is given.
     """
-    # Names and texts of others must not move the cursor.
-    headers, rows = [printable(cell) for cell in headers], [[printable(cell) for cell in row] for row in rows]
+    headers = [in_one_line(cell) for cell in headers]
+    rows = [[in_one_line(cell) for cell in row] for row in rows]
     if is_terminal():
         _echo_rich_table(headers, rows, num_folding, first_width)
         return
@@ -139,11 +186,11 @@ STATE_STYLES = {
 
 def echo_fields(fields: Sequence[tuple[str, str]]) -> None:
     """Print ``name  value`` lines with the values aligned; an empty value is left out."""
-    shown = [(name, [printable(line) for line in value.splitlines()]) for name, value in fields if value]
+    shown = [(name, value.splitlines()) for name, value in fields if value]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         first, *rest = value
-        echo(f"  {styled(name.ljust(width), 'dim')}  {first}")
+        echo("  ", Styled(name.ljust(width), "dim"), "  ", first)
         for line in rest:
             echo(f"  {' ' * width}  {line}")
 

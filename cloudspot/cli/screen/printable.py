@@ -5,6 +5,10 @@ from __future__ import annotations
 import codecs
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass, replace
+from enum import Enum
 from typing import IO, Any
 
 _SEQUENCES = re.compile(
@@ -17,7 +21,7 @@ _SEQUENCES = re.compile(
 _CONTROLS = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f"
     "\u2028\u2029"  # ends of lines
-    "\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the reading direction of the rest of the line
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the reading direction of the rest of the line
     "\ud800-\udfff]"  # lone surrogates, which no encoding has
 )
 TAB_WIDTH = 8
@@ -58,6 +62,31 @@ def printable(line: str) -> str:
         # A bar that clears itself when done: its last state is still useful.
         last = _SEQUENCES.sub("", parts[-2])
     return _CONTROLS.sub("", last.expandtabs(TAB_WIDTH))
+
+
+def in_one_line(text: str) -> str:
+    """Return all of a text as one printable line: unlike in a log, a carriage return takes nothing back."""
+    return printable(" ".join(re.split(r"[\r\n]+", text)))
+
+
+def printable_value(value: Any) -> Any:
+    """Return the value with every text in it, however deep, as ``in_one_line`` leaves it."""
+    import msgspec
+
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return in_one_line(value)
+    if isinstance(value, Mapping):
+        return {printable_value(name): printable_value(inner) for name, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(printable_value, value))
+    if isinstance(value, msgspec.Struct):
+        fields = {name: printable_value(getattr(value, name)) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{one.name: printable_value(getattr(value, one.name)) for one in fields_of(value)}
+        )
+    return value
 
 
 def shows_unicode(stream: IO[str]) -> bool:

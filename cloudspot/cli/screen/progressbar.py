@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from cloudspot.cli.screen.printable import in_one_line
+
 DELAY_SECONDS = 0.4
 """Work that ends sooner shows no bar: one that flashes by is of no use."""
 
@@ -39,7 +41,7 @@ def transfer(label: str, num_bytes: int | None) -> Iterator[Callable[[int], None
     ]
     columns += [TimeElapsedColumn()] if num_bytes is None else [DownloadColumn(True), TransferSpeedColumn()]
     progress = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
-    task = progress.add_task(label, total=num_bytes)
+    task = progress.add_task(in_one_line(label), total=num_bytes)
     late = threading.Timer(DELAY_SECONDS, progress.start)
     late.daemon = True
     late.start()

@@ -74,8 +74,10 @@ def _record(match: re.Match[bytes], more: list[bytes], stream: str) -> Iterator[
     try:
         text = b"\n".join((match[4], *more)).decode("utf-8", "surrogatepass")
         at = datetime.fromisoformat(match[1].decode("ascii")).replace(tzinfo=timezone.utc)
-        seq = int(match[2])
+        source = unquote(match[3].decode("ascii", "replace"))
+        record = LogRecord(
+            stream=stream, seq=int(match[2]), time=at, text=text, source="" if source == "-" else source
+        )
     except ValueError:
         return
-    source = unquote(match[3].decode("ascii", "replace"))
-    yield LogRecord(stream=stream, seq=seq, time=at, text=text, source="" if source == "-" else source)
+    yield record

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from cloudspot.decoding import decode
+from cloudspot.decoding import Dated, Tally, decode
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import LogSink, check_stream, is_stream
 from cloudspot.model import LogPiece, LogRecord
@@ -243,13 +243,13 @@ class CloudWatchLogSink(LogSink):
         return retry(call, sleep=self._sleep, kind=TransientError)
 
 
-class _Line(msgspec.Struct, frozen=True):
-    seq: int
+class _Line(Dated, frozen=True):
+    seq: Tally
     time: datetime
     source: str
     text: str
-    part: int = 0
-    parts: int = 1
+    part: Tally = 0
+    parts: Tally = 1
 
 
 def _lines(joiner: Joiner, stream: str, event: Mapping[str, Any]) -> Iterator[Arrival]:

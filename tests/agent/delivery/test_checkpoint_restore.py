@@ -9,14 +9,14 @@ from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_
 from cloudspot.agent.leaving import LeavingError
 from cloudspot.jobstore import fetching, keys, manifests, parts, retention
 from cloudspot.jobstore.generations import propose
-from cloudspot.jobstore.records import File, Generation, new_nonce
+from cloudspot.jobstore.records import File, Generation, Member, new_nonce
 
 JOB = "digits-1"
 
 
 def generation(number, restore_from=None):
     return Generation(
-        number=number, launch=number, members=(), endpoint="", restore_from=restore_from, why="first",
+        number=number, launch=number, members=(Member(rank=0, instance_id="i-1", address=""),), endpoint="", restore_from=restore_from, why="first",
         at=datetime.now(timezone.utc), writer=new_nonce(),
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.preparation import fetch_code
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import fetching, generations, keys, manifests
-from cloudspot.jobstore.records import Generation, StopRequest, Transfer, new_nonce
+from cloudspot.jobstore.records import Generation, Member, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
 
@@ -147,7 +147,7 @@ def draining(bench, node):
     status = life.context.status
     status.generation, status.handoff, status.ranks = 1, node.handoff(1), (0, 1)
     life.courier.begin(
-        Generation(number=1, launch=1, members=(), endpoint="", restore_from=None, why="first",
+        Generation(number=1, launch=1, members=(Member(rank=0, instance_id="i-1", address=""),), endpoint="", restore_from=None, why="first",
                    at=datetime.now(timezone.utc), writer=new_nonce()),
         Restored(None),
     )  # fmt: skip
@@ -318,7 +318,7 @@ def test_deleting_old_checkpoints_keeps_no_slot_from_the_trainer(bench, carry, n
 def test_only_as_many_checkpoints_stay_as_the_job_asks_for(bench, carry, node, monkeypatch):
     generations.propose(
         bench.store, "digits-1",
-        Generation(number=1, launch=1, members=(), endpoint="", restore_from=None, why="first",
+        Generation(number=1, launch=1, members=(Member(rank=0, instance_id="i-1", address=""),), endpoint="", restore_from=None, why="first",
                    at=datetime.now(timezone.utc), writer=new_nonce()),
     )  # fmt: skip
     life = carry(checkpoint={"keep": 2})

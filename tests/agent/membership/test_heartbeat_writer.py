@@ -10,7 +10,7 @@ from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, generations, keys
-from cloudspot.jobstore.records import Generation, Heartbeat, Transfer, new_nonce
+from cloudspot.jobstore.records import Generation, Heartbeat, Member, Transfer, new_nonce
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.train import handoff as files
 
@@ -19,7 +19,7 @@ JOB = "digits-1"
 
 def propose(bench, number, launch):
     record = Generation(
-        number=number, launch=launch, members=(), endpoint="", restore_from=None, why="first",
+        number=number, launch=launch, members=(Member(rank=0, instance_id="i-1", address=""),), endpoint="", restore_from=None, why="first",
         at=datetime.now(timezone.utc), writer=new_nonce(),
     )  # fmt: skip
     generations.propose(bench.store, JOB, record)

@@ -218,7 +218,7 @@ def test_on_a_terminal_what_matches_is_coloured(jobs, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     record = LogRecord(stream="1-0", seq=0, time=START, text="\x1b[1mloss 0.5\x1b[0m and loss 0.4")
     with monkeypatch.context() as patch:
-        patch.setattr("cloudspot.cli.screen.output.echo", print)
+        patch.setattr("click.utils.should_strip_ansi", lambda *_: False)
         print_records([record], name_nodes=False, highlight=re.compile(r"loss [\d.]+"))
     line = capsys.readouterr().out
     assert line.endswith(" \x1b[31mloss 0.5\x1b[0m and \x1b[31mloss 0.4\x1b[0m\n")
@@ -283,3 +283,19 @@ def test_a_download_takes_the_filters_and_replaces_what_was_there(jobs, tmp_path
     (tmp_path / "file").write_text("")
     result = jobs.run("logs", "digits-7k3f", "--download", str(tmp_path / "file" / "x"), status=1)
     assert result.stderr == f"error: --download: {tmp_path}/file/x cannot be written: Not a directory\n"
+
+
+def test_objects_beside_the_nodes_logs_are_passed_over(jobs):
+    job_id = jobs.reclaimed_and_finished()
+    before = jobs.run("logs", job_id).stdout
+    for name in (
+        "foo/2026-01-01/000000000000",
+        "1-0-1/2026-01-01/000000000000",
+        "1-0/9999-99-99/000000000000",
+    ):
+        jobs.store.put(f"jobs/{job_id}/logs/{name}", b"\0")
+    assert jobs.run("logs", job_id).stdout == before
+    assert [each["rank"] for each in jobs.run_json("logs", job_id, "--list")] == [0, 0]
+    jobs.run("logs", job_id, "--prune", "2020-01-01", "--yes")
+    jobs.run("logs", job_id, "--download", str(jobs.scratch / "log"))
+    assert len(list((jobs.scratch / "log").iterdir())) == 2

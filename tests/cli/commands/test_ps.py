@@ -1,6 +1,6 @@
 """``cloudspot ps``."""
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 import msgspec
@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from jobclock import ago, at
 
+from cloudspot.cli.commands.ps import MAX_WORKED_OUT
 from cloudspot.cli.jobfields import FIELD_NAMES
 from cloudspot.cli.main import program
 from cloudspot.cli.screen import output
@@ -94,11 +95,47 @@ def test_the_summary_of_an_ended_job_is_all_that_is_read(jobs):
 
 def test_a_stale_summary_of_an_unfinished_job_is_not_believed(jobs):
     jobs.running("going-1")
-    write_summary(
-        jobs.store, summarise(HistoryReader(jobs.store, "going-1").read(), datetime.now(timezone.utc))
-    )
+    an_hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
+    write_summary(jobs.store, summarise(HistoryReader(jobs.store, "going-1").read(), an_hour_ago))
     jobs.add_exit("going-1", 1, "succeeded", step=100, minutes=110)
     assert [job["state"] for job in jobs.run_json("ps")] == ["succeeded"]
+
+
+@pytest.mark.parametrize("num_jobs", [2, 3])
+def test_of_many_jobs_that_nobody_drives_the_page_is_old_and_says_so(jobs, num_jobs):
+    an_hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
+    for number in range(num_jobs):
+        job_id = jobs.running(f"going-{number}")
+        write_summary(jobs.store, summarise(HistoryReader(jobs.store, job_id).read(), an_hour_ago))
+        jobs.add_exit(job_id, 1, "succeeded", step=100, minutes=110)
+    result = jobs.run("ps")
+    states = [line.split()[1] for line in result.stdout.splitlines()[1:]]
+    if num_jobs <= MAX_WORKED_OUT:
+        assert (states, result.stderr) == (["succeeded"] * num_jobs, "")
+    else:
+        assert states == ["running"] * num_jobs
+        assert result.stderr == (
+            f"warning: {num_jobs} unfinished jobs are shown as a driver last saw them, up to 1h 00m ago; "
+            "see how one stands now with: cloudspot show ID\n"
+        )
+    assert [job["state"] for job in jobs.run_json("ps", "--all")] == ["succeeded"] * num_jobs
+
+
+def test_a_job_whose_mark_was_lost_is_shown_all_the_same(jobs):
+    jobs.running("going-1")
+    for meta in list(jobs.store.list_objects(keys.live_prefix())):
+        jobs.store.delete(meta.key)
+    assert [job["state"] for job in jobs.run_json("ps")] == ["running"]
+
+
+def test_the_page_counts_no_further_than_one_listing_shows(jobs, monkeypatch):
+    monkeypatch.setattr("cloudspot.cli.commands.ps.PAGE", 1)
+    monkeypatch.setattr("cloudspot.jobstore.job_lists.MAX_RECENT", 2)
+    for number in range(4):
+        put_summary(jobs, f"done-{number}", minutes=number)
+    result = jobs.run("ps")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["ID", "done-3"]
+    assert result.stderr == "at least 1 more; see them with --all\n"
 
 
 def test_a_malformed_summary_hides_no_job(jobs):
@@ -111,9 +148,9 @@ def test_a_malformed_job_is_named_and_hides_no_other(jobs):
     jobs.running("going-1")
     jobs.submit("bad-1")
     jobs.store.put(keys.spec("bad-1"), b"{")
-    result = jobs.run("ps")
+    result = jobs.run("ps", status=8)
     assert "going-1" in result.stdout
-    assert result.stderr.startswith("warning: job bad-1: ")
+    assert result.stderr.startswith("warning: job bad-1: jobs/bad-1/spec is malformed: ")
 
 
 def test_a_submission_that_was_cut_short_is_no_job(jobs):
@@ -122,7 +159,7 @@ def test_a_submission_that_was_cut_short_is_no_job(jobs):
 
 
 def test_only_the_newest_ended_jobs_are_shown_unless_all_are_asked_for(jobs, monkeypatch):
-    monkeypatch.setattr("cloudspot.cli.commands.ps.MOST", 1)
+    monkeypatch.setattr("cloudspot.cli.commands.ps.PAGE", 2)
     jobs.reclaimed_and_finished("done-1")
     jobs.failed("broken-1")
     jobs.running("going-1")
@@ -157,6 +194,8 @@ def put_summary(jobs, job_id, *, minutes=0.0, **fields):
         **fields,
     }
     jobs.store.put(keys.index(job_id), b"")
+    submitted = values["submitted_at"].timestamp()
+    jobs.store.put(keys.recent(job_id, milliseconds=int(submitted * 1000)), b"")
     write_summary(jobs.store, Summary(**values))
 
 

@@ -9,6 +9,7 @@ from cloudspot.cli.commands.reconcile import is_long_over
 from cloudspot.controller.reconcile import Reconciler, Unlisted
 from cloudspot.errors import AuthError, ObjectMissing, TransientError
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.job_lists import list_live
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 
 
@@ -165,3 +166,39 @@ def test_a_store_that_answers_again_is_said_to(jobs, monkeypatch):
     monkeypatch.setattr(reconcile_module.time, "sleep", lambda seconds: None)
     said = jobs.run("reconcile", "--watch", status=130).stderr.splitlines()
     assert said[:2] == [f"error: {jobs.store.url}: no answer", f"no longer an error: {jobs.store.url}"]
+
+
+def test_jobs_that_are_not_marked_live_are_found_on_request(jobs):
+    for job_id in ("done-1", "done-2"):
+        unfinished(jobs, job_id)
+    jobs.submit("half-1")
+    jobs.store.delete(keys.spec("half-1"))
+    for meta in list(jobs.store.list_objects(keys.live_prefix())):
+        jobs.store.delete(meta.key)
+    assert jobs.run("reconcile").output == ""
+    lines = jobs.run("reconcile", "--all").stdout.splitlines()
+    assert [line[21:] for line in lines if "job succeeded" in line] == [
+        "done-1    job succeeded",
+        "done-2    job succeeded",
+    ]
+    assert list_live(jobs.store) == {}
+
+
+def test_a_request_for_all_jobs_leaves_alone_what_ended_long_ago(jobs, monkeypatch):
+    jobs.reclaimed_and_finished("done-1")
+    unfinished(jobs, "done-2")
+    for meta in list(jobs.store.list_objects(keys.live_prefix())):
+        jobs.store.delete(meta.key)
+    monkeypatch.setattr(reconcile_module, "LONG_OVER", timedelta(hours=1))
+    reconcile_module.mark_all(jobs.store)
+    assert set(list_live(jobs.store)) == {"done-2"}
+
+
+def test_a_request_for_all_jobs_names_one_that_cannot_be_read_from_then_on(jobs):
+    jobs.submit("bad-1")
+    jobs.store.put(keys.spec("bad-1"), b"{")
+    for meta in list(jobs.store.list_objects(keys.live_prefix())):
+        jobs.store.delete(meta.key)
+    assert jobs.run("reconcile").stderr == ""
+    for arguments in (("reconcile", "--all"), ("reconcile",)):
+        assert jobs.run(*arguments, status=1).stderr.startswith("error: bad-1: jobs/bad-1/spec is malformed")

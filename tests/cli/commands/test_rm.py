@@ -121,7 +121,10 @@ def test_no_command_trips_over_a_job_half_removed(jobs, tmp_path, number):
     expected = {"broken-abcd"} | ({job_id} if spec_is_there else set())
     assert {each["id"] for each in jobs.run_json("ps", "--all")} == expected
     jobs.run("reconcile")
-    assert all_keys(jobs.store) - before <= {keys.summary(job_id), keys.summary("broken-abcd")}
+    ids = (job_id, "broken-abcd")
+    assert all_keys(jobs.store) - before <= {
+        key(one) for one in ids for key in (keys.summary, keys.settled_launches)
+    }
     if not spec_is_there:
         assert jobs.run("show", job_id, status=5).stderr.startswith("error: no job 'digits-7k3f'")
     if keys.index(job_id) in before:
@@ -129,3 +132,15 @@ def test_no_command_trips_over_a_job_half_removed(jobs, tmp_path, number):
     assert not [key for key in all_keys(jobs.store) if job_id in key]
     jobs.submit(job_id)
     assert [each["state"] for each in jobs.run_json("ps") if each["id"] == job_id] == ["queued"]
+
+
+def test_a_job_that_cannot_be_read_is_named_and_left_and_the_others_go(jobs):
+    jobs.reclaimed_and_finished()
+    jobs.failed()
+    jobs.store.put(keys.journal("broken-abcd", 2), b"{")
+    before = {key for key in all_keys(jobs.store) if key.startswith("jobs/broken-abcd/")}
+    result = jobs.run("rm", "broken-abcd", "digits-7k3f", "-y", status=8)
+    assert result.stderr.startswith(
+        "warning: job broken-abcd is not deleted: jobs/broken-abcd/journal/00000002 is malformed: "
+    )
+    assert {key for key in all_keys(jobs.store) if key.startswith("jobs/")} == before

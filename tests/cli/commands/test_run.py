@@ -4,7 +4,8 @@ import pytest
 
 from cloudspot.cli.commands import run as run_module
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.reader import HistoryReader, list_jobs
+from cloudspot.jobstore.job_lists import list_jobs
+from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.local.provider import LocalProvider
 
 

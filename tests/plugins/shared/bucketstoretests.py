@@ -9,13 +9,14 @@ from __future__ import annotations
 import mmap
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from lossyproxy import LossyProxy
 
-from cloudspot.emulation.api_faults import Faults
+from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -32,6 +33,16 @@ from cloudspot.jobstore.store_probe import probe
 from cloudspot.registry import open_store
 
 MIB = 1 << 20
+OBJECT_NAMES = ("Key", "Prefix", "name", "object", "prefix")
+"""What the clouds call the parameter of a request that names an object, or those to list."""
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def rights_named(file: str, service: str) -> frozenset[str]:
+    """Return the rights of a service that a policy or role in the docs grants."""
+    found = re.findall(rf"(?:^- |\")({service}[:.][\w.]+)", (DOCS / file).read_text(), re.MULTILINE)
+    assert found, file
+    return frozenset(found)
 
 
 class BucketCloud(ABC):
@@ -55,6 +66,14 @@ class BucketCloud(ABC):
     other_wrong_urls: ClassVar[Sequence[tuple[str, str]]] = ()
     large_bytes: ClassVar[int]
     """The size of a stream of three parts."""
+    granted_to_nodes: ClassVar[frozenset[str]]
+    """The rights on the bucket that the docs' policy gives a machine."""
+    granted_to_submitters: ClassVar[frozenset[str]]
+    """The same, to whoever runs ``cloudspot``."""
+    needed_by_the_check_alone: ClassVar[frozenset[str]]
+    """Rights of both policies that only ``providers check`` takes; on a cloud that has one role for both."""
+    rights_of: ClassVar[Callable[[Call], frozenset[str]]]
+    """The right that a request took."""
     faults: Faults
     url: str
 
@@ -143,6 +162,27 @@ class BucketStoreTests:
         store.delete("k")
         wanted = ("put", "put", "get", "get", "get", "head", "list", "delete")
         assert cloud.faults.actions() == [cloud.actions[request] for request in wanted]
+
+    def test_a_store_takes_each_right_that_the_policies_grant_and_stays_below_its_prefix(self, cloud, store):
+        cloud.faults.calls.clear()
+        store.put("k", b"x", if_absent=True)
+        upload(store, "large", bytes(cloud.large_bytes))
+        with pytest.raises(ZeroDivisionError), store.open_upload("left") as stream:
+            stream.write(bytes(cloud.large_bytes))
+            raise ZeroDivisionError
+        assert (store.get("k"), store.head("k").size) == (b"x", 1)
+        assert [meta.key for meta in store.list_objects("")] == ["k", "large"]
+        store.delete("k")
+        taken = frozenset().union(*(cloud.rights_of(call) for call in cloud.faults.calls))
+        assert taken == cloud.granted_to_nodes - cloud.needed_by_the_check_alone
+        names = {call.parameters.get(name) for call in cloud.faults.calls for name in OBJECT_NAMES}
+        objects = {"some/prefix/k", "some/prefix/large", "some/prefix/left"}
+        assert objects <= set(filter(None, names)) <= {*objects, "some/prefix/"}
+        cloud.faults.calls.clear()
+        store.check()
+        checked = frozenset().union(*(cloud.rights_of(call) for call in cloud.faults.calls))
+        assert cloud.needed_by_the_check_alone <= checked
+        assert taken | checked == cloud.granted_to_submitters
 
     def test_opening_asks_nothing_and_a_prefix_may_end_with_a_slash(self, cloud, bucket):
         cloud.faults.calls.clear()

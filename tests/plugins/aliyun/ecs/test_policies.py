@@ -102,6 +102,11 @@ def test_a_node_may_use_its_bucket_and_release_machines_of_cloudspots():
     assert "*" not in "".join(actions)
 
 
+def test_a_node_may_use_all_objects_of_the_one_bucket():
+    of_oss = [one for actions, one in statements("policy-node.json") if min(actions).startswith("oss:")]
+    assert [one["Resource"] for one in of_oss] == ["acs:oss:*:*:BUCKET", "acs:oss:*:*:BUCKET/*"]
+
+
 def test_machines_are_ended_and_changed_only_if_they_are_cloudspots():
     for name in ("policy-submitter.json", "policy-node.json"):
         for actions, statement in statements(name):

@@ -104,6 +104,30 @@ def test_a_node_has_no_right_of_ec2s():
     assert "*" not in "".join(actions)
 
 
+def test_a_node_may_use_all_objects_of_the_one_bucket_and_cloudspots_logs():
+    statements = json.loads((POLICIES / "policy-node.json").read_text())["Statement"]
+    assert {one["Sid"]: one["Resource"] for one in statements} == {
+        "Bucket": "arn:aws:s3:::BUCKET",
+        "Objects": "arn:aws:s3:::BUCKET/*",
+        "Logs": "arn:aws:logs:*:*:log-group:/cloudspot/*",
+    }
+
+
+def test_each_role_is_assumed_by_the_one_service_that_acts_in_it():
+    services = {"node": "ec2", "limit": "scheduler", "drill": "fis"}
+    for name, service in services.items():
+        (statement,) = json.loads((POLICIES / f"trust-{name}.json").read_text())["Statement"]
+        assert statement["Principal"] == {"Service": f"{service}.amazonaws.com"}
+        assert statement["Action"] == "sts:AssumeRole"
+
+
+def test_the_drills_role_can_reclaim_cloudspots_machines_only():
+    acting, looking = json.loads((POLICIES / "policy-drill.json").read_text())["Statement"]
+    assert acting["Action"] == "ec2:SendSpotInstanceInterruptions"
+    assert acting["Condition"] == {"Null": {"ec2:ResourceTag/cloudspot-job": "false"}}
+    assert looking["Action"] == "ec2:DescribeInstances"
+
+
 def test_the_limits_role_can_end_cloudspots_machines_only():
     (statement,) = json.loads((POLICIES / "policy-limit.json").read_text())["Statement"]
     assert statement["Action"] == "ec2:TerminateInstances"

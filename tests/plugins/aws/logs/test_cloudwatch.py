@@ -6,12 +6,14 @@ from datetime import datetime, timedelta, timezone
 
 import boto3
 import pytest
+from bucketstoretests import rights_named
 from logservicetests import LogService, LogServiceTests, line, seqs
 
 from cloudspot.errors import AuthError
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.cloudwatch import CloudWatchLogSink
+from cloudspot_aws_sandbox.rights import rights_of
 
 STORE = "s3://bucket/one"
 MARK = "2ddc08ea"
@@ -215,3 +217,18 @@ def test_a_stream_is_a_piece_that_can_be_removed_and_is_made_again_by_its_writer
     aws.faults.denied.add("logs:DeleteLogStream")
     with pytest.raises(AuthError, match="logs:DeleteLogStream"):
         make_sink().remove(pieces)
+
+
+def test_a_sink_takes_each_right_on_logs_that_the_policies_grant_and_no_other(aws, make_sink):
+    def rights_taken():
+        taken = frozenset().union(*map(rights_of, aws.faults.calls))
+        aws.faults.calls.clear()
+        return taken
+
+    for seq in range(2):  # the second by another agent of the machine
+        make_sink().write([line(seq)])
+    assert rights_taken() == rights_named("aws/policy-node.json", "logs")
+    reader = make_sink()
+    assert seqs(record for stream in reader.streams() for record in reader.read(stream)) == [0, 1]
+    reader.remove(reader.pieces())
+    assert rights_taken() == rights_named("aws/policy-submitter.json", "logs")

@@ -8,13 +8,14 @@ from typing import ClassVar
 
 import boto3
 import pytest
-from bucketstoretests import BucketCloud
+from bucketstoretests import BucketCloud, rights_named
 from lossyproxy import LossyProxy
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.s3 import S3Store
+from cloudspot_aws_sandbox.rights import rights_of
 
 PART_BYTES = 5 << 20
 _numbers = itertools.count()
@@ -100,6 +101,10 @@ class S3Cloud(BucketCloud):
         ("s3://fast--use1-az4--x-s3", "a directory bucket lists in no order"),
     )
     large_bytes = 3 * PART_BYTES
+    granted_to_nodes = rights_named("aws/policy-node.json", "s3")
+    granted_to_submitters = rights_named("aws/policy-submitter.json", "s3")
+    needed_by_the_check_alone: ClassVar = frozenset()
+    rights_of = staticmethod(rights_of)
 
     def __init__(self, aws, s3):
         self._strict, self._client = aws.s3, s3

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import google.cloud.logging
 import pytest
+from bucketstoretests import rights_named
 from logservicetests import LogService, LogServiceTests, line, seqs
 
 from cloudspot.cli.joblog.logtail import LogTail
@@ -13,6 +14,7 @@ from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.cloudlogging import CloudLoggingSink
+from cloudspot_gcp_sandbox.taken import rights_of
 
 STORE = "gs://bucket/one"
 NOW = datetime.now(timezone.utc).replace(microsecond=0)
@@ -357,3 +359,17 @@ def test_lines_that_logging_refuses_do_not_hold_up_those_to_come(gcp, make_sink,
     assert "Cloud Logging refuses lines of 1-0" in caplog.text
     sink.write([line(1)])
     assert seqs(make_sink(now=lambda: NOW + timedelta(hours=1)).read("1-0")) == [1]
+
+
+def test_a_sink_takes_each_right_on_logs_that_the_roles_grant_and_no_other(gcp, make_sink):
+    def rights_taken():
+        taken = frozenset().union(*map(rights_of, gcp.faults.calls))
+        gcp.faults.calls.clear()
+        return {right for right in taken if right.startswith("logging.")}
+
+    for seq in range(2):  # the second by another agent of the machine
+        make_sink().write([line(seq)])
+    assert rights_taken() == rights_named("gcp/role-node.yaml", "logging")
+    reader = make_sink()
+    assert seqs(record for stream in reader.streams() for record in reader.read(stream)) == [0, 1]
+    assert rights_taken() == rights_named("gcp/role-submitter.yaml", "logging")

@@ -6,9 +6,10 @@ import itertools
 from typing import ClassVar
 
 import pytest
-from bucketstoretests import BucketCloud
+from bucketstoretests import BucketCloud, rights_named
 
 from cloudspot_gcp.gcs import GcsStore
+from cloudspot_gcp_sandbox.taken import rights_of
 
 PART_BYTES = 1 << 20
 _numbers = itertools.count()
@@ -58,6 +59,9 @@ class GcsCloud(BucketCloud):
         ("gs://bucket..x", "is not a bucket name"),
     )
     large_bytes = 3 * PART_BYTES
+    granted_to_nodes = granted_to_submitters = rights_named("gcp/role-bucket.yaml", "storage")
+    needed_by_the_check_alone: ClassVar = frozenset({"storage.buckets.get"})
+    rights_of = staticmethod(rights_of)
 
     def __init__(self, gcp):
         self._storage = gcp.storage

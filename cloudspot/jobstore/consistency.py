@@ -1,0 +1,80 @@
+"""Check that a job's records fit each other and their keys, for the folds rely on their numbers; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.records import Closed, Exit, Generation, Intent, JournalRecord, Notice
+
+
+def check_journal(job_id: str, journal: Sequence[JournalRecord]) -> None:
+    """Check that launches are numbered from 1, that each is closed before the next, and that the end is last.
+
+    Raises:
+        CorruptData: the message names the first key that does not fit.
+    """
+    opened = closed = 0
+    for number, record in enumerate(journal, start=1):
+        if isinstance(record, Intent):
+            fits = record.launch == opened + 1 == closed + 1
+            opened = record.launch
+        elif isinstance(record, Closed):
+            fits = record.launch == opened == closed + 1
+            closed = record.launch
+        else:
+            fits = number == len(journal)
+        if not fits:
+            key = keys.journal(job_id, number)
+            raise CorruptData(f"{key} does not follow from the records before it: {_described(record)}")
+
+
+def _described(record: JournalRecord) -> str:
+    if isinstance(record, Intent | Closed):
+        return f"it {'opens' if isinstance(record, Intent) else 'closes'} launch {record.launch}"
+    return "it ends the job, and others follow it"
+
+
+def check_generation(generation: Generation, number: int, key: str) -> None:
+    """Check a generation by itself: its own number, each node once, and a checkpoint of an older one.
+
+    Raises:
+        CorruptData: the message names ``key``.
+    """
+    ranks = [member.rank for member in generation.members]
+    restored = generation.restore_from
+    if generation.number != number:
+        raise CorruptData(f"{key} holds the record of generation {generation.number}")
+    if not ranks or len(ranks) != len(set(ranks)):
+        raise CorruptData(f"{key} names no nodes, or one of them twice: {ranks[:20]}")
+    if restored is not None and restored.generation >= number:
+        raise CorruptData(f"{key} resumes from checkpoint {restored}, which is not of an older generation")
+
+
+def check_members(job_id: str, generations: Sequence[Generation], num_nodes: Mapping[int, int]) -> None:
+    """Check that the launches have the nodes that the generations name.
+
+    ``num_nodes`` is by launch. It may lack the newest: its intent may have been written since it was made.
+
+    Raises:
+        CorruptData: the message names the key of the generation.
+    """
+    for generation in generations:
+        most = num_nodes.get(generation.launch)
+        ranks = [member.rank for member in generation.members]
+        if most is not None and max(ranks) >= most:
+            raise CorruptData(
+                f"{keys.generation(job_id, generation.number)} names node {max(ranks)} of launch "
+                f"{generation.launch}, which has {most} nodes"
+            )
+
+
+def check_place(record: object, launch: int, rank: int, key: str) -> None:
+    """Check that a node's record names the node under whose key it is.
+
+    Raises:
+        CorruptData: the message names ``key``.
+    """
+    if isinstance(record, Exit | Notice) and (record.launch, record.rank) != (launch, rank):
+        raise CorruptData(f"{key} holds a record of node {record.rank} of launch {record.launch}")

@@ -1,0 +1,99 @@
+"""A copy of the launches of which nothing new can come, so that a long history is read with one request.
+
+The records themselves stay, and decide: the copy only saves the reading of them. It holds create-only
+records, which never change, and of overwritten ones the last. So any version of it is right, however old,
+and writers need not agree; a driver writes it when launches have settled. It names the submission that it
+belongs to, since a driver that was suspended while its job was removed may write it for the next job of that
+id. A copy that cannot be read, or does not fit, counts as none.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from cloudspot.errors import CorruptData
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.consistency import check_generation, check_journal, check_members, check_place
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.records import SettledLaunch, SettledLaunches, Submission
+from cloudspot.jobstore.stored_records import find_record
+
+LATE_SECONDS = 60 * 60.0
+"""After a launch was closed, its machines may still write for this long; drivers end them long before."""
+
+
+def settled_launches(history: History, now: datetime) -> tuple[LaunchHistory, ...]:
+    """Return the launches, from the first on, of which nothing new can come; ``now`` is the wall clock.
+
+    A clock that is wrong hides late words of a machine that was cut off, which tell how it ended.
+    """
+    found = []
+    for launch in history.launches:
+        if launch.closed is None:
+            break
+        claimed = {rank for rank, slot in launch.slots.items() if slot.instance_id is not None}
+        is_late = now - launch.closed.at > timedelta(seconds=LATE_SECONDS)
+        # After its exit record a node writes nothing.
+        have_left = claimed <= launch.own_exits.keys()
+        if not is_late and not have_left:
+            break
+        found.append(launch)
+    return tuple(found)
+
+
+def write_settled(store: ObjectStore, history: History, launches: tuple[LaunchHistory, ...]) -> None:
+    """Replace the job's copy; ``launches`` are those that ``settled_launches`` returned."""
+    submission = history.submission
+    record = SettledLaunches(
+        submission=submission.writer,
+        launches=tuple(_to_record(launch) for launch in launches),
+        generations=history.generations,
+    )
+    patient(store).put(keys.settled_launches(submission.job_id), codec.encode(record))
+
+
+def find_settled(store: ObjectStore, submission: Submission) -> SettledLaunches | None:
+    """Return the job's copy, or None."""
+    key = keys.settled_launches(submission.job_id)
+    try:
+        found = find_record(patient(store), key, SettledLaunches)
+        if found is None or found.submission != submission.writer:
+            return None
+        _check(found, submission.job_id, key)
+    except CorruptData:
+        return None
+    return found
+
+
+def _to_record(launch: LaunchHistory) -> SettledLaunch:
+    assert launch.closed is not None, "only closed launches settle"
+    # The request is large, and only that of an open launch is ever needed.
+    request = msgspec.structs.replace(launch.intent.request, body={})
+    return SettledLaunch(
+        intent=msgspec.structs.replace(launch.intent, request=request),
+        closed=launch.closed,
+        slots=dict(launch.slots),
+        exits=dict(launch.exits),
+        notices=dict(launch.notices),
+        heartbeats=dict(launch.heartbeats),
+    )
+
+
+def _check(found: SettledLaunches, job_id: str, key: str) -> None:
+    """Check the copy as readers check the records themselves."""
+    num_nodes = {one.intent.launch: one.intent.num_nodes for one in found.launches}
+    check_journal(job_id, [record for one in found.launches for record in (one.intent, one.closed)])
+    for number, generation in enumerate(found.generations, start=1):
+        check_generation(generation, number, key)
+    check_members(job_id, found.generations, num_nodes)
+    for one in found.launches:
+        launch = one.intent.launch
+        for records in (one.slots, one.exits, one.notices, one.heartbeats):
+            for rank, record in records.items():
+                check_place(record, launch, rank, key)
+                if not 0 <= rank < one.intent.num_nodes:
+                    raise CorruptData(f"{key} names node {rank} of launch {launch}")

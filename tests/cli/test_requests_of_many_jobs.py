@@ -1,0 +1,51 @@
+"""The cost of ``reconcile``, ``ps`` and ``show`` where many jobs have ended: that of the live ones."""
+
+import pytest
+from many_jobs import ManyJobs
+from memorystore import InMemoryStore
+from request_counts import RequestCounts, check_limits
+
+from cloudspot.cli.commands import ps
+from cloudspot.jobstore.job_lists import list_live
+
+
+@pytest.fixture
+def town(tmp_path):
+    return ManyJobs(InMemoryStore(), tmp_path / "work")
+
+
+@pytest.fixture
+def counts(town, tmp_path):
+    return RequestCounts(town, tmp_path / "faults")
+
+
+def test_the_limits_hold_where_most_jobs_have_ended(town, counts):
+    """A pass asked 39 times for each job that had ever ended, and ``ps`` once."""
+    for _ in range(120):
+        town.add_ended()
+    live = [town.add_live() for _ in range(20)]
+    long_job = town.add_long(num_launches=60, num_commits=2500)
+    town.settle()
+    assert set(list_live(town.store)) == {*live, long_job}
+    check_limits(counts, num_live=len(live) + 1, long_job=long_job)
+
+
+def test_a_job_that_has_ended_adds_no_request(town, counts):
+    town.add_live()
+    costs = []
+    for num_more in (0, 1, 30):
+        for _ in range(num_more):
+            town.add_ended()
+        town.settle()
+        town.run_pass()
+        costs.append(counts.of_pass())
+    assert costs[0] == costs[1] == costs[2]
+
+
+def test_all_that_is_live_is_driven_and_the_newest_of_it_shown(town, counts):
+    live = [town.add_live() for _ in range(ps.PAGE + 4)]
+    for _ in range(5):
+        town.add_ended()
+    town.settle()
+    assert counts.of_ps()[1] == live[::-1][: ps.PAGE]
+    assert {one.job_id for one in town.run_pass()} == set(live)

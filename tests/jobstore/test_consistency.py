@@ -1,0 +1,123 @@
+"""Records that contradict each other or their keys."""
+
+import pytest
+from made_records import Records
+
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.consistency import check_generation, check_journal, check_members
+from cloudspot.jobstore.generations import read_generations
+from cloudspot.jobstore.reader import HistoryReader, read_summary
+from cloudspot.jobstore.records import Summary
+from cloudspot.local.filestore import FileStore
+
+MADE = Records()
+
+
+@pytest.mark.parametrize(
+    "journal",
+    [
+        [],
+        [MADE.intent(1)],
+        [
+            MADE.intent(1),
+            MADE.closed("reclaimed", 1),
+            MADE.intent(2),
+            MADE.closed("succeeded", 2),
+            MADE.finished(),
+        ],
+        [MADE.finished()],
+    ],
+)
+def test_a_journal_in_order_is_accepted(journal):
+    check_journal("x", journal)
+
+
+@pytest.mark.parametrize(
+    ("journal", "number", "what"),
+    [
+        ([MADE.intent(2)], 1, "it opens launch 2"),
+        ([MADE.closed("lost", 1)], 1, "it closes launch 1"),
+        ([MADE.intent(1), MADE.intent(2)], 2, "it opens launch 2"),
+        ([MADE.intent(1), MADE.closed("lost", 7)], 2, "it closes launch 7"),
+        ([MADE.intent(1), MADE.closed("lost", 1), MADE.closed("lost", 1)], 3, "it closes launch 1"),
+        ([MADE.finished(), MADE.intent(1)], 1, "it ends the job, and others follow it"),
+    ],
+)
+def test_a_journal_out_of_order_names_the_record_that_does_not_follow(journal, number, what):
+    with pytest.raises(CorruptData, match=f"jobs/x/journal/{number:08d} does not follow .*: {what}"):
+        check_journal("x", journal)
+
+
+@pytest.mark.parametrize(
+    ("generation", "what"),
+    [
+        (MADE.generation(2), "holds the record of generation 2"),
+        (MADE.generation(1, ranks=()), "names no nodes"),
+        (MADE.generation(1, ranks=(0, 0)), "one of them twice"),
+        (MADE.generation(1, restored=(1, 5)), "resumes from checkpoint 1-5"),
+    ],
+)
+def test_a_generation_that_contradicts_itself_is_corrupt(generation, what):
+    with pytest.raises(CorruptData, match=f"k .*{what}"):
+        check_generation(generation, 1, "k")
+
+
+def test_a_generation_may_be_of_a_launch_that_was_not_yet_known():
+    generations = [MADE.generation(1, ranks=(0, 1)), MADE.generation(2, launch=2, ranks=(7,))]
+    check_members("x", generations, {1: 2})
+    with pytest.raises(
+        CorruptData, match="jobs/x/generations/000002 names node 7 of launch 2, which has 2 nodes"
+    ):
+        check_members("x", generations, {1: 2, 2: 2})
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A job with one launch of one node."""
+    store = FileStore(f"file://{tmp_path}/store")
+    submission = MADE.history().submission
+    store.put(keys.spec("digits-1"), codec.encode(submission))
+    store.put(keys.journal("digits-1", 1), codec.encode(MADE.intent(1)))
+    store.put(keys.slot("digits-1", 1, 0), codec.encode(MADE.slot("i-1-0")))
+    return store
+
+
+def test_a_record_under_another_key_than_its_own_is_corrupt(store):
+    store.put(keys.exit_record("digits-1", 1, 0), codec.encode(MADE.exit("failed", rank=3)))
+    with pytest.raises(
+        CorruptData, match=r"nodes/000001/0000/exit\.json holds a record of node 3 of launch 1"
+    ):
+        HistoryReader(store, "digits-1").read()
+    store.put(keys.generation("digits-1", 1), codec.encode(MADE.generation(4)))
+    with pytest.raises(CorruptData, match="generations/000001 holds the record of generation 4"):
+        read_generations(store, "digits-1")
+    store.put(keys.spec("other-1"), store.get(keys.spec("digits-1")))
+    with pytest.raises(CorruptData, match="jobs/other-1/spec holds the submission of job 'digits-1'"):
+        HistoryReader(store, "other-1").read()
+    summary = Summary(
+        job_id="digits-1", provider="sim", state="queued", step=0, steps_total=None, attempts=0, spent=0.0,
+        currency="USD", submitted_at=MADE.start, metrics={}, detail="", at=MADE.start,
+    )  # fmt: skip
+    store.put(keys.summary("other-1"), codec.encode(summary))
+    with pytest.raises(CorruptData, match="jobs/other-1/summary holds the summary of job 'digits-1'"):
+        read_summary(store, "other-1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "launches/000001/nodes/0001",
+        "launches/0000001/nodes/0000",
+        "launches/000002/nodes/0000",
+        "nodes/000001/0001/heartbeat",
+        "nodes/000009/0000/exit.json",
+        "commits/000000-000000000001",
+        "commits/0000001-000000000001",
+        "commits/1-1",
+    ],
+)
+def test_a_key_that_no_node_of_the_job_writes_is_passed_over(store, name):
+    before = HistoryReader(store, "digits-1").read()
+    store.put(keys.job_prefix("digits-1") + name, b"\0")
+    assert HistoryReader(store, "digits-1").read() == before

@@ -1,0 +1,49 @@
+"""Which record lies under which key."""
+
+import re
+
+from cloudspot.jobstore.records import (
+    Commit,
+    Exit,
+    Generation,
+    Heartbeat,
+    JournalRecord,
+    Notice,
+    Part,
+    Removal,
+    Slot,
+    StopRequest,
+    Submission,
+    Summary,
+    Suspicions,
+)
+from cloudspot.jobstore.submission import _Secrets
+from cloudspot.model import LogRecord
+
+KINDS = (
+    (r"index/[^/]+", Removal),
+    (r"jobs/[^/]+/spec", Submission),
+    (r"jobs/[^/]+/secrets", _Secrets),
+    (r"jobs/[^/]+/summary", Summary),
+    (r"jobs/[^/]+/suspicions", Suspicions),
+    (r"jobs/[^/]+/stop", StopRequest),
+    (r"jobs/[^/]+/journal/\d+", JournalRecord),
+    (r"jobs/[^/]+/launches/\d+/nodes/\d+", Slot),
+    (r"jobs/[^/]+/generations/\d+", Generation),
+    (r"jobs/[^/]+/nodes/\d+/\d+/heartbeat", Heartbeat),
+    (r"jobs/[^/]+/nodes/\d+/\d+/notice", Notice),
+    (r"jobs/[^/]+/nodes/\d+/\d+/exit.json", Exit),
+    (r"jobs/[^/]+/commits/[^/]+", Commit),
+    (r"jobs/[^/]+/checkpoints/[^/]+/parts/\d+", Part),
+    (r"jobs/[^/]+/logs/[^/]+/[^/]+/\d+", LogRecord),
+)
+"""Every record by its key."""
+ODD = ("odd-ended", "odd-live")
+"""Jobs to spoil, one of them live; the fixture ``four_jobs`` writes them."""
+HEALTHY = ("good-ended", "good-live")
+"""The others."""
+
+
+def kind_of(key):
+    """Return the type of the record under a key, or None."""
+    return next((kind for pattern, kind in KINDS if re.fullmatch(pattern, key)), None)
