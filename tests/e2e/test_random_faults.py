@@ -342,12 +342,6 @@ def load() -> Iterator[None]:
         process.wait()
 
 
-@pytest.mark.usefixtures("small_disk")
-@pytest.mark.parametrize("seed", [10, 1001])
-def test_random_faults_cost_no_bit_and_leave_nothing(user: User, seed: int, undisturbed) -> None:
-    outlive_faults(user, seed, undisturbed)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("small_disk")
