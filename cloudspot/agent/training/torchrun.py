@@ -110,9 +110,9 @@ class Trainer:
     def start(cls, plan: TrainerPlan, handoff: Path) -> Trainer:
         """Start torchrun; it reads nothing from the agent and lives without it."""
         environment = {
-            **plan.environment,
-            files.HANDOFF: str(handoff),
             "OMP_NUM_THREADS": str(omp_threads(plan.procs_per_node, os.environ)),
+            **plan.environment,  # The job file may give another number of threads.
+            files.HANDOFF: str(handoff),
             # With the agent's store shared, a restart after a loss dials dead peers and hangs in four
             # of six runs (pytorch#135712, #135957; torch 2.13).
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

@@ -197,6 +197,13 @@ def test_the_processes_of_a_node_share_the_cores_that_it_is_said_to_have():
     assert omp_threads(4, {"CLOUDSPOT_CORES": "2"}) == 1
 
 
+def test_the_job_file_may_say_another_number_of_threads(start, tmp_path, wait_until, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    trainer = start("import os; print(os.environ['OMP_NUM_THREADS'])")
+    wait_until(lambda: trainer.poll() is not None)
+    assert (tmp_path / "train.log").read_text() == "3\n"
+
+
 def test_the_last_lines_are_the_scripts_and_not_torchruns(tmp_path):
     """Of the forty, thirty were its own insides."""
     report = (
