@@ -178,7 +178,7 @@ def test_the_command_reads_what_the_boot_script_exports(bench):
     node.agent_ended.touch()
     environment = {
         **os.environ, "CLOUDSPOT_JOB": JOB, "CLOUDSPOT_LAUNCH": "1", "CLOUDSPOT_STORE": bench.store.url,
-        "CLOUDSPOT_PROVIDER": "local", "CLOUDSPOT_NODE_DIR": str(node.directory), "CLOUDSPOT_TRAIN_PYTHON": "x",
+        "CLOUDSPOT_PROVIDER": "local", "CLOUDSPOT_SUBMISSION": "5" * 64, "CLOUDSPOT_NODE_DIR": str(node.directory), "CLOUDSPOT_TRAIN_PYTHON": "x",
         "CLOUDSPOT_ARENA": str(bench.root / "arena"),
     }  # fmt: skip
     command = [sys.executable, "-m", "cloudspot.agent.shutdown", "--seconds", "20", "--source", "hook"]

@@ -183,6 +183,7 @@ class Records:
                 at=START,
                 writer="w",
             ),
+            "submission_sha256": "5" * 64,
             "stop": None,
             "launches": launches,
             "generations": (),

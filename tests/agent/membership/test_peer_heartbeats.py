@@ -48,7 +48,7 @@ class Launch:
         self.spec = spec = spec_from_json(self.spec_table)
         self.contexts, self.writers, self.peers = [], [], []
         for rank in range(num_nodes):
-            node = Node("digits-1", 1, "memory://", "given", directory, "python", directory)
+            node = Node("digits-1", 1, "memory://", "given", directory, "python", directory, "5" * 64)
             identity = NodeIdentity(instance_id=f"m-{rank}", rank=rank, address="10.0.0.1")
             context = NodeContext(node, self.store, None, Job(None, spec, identity), NodeMemory())
             context.status.generation, context.status.state = 1, "running"
