@@ -21,6 +21,8 @@ from cloudspot.jobstore.records import (
 )
 from cloudspot.train import handoff as files
 
+MAX_METRICS_BYTES = 1 << 20
+"""How much of the metrics is read at a time."""
 MAX_PHASES = 64
 """Enough for a dozen generations; the heartbeat stays small."""
 
@@ -169,10 +171,12 @@ class Status:
         try:
             with path.open("rb") as file:
                 file.seek(offset)
-                data = file.read()
+                data = file.read(MAX_METRICS_BYTES)
         except FileNotFoundError:
             return self._metrics
         end = data.rfind(b"\n") + 1
+        if len(data) == MAX_METRICS_BYTES and end == 0:
+            end = len(data)  # no line of the session's: it is left out
         for line in data[:end].splitlines():
             with suppress(ValueError, KeyError, TypeError):  # the trainer wrote it: it ends no agent
                 self._metrics.update(json.loads(line)["values"])

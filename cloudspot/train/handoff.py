@@ -244,7 +244,8 @@ def read_exited(handoff: Path, rank: int) -> int | None:
 def read_progress(handoff: Path, rank: int) -> tuple[int, int | None] | None:
     """Return a rank's (step begun, total or None); None before it has said anything."""
     try:
-        data = progress_path(handoff, rank).read_bytes()
+        with progress_path(handoff, rank).open("rb") as file:
+            data = file.read(PROGRESS.size)
     except FileNotFoundError:
         return None
     if len(data) < PROGRESS.size:

@@ -1,5 +1,6 @@
 """The courier: from a sealed slot to a commit, through failures of the store and deaths of the agent."""
 
+import os
 import time
 from datetime import datetime, timezone
 
@@ -281,6 +282,7 @@ def test_an_outage_delays_a_commit_and_loses_none(bench, carry, node, tmp_path):
     [
         lambda seal: seal.write_text("{"),
         lambda seal: seal.write_text("{}"),
+        lambda seal: os.truncate(seal, courier_module.MAX_SEAL_BYTES + 1),
         lambda seal: seal.write_text(seal.read_text().replace("/slot-", "/gone-")),
         lambda seal: seal.write_text(seal.read_text().replace('"nbytes": 7', '"nbytes": 7000')),
         lambda seal: seal.write_text(seal.read_text().replace('"rank": 0', '"rank": 3')),

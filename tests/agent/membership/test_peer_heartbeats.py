@@ -113,7 +113,7 @@ class Launch:
         self.driver = Controller(
             self.store,
             "digits-1",
-            SimpleNamespace(provisioner=lambda: provisioner),
+            SimpleNamespace(provisioner=lambda: provisioner, check_adopted=lambda job_id, **submitted: None),
             clock=Clock(now=lambda: START + timedelta(seconds=self.now), monotonic=lambda: self.now),
         )
         self._repeat(self.driver.tick, lambda: self.driver.poll_seconds)
