@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cloudspot.disk.locks import lock
 from cloudspot.disk.partial_files import write_whole
 from cloudspot.disk.private_directories import make_private
 from cloudspot.errors import NotAdopted, SpecError
-from cloudspot.local.home import HOME, lock, state_home
+from cloudspot.local.home import HOME, state_home
 
 _KEY = "key"
 _KEY_BYTES = 32
