@@ -174,11 +174,12 @@ STRIKES: dict[str, Callable[[Run], None]] = {
 }
 
 
-def settings(num_nodes: int) -> tuple[str, ...]:
-    """Return the overrides of a job with so many nodes."""
+def settings(num_nodes: int, *, step_seconds: float) -> tuple[str, ...]:
+    """Return the overrides of a job with so many nodes, whose steps take so long at least."""
     # Three ranks or more are bit-equal only by request.
     exact = ('run.env.TINY_EXACT="1"',) if num_nodes > 2 else ()
-    return (f"nodes={num_nodes}", 'run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.03"', *exact)
+    steps = ('run.env.TINY_EPOCHS="12"', f'run.env.TINY_STEP_SECONDS="{step_seconds}"')
+    return (f"nodes={num_nodes}", *steps, *exact)
 
 
 def write_plan(user: User, rng: random.Random, num_outages: int) -> None:
@@ -198,7 +199,7 @@ def begin(user: User, rng: random.Random, num_nodes: int, num_outages: int) -> R
     user.environ["DRILL_CLOCKS"] = str(clocks)
     write_plan(user, rng, num_outages)
     sets = (
-        *settings(num_nodes),
+        *settings(num_nodes, step_seconds=0.03),
         "limits.max_restarts=30",
         'checkpoint.interval="400ms"',
         'providers.drill.pass_environment=["DRILL_CLOCKS"]',
@@ -307,7 +308,7 @@ def outlive_faults(user: User, seed: int, undisturbed: Callable[..., dict[str, A
     kinds += rng.choice(((), (), (), ("rm",), ("stop",)))
     print(f"seed {seed}: {num_nodes} nodes, {kinds}")
     run = begin(user, rng, num_nodes, kinds.count("outage"))
-    calm = partial(undisturbed, f"storm-{num_nodes}", settings(num_nodes))
+    calm = partial(undisturbed, f"storm-{num_nodes}", settings(num_nodes, step_seconds=0.0))
     try:
         go_through(run, [kind for kind in kinds if kind != "outage"])
         if not run.was_removed:
