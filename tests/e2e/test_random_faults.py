@@ -336,7 +336,9 @@ def small_disk(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def load() -> Iterator[None]:
     """Keep the machine busy with processes of the test's own."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(LOAD)]
+    # They end with whoever started them, also if a killed worker cannot end them.
+    loop = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(LOAD)]
     yield
     for process in busy:
         process.kill()
