@@ -55,7 +55,7 @@ class Service:
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
         """The step at which to call ``prepare``."""
         self.progress = _map_progress(handoff.progress_path(directory, world.rank), start)
-        """The step begun and the total (or -1), as the agent sees them."""
+        """The values of ``handoff.Progress``, as the agent sees them."""
         self._figures: Any = None
         if world.rank == 0:
             path = handoff.metrics_path(directory, world.rank)
@@ -134,7 +134,7 @@ class Service:
         A rank that finds no slot in time says that it drained without a save: the last step is in no
         checkpoint, so the training goes on from the newest one.
         """
-        self.progress[0] = self.progress[1] = total
+        self.progress[0] = self.progress[1] = self.progress[2] = total
         self._link.complete()
         if total > self._start and not self._save_final(total):
             _log.warning("uploads were too slow: the state of the last step (%d) was not saved", total)
@@ -180,7 +180,7 @@ class Service:
 
 
 def _map_progress(path: Path, start: int) -> MutableSequence[int]:
-    path.write_bytes(handoff.PROGRESS.pack(start, -1))
+    path.write_bytes(handoff.PROGRESS.pack(start, -1, start))
     with path.open("r+b") as file:
         mapped = memoryview(mmap.mmap(file.fileno(), handoff.PROGRESS.size))
     return mapped.cast("q")  # type: ignore[return-value]  # a memoryview of integers takes them by index

@@ -134,6 +134,7 @@ class Session:
         with self._loop():
             for step in range(self._step, total):
                 self._begin_step(step, progress)
+                progress[2] = step + 1
                 yield step
         self._end_loop(max(total, self._start))
 
@@ -174,6 +175,7 @@ class Session:
                 batch = feed.fetch()
                 if batch is None:
                     break
+                progress[2] = step + 1
                 yield batch[0]
                 step += 1
         feed.close()
@@ -217,7 +219,7 @@ class Session:
             self._service.end_loop(total)
 
     def _progress(self) -> MutableSequence[int]:
-        return array("q", [self._start, -1]) if self._service is None else self._service.progress
+        return array("q", [self._start, -1, self._start]) if self._service is None else self._service.progress
 
     def _describe(self) -> tuple[dict[str, Json], dict[str, Json]]:
         """Return what a save at this boundary holds beside the objects' state."""

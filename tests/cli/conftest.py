@@ -237,6 +237,7 @@ class Jobs:
             "generation": launch,
             "restored_step": 0,
             "step": step,
+            "reached_step": step,
             "committed": None,
             "at": at(minutes),
             "writer": new_nonce(),

@@ -81,6 +81,7 @@ class Records:
             "generation": 1,
             "restored_step": 0,
             "step": 0,
+            "reached_step": changes.get("step", 0),
             "committed": None,
             "at": self.at(at),
             "writer": "w",

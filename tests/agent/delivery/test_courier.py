@@ -154,7 +154,7 @@ def draining(bench, node):
     )  # fmt: skip
     for rank in range(2):
         bench.seal(node, bench.id(1, 40), rank=rank, world_size=2, taken=rank == 0)
-        files.progress_path(node.handoff(1), rank).write_bytes(files.PROGRESS.pack(44, 100))
+        files.progress_path(node.handoff(1), rank).write_bytes(files.PROGRESS.pack(44, 100, 45))
     life.context.orders.give(reclaim=reclaim(60.0))
     files.write_drain(node.handoff(1), files.Drain(kind="notice", guard=FAR))
     return life
