@@ -84,8 +84,9 @@ class ObjectStoreLogSink(LogSink):
         held: dict[int, LogRecord] = {}
         top = -1
         # A segment that was delivered later may begin before another one and reach further.
-        while left and left[-1].most > top:
-            held.update((record.seq, record) for record in self._read_segment(left.pop().key))
+        while further := [segment for segment in left if segment.most > top]:
+            left.remove(further[-1])
+            held.update((record.seq, record) for record in self._read_segment(further[-1].key))
             top = max(held, default=-1)
         try:
             while held or left:

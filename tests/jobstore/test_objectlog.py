@@ -251,3 +251,12 @@ def test_a_malformed_segment_is_named(store, sink):
 def test_to_write_nothing_stores_nothing(store, sink):
     sink.write([])
     assert segments(store) == []
+
+
+def test_the_newest_line_may_be_in_a_segment_before_several_that_begin_later(sink):
+    # An agent whose clock had been ahead forgot what it had delivered, and began anew.
+    day = timedelta(days=1)
+    sink.write(lines(3, 3, start=NOON + day))
+    sink.write(lines(5, 5, start=NOON + 2 * day))
+    sink.write(lines(0, 9))
+    assert [record.seq for record in sink.read_back("1-0")] == list(range(10))[::-1]
