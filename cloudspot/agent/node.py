@@ -50,6 +50,8 @@ class Node:
         """Where checkpoint directories go that a script has left half-written."""
         self.python_path = directory / "pythonpath"
         """From here the trainer imports this cloudspot, and nothing else."""
+        self.programs = directory / "programs"
+        """First on PATH in setup and training: ``python`` and ``pip``."""
         self.restore = directory / "restore"
         """Where a session's checkpoint is restored to."""
         self.lock = directory / "agent.lock"

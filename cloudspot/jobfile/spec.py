@@ -72,7 +72,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     written like ``.gitignore``, leaves out more or brings files back. ``.git``, ``.env`` and ``.env.*`` are
     never sent."""
     setup: str | None = None
-    """Shell commands that run once on each machine, in the working directory, before the training."""
+    """Shell commands that run once on each machine, in the working directory, before the training. ``python``
+    and ``pip`` are the training's there. Two failures in a row with the same error end the job."""
     entrypoint: str
     """The training script, inside ``run.workdir``. ``torchrun`` starts it."""
     args: tuple[str, ...] = ()
@@ -82,7 +83,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Environment variables for setup and training. Anyone who can read the store can read them, so a
     variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved."""
     python: str | None = None
-    """The interpreter for setup and training; the provider's if left out."""
+    """The interpreter for setup and training; the provider's if left out. ``python``, ``python3``, ``pip``
+    and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH. One that the
+    setup makes is named relative to the working directory, such as ``".venv/bin/python"``."""
     secrets: tuple[str, ...] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
     apart from the job on submission, deleted when it ends, and appear in no record, log or request."""
