@@ -21,7 +21,7 @@ from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.training.generation_run import GenerationRun
 from cloudspot.agent.training.interpreter import with_interpreter
 from cloudspot.agent.training.preparation import fetch_code, run_setup
-from cloudspot.agent.training.torchrun import end_training
+from cloudspot.agent.training.trainer import end_training
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore import keys, launches

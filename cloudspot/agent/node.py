@@ -86,7 +86,7 @@ class Node:
         return self.directory / "generations" / f"{generation:06d}"
 
     def train_log(self, generation: int) -> Path:
-        """Return the file that torchrun of a generation writes to."""
+        """Return the file that the training of a generation writes to."""
         return self.logs / f"train-{generation:06d}.log"
 
     def create_directories(self) -> None:
@@ -132,7 +132,7 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     first_rank: int = 0
     """The lowest global rank that this node ran in it."""
     trainer_pid: int = 0
-    """The process group of that generation's torchrun; 0 when none was started, or its end was dealt with."""
+    """The process group of that generation's training; 0 when none was started, or its end was dealt with."""
     next_why: str = "agent-restarted"
     """Why the next generation starts once that one's end was dealt with: see ``records.Generation``."""
     trainer_started_at: float = 0.0

@@ -23,7 +23,9 @@ _VARIABLE: Final = r"^(?!CLOUDSPOT_)[A-Za-z_][A-Za-z0-9_]*$"
 _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("name",): {"pattern": rf"^[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?$"},
     ("store",): {"pattern": r"^[a-z][a-z0-9+.-]*://[^/@]*(?:/.*)?$"},
+    ("run",): {"oneOf": [{"required": ["entrypoint"]}, {"required": ["command"]}]},
     ("run", "entrypoint"): {"pattern": _INSIDE},
+    ("run", "command"): {"minItems": 1},
     ("run", "env"): {"propertyNames": {"pattern": _VARIABLE}},
     ("run", "secrets"): {"items": {"type": "string", "pattern": _VARIABLE}, "uniqueItems": True},
     ("checkpoint",): {"dependencies": {"complete_file": ["directory"]}},

@@ -74,11 +74,20 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     setup: str | None = None
     """Shell commands that run once on each machine, in the working directory, before the training. ``python``
     and ``pip`` are the training's there. Two failures in a row with the same error end the job."""
-    entrypoint: str
-    """The training script, inside ``run.workdir``. ``torchrun`` starts it."""
+    entrypoint: str | None = None
+    """The training script, inside ``run.workdir``. A job file has either this or ``run.command``."""
+    command: tuple[str, ...] | None = None
+    """The command that trains, as a list: ``["swift", "sft", "--model", "..."]``,
+    ``["accelerate", "launch", "train.py"]``, ``["python", "-m", "my.module"]``. No shell reads it; one that
+    needs a shell names it: ``["bash", "-c", "..."]``."""
+    launcher: Literal["torchrun", "none"] | None = None
+    """``"torchrun"`` starts ``procs_per_node`` processes on each node, which find ``RANK``, ``WORLD_SIZE``
+    and the other variables of torchrun. ``"none"`` starts one on each node, which may start others; it finds
+    ``NODES``, ``NODE_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` and ``WORLD_SIZE``. If left out:
+    ``"torchrun"`` for an entrypoint, ``"none"`` for a command."""
     args: tuple[str, ...] = ()
-    """The script's arguments. It gets them exactly as written: no shell reads them, and torchrun's macros
-    such as ``${local_rank}`` are not replaced."""
+    """Arguments of the script, or more words of the command. They arrive exactly as written: no shell reads
+    them, and torchrun's macros such as ``${local_rank}`` are not replaced."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables for setup and training. Anyone who can read the store can read them, so a
     variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved."""
@@ -89,6 +98,18 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     secrets: tuple[str, ...] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
     apart from the job on submission, deleted when it ends, and appear in no record, log or request."""
+
+    @property
+    def launcher_or_default(self) -> Literal["torchrun", "none"]:
+        """What starts the training: as the job file says, or else by what it starts."""
+        return self.launcher or ("torchrun" if self.command is None else "none")
+
+    def words(self, python: str) -> tuple[str, ...]:
+        """Return the command line of one training process; ``python`` runs an entrypoint."""
+        if self.command is not None:
+            return (*self.command, *self.args)
+        assert self.entrypoint is not None, "checked when the job file was read"
+        return (python, "-u", self.entrypoint, *self.args)
 
 
 class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,8 +184,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nodes: Nodes = Nodes(min=1, max=1)
     """How many equal machines. The job does not run with fewer than ``min``."""
     procs_per_node: PositiveCount = 1
-    """Training processes on each machine (``torchrun --nproc-per-node``); at most 9999 over all ``nodes.max``
-    machines."""
+    """Training processes on each machine; at most 9999 over all ``nodes.max`` machines. torchrun starts that
+    many; with ``run.launcher = "none"``, say here how many the command itself starts on each."""
     resources: ResourcesSpec = ResourcesSpec()
     run: RunSpec
     spot: SpotSpec = SpotSpec()
@@ -230,7 +251,7 @@ def check_files(spec: JobSpec, base: Path) -> Path:
     workdir = (base / spec.run.workdir).resolve()
     if not workdir.is_dir():
         raise FieldError(("run", "workdir"), f'"{spec.run.workdir}" is not a directory ({workdir})')
-    if not (workdir / spec.run.entrypoint).is_file():
+    if spec.run.entrypoint is not None and not (workdir / spec.run.entrypoint).is_file():
         raise FieldError(
             ("run", "entrypoint"), f'"{spec.run.entrypoint}" is not a file in the working directory {workdir}'
         )
@@ -299,7 +320,16 @@ def _check(spec: JobSpec) -> None:
         raise FieldError((), f"nodes.max * procs_per_node must be <= {MAX_WORLD_SIZE}: got {found}")
     if spec.store is not None:
         check_store_url(spec.store, ("store",))
-    _check_inside(("run", "entrypoint"), spec.run.entrypoint)
+    if (spec.run.entrypoint is None) == (spec.run.command is None):
+        found = "neither is there" if spec.run.command is None else "both are there"
+        raise FieldError(("run",), f"needs entrypoint, a script, or command, a list; {found}")
+    if spec.run.entrypoint is not None:
+        _check_inside(("run", "entrypoint"), spec.run.entrypoint)
+    if spec.run.command is not None and not (spec.run.command and spec.run.command[0]):
+        raise FieldError(("run", "command"), 'names no program; expected a list such as ["swift", "sft"]')
+    for name, words in (("command", spec.run.command or ()), ("args", spec.run.args)):
+        if any("\0" in word for word in words):
+            raise FieldError(("run", name), "must not hold a zero byte")
     if spec.checkpoint.directory is not None:
         _check_inside(("checkpoint", "directory"), spec.checkpoint.directory)
     if spec.checkpoint.complete_file is not None:

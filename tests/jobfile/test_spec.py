@@ -48,6 +48,7 @@ disk = "500GB"
 workdir = ".."
 setup = "pip install -r requirements.txt"
 entrypoint = "src/train.py"
+launcher = "none"
 args = ["--epochs", "3"]
 env = { OMP_NUM_THREADS = "4" }
 python = "python3.11"
@@ -77,7 +78,7 @@ region = "here"
 
 BEYOND_THE_SCHEMA = re.compile(
     r"line \d+: |nodes\.min must be <= |nodes\.max \* procs_per_node|contradicts max_cost|is in run\.secrets too"
-    r"|looks like a credential|finite number"
+    r"|looks like a credential|finite number|names no program"
 )
 """What no schema says of a job file: two fields at once, what looks like a secret, what is no TOML at all."""
 
@@ -203,7 +204,21 @@ def with_run(line):
         ),
         (SMALL + '"odd key" = 1', 'job.toml: run."odd key": unknown field; the fields here are '),
         ("[run]\nentrypoint = 'train.py'", "job.toml: name: missing; it has no default"),
-        ("name = 'a'\n[run]", "job.toml: run.entrypoint: missing; it has no default"),
+        (
+            "name = 'a'\n[run]",
+            "job.toml: run: needs entrypoint, a script, or command, a list; neither is there",
+        ),
+        (
+            SMALL + "command = ['swift', 'sft']",
+            "job.toml: run: needs entrypoint, a script, or command, a list; both are there",
+        ),
+        (
+            "name = 'a'\n[run]\ncommand = 'swift sft'",
+            'job.toml: run.command: expected a list, got "swift sft"',
+        ),
+        ("name = 'a'\n[run]\ncommand = []", "job.toml: run.command: names no program; expected a list"),
+        ("name = 'a'\n[run]\ncommand = ['']", "job.toml: run.command: names no program; expected a list"),
+        (SMALL + "launcher = 'mpi'", 'job.toml: run.launcher: expected one of "none", "torchrun"'),
         ("name = 'a'", "job.toml: run: missing; it has no default"),
         ("run = 3\nname = 'a'", "job.toml: run: expected a table, got 3"),
         ("nodes = 'two'\n" + SMALL, "job.toml: nodes: expected an integer or a table { min = 1, max = 2 }"),

@@ -17,7 +17,7 @@ from cloudspot.agent.membership.failure_votes import not_reached
 from cloudspot.agent.membership.reachability import goes_on
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.supervision import KILLED, End
-from cloudspot.agent.training.torchrun import log_tail
+from cloudspot.agent.training.trainer import log_tail
 from cloudspot.jobstore import generations
 from cloudspot.jobstore.records import Failed, Final
 from cloudspot.train import handoff as files

@@ -10,7 +10,7 @@ from cloudspot.agent.ending.restart_policy import FAILED, NOT_CONNECTED, STUCK, 
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.drain_schedule import DrainSchedule
-from cloudspot.agent.training.torchrun import Trainer
+from cloudspot.agent.training.trainer import Trainer
 from cloudspot.jobstore.records import Failed, FailureKind
 from cloudspot.train import handoff as files
 

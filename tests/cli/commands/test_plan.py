@@ -24,6 +24,25 @@ def test_plan_stores_nothing_and_launches_nothing(jobs, local_home, tmp_path):
     assert list(local_home.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["procs_per_node=2"], "python -u train.py, 2 time(s), by torchrun"),
+        (["run.launcher=none", 'run.args=["--lr", "1 e"]'], "python -u train.py --lr '1 e'"),
+    ],
+)
+def test_plan_says_what_starts_and_how(jobs, sets, said):
+    options = [word for one in sets for word in ("--set", one)]
+    lines = jobs.run("plan", str(jobs.job_file), *options).stdout.splitlines()
+    assert f"starts on each node: {said}" in lines
+
+
+def test_a_command_is_planned_without_a_script(jobs):
+    text = jobs.job_file.read_text().replace('entrypoint = "train.py"', 'command = ["swift", "sft"]')
+    jobs.job_file.write_text(text)
+    assert "starts on each node: swift sft" in jobs.run("plan", str(jobs.job_file)).stdout.splitlines()
+
+
 def test_the_job_file_is_job_toml_by_default(jobs, monkeypatch):
     monkeypatch.chdir(jobs.job_file.parent)
     assert jobs.run_json("plan")["id"].startswith("digits-")
