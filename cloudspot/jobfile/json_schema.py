@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from cloudspot.jobfile.quantities import MONEY_PATTERN
-from cloudspot.jobfile.spec import MAX_NAME_LENGTH, JobSpec
+from cloudspot.jobfile.spec import MAX_NAME_LENGTH, SIGNAL_NAME, SIGNALS, JobSpec
 
 DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 """The version that editors understand."""
@@ -28,9 +28,13 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("run", "command"): {"minItems": 1},
     ("run", "env"): {"propertyNames": {"pattern": _VARIABLE}},
     ("run", "secrets"): {"items": {"type": "string", "pattern": _VARIABLE}, "uniqueItems": True},
-    ("checkpoint",): {"dependencies": {"complete_file": ["directory"]}},
+    ("checkpoint",): {"dependencies": {"complete_file": ["directory"], "on_notice": ["directory"]}},
     ("checkpoint", "directory"): {"pattern": _INSIDE},
     ("checkpoint", "complete_file"): {"pattern": _INSIDE},
+    ("checkpoint", "on_notice"): {
+        "anyOf": [{"enum": list(SIGNALS)}, {"pattern": f"^(?!{SIGNAL_NAME}$)"}],
+        "pattern": _INSIDE,
+    },
     ("limits", "max_cost"): {"type": ["number", "string"], "pattern": MONEY_PATTERN},
 }
 """What ``load_job`` requires of a field beyond its type."""

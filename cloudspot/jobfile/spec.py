@@ -25,6 +25,9 @@ MAX_NAME_LENGTH: Final = 48
 MAX_WORLD_SIZE: Final = 9999
 """Training processes of a job: keys in the bucket give a rank four digits."""
 
+SIGNALS: Final = ("SIGTERM", "SIGUSR1")
+"""Those that can be the notice to a script."""
+SIGNAL_NAME: Final = "SIG[A-Z0-9]+"
 _NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -144,6 +147,13 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     it has not changed for 10 s while the script was running, or when the script ended with exit status 0 and
     did not have to leave. Name a file here if the script saves in a handler of SIGTERM: exit status 0 does
     not prove that such a save was completed."""
+    on_notice: str | None = None
+    """How a script without a session is told to save and leave, before its machine goes or the job stops:
+    ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that appears then. It is told
+    at once, or, once its saves were measured, when three times what a save and its upload took are left, and
+    at least a minute. What it begins to save after that is uploaded as soon as it is complete; if nothing
+    comes in time, the newest complete directory stands. A script that was told has not finished, whatever its
+    exit status."""
 
 
 class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -332,10 +342,18 @@ def _check(spec: JobSpec) -> None:
             raise FieldError(("run", name), "must not hold a zero byte")
     if spec.checkpoint.directory is not None:
         _check_inside(("checkpoint", "directory"), spec.checkpoint.directory)
-    if spec.checkpoint.complete_file is not None:
-        _check_inside(("checkpoint", "complete_file"), spec.checkpoint.complete_file)
-        if spec.checkpoint.directory is None:
-            raise FieldError(("checkpoint", "complete_file"), "has no effect without checkpoint.directory")
+    for name in ("complete_file", "on_notice"):
+        value = getattr(spec.checkpoint, name)
+        if value is not None:
+            _check_inside(("checkpoint", name), value)
+            if spec.checkpoint.directory is None:
+                raise FieldError(("checkpoint", name), "has no effect without checkpoint.directory")
+    if (
+        re.fullmatch(SIGNAL_NAME, spec.checkpoint.on_notice or "")
+        and spec.checkpoint.on_notice not in SIGNALS
+    ):
+        expected = " or ".join(f'"{name}"' for name in SIGNALS)
+        raise FieldError(("checkpoint", "on_notice"), f"expected {expected} or the path of a file")
     _check_environment(spec.run)
 
 

@@ -62,6 +62,7 @@ interval = "10m"
 keep = 5
 directory = "output/checkpoint-*"
 complete_file = "trainer_state.json"
+on_notice = "SIGUSR1"
 [logs]
 flush = "500ms"
 [limits]
@@ -218,6 +219,18 @@ def with_run(line):
         ),
         ("name = 'a'\n[run]\ncommand = []", "job.toml: run.command: names no program; expected a list"),
         ("name = 'a'\n[run]\ncommand = ['']", "job.toml: run.command: names no program; expected a list"),
+        (
+            SMALL + "[checkpoint]\ndirectory = 'out'\non_notice = 'SIGKILL'",
+            'job.toml: checkpoint.on_notice: expected "SIGTERM" or "SIGUSR1" or the path of a file',
+        ),
+        (
+            SMALL + "[checkpoint]\ndirectory = 'out'\non_notice = '/tmp/stop'",
+            'job.toml: checkpoint.on_notice: "/tmp/stop" must be a path inside the working directory',
+        ),
+        (
+            SMALL + "[checkpoint]\non_notice = 'SIGTERM'",
+            "job.toml: checkpoint.on_notice: has no effect without checkpoint.directory",
+        ),
         (SMALL + "launcher = 'mpi'", 'job.toml: run.launcher: expected one of "none", "torchrun"'),
         ("name = 'a'", "job.toml: run: missing; it has no default"),
         ("run = 3\nname = 'a'", "job.toml: run: expected a table, got 3"),

@@ -49,6 +49,8 @@ class _Memory(msgspec.Struct, kw_only=True):
     """What there was before the newest script started; None: none was started here."""
     settled: dict[str, Fingerprint] = {}
     """What was quiet for long enough while its script lived, or was left by a script that finished."""
+    asked: dict[str, Fingerprint | None] | None = None
+    """What there was when the script was asked to save; None for what was incomplete then."""
 
 
 class CheckpointDirectories:
@@ -64,6 +66,8 @@ class CheckpointDirectories:
         self._pattern = pattern
         self._complete_file = complete_file
         self._since: dict[str, tuple[Fingerprint, float]] = {}
+        self.save_seconds: float | None = None
+        """How long the script took to write the newest directory that it was seen to write."""
         self._path = memory
         self._memory = _Memory()
         self._saving = threading.Lock()
@@ -92,13 +96,41 @@ class CheckpointDirectories:
         memory = self._memory
         if memory.before is None:
             memory.came_with_code = tuple(found)
-        memory.before = found
+        memory.before, memory.asked = found, None
         memory.settled = {name: each for name, each in memory.settled.items() if found.get(name) == each}
         self._save()
 
     def finish_script(self) -> None:
         """Note that the script has ended and was not cut short: everything that it wrote is complete."""
         self._settle(self._matching())
+
+    def ask(self) -> None:
+        """Note that the script is asked to save now: what it begins from now on is its answer."""
+        if self._memory.asked is None:
+            found = self._matching()
+            self._memory.asked = {
+                each.name: each.fingerprint if self._is_complete(each) else None for each in found
+            }
+            self._save()
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the script was asked to save."""
+        return self._memory.asked is not None
+
+    def is_answer(self, directory: CheckpointDirectory) -> bool:
+        """Return whether the script has begun to write this after it was asked to save."""
+        asked = self._memory.asked
+        if asked is None or not self._is_new(directory):
+            return False
+        if directory.name not in asked:
+            return True
+        before = asked[directory.name]
+        return before is not None and before != directory.fingerprint
+
+    def finish_answer(self) -> None:
+        """Note that the script has left with status 0, as it was asked to: its answer is complete."""
+        self._settle([each for each in self._matching() if self.is_answer(each)])
 
     def torn(self) -> tuple[CheckpointDirectory, ...]:
         """Return what the script, which has ended, has written to and not completed."""
@@ -114,7 +146,20 @@ class CheckpointDirectories:
             unchanged = fingerprint == directory.fingerprint
             since[directory.name] = directory.fingerprint, moment if unchanged else now
         self._since = since
-        self._settle([each for each in found if now - since[each.name][1] >= SETTLED_SECONDS])
+        quiet = [each for each in found if now - since[each.name][1] >= SETTLED_SECONDS]
+        for directory in filter(self._is_new, quiet):
+            if not self._is_settled(directory):
+                self.save_seconds = self._seconds_to_write(directory)
+        self._settle(quiet)
+
+    def _seconds_to_write(self, directory: CheckpointDirectory) -> float:
+        """Return the time from the first to the last change of what is new in a directory."""
+        known = {
+            *(self._memory.before or {}).get(directory.name, ()),
+            *self._memory.settled.get(directory.name, ()),
+        }
+        times = [entry[2] for entry in directory.fingerprint if entry not in known]
+        return (max(times) - min(times)) / 1e9 if times else 0.0
 
     def _settle(self, directories: Iterable[CheckpointDirectory]) -> None:
         """Remember, for a later agent too, that these are complete, as far as the script wrote them."""

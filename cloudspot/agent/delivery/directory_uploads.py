@@ -60,6 +60,8 @@ class DirectoryUploads:
         """The steps taken in this generation, and by which version; None: by one of an earlier agent."""
         self._scanned_at = 0.0
         self._alive = False
+        self.answered_at: float | None = None
+        """When what the script saved because it was asked to was committed (monotonic)."""
 
     def begin(self, restored: Restored) -> None:
         """Watch the script of a new generation; what it was restored from is not uploaded again."""
@@ -70,19 +72,33 @@ class DirectoryUploads:
             self._known.add((restored.directory_name, fingerprint_of(path)))
         self._put_back_code()
         self._directories.begin_script()
+        self.answered_at = None
         self.adopt()
 
     def adopt(self) -> None:
         """Watch a script that runs already."""
         self._alive = True
 
-    def end_of_script(self, *, finished: bool = False) -> None:
+    def ask(self) -> None:
+        """Note that the script is asked to save now and to leave."""
+        self._directories.ask()
+
+    def has_answer(self) -> bool:
+        """Return whether there is a complete checkpoint that the script has made because it was asked to."""
+        ready = self._directories.ready(time.monotonic(), alive=self._alive)
+        return self.answered_at is not None or any(map(self._directories.is_answer, ready))
+
+    def end_of_script(self, *, exited_0: bool = False, is_leaving: bool = True) -> None:
         """Note that no script writes any more: what is not complete by now never will be.
 
-        If the script ``finished`` by itself, everything that it has written is complete.
+        Status 0 proves all that it has written complete, or, if it was asked to save, what it has begun since
+        then. It proves nothing if the node ``is_leaving`` and the script was not asked: it may be that of a
+        handler of SIGTERM, in the middle of a save.
         """
         self._alive = False
-        if finished:
+        if exited_0 and self._directories.was_asked:
+            self._directories.finish_answer()
+        elif exited_0 and not is_leaving:
             self._directories.finish_script()
         self._scanned_at = 0.0
 
@@ -114,6 +130,8 @@ class DirectoryUploads:
             while not self._carry(directory, self._choose_id(directory), commit):
                 pass  # another version has taken that id
             self._known.add((directory.name, directory.fingerprint))
+            if self.answered_at is None and self._directories.is_answer(directory):
+                self.answered_at = time.monotonic()
         self._scanned_at = time.monotonic()
 
     def unsent(self) -> list[CheckpointDirectory]:
@@ -123,6 +141,8 @@ class DirectoryUploads:
         if self._status.ranks and 0 not in self._status.ranks:
             return []  # scripts write on global rank 0, so only its node uploads
         ready = self._directories.ready(time.monotonic(), alive=self._alive)
+        if self._directories.save_seconds is not None:
+            self._status.stall_seconds = self._directories.save_seconds
         newest = max((d.step or 0 for d in ready), default=0)
         return [d for d in ready if (d.step or 0) == newest and (d.name, d.fingerprint) not in self._known]
 

@@ -16,6 +16,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.drain_schedule import DrainSchedule
 from cloudspot.agent.training.generation_end import GenerationEnd
 from cloudspot.agent.training.network_interface import gloo_environment
+from cloudspot.agent.training.script_notice import withdraw
 from cloudspot.agent.training.supervision import Supervisor
 from cloudspot.agent.training.trainer import (
     Trainer,
@@ -116,6 +117,7 @@ class GenerationRun:
         status.generation = record.number
         status.handoff = handoff
         self._events.begin(record.number, status.restored_step)
+        withdraw(self._spec.checkpoint.on_notice, node)
         self._courier.begin(record, restored)
         log = node.train_log(record.number)
         self._logs.follow(log, "train")
@@ -175,7 +177,7 @@ class GenerationRun:
     def _supervise(self, trainer: Trainer) -> Leaving | None:
         """Follow the trainer to its end; return how to leave; None: the next generation starts."""
         started = self._context.memory.trainer_started_at
-        end = Supervisor(self._context, self._membership, self._drains, trainer).follow()
+        end = Supervisor(self._context, self._membership, self._drains, trainer, self._courier).follow()
         trainer.kill()
         return self._end.conclude(trainer.handoff, end, seconds=time.monotonic() - started)
 

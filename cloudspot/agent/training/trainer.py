@@ -39,6 +39,9 @@ _KEEP_RANK_STATUS = (
     'echo "$status" > "$to.tmp" && mv "$to.tmp" "$to"; exit "$status"'
 )
 
+OWN_SHELLS = (_KEEP_STATUS, _KEEP_RANK_STATUS)
+"""The programs of the shells that stand between the agent, torchrun and a script."""
+
 
 @dataclass(frozen=True)
 class TrainerPlan:

@@ -52,6 +52,53 @@ def test_quiet_after_the_scripts_death_proves_nothing(tmp_path: Path) -> None:
     assert directories.ready(500.0, alive=False) == ()
 
 
+def test_how_long_a_save_takes_is_measured_by_what_it_wrote(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    directories.begin_script()
+    assert directories.save_seconds is None
+    path = checkpoint(tmp_path, 10)
+    (path / "optimizer.bin").write_text("state")
+    os.utime(path / "model.bin", ns=(10**9, 10**9))
+    os.utime(path / "optimizer.bin", ns=(31 * 10**9, 31 * 10**9))
+    directories.ready(100.0, alive=True)
+    directories.ready(110.0, alive=True)
+    assert directories.save_seconds == 30.0
+    # In a directory that is kept, only what is new tells.
+    (path / "again.bin").write_text("more")
+    (path / "last.bin").write_text("more")
+    os.utime(path / "again.bin", ns=(100 * 10**9, 100 * 10**9))
+    os.utime(path / "last.bin", ns=(102 * 10**9, 102 * 10**9))
+    directories.ready(120.0, alive=True)
+    directories.ready(130.0, alive=True)
+    assert directories.save_seconds == 2.0
+
+
+def test_what_is_an_answer_began_after_the_script_was_asked(tmp_path: Path) -> None:
+    directories = watch(tmp_path, "done")
+    directories.begin_script()
+    for step in (10, 20):
+        checkpoint(tmp_path, step)
+    (tmp_path / "output" / "checkpoint-10" / "done").touch()
+    assert not directories.was_asked
+    directories.ask()
+    checkpoint(tmp_path, 20, "the rest of it")
+    (tmp_path / "output" / "checkpoint-20" / "done").touch()
+    for again in (directories, watch(tmp_path, "done")):  # of the next agent
+        again.ask()  # asking again changes nothing
+        assert again.was_asked
+        found = again.ready(0.0, alive=True)
+        assert [(d.step, again.is_answer(d)) for d in found] == [(10, False), (20, False)]
+    checkpoint(tmp_path, 10, "rewritten, longer")
+    checkpoint(tmp_path, 30)
+    directories.finish_answer()
+    for step in (10, 30):
+        (tmp_path / "output" / f"checkpoint-{step}" / "done").touch()
+    found = directories.ready(0.0, alive=False)
+    assert [(d.step, directories.is_answer(d)) for d in found] == [(10, True), (20, False), (30, True)]
+    directories.begin_script()
+    assert not directories.was_asked
+
+
 def test_a_complete_file_needs_no_waiting(tmp_path: Path) -> None:
     directories = watch(tmp_path, "done")
     path = checkpoint(tmp_path, 10)

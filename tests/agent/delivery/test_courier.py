@@ -180,7 +180,7 @@ def test_what_nobody_has_begun_to_upload_waits_for_the_drain(bench, node, draini
 @pytest.mark.parametrize(
     "change",
     [
-        lambda life, _: life.courier.end_of_trainer(finished=False),
+        lambda life, _: life.courier.end_of_trainer(exited_0=False, is_leaving=False),
         lambda _, handoff: (handoff / "drain.json").unlink(),  # a long notice is trained through at first
         lambda _, handoff: [files.progress_path(handoff, rank).unlink() for rank in range(2)],
         lambda _, handoff: [
@@ -447,7 +447,7 @@ def test_settling_waits_for_directories_too(bench, carry, node):
     """Else one is committed to a generation whose successor has chosen an older one: nobody resumes from it."""
     directory(node, "checkpoint-10")
     life = carry(checkpoint=PATTERN)
-    life.courier.end_of_trainer(finished=False)
+    life.courier.end_of_trainer(exited_0=False, is_leaving=False)
     life.courier.settle()
     assert steps(bench) == [10]
 
@@ -470,7 +470,7 @@ def test_torn_directories_are_set_aside_and_none_that_is_in_the_bucket(bench, ca
         directory(node, "checkpoint-10")
         torn = directory(node, "checkpoint-20")
         (torn / "done").unlink()
-    life.courier.end_of_trainer(finished=False)
+    life.courier.end_of_trainer(exited_0=False, is_leaving=False)
     life.courier.settle()
     life.courier.set_aside_torn()
     assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]
@@ -492,7 +492,7 @@ def tear_what_came_with_the_code(bench, node):
     fetch_code(life.context)
     life.courier._directories.begin(Restored(None))
     (directory(node, "last", "half of the wei") / "done").unlink()
-    life.courier.end_of_trainer(finished=False)
+    life.courier.end_of_trainer(exited_0=False, is_leaving=False)
     return life
 
 
@@ -533,6 +533,6 @@ def test_what_was_restored_here_and_never_touched_stays(bench, carry, node):
     directory(node, "checkpoint-10")
     life.courier._directories.begin(Restored(bench.id(1, 10), directory_name="output/checkpoint-10"))
     directory(node, "checkpoint-20")
-    life.courier.end_of_trainer(finished=False)
+    life.courier.end_of_trainer(exited_0=False, is_leaving=False)
     life.courier.set_aside_torn()
     assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]
