@@ -28,9 +28,13 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("run", "command"): {"minItems": 1},
     ("run", "env"): {"propertyNames": {"pattern": _VARIABLE}},
     ("run", "secrets"): {"items": {"type": "string", "pattern": _VARIABLE}, "uniqueItems": True},
-    ("checkpoint",): {"dependencies": {"complete_file": ["directory"], "on_notice": ["directory"]}},
+    ("checkpoint",): {
+        "dependencies": {name: ["directory"] for name in ("complete_file", "incomplete_file", "on_notice")},
+        "not": {"required": ["complete_file", "incomplete_file"]},
+    },
     ("checkpoint", "directory"): {"pattern": _INSIDE},
     ("checkpoint", "complete_file"): {"pattern": _INSIDE},
+    ("checkpoint", "incomplete_file"): {"pattern": _INSIDE},
     ("checkpoint", "on_notice"): {
         "anyOf": [{"enum": list(SIGNALS)}, {"pattern": f"^(?!{SIGNAL_NAME}$)"}],
         "pattern": _INSIDE,

@@ -143,10 +143,14 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     session."""
     complete_file: str | None = None
     """A file in such a directory that the script writes last. While it is at least as new as every other file
-    there, the directory is complete. If it is older, or no file is named here, the directory is complete when
-    it has not changed for 10 s while the script was running, or when the script ended with exit status 0 and
-    did not have to leave. Name a file here if the script saves in a handler of SIGTERM: exit status 0 does
-    not prove that such a save was completed."""
+    there, the directory is complete. If it is older, or neither this nor ``incomplete_file`` is given, the
+    directory is complete when it has not changed for 10 s while the script was running (for 2 s, if it holds
+    what the Hugging Face Trainer, ms-swift, Accelerate or Lightning write last), or when the script ended
+    with exit status 0 and did not have to leave."""
+    incomplete_file: str | None = None
+    """A file that is in such a directory while the directory is not complete. Once it is gone, and nothing
+    has changed for 2 s while the script was running, the directory is complete. If neither this nor
+    ``complete_file`` is given, ``"checkpoint-is-incomplete.txt"``, the Hugging Face Trainer's, says so."""
     on_notice: str | None = None
     """How a script without a session is told to save and leave, before its machine goes or the job stops:
     ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that appears then. It is told
@@ -342,7 +346,9 @@ def _check(spec: JobSpec) -> None:
             raise FieldError(("run", name), "must not hold a zero byte")
     if spec.checkpoint.directory is not None:
         _check_inside(("checkpoint", "directory"), spec.checkpoint.directory)
-    for name in ("complete_file", "on_notice"):
+    if spec.checkpoint.complete_file is not None and spec.checkpoint.incomplete_file is not None:
+        raise FieldError(("checkpoint",), "has complete_file and incomplete_file; give at most one")
+    for name in ("complete_file", "incomplete_file", "on_notice"):
         value = getattr(spec.checkpoint, name)
         if value is not None:
             _check_inside(("checkpoint", name), value)

@@ -231,6 +231,14 @@ def with_run(line):
             SMALL + "[checkpoint]\non_notice = 'SIGTERM'",
             "job.toml: checkpoint.on_notice: has no effect without checkpoint.directory",
         ),
+        (
+            SMALL + "[checkpoint]\nincomplete_file = 'saving'",
+            "job.toml: checkpoint.incomplete_file: has no effect without checkpoint.directory",
+        ),
+        (
+            SMALL + "[checkpoint]\ndirectory = 'out'\ncomplete_file = 'a'\nincomplete_file = 'b'",
+            "job.toml: checkpoint: has complete_file and incomplete_file; give at most one",
+        ),
         (SMALL + "launcher = 'mpi'", 'job.toml: run.launcher: expected one of "none", "torchrun"'),
         ("name = 'a'", "job.toml: run: missing; it has no default"),
         ("run = 3\nname = 'a'", "job.toml: run: expected a table, got 3"),

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_directories import (
+    RESTLESS_SECONDS,
     CheckpointDirectories,
     CheckpointDirectory,
     Fingerprint,
@@ -49,11 +50,9 @@ class DirectoryUploads:
         self._node = node = context.node
         self._status = context.status
         self._directories = CheckpointDirectories(
-            node.work,
-            spec.directory,
-            spec.complete_file,
-            memory=node.directory / "checkpoint-directories.json",
+            node.work, spec, memory=node.directory / "checkpoint-directories.json"
         )
+        self._spec = spec
         self._known: set[_Version] = set()
         """The versions that are in the bucket or were given up."""
         self._steps: dict[int, _Version | None] = {}
@@ -96,8 +95,8 @@ class DirectoryUploads:
         handler of SIGTERM, in the middle of a save.
         """
         self._alive = False
-        if exited_0 and self._directories.was_asked:
-            self._directories.finish_answer()
+        if self._directories.was_asked:
+            self._directories.finish_answer(exited_0=exited_0)
         elif exited_0 and not is_leaving:
             self._directories.finish_script()
         self._scanned_at = 0.0
@@ -141,10 +140,25 @@ class DirectoryUploads:
         if self._status.ranks and 0 not in self._status.ranks:
             return []  # scripts write on global rank 0, so only its node uploads
         ready = self._directories.ready(time.monotonic(), alive=self._alive)
+        self._status.warn("directories", self._restlessness())
         if self._directories.save_seconds is not None:
             self._status.stall_seconds = self._directories.save_seconds
         newest = max((d.step or 0 for d in ready), default=0)
         return [d for d in ready if (d.step or 0) == newest and (d.name, d.fingerprint) not in self._known]
+
+    def _restlessness(self) -> str | None:
+        """Return a warning about directories that are never complete, such as one always rewritten."""
+        names = self._directories.restless(time.monotonic()) if self._alive else ()
+        if not names:
+            return None
+        if self._spec.complete_file is not None:
+            why = f"{self._spec.complete_file} is never the newest file there"
+        elif self._spec.incomplete_file is not None:
+            why = f"{self._spec.incomplete_file} is always there"
+        else:
+            why = "it never was quiet for 10 s; name a complete_file, or save to a new directory each time"
+        minutes = RESTLESS_SECONDS / 60
+        return f"{', '.join(names)} was not complete for {minutes:.0f} minutes, so it is not uploaded: {why}"
 
     def _choose_id(self, directory: CheckpointDirectory) -> CheckpointId:
         step = self._status.restored_step + 1 if directory.step is None else directory.step

@@ -401,6 +401,36 @@ def test_before_the_first_generation_nothing_is_given_up(bench, carry, node):
     assert steps(bench) == [10]
 
 
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ({}, "it never was quiet for 10 s; name a complete_file, or save to a new directory each time"),
+        ({"complete_file": "done"}, "done is never the newest file there"),
+        ({"incomplete_file": "saving"}, "saving is always there"),
+    ],
+)
+def test_a_directory_that_is_never_complete_is_a_warning_until_it_is(bench, node, monkeypatch, table, why):
+    for module in ("checkpoint_directories", "directory_uploads"):
+        monkeypatch.setattr(f"cloudspot.agent.delivery.{module}.RESTLESS_SECONDS", 60.0)
+    now = 1000.0
+    monkeypatch.setattr("cloudspot.agent.delivery.directory_uploads.time.monotonic", lambda: now)
+    life = bench.life(checkpoint={"directory": "output/*", **table})
+    life.context.status.generation = 1
+    uploads = life.courier._directories
+    uploads.adopt()
+    (directory(node, "last", "weights") / "saving").touch()
+    uploads.unsent()
+    assert life.context.status.warnings == ()
+    now += 60.0
+    (directory(node, "last", "other weights") / "saving").write_text("still")
+    uploads.unsent()
+    warning = f"output/last was not complete for 1 minutes, so it is not uploaded: {why}"
+    assert life.context.status.warnings == (warning,)
+    uploads.end_of_script()
+    uploads.unsent()
+    assert life.context.status.warnings == ()
+
+
 def test_a_directory_that_is_rewritten_is_committed_again(bench, carry, node):
     life = carry(checkpoint=PATTERN)
     for number in range(3):
