@@ -106,6 +106,21 @@ def make_bundle(
     )
 
 
+def code_files(workdir: Path) -> tuple[str, ...]:
+    """Return the names of the files that ``make_bundle`` would take, links apart.
+
+    Raises:
+        BundleError: the directory cannot be read.
+    """
+    workdir = workdir.resolve()
+    try:
+        return tuple(
+            sorted(e.name for e in _walk(workdir, workdir, Ignores(workdir), []) if e.target is None)
+        )
+    except OSError as error:
+        raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
+
+
 def put_bundle(
     store: ObjectStore, key: str, bundle: Bundle, *, open_progress: OpenProgress = no_progress
 ) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 import click
 
 from cloudspot.cli.commands.schema import shipped_schema_url
+from cloudspot.cli.preparedjob import opens_session
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError, SpecError
 
 JOB_FILE = "job.toml"
 SCRIPT = "train.py"
-_SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
 _FOR_A_SHELL = re.compile(r"[$`|&;<>*?~]")
 """What in a command line only a shell understands; in quotes it costs no more than a shell too many."""
 _WITH_SESSION = 'interval = "auto"  # balances what a save costs against what a loss would cost'
@@ -63,7 +63,7 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
             with (directory / SCRIPT).open("x", encoding="utf-8") as file:
                 file.write(_template("train.py.txt"))
             output.echo(f"wrote {directory / SCRIPT}, a small training script that works as it is")
-        has_session = script is not None and _opens_session(directory / script)
+        has_session = script is not None and opens_session(directory / script)
         text = job_file_text(_job_name(directory), script or command or (), has_session=has_session)
         with job_file.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -147,10 +147,6 @@ def _job_name(directory: Path) -> str:
     """Return a job's name made from the directory's."""
     near = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower())[:40].strip("-")
     return near or "job"
-
-
-def _opens_session(script: Path) -> bool:
-    return _SESSION.search(_read(script)) is not None
 
 
 def _read(path: Path) -> str:

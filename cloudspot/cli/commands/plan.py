@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cloudspot.cli.jobs import new_job_id
-from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job
+from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
@@ -58,6 +58,7 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
         spec, provider=prepared.provider.name, bundle=bundle, job_id=job_id, agent=agent
     )
     planned = make_plan(spec, prepared.provider, submission, store.url, label=store_label(store))
+    warn_of_lost_work(prepared)
     if as_json:
         output.echo_json(_plan_json(planned, store, submission))
         return

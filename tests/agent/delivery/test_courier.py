@@ -2,6 +2,7 @@
 
 import time
 from datetime import datetime, timezone
+from os import utime
 
 import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
@@ -418,11 +419,13 @@ def test_a_directory_that_is_never_complete_is_a_warning_until_it_is(bench, node
     life.context.status.generation = 1
     uploads = life.courier._directories
     uploads.adopt()
-    (directory(node, "last", "weights") / "saving").touch()
+    path = directory(node, "last", "weights")
+    (path / "saving").touch()
+    utime(path / "done", (1000, 1000))
     uploads.unsent()
     assert life.context.status.warnings == ()
     now += 60.0
-    (directory(node, "last", "other weights") / "saving").write_text("still")
+    (path / "model").write_text("other weights")
     uploads.unsent()
     warning = f"output/last was not complete for 1 minutes, so it is not uploaded: {why}"
     assert life.context.status.warnings == (warning,)
