@@ -115,7 +115,7 @@ def test_one_that_trains_on_after_its_save_is_ended_once_that_is_committed(bench
     assert (bench.exit_record().outcome, bench.commits()) == ("drained", (bench.id(1, 107),))
 
 
-def test_a_script_without_a_handler_is_not_killed_by_the_signal(bench, start):
+def test_a_script_without_a_handler_is_not_killed_by_the_signal(bench, start, caplog):
     """It may still complete a checkpoint by itself before the machine goes."""
     script = (
         SCRIPT.replace("signal.signal(", "(lambda *_: None)(")
@@ -131,6 +131,7 @@ time.sleep(3600)
     reclaim(life, 6.0)
     end(thread)
     assert (bench.exit_record().outcome, bench.commits()) == ("drained", (bench.id(1, 107),))
+    assert "the script was not told to save: no process of it was seen to handle SIGTERM" in caplog.messages
 
 
 def test_the_file_is_gone_when_the_script_starts_again(bench, start, monkeypatch):

@@ -126,6 +126,9 @@ class Supervisor:
         """Return whether a script without a session was told, so that its end is not its own."""
         if self._script_notice is None or self._drain is None or not self._drains.tells_script:
             return False
+        if not self._script_notice.was_heard:
+            name = self._context.job.spec.checkpoint.on_notice
+            _log.warning("the script was not told to save: no process of it was seen to handle %s", name)
         return self._script_notice.was_heard
 
     def _has_answered(self, now: float) -> bool:
