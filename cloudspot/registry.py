@@ -284,22 +284,25 @@ def _reason(error: BaseException) -> str:
 
 
 def _provider_missing(name: str) -> str:
-    distribution = f'"cloudspot[{name}]"' if _has_extra(name) else f"cloudspot-{name}"
-    return _missing("provider", name, provider_names(), distribution)
+    return _missing("provider", name, provider_names(), f"plugins/{name}")
 
 
 def _sandbox_missing(name: str) -> str:
     if name == "local":
         return 'provider "local" needs no sandbox: run the command as it is'
-    return _missing("sandbox", name, sandbox_names(), f"cloudspot-{name}-sandbox")
+    return _missing("sandbox", name, sandbox_names(), f"plugins/{name} plugins/{name}-sandbox")
 
 
-def _missing(kind: str, name: str, known: Sequence[str], distribution: str) -> str:
+def _missing(kind: str, name: str, known: Sequence[str], paths: str) -> str:
+    """Return that a plugin is missing, and how to get it if it comes with cloudspot.
+
+    A distribution that nobody has published is not named: whoever registered its name would be run.
+    """
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         advice = f'did you mean "{near[0]}"?'
-    elif re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-        advice = f"run: pip install {distribution}"
+    elif _has_extra(name):
+        advice = f"run, in a copy of cloudspot's source: pip install {paths}"
     else:
         advice = f"there are {', '.join(known) or 'none'}"
     return f'no {kind} "{name}" is installed; {advice}'

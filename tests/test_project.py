@@ -89,6 +89,16 @@ def test_the_core_names_no_cloud():
     assert found == []
 
 
+def test_nobody_is_told_to_install_by_a_name_that_is_not_published():
+    """Whoever registered `cloudspot-moon` at the package index would be run."""
+    told = re.compile(r"pip install[^`'\n]* \"?cloudspot[-\[\w]")
+    pages = [path for path in ROOT.rglob("*.md") if not {".venv", ".tox"} & set(path.parts)]
+    code = [*ROOT.glob("cloudspot/**/*.py"), *ROOT.glob("plugins/*/cloudspot_*/**/*.py")]
+    assert told.search('run: pip install "cloudspot[aws]"')
+    assert told.search("pip install -U cloudspot-moon")
+    assert [path.name for path in (*pages, *code) if told.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_the_house_has_no_more_than_24_rooms():
     rooms = {
         path.stem

@@ -1,4 +1,4 @@
-"""The node's side: one process that fetches, restores, runs torchrun, uploads, and ends the machine.
+"""The node's side: one process that fetches, restores, runs the training, uploads, and ends the machine.
 
 Whatever asks the store raises TransientError when it does not answer; ``NodeContext.insist`` tries again.
 """

@@ -19,8 +19,9 @@ from cloudspot.agent.node_context import Job, NodeContext
 from cloudspot.agent.notices.notice_intake import NoticeIntake
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.training.generation_run import GenerationRun
+from cloudspot.agent.training.interpreter import with_interpreter
 from cloudspot.agent.training.preparation import fetch_code, run_setup
-from cloudspot.agent.training.torchrun import end_training
+from cloudspot.agent.training.trainer import end_training
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore import keys, launches
@@ -129,14 +130,15 @@ class Life:
         fetch_code(context)
         if context.node.launch > 1 and not context.memory.setup_done:
             context.insist(self.artifacts.restore)
-        run_setup(context, environment)
+        python = context.job.spec.run.python or context.node.train_python
+        run_setup(context, with_interpreter(environment, python, context.node))
         self.artifacts.start()
         self.courier.start()
         membership = Membership(context, gathered_at=gathered_at)
         return GenerationRun(
             context,
             membership,
-            environment,
+            with_interpreter(environment, python, context.node),  # anew: the setup may have made it
             courier=self.courier,
             logs=self.logs,
             events=self.events,

@@ -55,6 +55,8 @@ class Node:
         """Where checkpoint directories go that a script has left half-written."""
         self.python_path = directory / "pythonpath"
         """From here the trainer imports this cloudspot, and nothing else."""
+        self.programs = directory / "programs"
+        """First on PATH in setup and training: ``python`` and ``pip``."""
         self.restore = directory / "restore"
         """Where a session's checkpoint is restored to."""
         self.lock = directory / "agent.lock"
@@ -90,7 +92,7 @@ class Node:
         return self.directory / "generations" / f"{generation:06d}"
 
     def train_log(self, generation: int) -> Path:
-        """Return the file that torchrun of a generation writes to."""
+        """Return the file that the training of a generation writes to."""
         return self.logs / f"train-{generation:06d}.log"
 
     def create_directories(self) -> None:
@@ -136,7 +138,7 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     first_rank: int = 0
     """The lowest global rank that this node ran in it."""
     trainer_pid: int = 0
-    """The process group of that generation's torchrun; 0 when none was started, or its end was dealt with."""
+    """The process group of that generation's training; 0 when none was started, or its end was dealt with."""
     next_why: str = "agent-restarted"
     """Why the next generation starts once that one's end was dealt with: see ``records.Generation``."""
     trainer_started_at: float = 0.0

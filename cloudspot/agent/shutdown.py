@@ -24,7 +24,7 @@ from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
 from cloudspot.agent.status import Status
 from cloudspot.agent.training.preparation import end_setup
-from cloudspot.agent.training.torchrun import end_training
+from cloudspot.agent.training.trainer import end_training
 from cloudspot.disk.locks import try_lock
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore import launches

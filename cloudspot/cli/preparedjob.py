@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,13 @@ import msgspec
 from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
 from cloudspot.cli.invocation import ChosenStore, current_invocation
 from cloudspot.cli.jobs import unnamed_store
+from cloudspot.cli.screen import output
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, check_files, load_job
+from cloudspot.jobstore.bundle import code_files
 from cloudspot.registry import open_provider, open_store, plugin_distributions
+
+_SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,26 @@ def prepare_job(
         chosen = current_invocation().chosen_store = in_file or unnamed_store(provider)
         store_url = chosen.url
     return PreparedJob(spec, workdir, provider, open_store(store_url))
+
+
+def warn_of_lost_work(job: PreparedJob) -> None:
+    """Say so if nothing that the job makes outlives its machine: it has neither session nor directory."""
+    if job.spec.checkpoint.directory is not None:
+        return
+    code = (name for name in code_files(job.workdir) if name.endswith(".py"))
+    if not any(opens_session(job.workdir / name) for name in code):
+        output.warn(
+            f"no code in {job.workdir} opens a session (cloudspot.train.session), and checkpoint.directory "
+            "names no checkpoints: whenever its machine goes, the job starts over from nothing"
+        )
+
+
+def opens_session(script: Path) -> bool:
+    """Return whether the code mentions the session."""
+    try:
+        return _SESSION.search(script.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False
 
 
 def agent_archive(job: PreparedJob) -> AgentArchive | None:

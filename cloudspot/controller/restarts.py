@@ -32,9 +32,10 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
 
     A reclaim is relaunched at once, as often as it takes. After a failure, a lost machine or one that never
     claimed its rank, the job is relaunched with a growing delay, and ends after more than
-    ``limits.max_restarts`` of these without a new checkpoint in between. (A machine lost after a new
-    checkpoint is not the script's fault, and is replaced at once.) A refusal for lack of capacity or quota is
-    neither: the policy turns to other offers.
+    ``limits.max_restarts`` of these without a new checkpoint in between, or when two in a row failed before
+    the training began, with the same error. (A machine lost after a new checkpoint is not the script's fault,
+    and is replaced at once.) A refusal for lack of capacity or quota is neither: the policy turns to other
+    offers.
     """
     last = history.launches[-1] if history.launches else None
     assert last is None or last.closed is not None
@@ -49,6 +50,10 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
         assert newest.closed is not None
         detail = newest.closed.detail or newest.closed.outcome
         return End("failed", f"failed {len(failures)} times in a row: {detail}", exit_code_of(newest))
+    errors = [_early_error(launch) for launch in failures[:2]]
+    if len(errors) == 2 and errors[0] is not None and errors[0] == errors[1]:
+        detail = f"failed twice in a row before the training began: {errors[0]}"
+        return End("failed", detail, exit_code_of(failures[0]))
     delay, cause = _delay(history, failures)
     if delay > 0 and cause is not None and cause.closed is not None:
         left = delay - (now - cause.closed.at).total_seconds()
@@ -111,6 +116,13 @@ def made_progress(history: History, launch: LaunchHistory) -> bool:
         if any(one.generation == generation.number and one.step > restored for one in history.commits):
             return True
     return False
+
+
+def _early_error(launch: LaunchHistory) -> str | None:
+    """Return how a node failed before it had a generation, such as in ``run.setup``, or None."""
+    return next(
+        (one.detail for one in own_exits(launch) if one.outcome == "failed" and one.generation == 0), None
+    )
 
 
 def exit_code_of(launch: LaunchHistory) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from cloudspot.jobfile.quantities import MONEY_PATTERN
-from cloudspot.jobfile.spec import MAX_NAME_LENGTH, JobSpec
+from cloudspot.jobfile.spec import MAX_NAME_LENGTH, SIGNAL_NAME, SIGNALS, JobSpec
 
 DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 """The version that editors understand."""
@@ -23,12 +23,22 @@ _VARIABLE: Final = r"^(?!CLOUDSPOT_)[A-Za-z_][A-Za-z0-9_]*$"
 _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("name",): {"pattern": rf"^[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?$"},
     ("store",): {"pattern": r"^[a-z][a-z0-9+.-]*://[^/@]*(?:/.*)?$"},
+    ("run",): {"oneOf": [{"required": ["entrypoint"]}, {"required": ["command"]}]},
     ("run", "entrypoint"): {"pattern": _INSIDE},
+    ("run", "command"): {"minItems": 1},
     ("run", "env"): {"propertyNames": {"pattern": _VARIABLE}},
     ("run", "secrets"): {"items": {"type": "string", "pattern": _VARIABLE}, "uniqueItems": True},
-    ("checkpoint",): {"dependencies": {"complete_file": ["directory"]}},
+    ("checkpoint",): {
+        "dependencies": {name: ["directory"] for name in ("complete_file", "incomplete_file", "on_notice")},
+        "not": {"required": ["complete_file", "incomplete_file"]},
+    },
     ("checkpoint", "directory"): {"pattern": _INSIDE},
     ("checkpoint", "complete_file"): {"pattern": _INSIDE},
+    ("checkpoint", "incomplete_file"): {"pattern": _INSIDE},
+    ("checkpoint", "on_notice"): {
+        "anyOf": [{"enum": list(SIGNALS)}, {"pattern": f"^(?!{SIGNAL_NAME}$)"}],
+        "pattern": _INSIDE,
+    },
     ("limits", "max_cost"): {"type": ["number", "string"], "pattern": MONEY_PATTERN},
 }
 """What ``load_job`` requires of a field beyond its type."""

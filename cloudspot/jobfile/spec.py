@@ -25,6 +25,9 @@ MAX_NAME_LENGTH: Final = 48
 MAX_WORLD_SIZE: Final = 9999
 """Training processes of a job: keys in the bucket give a rank four digits."""
 
+SIGNALS: Final = ("SIGTERM", "SIGUSR1")
+"""Those that can be the notice to a script."""
+SIGNAL_NAME: Final = "SIG[A-Z0-9]+"
 _NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -72,20 +75,44 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     written like ``.gitignore``, leaves out more or brings files back. ``.git``, ``.env`` and ``.env.*`` are
     never sent."""
     setup: str | None = None
-    """Shell commands that run once on each machine, in the working directory, before the training."""
-    entrypoint: str
-    """The training script, inside ``run.workdir``. ``torchrun`` starts it."""
+    """Shell commands that run once on each machine, in the working directory, before the training. ``python``
+    and ``pip`` are the training's there. Two failures in a row with the same error end the job."""
+    entrypoint: str | None = None
+    """The training script, inside ``run.workdir``. A job file has either this or ``run.command``."""
+    command: tuple[str, ...] | None = None
+    """The command that trains, as a list: ``["swift", "sft", "--model", "..."]``,
+    ``["accelerate", "launch", "train.py"]``, ``["python", "-m", "my.module"]``. No shell reads it; one that
+    needs a shell names it: ``["bash", "-c", "..."]``."""
+    launcher: Literal["torchrun", "none"] | None = None
+    """``"torchrun"`` starts ``procs_per_node`` processes on each node, which find ``RANK``, ``WORLD_SIZE``
+    and the other variables of torchrun. ``"none"`` starts one on each node, which may start others; it finds
+    ``NODES``, ``NODE_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` and ``WORLD_SIZE``. If left out:
+    ``"torchrun"`` for an entrypoint, ``"none"`` for a command."""
     args: tuple[str, ...] = ()
-    """The script's arguments. It gets them exactly as written: no shell reads them, and torchrun's macros
-    such as ``${local_rank}`` are not replaced."""
+    """Arguments of the script, or more words of the command. They arrive exactly as written: no shell reads
+    them, and torchrun's macros such as ``${local_rank}`` are not replaced."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables for setup and training. Anyone who can read the store can read them, so a
     variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved."""
     python: str | None = None
-    """The interpreter for setup and training; the provider's if left out."""
+    """The interpreter for setup and training; the provider's if left out. ``python``, ``python3``, ``pip``
+    and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH. One that the
+    setup makes is named relative to the working directory, such as ``".venv/bin/python"``."""
     secrets: tuple[str, ...] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
     apart from the job on submission, deleted when it ends, and appear in no record, log or request."""
+
+    @property
+    def launcher_or_default(self) -> Literal["torchrun", "none"]:
+        """What starts the training: as the job file says, or else by what it starts."""
+        return self.launcher or ("torchrun" if self.command is None else "none")
+
+    def words(self, python: str) -> tuple[str, ...]:
+        """Return the command line of one training process; ``python`` runs an entrypoint."""
+        if self.command is not None:
+            return (*self.command, *self.args)
+        assert self.entrypoint is not None, "checked when the job file was read"
+        return (python, "-u", self.entrypoint, *self.args)
 
 
 class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,10 +143,21 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     session."""
     complete_file: str | None = None
     """A file in such a directory that the script writes last. While it is at least as new as every other file
-    there, the directory is complete. If it is older, or no file is named here, the directory is complete when
-    it has not changed for 10 s while the script was running, or when the script ended with exit status 0 and
-    did not have to leave. Name a file here if the script saves in a handler of SIGTERM: exit status 0 does
-    not prove that such a save was completed."""
+    there, the directory is complete. If it is older, or neither this nor ``incomplete_file`` is given, the
+    directory is complete when it has not changed for 10 s while the script was running (for 2 s, if it holds
+    what the Hugging Face Trainer, ms-swift, Accelerate or Lightning write last), or when the script ended
+    with exit status 0 and did not have to leave."""
+    incomplete_file: str | None = None
+    """A file that is in such a directory while the directory is not complete. Once it is gone, and nothing
+    has changed for 2 s while the script was running, the directory is complete. If neither this nor
+    ``complete_file`` is given, ``"checkpoint-is-incomplete.txt"``, the Hugging Face Trainer's, says so."""
+    on_notice: str | None = None
+    """How a script without a session is told to save and leave, before its machine goes or the job stops:
+    ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that appears then. It is told
+    at once, or, once its saves were measured, when three times what a save and its upload took are left, and
+    at least a minute. What it begins to save after that is uploaded as soon as it is complete; if nothing
+    comes in time, the newest complete directory stands. A script that was told has not finished, whatever its
+    exit status."""
 
 
 class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,8 +198,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nodes: Nodes = Nodes(min=1, max=1)
     """How many equal machines. The job does not run with fewer than ``min``."""
     procs_per_node: PositiveCount = 1
-    """Training processes on each machine (``torchrun --nproc-per-node``); at most 9999 over all ``nodes.max``
-    machines."""
+    """Training processes on each machine; at most 9999 over all ``nodes.max`` machines. torchrun starts that
+    many; with ``run.launcher = "none"``, say here how many the command itself starts on each."""
     resources: ResourcesSpec = ResourcesSpec()
     run: RunSpec
     spot: SpotSpec = SpotSpec()
@@ -227,7 +265,7 @@ def check_files(spec: JobSpec, base: Path) -> Path:
     workdir = (base / spec.run.workdir).resolve()
     if not workdir.is_dir():
         raise FieldError(("run", "workdir"), f'"{spec.run.workdir}" is not a directory ({workdir})')
-    if not (workdir / spec.run.entrypoint).is_file():
+    if spec.run.entrypoint is not None and not (workdir / spec.run.entrypoint).is_file():
         raise FieldError(
             ("run", "entrypoint"), f'"{spec.run.entrypoint}" is not a file in the working directory {workdir}'
         )
@@ -296,13 +334,32 @@ def _check(spec: JobSpec) -> None:
         raise FieldError((), f"nodes.max * procs_per_node must be <= {MAX_WORLD_SIZE}: got {found}")
     if spec.store is not None:
         check_store_url(spec.store, ("store",))
-    _check_inside(("run", "entrypoint"), spec.run.entrypoint)
+    if (spec.run.entrypoint is None) == (spec.run.command is None):
+        found = "neither is there" if spec.run.command is None else "both are there"
+        raise FieldError(("run",), f"needs entrypoint, a script, or command, a list; {found}")
+    if spec.run.entrypoint is not None:
+        _check_inside(("run", "entrypoint"), spec.run.entrypoint)
+    if spec.run.command is not None and not (spec.run.command and spec.run.command[0]):
+        raise FieldError(("run", "command"), 'names no program; expected a list such as ["swift", "sft"]')
+    for name, words in (("command", spec.run.command or ()), ("args", spec.run.args)):
+        if any("\0" in word for word in words):
+            raise FieldError(("run", name), "must not hold a zero byte")
     if spec.checkpoint.directory is not None:
         _check_inside(("checkpoint", "directory"), spec.checkpoint.directory)
-    if spec.checkpoint.complete_file is not None:
-        _check_inside(("checkpoint", "complete_file"), spec.checkpoint.complete_file)
-        if spec.checkpoint.directory is None:
-            raise FieldError(("checkpoint", "complete_file"), "has no effect without checkpoint.directory")
+    if spec.checkpoint.complete_file is not None and spec.checkpoint.incomplete_file is not None:
+        raise FieldError(("checkpoint",), "has complete_file and incomplete_file; give at most one")
+    for name in ("complete_file", "incomplete_file", "on_notice"):
+        value = getattr(spec.checkpoint, name)
+        if value is not None:
+            _check_inside(("checkpoint", name), value)
+            if spec.checkpoint.directory is None:
+                raise FieldError(("checkpoint", name), "has no effect without checkpoint.directory")
+    if (
+        re.fullmatch(SIGNAL_NAME, spec.checkpoint.on_notice or "")
+        and spec.checkpoint.on_notice not in SIGNALS
+    ):
+        expected = " or ".join(f'"{name}"' for name in SIGNALS)
+        raise FieldError(("checkpoint", "on_notice"), f"expected {expected} or the path of a file")
     _check_environment(spec.run)
 
 

@@ -67,14 +67,18 @@ class _Entry:
 
 
 def make_bundle(
-    workdir: Path, *, entrypoint: str, max_bytes: int = MAX_BYTES, open_progress: OpenProgress = no_progress
+    workdir: Path,
+    *,
+    entrypoint: str | None,
+    max_bytes: int = MAX_BYTES,
+    open_progress: OpenProgress = no_progress,
 ) -> Bundle:
     """Archive the code in ``workdir``.
 
     :mod:`cloudspot.jobstore.ignores` tells what is code. ``.git``, ``.env`` and ``.env.*`` never are. A
     symlink is kept if it is relative and leads to something in the bundle. As in git, empty directories
-    are not kept. ``entrypoint``, relative to ``workdir``, must be in the bundle; ``max_bytes`` is the most
-    that the files may have together, before compression.
+    are not kept. ``entrypoint``, if any, relative to ``workdir``, must be in the bundle; ``max_bytes`` is the
+    most that the files may have together, before compression.
 
     Raises:
         BundleError: the code is too large (the message names the largest files), lacks the entrypoint, or
@@ -87,7 +91,8 @@ def make_bundle(
         skipped: list[str] = []
         entries = sorted(_walk(workdir, workdir, Ignores(workdir), skipped), key=lambda entry: entry.name)
         entries = _without_loose_links(workdir, entries, skipped)
-        _check_entrypoint(workdir, entrypoint, entries)
+        if entrypoint is not None:
+            _check_entrypoint(workdir, entrypoint, entries)
         _check_size(entries, max_bytes)
         with open_progress("bundling code", sum(entry.size for entry in entries)) as progress:
             data = _archive(entries, progress)
@@ -99,6 +104,21 @@ def make_bundle(
         files=tuple(entry.name for entry in entries),
         skipped=tuple(sorted(skipped)),
     )
+
+
+def code_files(workdir: Path) -> tuple[str, ...]:
+    """Return the names of the files that ``make_bundle`` would take, links apart.
+
+    Raises:
+        BundleError: the directory cannot be read.
+    """
+    workdir = workdir.resolve()
+    try:
+        return tuple(
+            sorted(e.name for e in _walk(workdir, workdir, Ignores(workdir), []) if e.target is None)
+        )
+    except OSError as error:
+        raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
 
 
 def put_bundle(

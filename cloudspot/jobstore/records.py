@@ -272,12 +272,12 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(_Written, frozen=True, kw_only=True):
-    """``generations/<g>``: one start of torchrun on a fixed set of nodes."""
+    """``generations/<g>``: one start of the training on a fixed set of nodes."""
 
     number: Ordinal
     launch: Ordinal
     members: tuple[Member, ...]
-    """In rank order: index i is torchrun's node rank i."""
+    """In rank order: index i is the node rank i."""
     endpoint: str
     """``address:port`` of the rendezvous."""
     restore_from: CheckpointId | None

@@ -72,7 +72,7 @@ class LocalProvider(Provider):
         except OSError as error:
             home, is_home_usable = f"{home} cannot be written: {error.strerror}", False
         torch = f"{sys.executable} {'has it' if has_torch else 'does not have it'}"
-        torch_remedy = 'pip install "cloudspot[torch]", or name an interpreter that has it in run.python'
+        torch_remedy = "pip install torch numpy, or name an interpreter that has it in run.python"
         found = [
             ("bash", bash is not None, bash or "not found on PATH", "install bash"),
             ("torch", has_torch, torch, torch_remedy),

@@ -18,7 +18,7 @@ class EventKind(enum.Enum):
     LAUNCHED = "an intent was written: a launch is under way"
     CLAIMED = "a machine came up and claimed its rank"
     NODE_STATE = "a node has begun to do something else (setup, restoring, running, ...)"
-    STARTED = "a generation started: torchrun runs"
+    STARTED = "a generation started: the training runs"
     NOTICED = "a node has a notice that its machine will be taken"
     COMMITTED = "a checkpoint exists"
     NODE_ENDED = "a node wrote its exit record"

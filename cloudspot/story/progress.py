@@ -37,7 +37,10 @@ def steps_total(history: History) -> int | None:
 
 @dataclass(frozen=True)
 class StepsLost:
-    """How many begun steps had to be made again, the one that was under way at each restart included."""
+    """How many begun steps had to be made again, or are in no checkpoint when a job ends without success.
+
+    The step that was under way at each restart counts too.
+    """
 
     num_steps: int
     is_exact: bool
@@ -47,10 +50,11 @@ class StepsLost:
 def steps_lost(history: History) -> StepsLost | None:
     """Return how many begun steps were made again: for each restart, from its checkpoint to the loss.
 
-    None if a script without a session was started again, since nothing counts its steps.
+    What is in no checkpoint when the job is stopped or fails counts too. None if a script without a session
+    was started again, or ended without success, since nothing counts its steps.
     """
     total = StepsLost(0, is_exact=True)
-    for number in range(1, len(history.generations)):
+    for number in range(1, len(history.generations) + 1):
         lost = steps_lost_by(history, number)
         if lost is None:
             return None
@@ -61,19 +65,26 @@ def steps_lost(history: History) -> StepsLost | None:
 def steps_lost_by(history: History, number: int) -> StepsLost | None:
     """Return how many of the steps that generation ``number`` had begun were made again by the next one.
 
-    Steps of older generations count too if the next one had to go back that far. None if the script has no
-    session, since nothing counts its steps.
+    Steps of older generations count too if the next one had to go back that far. There is no next one for the
+    last generation of a job that has ended: without success, what is in no checkpoint counts. None if the
+    script has no session, since nothing counts its steps.
     """
-    if number >= len(history.generations):
+    is_last, end = number >= len(history.generations), history.finished
+    if is_last and (end is None or end.outcome == "succeeded"):
         return StepsLost(0, is_exact=True)
     if history.has_no_session:
         return None
-    before, after = history.generations[number - 1], history.generations[number]
+    before = history.generations[number - 1]
     told = [_reached(history, before, member.rank) for member in before.members]
     known = [step for step in told if step is not None]
     reached = max([last_step(history, before), *known])
+    if is_last:
+        newest = last_commit_id(history)
+        kept = 0 if newest is None else newest.step
+    else:
+        kept = first_step(history.generations[number])
     # A member that has told nothing may have been ahead of the others.
-    return StepsLost(max(0, reached - first_step(after)), is_exact=len(known) == len(told))
+    return StepsLost(max(0, reached - kept), is_exact=len(known) == len(told))
 
 
 def first_step(generation: Generation) -> int:

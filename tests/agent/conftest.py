@@ -134,7 +134,8 @@ class Bench:
         return path
 
     def spec(self, **tables):
-        raw = {"name": "digits", "run": {"entrypoint": "train.py"}, "logs": {"flush": 0.05}}
+        script = {} if "command" in tables.get("run", {}) else {"entrypoint": "train.py"}
+        raw = {"name": "digits", "run": script, "logs": {"flush": 0.05}}
         for name, table in tables.items():
             raw[name] = {**raw[name], **table} if isinstance(raw.get(name), dict) else table
         return spec_from_json(raw)

@@ -377,6 +377,39 @@ def test_torchruns_own_end_is_not_waited_for_when_a_rank_has_failed(bench):
     assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
 
 
+COUNT_STARTS = """
+import os, sys
+from pathlib import Path
+names = ("NODES", "NODE_RANK", "MASTER_ADDR", "WORLD_SIZE")
+print(*(f"{name}={os.environ.get(name)}" for name in names), "RANK" in os.environ, sys.argv[1:], flush=True)
+if not Path("again").exists():
+    Path("again").touch()
+    sys.exit(5)
+"""
+
+
+def test_a_command_without_a_launcher_is_run_and_run_again_like_a_script(bench, caplog):
+    run_table = {
+        "command": ["python", "-u", "train.py", "a b"],
+        "args": ["$HOME"],
+        "env": {"WORLD_SIZE": "16"},
+    }
+    life = bench.life(COUNT_STARTS, run=run_table, procs_per_node=2)
+    life.run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert whys(bench) == ["first", "trainer-failed"]
+    said = "NODES=1 NODE_RANK=0 MASTER_ADDR=127.0.0.1 WORLD_SIZE=16 False ['a b', '$HOME']"
+    assert bench.log(life).count(said) == 2
+    assert "the training failed with exit status 5 at step 0; starting again in 0 s" in caplog.messages
+
+
+def test_a_command_that_is_not_there_ends_the_job_at_once(bench):
+    bench.life("", run={"command": ["no-such-swift", "sft"]}).run()
+    record = bench.exit_record()
+    assert (record.outcome, record.permanent) == ("failed", True)
+    assert record.detail == "run.command: 'no-such-swift' is not on PATH; install it in run.setup"
+
+
 def test_the_jobs_exit_code_is_the_scripts_own(bench):
     """torchrun says 1, whatever the script has said."""
     bench.life(SESSION + "begin(7)\nsys.exit(3)\n").run()
@@ -797,7 +830,7 @@ def killed_agent(bench, life, *, status, drained=None, drain=None, progress=40):
     handoff = life.context.node.handoff(1)
     files.seals_directory(handoff).mkdir(parents=True)
     files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(progress, 100, progress + 1))
-    (handoff / "torchrun.status").write_text(f"{status}\n")
+    (handoff / "trainer.status").write_text(f"{status}\n")
     if drained is not None:
         files.write_json(files.drained_path(handoff, 0), {"step": drained})
     if drain is not None:

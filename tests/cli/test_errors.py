@@ -233,7 +233,7 @@ CASES = [
     Case(
         "unknown provider",
         "run --provider moon",
-        'no provider "moon" is installed; run: pip install cloudspot-moon',
+        'no provider "moon" is installed; there are local, aliyun, aws, bare, broken, gcp',
         3,
     ),
     Case(
@@ -378,7 +378,7 @@ class Desk:
     def __init__(self, here: Path) -> None:
         self.here = here
         self.store = f"file://{here}/bucket"
-        (here / "train.py").write_text("print('hello')\n")
+        (here / "train.py").write_text("import cloudspot.train\nprint('hello')\n")
         (here / "job.toml").write_text(JOB)
         plugins = here / "plugins"
         plugins.mkdir()

@@ -42,6 +42,40 @@ def test_without_restarts_the_first_failure_ends_the_job_with_the_scripts_own_st
     assert end == End("failed", "failed 1 times in a row: failed", 7)
 
 
+def failing_setups(records, *launches):
+    """Judge closed launches, each given by what its node's exit record differs in; None: it was reclaimed."""
+    made = [
+        records.launch(
+            number,
+            outcome="failed" if changes else "reclaimed",
+            closed_at=100.0 * number,
+            exits={0: records.exit("failed", instance_id=f"i-{number}-0", **{"generation": 0, **changes})}
+            if changes
+            else {},
+        )
+        for number, changes in enumerate(launches, start=1)
+    ]
+    return judge(records.spec(), records.history(*made), records.at(1e6))
+
+
+NO_PYTHON = {"exit_code": 127, "detail": "setup failed with exit status 127: python: command not found"}
+NO_NETWORK = {"exit_code": 1, "detail": "setup failed with exit status 1: no network"}
+
+
+def test_two_setups_that_fail_with_the_same_error_end_the_job(records):
+    """It took four machines to say so."""
+    detail = f"failed twice in a row before the training began: {NO_PYTHON['detail']}"
+    assert failing_setups(records, NO_PYTHON) == Go("failed")
+    assert failing_setups(records, NO_PYTHON, NO_PYTHON) == End("failed", detail, 127)
+    assert failing_setups(records, NO_PYTHON, None, NO_PYTHON) == End("failed", detail, 127)
+
+
+def test_setups_that_fail_with_different_errors_and_trainings_are_tried_on(records):
+    assert failing_setups(records, NO_PYTHON, NO_NETWORK, NO_PYTHON) == Go("failed")
+    trained = {**NO_PYTHON, "generation": 1}
+    assert failing_setups(records, NO_PYTHON, trained, NO_PYTHON) == Go("failed")
+
+
 def test_a_refusal_for_capacity_counts_neither_as_failure_nor_as_success(records):
     assert run(records, "failed", "failed", "capacity", "failed", "quota", at=1e6) == Go("quota")
     assert isinstance(run(records, "failed", "failed", "capacity", "failed", "failed"), End)

@@ -48,6 +48,7 @@ disk = "500GB"
 workdir = ".."
 setup = "pip install -r requirements.txt"
 entrypoint = "src/train.py"
+launcher = "none"
 args = ["--epochs", "3"]
 env = { OMP_NUM_THREADS = "4" }
 python = "python3.11"
@@ -61,6 +62,7 @@ interval = "10m"
 keep = 5
 directory = "output/checkpoint-*"
 complete_file = "trainer_state.json"
+on_notice = "SIGUSR1"
 [logs]
 flush = "500ms"
 [limits]
@@ -77,7 +79,7 @@ region = "here"
 
 BEYOND_THE_SCHEMA = re.compile(
     r"line \d+: |nodes\.min must be <= |nodes\.max \* procs_per_node|contradicts max_cost|is in run\.secrets too"
-    r"|looks like a credential|finite number"
+    r"|looks like a credential|finite number|names no program"
 )
 """What no schema says of a job file: two fields at once, what looks like a secret, what is no TOML at all."""
 
@@ -203,7 +205,41 @@ def with_run(line):
         ),
         (SMALL + '"odd key" = 1', 'job.toml: run."odd key": unknown field; the fields here are '),
         ("[run]\nentrypoint = 'train.py'", "job.toml: name: missing; it has no default"),
-        ("name = 'a'\n[run]", "job.toml: run.entrypoint: missing; it has no default"),
+        (
+            "name = 'a'\n[run]",
+            "job.toml: run: needs entrypoint, a script, or command, a list; neither is there",
+        ),
+        (
+            SMALL + "command = ['swift', 'sft']",
+            "job.toml: run: needs entrypoint, a script, or command, a list; both are there",
+        ),
+        (
+            "name = 'a'\n[run]\ncommand = 'swift sft'",
+            'job.toml: run.command: expected a list, got "swift sft"',
+        ),
+        ("name = 'a'\n[run]\ncommand = []", "job.toml: run.command: names no program; expected a list"),
+        ("name = 'a'\n[run]\ncommand = ['']", "job.toml: run.command: names no program; expected a list"),
+        (
+            SMALL + "[checkpoint]\ndirectory = 'out'\non_notice = 'SIGKILL'",
+            'job.toml: checkpoint.on_notice: expected "SIGTERM" or "SIGUSR1" or the path of a file',
+        ),
+        (
+            SMALL + "[checkpoint]\ndirectory = 'out'\non_notice = '/tmp/stop'",
+            'job.toml: checkpoint.on_notice: "/tmp/stop" must be a path inside the working directory',
+        ),
+        (
+            SMALL + "[checkpoint]\non_notice = 'SIGTERM'",
+            "job.toml: checkpoint.on_notice: has no effect without checkpoint.directory",
+        ),
+        (
+            SMALL + "[checkpoint]\nincomplete_file = 'saving'",
+            "job.toml: checkpoint.incomplete_file: has no effect without checkpoint.directory",
+        ),
+        (
+            SMALL + "[checkpoint]\ndirectory = 'out'\ncomplete_file = 'a'\nincomplete_file = 'b'",
+            "job.toml: checkpoint: has complete_file and incomplete_file; give at most one",
+        ),
+        (SMALL + "launcher = 'mpi'", 'job.toml: run.launcher: expected one of "none", "torchrun"'),
         ("name = 'a'", "job.toml: run: missing; it has no default"),
         ("run = 3\nname = 'a'", "job.toml: run: expected a table, got 3"),
         ("nodes = 'two'\n" + SMALL, "job.toml: nodes: expected an integer or a table { min = 1, max = 2 }"),

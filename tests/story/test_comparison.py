@@ -95,7 +95,7 @@ def test_results_of_a_job(records):
         "state": "failed",
         "offers": ["spot/a/big"],
         "step": 7,
-        "steps_lost": 0,
+        "steps_lost": 7,
         "steps_lost_is_exact": True,
         "attempts": 1,
         "generations": 1,

@@ -269,6 +269,31 @@ def test_a_script_without_a_session_that_was_never_started_again_has_lost_nothin
     )
 
 
+@pytest.mark.parametrize(
+    ("outcome", "steps", "lost"),
+    [
+        ("stopped", 133, StepsLost(33, is_exact=True)),
+        ("failed", 101, StepsLost(1, is_exact=True)),
+        ("succeeded", 100, StepsLost(0, is_exact=True)),
+    ],
+)
+def test_steps_in_no_checkpoint_of_a_job_that_is_over_are_lost(records, outcome, steps, lost):
+    """A stop that saved nothing was "0 lost"."""
+    word = records.exit(outcome, step=steps)
+    history = records.history(
+        records.launch(outcome=outcome, exits={0: word}),
+        generations=(records.generation(1),),
+        commits=(CheckpointId(1, 100),),
+        finished=records.finished(outcome),
+    )
+    assert steps_lost(history) == lost
+    silent = records.change(history, launches=(records.change(history.launches[0], exits={}),))
+    assert steps_lost(silent) == StepsLost(0, is_exact=outcome == "succeeded")
+    word = records.change(word, has_session=False)
+    unknown = records.change(history, launches=(records.change(history.launches[0], exits={0: word}),))
+    assert steps_lost(unknown) == (lost if outcome == "succeeded" else None)
+
+
 def test_a_session_that_was_not_yet_opened_again_has_lost_what_it_had_begun(records, sessionless):
     first, second = sessionless.launches
     first = records.change(first, heartbeats={0: records.heartbeat(step=180)})

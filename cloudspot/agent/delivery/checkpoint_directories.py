@@ -15,14 +15,20 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from cloudspot.agent.delivery.framework_checkpoints import INCOMPLETE_FILE, looks_finished
 from cloudspot.decoding import decode
 from cloudspot.disk.partial_files import write_whole
+from cloudspot.jobfile.spec import CheckpointSpec
 from cloudspot.jobstore.records import File
 
 _log = logging.getLogger(__name__)
 
 SETTLED_SECONDS = 10.0
 """A directory that nothing has touched for this long is complete, unless its complete file is missing."""
+KNOWN_SECONDS = 2.0
+"""The same if its content, or the absence of its incomplete file, says so: other ranks may still write."""
+RESTLESS_SECONDS = 300.0
+"""The user is told of a directory that has not been complete for this long."""
 _STEP = re.compile(r"(\d+)$")
 
 Fingerprint = tuple[tuple[str, int, int], ...]
@@ -50,6 +56,8 @@ class _Memory(msgspec.Struct, kw_only=True):
     """What there was before the newest script started; None: none was started here."""
     settled: dict[str, Fingerprint] = {}
     """What was quiet for long enough while its script lived, or was left by a script that finished."""
+    asked: dict[str, Fingerprint | None] | None = None
+    """What there was when the script was asked to save; None for what was incomplete then."""
 
 
 class CheckpointDirectories:
@@ -59,12 +67,17 @@ class CheckpointDirectories:
     one is quiet, too.
     """
 
-    def __init__(self, work: Path, pattern: str, complete_file: str | None, *, memory: Path) -> None:
+    def __init__(self, work: Path, spec: CheckpointSpec, *, memory: Path) -> None:
         """``memory`` is a file for what a later agent of this machine has to know."""
+        assert spec.directory is not None
         self._work = work
-        self._pattern = pattern
-        self._complete_file = complete_file
+        self._pattern = spec.directory
+        self._complete_file = spec.complete_file
+        self._incomplete_file = spec.incomplete_file
+        self._incomplete_since: dict[str, float] = {}
         self._since: dict[str, tuple[Fingerprint, float]] = {}
+        self.save_seconds: float | None = None
+        """How long the script took to write the newest directory that it was seen to write."""
         self._path = memory
         self._memory = _Memory()
         self._saving = threading.Lock()
@@ -85,7 +98,18 @@ class CheckpointDirectories:
         found = self._matching()
         if alive:
             self._watch(found, now)
+            self._incomplete_since = {
+                each.name: self._incomplete_since.get(each.name, now)
+                for each in found
+                if self._is_new(each) and not self._is_complete(each)
+            }
         return tuple(sorted(filter(self._is_complete, found), key=lambda directory: directory.step or 0))
+
+    def restless(self, now: float) -> tuple[str, ...]:
+        """Return the names of the directories that the script writes to and has not completed for long."""
+        return tuple(
+            name for name, since in self._incomplete_since.items() if now - since >= RESTLESS_SECONDS
+        )
 
     def begin_script(self) -> None:
         """Note that a script is about to start: what exists now is not its work."""
@@ -93,13 +117,54 @@ class CheckpointDirectories:
         memory = self._memory
         if memory.before is None:
             memory.came_with_code = tuple(found)
-        memory.before = found
+        memory.before, memory.asked = found, None
+        self._incomplete_since.clear()
         memory.settled = {name: each for name, each in memory.settled.items() if found.get(name) == each}
         self._save()
 
     def finish_script(self) -> None:
         """Note that the script has ended and was not cut short: everything that it wrote is complete."""
         self._settle(self._matching())
+
+    def ask(self) -> None:
+        """Note that the script is asked to save now: what it begins from now on is its answer."""
+        if self._memory.asked is None:
+            found = self._matching()
+            self._memory.asked = {
+                each.name: each.fingerprint if self._is_complete(each) else None for each in found
+            }
+            self._save()
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the script was asked to save."""
+        return self._memory.asked is not None
+
+    def is_answer(self, directory: CheckpointDirectory) -> bool:
+        """Return whether the script has begun to write this after it was asked to save."""
+        asked = self._memory.asked
+        if asked is None or not self._is_new(directory):
+            return False
+        if directory.name not in asked:
+            return True
+        before = asked[directory.name]
+        return before is not None and before != directory.fingerprint
+
+    def finish_answer(self, *, exited_0: bool) -> None:
+        """Note that the script has ended after it was asked to save.
+
+        Its answer is complete if it left with status 0, as it was asked to, or the answer's content says so;
+        unless it lacks a file of the checkpoint before, as when the process ends under a thread that saves.
+        """
+        found = self._matching()
+        older = [each for each in found if not self.is_answer(each) and each.fingerprint]
+        complete = [each for each in older if self._is_complete(each) or not self._is_new(each)]
+        expected = _kinds(max(complete, key=_newest)) if complete else frozenset()
+        self._settle(
+            each
+            for each in found
+            if self.is_answer(each) and expected <= _kinds(each) and (exited_0 or self._says_complete(each))
+        )
 
     def torn(self) -> tuple[CheckpointDirectory, ...]:
         """Return what the script, which has ended, has written to and not completed."""
@@ -115,7 +180,25 @@ class CheckpointDirectories:
             unchanged = fingerprint == directory.fingerprint
             since[directory.name] = directory.fingerprint, moment if unchanged else now
         self._since = since
-        self._settle([each for each in found if now - since[each.name][1] >= SETTLED_SECONDS])
+        quiet = [
+            each
+            for each in found
+            if now - since[each.name][1] >= SETTLED_SECONDS
+            or (now - since[each.name][1] >= KNOWN_SECONDS and self._says_complete(each))
+        ]
+        for directory in filter(self._is_new, quiet):
+            if not self._is_settled(directory):
+                self.save_seconds = self._seconds_to_write(directory)
+        self._settle(quiet)
+
+    def _seconds_to_write(self, directory: CheckpointDirectory) -> float:
+        """Return the time from the first to the last change of what is new in a directory."""
+        known = {
+            *(self._memory.before or {}).get(directory.name, ()),
+            *self._memory.settled.get(directory.name, ()),
+        }
+        times = [entry[2] for entry in directory.fingerprint if entry not in known]
+        return (max(times) - min(times)) / 1e9 if times else 0.0
 
     def _settle(self, directories: Iterable[CheckpointDirectory]) -> None:
         """Remember, for a later agent too, that these are complete, as far as the script wrote them."""
@@ -144,17 +227,25 @@ class CheckpointDirectories:
     def _is_settled(self, directory: CheckpointDirectory) -> bool:
         return self._memory.settled.get(directory.name) == directory.fingerprint
 
+    def _says_complete(self, directory: CheckpointDirectory) -> bool:
+        """Return whether a directory says by what is in it, or is not any more, that it is complete."""
+        if self._complete_file is not None or self._is_settled(directory):
+            return False
+        if self._incomplete_file is not None:
+            return bool(directory.fingerprint) and self._incomplete_file not in _names(directory)
+        return looks_finished(directory.path, directory.fingerprint)
+
     def _is_complete(self, directory: CheckpointDirectory) -> bool:
         if not directory.fingerprint:
             return False
         if self._complete_file is None:
-            return self._is_settled(directory)
+            marker = self._incomplete_file or INCOMPLETE_FILE
+            return marker not in _names(directory) and self._is_settled(directory)
         written_at = _modified_at(directory.path / self._complete_file)
         if written_at is None:
             return False
         # An older one is an earlier save's in a directory that is being rewritten, or other ranks came later.
-        newest = max(modified_at for _, _, modified_at in directory.fingerprint)
-        return written_at >= newest or self._is_settled(directory)
+        return written_at >= _newest(directory) or self._is_settled(directory)
 
     def _matching(self) -> list[CheckpointDirectory]:
         try:
@@ -176,6 +267,19 @@ def is_match(name: str, pattern: str) -> bool:
         path = Path(empty, name)
         path.mkdir(parents=True)
         return path in Path(empty).glob(pattern)
+
+
+def _names(directory: CheckpointDirectory) -> frozenset[str]:
+    return frozenset(name for name, _, _ in directory.fingerprint)
+
+
+def _kinds(directory: CheckpointDirectory) -> frozenset[str]:
+    """Return the names of the files without the numbers in them, which may be steps."""
+    return frozenset(re.sub(r"\d+", "", name) for name in _names(directory))
+
+
+def _newest(directory: CheckpointDirectory) -> int:
+    return max(modified_at for _, _, modified_at in directory.fingerprint)
 
 
 def step_of(name: str) -> int | None:

@@ -97,11 +97,25 @@ class Courier:
         if self._directories is not None:
             self._directories.adopt()
 
-    def end_of_trainer(self, *, finished: bool) -> None:
+    def ask_script(self) -> None:
+        """Note that a script without a session is asked to save now and to leave."""
+        if self._directories is not None:
+            self._directories.ask()
+
+    @property
+    def answered_at(self) -> float | None:
+        """When the checkpoint was committed that the script has made because it was asked to (monotonic)."""
+        return None if self._directories is None else self._directories.answered_at
+
+    def has_answer(self) -> bool:
+        """Return whether that checkpoint is complete, on this node's disk at least."""
+        return self._directories is not None and self._directories.has_answer()
+
+    def end_of_trainer(self, *, exited_0: bool, is_leaving: bool) -> None:
         """Note that the trainer of this generation has ended; call it before anything that takes long."""
         self._may_seal = False
         if self._directories is not None:
-            self._directories.end_of_script(finished=finished)
+            self._directories.end_of_script(exited_0=exited_0, is_leaving=is_leaving)
 
     def settle(self) -> None:
         """Return when everything that an ended generation has made is in the bucket, or an order came.

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_directories import (
+    RESTLESS_SECONDS,
     CheckpointDirectories,
     CheckpointDirectory,
     Fingerprint,
@@ -49,17 +50,17 @@ class DirectoryUploads:
         self._node = node = context.node
         self._status = context.status
         self._directories = CheckpointDirectories(
-            node.work,
-            spec.directory,
-            spec.complete_file,
-            memory=node.directory / "checkpoint-directories.json",
+            node.work, spec, memory=node.directory / "checkpoint-directories.json"
         )
+        self._spec = spec
         self._known: set[_Version] = set()
         """The versions that are in the bucket or were given up."""
         self._steps: dict[int, _Version | None] = {}
         """The steps taken in this generation, and by which version; None: by one of an earlier agent."""
         self._scanned_at = 0.0
         self._alive = False
+        self.answered_at: float | None = None
+        """When what the script saved because it was asked to was committed (monotonic)."""
 
     def begin(self, restored: Restored) -> None:
         """Watch the script of a new generation; what it was restored from is not uploaded again."""
@@ -70,19 +71,33 @@ class DirectoryUploads:
             self._known.add((restored.directory_name, fingerprint_of(path)))
         self._put_back_code()
         self._directories.begin_script()
+        self.answered_at = None
         self.adopt()
 
     def adopt(self) -> None:
         """Watch a script that runs already."""
         self._alive = True
 
-    def end_of_script(self, *, finished: bool = False) -> None:
+    def ask(self) -> None:
+        """Note that the script is asked to save now and to leave."""
+        self._directories.ask()
+
+    def has_answer(self) -> bool:
+        """Return whether there is a complete checkpoint that the script has made because it was asked to."""
+        ready = self._directories.ready(time.monotonic(), alive=self._alive)
+        return self.answered_at is not None or any(map(self._directories.is_answer, ready))
+
+    def end_of_script(self, *, exited_0: bool = False, is_leaving: bool = True) -> None:
         """Note that no script writes any more: what is not complete by now never will be.
 
-        If the script ``finished`` by itself, everything that it has written is complete.
+        Status 0 proves all that it has written complete, or, if it was asked to save, what it has begun since
+        then. It proves nothing if the node ``is_leaving`` and the script was not asked: it may be that of a
+        handler of SIGTERM, in the middle of a save.
         """
         self._alive = False
-        if finished:
+        if self._directories.was_asked:
+            self._directories.finish_answer(exited_0=exited_0)
+        elif exited_0 and not is_leaving:
             self._directories.finish_script()
         self._scanned_at = 0.0
 
@@ -114,6 +129,8 @@ class DirectoryUploads:
             while not self._carry(directory, self._choose_id(directory), commit):
                 pass  # another version has taken that id
             self._known.add((directory.name, directory.fingerprint))
+            if self.answered_at is None and self._directories.is_answer(directory):
+                self.answered_at = time.monotonic()
         self._scanned_at = time.monotonic()
 
     def unsent(self) -> list[CheckpointDirectory]:
@@ -123,8 +140,25 @@ class DirectoryUploads:
         if self._status.ranks and 0 not in self._status.ranks:
             return []  # scripts write on global rank 0, so only its node uploads
         ready = self._directories.ready(time.monotonic(), alive=self._alive)
+        self._status.warn("directories", self._restlessness())
+        if self._directories.save_seconds is not None:
+            self._status.stall_seconds = self._directories.save_seconds
         newest = max((d.step or 0 for d in ready), default=0)
         return [d for d in ready if (d.step or 0) == newest and (d.name, d.fingerprint) not in self._known]
+
+    def _restlessness(self) -> str | None:
+        """Return a warning about directories that are never complete, such as one always rewritten."""
+        names = self._directories.restless(time.monotonic()) if self._alive else ()
+        if not names:
+            return None
+        if self._spec.complete_file is not None:
+            why = f"{self._spec.complete_file} is never the newest file there"
+        elif self._spec.incomplete_file is not None:
+            why = f"{self._spec.incomplete_file} is always there"
+        else:
+            why = "it never was quiet for 10 s; name a complete_file, or save to a new directory each time"
+        minutes = RESTLESS_SECONDS / 60
+        return f"{', '.join(names)} was not complete for {minutes:.0f} minutes, so it is not uploaded: {why}"
 
     def _choose_id(self, directory: CheckpointDirectory) -> CheckpointId:
         step = self._status.restored_step + 1 if directory.step is None else directory.step

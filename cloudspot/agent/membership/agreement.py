@@ -104,6 +104,12 @@ class Membership:
             return f"node {numbers} does not run generation {current.number}"
         return None
 
+    def notice_deadline(self) -> float | None:
+        """Return when (monotonic) the first other member that has a notice goes, or None; asks no store."""
+        return (
+            None if self.current is None else self._peers.notice_deadline(self._other_members(self.current))
+        )
+
     # --- between two generations ----------------------------------------------------------------
 
     def obey(self) -> None:

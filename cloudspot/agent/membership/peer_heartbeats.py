@@ -176,6 +176,11 @@ class PeerHeartbeats:
         """Return whether a node has a notice."""
         return rank in self._deadlines
 
+    def notice_deadline(self, ranks: Collection[int]) -> float | None:
+        """Return when (monotonic, at the latest) the first of these that has a notice goes, or None."""
+        deadlines = dict(self._deadlines)
+        return min((deadlines[rank] for rank in ranks if rank in deadlines), default=None)
+
     # --- listening ----------------------------------------------------------------------------------
 
     def _listen(self) -> None:

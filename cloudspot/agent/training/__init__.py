@@ -1,1 +1,1 @@
-"""One torchrun of this node: prepared, started, supervised and ended."""
+"""One start of the training on this node: prepared, started, supervised and ended."""

@@ -40,27 +40,54 @@ class DrainSchedule:
         self._context = context
         self._stop_guard: float | None = None
 
-    def due(self, now: float) -> files.Drain | None:
-        """Return the drain that is due by now, with its guard, or None."""
-        orders, status = self._context.orders, self._context.status
-        upload = status.upload_seconds or 0.0
+    @property
+    def tells_script(self) -> bool:
+        """Whether the notice has to be told to a script without a session."""
+        return (
+            self._context.job.spec.checkpoint.on_notice is not None and not self._context.status.has_session
+        )
+
+    def due(self, now: float, *, peers_deadline: float | None = None) -> files.Drain | None:
+        """Return the drain that is due by now, with its guard, or None.
+
+        ``peers_deadline`` is when another node goes: a session's ranks agree on that by themselves, but a
+        script without one saves on global rank 0, wherever that is.
+        """
+        orders = self._context.orders
         if orders.reclaim is not None:
-            deadline = orders.reclaim.deadline
-            start = drain_at(
-                deadline, now=orders.reclaim.seen, save_seconds=upload + (status.stall_seconds or 0.0)
-            )
-            if now >= start:
-                guard = guard_of(deadline, now=max(start, orders.reclaim.seen), upload_seconds=upload)
-                return files.Drain(kind="notice", guard=guard)
+            drain = self._before(orders.reclaim.deadline, seen=orders.reclaim.seen, now=now)
+            if drain is not None:
+                return drain
+        if peers_deadline is not None and self.tells_script:
+            drain = self._before(peers_deadline, seen=now, now=now)
+            if drain is not None:
+                return drain
         if orders.stop is not None:
-            self._stop_guard = self._stop_guard or now + STOP_GUARD_SECONDS
+            self._stop_guard = self._stop_guard or now + max(STOP_GUARD_SECONDS, 3.0 * self._save_seconds)
             return files.Drain(kind="notice" if orders.reclaim else "stop", guard=self._stop_guard)
         return None
+
+    @property
+    def _save_seconds(self) -> float:
+        """How long a save and its upload take, as far as that was measured."""
+        status = self._context.status
+        return (status.upload_seconds or 0.0) + (status.stall_seconds or 0.0)
+
+    def _before(self, deadline: float, *, seen: float, now: float) -> files.Drain | None:
+        """Return the drain before a machine goes, once it is due."""
+        status = self._context.status
+        start = drain_at(deadline, now=seen, save_seconds=self._save_seconds)
+        if self.tells_script and status.stall_seconds is None:
+            start = seen  # nobody knows how long its save takes
+        if now < start:
+            return None
+        guard = guard_of(deadline, now=max(start, seen), upload_seconds=status.upload_seconds or 0.0)
+        return files.Drain(kind="notice", guard=guard)
 
     def is_over(self, drain: files.Drain, now: float) -> bool:
         """Return whether waiting for the trainer helps no more."""
         if now >= drain.guard:
             _log.warning("the trainer did not leave in time: ending it")
             return True
-        # A script without a session knows no drain; its own newest checkpoint is kept.
-        return drain.kind == "stop" and not self._context.status.has_session
+        # A script without a session that is not told knows no drain; its own newest checkpoint is kept.
+        return drain.kind == "stop" and not self._context.status.has_session and not self.tells_script

@@ -17,7 +17,7 @@ from cloudspot.agent.membership.reachability import goes_on
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.rank_reports import RankDrained, RankEnded, read_report
 from cloudspot.agent.training.supervision import KILLED, End
-from cloudspot.agent.training.torchrun import log_tail
+from cloudspot.agent.training.trainer import log_tail
 from cloudspot.jobstore import generations
 from cloudspot.jobstore.records import Failed, Final
 from cloudspot.train import handoff as files
@@ -68,8 +68,7 @@ class GenerationEnd:
         """
         context = self._context
         ordered = context.ordered_leaving()
-        # Under an order to leave, status 0 may be that of a handler of SIGTERM, in the middle of a save.
-        self._courier.end_of_trainer(finished=end.code == 0 and ordered is None)
+        self._courier.end_of_trainer(exited_0=end.code == 0, is_leaving=ordered is not None)
         context.status.state = "uploading"
         if end.must_regroup and ordered is None:
             why: Leaving | str = "regrouped"
@@ -88,6 +87,11 @@ class GenerationEnd:
 
     def _conclude(self, handoff: Path, end: End, ordered: Leaving | None, *, seconds: float) -> Leaving | str:
         context, ranks = self._context, self._context.status.ranks
+        if end.was_told:
+            # Whatever its status, and whichever node has to go: it was asked to leave.
+            if 0 in ranks and not self._courier.has_answer():
+                _log.warning("the script has completed no checkpoint since it was told to save")
+            return ordered or self._drained([], ordered)
         drained = [read_report(files.drained_path(handoff, rank), RankDrained) for rank in ranks]
         # A rank that left without its last state has not finished, whatever the others say.
         if end.code == 0 and not any(drained):

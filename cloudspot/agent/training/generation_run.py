@@ -1,4 +1,4 @@
-"""One start of torchrun after the other on this node, until the job ends or the machine has to go."""
+"""One start of the training after the other on this node, until the job ends or the machine has to go."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.drain_schedule import DrainSchedule
 from cloudspot.agent.training.generation_end import GenerationEnd
 from cloudspot.agent.training.network_interface import gloo_environment
+from cloudspot.agent.training.script_notice import withdraw
 from cloudspot.agent.training.supervision import Supervisor
-from cloudspot.agent.training.torchrun import Trainer, TrainerPlan, check_torch, end_training
+from cloudspot.agent.training.trainer import (
+    Trainer,
+    TrainerPlan,
+    check_program,
+    check_torch,
+    end_training,
+    launch_variables,
+)
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import generations
 from cloudspot.jobstore.records import Generation
@@ -51,7 +59,7 @@ class GenerationRun:
         self._drains = DrainSchedule(context)
         self._membership = membership
         self._end = GenerationEnd(context, membership, courier, look)
-        self._has_torch = False
+        self._is_checked = False
 
     def run_all(self) -> Leaving:
         """Run generations until there is a reason to leave, and return it."""
@@ -104,14 +112,26 @@ class GenerationRun:
         index = self._take_ranks(record)
         handoff = node.handoff(record.number)
         files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
-        self._need_torch()
+        self._check_programs()
         self._events.begin(record.number, status.restored_step)
+        withdraw(self._spec.checkpoint.on_notice, node)
         self._courier.begin(record, restored)
         log = node.train_log(record.number)
         self._logs.follow(log, "train")
         self._follow_metrics(handoff, record.number)
+        run, procs = self._spec.run, self._spec.procs_per_node
+        variables: Mapping[str, str] = {}
+        if run.launcher_or_default == "none":
+            variables = launch_variables(
+                num_nodes=len(record.members),
+                max_nodes=self._spec.nodes.max,
+                node_rank=index,
+                procs_per_node=procs,
+                endpoint=record.endpoint,
+            )
         environment = {
             **self._environment,
+            **{name: value for name, value in variables.items() if name not in run.env},
             **gloo_environment(context.job.identity.address, self._environment),
             files.JOB_ID: node.job_id,
             files.GENERATION: str(record.number),
@@ -123,11 +143,11 @@ class GenerationRun:
             environment[files.RESTORE] = str(restored.directory)
         plan = TrainerPlan(
             python=self._python(),
-            entrypoint=self._spec.run.entrypoint,
-            args=self._spec.run.args,
+            words=run.words(self._python()),
+            has_torchrun=run.launcher_or_default == "torchrun",
             num_nodes=len(record.members),
             node_rank=index,
-            procs_per_node=self._spec.procs_per_node,
+            procs_per_node=procs,
             endpoint=record.endpoint,
             rendezvous_id=f"{node.job_id}-{record.number}",
             work=node.work,
@@ -154,7 +174,7 @@ class GenerationRun:
     def _supervise(self, trainer: Trainer) -> Leaving | None:
         """Follow the trainer to its end; return how to leave; None: the next generation starts."""
         started = self._context.memory.trainer_started_at
-        end = Supervisor(self._context, self._membership, self._drains, trainer).follow()
+        end = Supervisor(self._context, self._membership, self._drains, trainer, self._courier).follow()
         trainer.kill()
         return self._end.conclude(trainer.handoff, end, seconds=time.monotonic() - started)
 
@@ -165,14 +185,19 @@ class GenerationRun:
         self._context.status.ranks = tuple(range(index * procs, (index + 1) * procs))
         return index
 
-    def _need_torch(self) -> None:
-        if self._has_torch:
+    def _check_programs(self) -> None:
+        """Fail for good, in plain words, where what starts the training is not there."""
+        if self._is_checked:
             return
+        run = self._spec.run
         try:
-            check_torch(self._python(), self._environment, self._node.work)
+            if run.command:
+                check_program(run.command[0], self._environment, self._node.work)
+            if run.launcher_or_default == "torchrun" or not run.command:
+                check_torch(self._python(), self._environment, self._node.work)
         except CloudspotError as error:
             raise LeavingError(Leaving("failed", str(error), 1, permanent=True)) from error
-        self._has_torch = True
+        self._is_checked = True
 
     def _python(self) -> str:
         return self._spec.run.python or self._node.train_python

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.agent.training.torchrun import log_tail
+from cloudspot.agent.training.trainer import log_tail
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.submission import code_key

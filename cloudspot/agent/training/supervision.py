@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from cloudspot.agent.delivery.courier import Courier
 from cloudspot.agent.ending.restart_policy import FAILED, NOT_CONNECTED, STUCK, has_connected
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.drain_schedule import DrainSchedule
-from cloudspot.agent.training.torchrun import Trainer
+from cloudspot.agent.training.script_notice import ScriptNotice
+from cloudspot.agent.training.trainer import Trainer
 from cloudspot.jobstore.records import Failed, FailureKind
 from cloudspot.train import handoff as files
 
@@ -21,6 +23,8 @@ CONNECT_SECONDS = 60.0
 """A torchrun that has not found its peers for this long may never find them: are they within reach?"""
 DUMP_SECONDS = 3.0
 """From the order to dump stacks to the end of a stuck trainer."""
+LEAVE_SECONDS = 10.0
+"""How long a script that was told to save may take to leave once its checkpoint is committed."""
 KILLED = 137
 
 
@@ -35,6 +39,8 @@ class End:
     why: FailureKind = FAILED
     must_regroup: bool = False
     """Others are lost, or have agreed to go on otherwise."""
+    was_told: bool = False
+    """A script without a session was told to save and leave."""
     is_cut_short: bool = False
     """The script exited 0 in the middle of its loop."""
 
@@ -43,9 +49,19 @@ class Supervisor:
     """Follows the trainer of one generation."""
 
     def __init__(
-        self, context: NodeContext, membership: Membership, drains: DrainSchedule, trainer: Trainer
+        self,
+        context: NodeContext,
+        membership: Membership,
+        drains: DrainSchedule,
+        trainer: Trainer,
+        courier: Courier,
     ) -> None:
         self._context = context
+        self._courier = courier
+        on_notice = context.job.spec.checkpoint.on_notice
+        self._script_notice: ScriptNotice | None = None
+        if on_notice is not None:
+            self._script_notice = ScriptNotice(on_notice, trainer.handoff, context.node)
         self._membership = membership
         self._drains = drains
         self._trainer = trainer
@@ -69,7 +85,7 @@ class Supervisor:
                 or self._end_if_stuck(now)
             )
             if end is not None:
-                return end
+                return replace(end, was_told=self._was_told())
             self._context.orders.wait_for_news(POLL_SECONDS)
 
     def _own_end(self, now: float) -> End | None:
@@ -80,13 +96,15 @@ class Supervisor:
         if self._context.orders.superseded:
             _log.warning("a newer launch runs the job: ending the trainer")
             return End(None, self._drain)
-        due = self._drains.due(now)
+        due = self._drains.due(now, peers_deadline=self._membership.notice_deadline())
         if due is not None and (self._drain is None or due.guard < self._drain.guard):
             self._drain = due
             files.write_drain(trainer.handoff, due)
             self._context.status.state = "draining"
         if self._drain is not None:
-            return End(None, self._drain) if self._drains.is_over(self._drain, now) else None
+            self._tell_script(now)
+            is_over = self._drains.is_over(self._drain, now) or self._has_answered(now)
+            return End(None, self._drain) if is_over else None
         # What a drain saves is worth waiting for, even if another node has asked for it.
         if trainer.has_drained(ranks):
             return None
@@ -97,6 +115,26 @@ class Supervisor:
         if trainer.is_failing(ranks):
             self._membership.votes.expect_end()
         return None
+
+    def _tell_script(self, now: float) -> None:
+        """Tell a script without a session that it has to save."""
+        if self._script_notice is not None and self._drains.tells_script:
+            self._courier.ask_script()
+            self._script_notice.tell(now)
+
+    def _was_told(self) -> bool:
+        """Return whether a script without a session was told, so that its end is not its own."""
+        if self._script_notice is None or self._drain is None or not self._drains.tells_script:
+            return False
+        if not self._script_notice.was_heard:
+            name = self._context.job.spec.checkpoint.on_notice
+            _log.warning("the script was not told to save: no process of it was seen to handle %s", name)
+        return self._script_notice.was_heard
+
+    def _has_answered(self, now: float) -> bool:
+        """Return whether what the script was told to save is committed, and it had time to leave."""
+        answered_at = self._courier.answered_at
+        return answered_at is not None and now >= answered_at + LEAVE_SECONDS
 
     def _failure(self, code: int) -> End:
         """Return the end of a trainer that failed here; ``code`` is torchrun's where no rank has one."""

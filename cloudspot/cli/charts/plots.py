@@ -61,7 +61,7 @@ def check_plot(path: Path) -> None:
     if path.is_dir():
         raise SpecError(f"--plot: {path} is a directory; name a file")
     if importlib.util.find_spec("matplotlib") is None:
-        raise SpecError('--plot needs matplotlib; run: pip install "cloudspot[plot]"')
+        raise SpecError("--plot needs matplotlib; run: pip install matplotlib")
 
 
 def take_picture(job: Job) -> Picture:

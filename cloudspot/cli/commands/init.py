@@ -5,18 +5,22 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 import click
 
 from cloudspot.cli.commands.schema import shipped_schema_url
+from cloudspot.cli.preparedjob import opens_session
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError, SpecError
 
 JOB_FILE = "job.toml"
 SCRIPT = "train.py"
-_SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
+_FOR_A_SHELL = re.compile(r"[$`|&;<>*?~]")
+"""What in a command line only a shell understands; in quotes it costs no more than a shell too many."""
 _WITH_SESSION = 'interval = "auto"  # balances what a save costs against what a loss would cost'
 _WITHOUT_SESSION = """\
 # The script opens no session (cloudspot.train.session), so name the directories of its own checkpoints
@@ -32,33 +36,44 @@ _WITHOUT_SESSION = """\
     metavar="FILE",
     help="The training script, inside DIR. Default: the one found there, else a small one is written.",
 )
+@click.option(
+    "--command",
+    "command_line",
+    metavar="LINE",
+    help="A command that trains, as you type it in a shell, in place of a script.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing job.toml.")
-def init(directory: Path, entrypoint: str | None, force: bool) -> None:
+def init(directory: Path, entrypoint: str | None, command_line: str | None, force: bool) -> None:
     """Write a job file to start from.
 
     It goes into DIR, by default the current directory, and fits the training script found there. If there
     is none, a small working script is written too. A script is never replaced.
     """
+    if entrypoint is not None and command_line is not None:
+        raise SpecError("give --entrypoint or --command, not both")
     job_file = directory / JOB_FILE
     if job_file.exists() and not force:
         raise SpecError(f"{job_file} exists already; --force replaces it")
-    script = find_script(directory, entrypoint)
+    command = None if command_line is None else split_command(command_line)
+    script = find_script(directory, entrypoint) if command is None else None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if script is None:
+        if script is None and command is None:
             script = SCRIPT
             with (directory / SCRIPT).open("x", encoding="utf-8") as file:
                 file.write(_template("train.py.txt"))
             output.echo(f"wrote {directory / SCRIPT}, a small training script that works as it is")
-        text = job_file_text(_job_name(directory), script, has_session=_opens_session(directory / script))
+        has_session = script is not None and opens_session(directory / script)
+        text = job_file_text(_job_name(directory), script or command or (), has_session=has_session)
         with job_file.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise CloudspotError(f"{error.filename} cannot be written: {error.strerror}") from error
-    output.echo(f"wrote {job_file} for {script}")
-    if not _opens_session(directory / script):
+    what = script or (command or ())[0]
+    output.echo(f"wrote {job_file} for {what}")
+    if not has_session:
         output.warn(
-            f"{script} opens no session: it starts over after a reclaim; see [checkpoint] in {job_file}"
+            f"{what} opens no session: it starts over after a reclaim; see [checkpoint] in {job_file}"
         )
     named = "" if directory == Path() else f" {job_file}"
     output.echo(f"see what it would launch: cloudspot plan{named}; start it: cloudspot run{named}")
@@ -89,12 +104,34 @@ def find_script(directory: Path, entrypoint: str | None) -> str | None:
     return found[0] if found else None
 
 
-def job_file_text(name: str, entrypoint: str, *, has_session: bool) -> str:
-    """Return a commented job file for the script."""
+def split_command(line: str) -> tuple[str, ...]:
+    """Return the words of a command as a shell splits them.
+
+    Raises:
+        SpecError: it is malformed, or needs a shell for more than that.
+    """
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:
+        raise SpecError(f"--command: {line!r} is not a command: {error}") from None
+    if not words:
+        raise SpecError("--command: names no program")
+    if _FOR_A_SHELL.search(line) or "=" in words[0]:
+        return ("bash", "-c", line)
+    return tuple(words)
+
+
+def job_file_text(name: str, runs: str | Sequence[str], *, has_session: bool) -> str:
+    """Return a commented job file for a script, or for a command as its words."""
+    if isinstance(runs, str):
+        what, field, why = runs, "entrypoint", "torchrun starts it, procs_per_node times on each machine"
+    else:
+        what, field, why = shlex.join(runs), "command", "started once on each machine"
+        runs = list(runs)
     values = {
         "SCHEMA": shipped_schema_url(),
-        "ENTRYPOINT": " ".join(entrypoint.split()),
-        "ENTRYPOINT_TOML": json.dumps(entrypoint, ensure_ascii=False),
+        "WHAT": " ".join(what.split()),
+        "RUN": f"{field} = {json.dumps(runs, ensure_ascii=False)}  # {why}",
         "NAME": json.dumps(name),
         "CHECKPOINT": _WITH_SESSION if has_session else _WITHOUT_SESSION,
     }
@@ -110,10 +147,6 @@ def _job_name(directory: Path) -> str:
     """Return a job's name made from the directory's."""
     near = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower())[:40].strip("-")
     return near or "job"
-
-
-def _opens_session(script: Path) -> bool:
-    return _SESSION.search(_read(script)) is not None
 
 
 def _read(path: Path) -> str:

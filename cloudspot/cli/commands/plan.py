@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from cloudspot.cli.jobs import new_job_id
-from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job
+from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
@@ -23,6 +24,7 @@ from cloudspot.controller.launchrequest import PlannedLaunch
 from cloudspot.controller.launchrequest import plan as make_plan
 from cloudspot.controller.ownership import store_label
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.bundle import make_bundle
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.submission import check_secrets, new_submission
@@ -56,11 +58,13 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
         spec, provider=prepared.provider.name, bundle=bundle, job_id=job_id, agent=agent
     )
     planned = make_plan(spec, prepared.provider, submission, store.url, label=store_label(store))
+    warn_of_lost_work(prepared)
     if as_json:
         output.echo_json(_plan_json(planned, store, submission))
         return
     output.echo(f"job {job_id} on {submission.provider}, {spec.nodes.max} node(s), store {store.url}")
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
+    output.echo(f"starts on each node: {_start_text(spec)}")
     output.echo()
     output.echo("offers, in the order in which they are tried:", style="bold")
     # An offer is for one machine; the job pays for all of its nodes.
@@ -83,6 +87,13 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
     _echo_body(planned[0].request.body, indent="  ")
     output.echo()
     output.echo("dry run: nothing was launched or stored")
+
+
+def _start_text(spec: JobSpec) -> str:
+    words = " ".join(shlex.join(spec.run.words(spec.run.python or "python")).split())
+    if spec.run.launcher_or_default == "none":
+        return words
+    return f"{words}, {spec.procs_per_node} time(s), by torchrun"
 
 
 def _echo_body(body: Mapping[str, Any], *, indent: str) -> None:

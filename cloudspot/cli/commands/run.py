@@ -13,7 +13,7 @@ from cloudspot.cli import exit_codes
 from cloudspot.cli.commands.plan import print_plan
 from cloudspot.cli.following.follow import follow, relaunch_warning
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
-from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job
+from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line
 from cloudspot.cli.screen.progressbar import transfer
@@ -83,6 +83,7 @@ def run(
     if not as_json:
         size = output.size_text(submission.code_bytes)
         output.echo("submitted job ", output.Styled(job.id, "bold"), f" to {store.url} ({size} of code)")
+    warn_of_lost_work(prepared)  # nothing is launched yet
     ctx.exit(_detach(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))
 
 

@@ -6,12 +6,13 @@ import click
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.follow import follow
-from cloudspot.cli.jobs import open_job
+from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import NotAdopted
 from cloudspot.jobstore.submission import request_stop
+from cloudspot.story.progress import last_commit_id
 from cloudspot.story.states import is_over, job_state
 
 
@@ -23,8 +24,8 @@ from cloudspot.story.states import is_over, job_state
 def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> None:
     """Save a checkpoint and stop a job.
 
-    Safe to repeat; a job that has already ended is left as it is. With --wait, exits with the job's own
-    status.
+    A script without a session saves one only if checkpoint.on_notice tells it to. Safe to repeat; a job that
+    has already ended is left as it is. With --wait, exits with the job's own status.
     """
     job = open_job(store_url, job_id)
     if is_over(job.first_history):
@@ -32,7 +33,7 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
         output.echo(f"job {job.id} has already ended: {state}")
         ctx.exit(exit_codes.OF_OUTCOME[state] if wait else exit_codes.SUCCEEDED)
     request_stop(job.store, job.id, "user")
-    output.echo(f"asked job {job.id} to save a checkpoint and stop")
+    output.echo(_answer(job))
     if wait:
         ctx.exit(follow(job))
     # One pass, for a job that nothing else drives: without a machine, it ends right here.
@@ -42,3 +43,18 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
         output.warn(f"this is left to the computer that drives it: {error}")
         return
     output.echo(f"wait for its end with: {job.command('attach')}")
+
+
+def _answer(job: Job) -> str:
+    """Return what was asked for, and what the script can make of it."""
+    spec = job.spec.checkpoint
+    if not job.first_history.has_no_session:
+        return f"asked job {job.id} to save a checkpoint and stop"
+    asked = f"asked job {job.id} to stop"
+    if spec.on_notice is not None:
+        return f"{asked}; its script has no session, and is told by {spec.on_notice} to save"
+    if spec.directory is not None:
+        newest = last_commit_id(job.first_history)
+        lost = "all that it made" if newest is None else f"what it made after checkpoint {newest}"
+        return f"{asked}; its script has no session and saves nothing now: {lost} is lost, as far as is known"
+    return f"{asked}; its script has no session and no checkpoint.directory, so nothing of it is kept"

@@ -9,11 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_directories import (
+    RESTLESS_SECONDS,
     CheckpointDirectories,
     CheckpointDirectory,
     stage,
     step_of,
 )
+from cloudspot.jobfile.spec import CheckpointSpec
 
 
 def checkpoint(work: Path, step: int, text: str = "weights") -> Path:
@@ -23,8 +25,13 @@ def checkpoint(work: Path, step: int, text: str = "weights") -> Path:
     return path
 
 
-def watch(work: Path, complete_file: str | None = None) -> CheckpointDirectories:
-    return CheckpointDirectories(work, "output/checkpoint-*", complete_file, memory=work / "before.json")
+def watch(
+    work: Path, complete_file: str | None = None, *, incomplete_file: str | None = None
+) -> CheckpointDirectories:
+    spec = CheckpointSpec(
+        directory="output/checkpoint-*", complete_file=complete_file, incomplete_file=incomplete_file
+    )
+    return CheckpointDirectories(work, spec, memory=work / "before.json")
 
 
 def test_a_directory_is_complete_when_nothing_touched_it_for_ten_seconds(tmp_path: Path) -> None:
@@ -50,6 +57,144 @@ def test_quiet_after_the_scripts_death_proves_nothing(tmp_path: Path) -> None:
     directories.ready(100.0, alive=True)
     directories.ready(105.0, alive=True)
     assert directories.ready(500.0, alive=False) == ()
+
+
+def test_how_long_a_save_takes_is_measured_by_what_it_wrote(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    directories.begin_script()
+    assert directories.save_seconds is None
+    path = checkpoint(tmp_path, 10)
+    (path / "optimizer.bin").write_text("state")
+    os.utime(path / "model.bin", ns=(10**9, 10**9))
+    os.utime(path / "optimizer.bin", ns=(31 * 10**9, 31 * 10**9))
+    directories.ready(100.0, alive=True)
+    directories.ready(110.0, alive=True)
+    assert directories.save_seconds == 30.0
+    # In a directory that is kept, only what is new tells.
+    (path / "again.bin").write_text("more")
+    (path / "last.bin").write_text("more")
+    os.utime(path / "again.bin", ns=(100 * 10**9, 100 * 10**9))
+    os.utime(path / "last.bin", ns=(102 * 10**9, 102 * 10**9))
+    directories.ready(120.0, alive=True)
+    directories.ready(130.0, alive=True)
+    assert directories.save_seconds == 2.0
+
+
+def test_what_is_an_answer_began_after_the_script_was_asked(tmp_path: Path) -> None:
+    directories = watch(tmp_path, "done")
+    directories.begin_script()
+    for step in (10, 20):
+        checkpoint(tmp_path, step)
+    (tmp_path / "output" / "checkpoint-10" / "done").touch()
+    assert not directories.was_asked
+    directories.ask()
+    checkpoint(tmp_path, 20, "the rest of it")
+    (tmp_path / "output" / "checkpoint-20" / "done").touch()
+    for again in (directories, watch(tmp_path, "done")):  # of the next agent
+        again.ask()  # asking again changes nothing
+        assert again.was_asked
+        found = again.ready(0.0, alive=True)
+        assert [(d.step, again.is_answer(d)) for d in found] == [(10, False), (20, False)]
+    checkpoint(tmp_path, 10, "rewritten, longer")
+    checkpoint(tmp_path, 30)
+    for step in (10, 30):
+        (tmp_path / "output" / f"checkpoint-{step}" / "done").touch()
+    found = directories.ready(0.0, alive=False)
+    assert [(d.step, directories.is_answer(d)) for d in found] == [(10, True), (20, False), (30, True)]
+    directories.begin_script()
+    assert not directories.was_asked
+
+
+def answer(directories: CheckpointDirectories, *, exited_0: bool) -> list[int | None]:
+    """Return the steps of the answers that count as complete when the script has ended."""
+    directories.finish_answer(exited_0=exited_0)
+    ready = directories.ready(1000.0, alive=False)
+    return [each.step for each in ready if directories.is_answer(each)]
+
+
+def test_a_script_that_left_with_status_0_as_it_was_asked_to_has_completed_its_answer(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    directories.begin_script()
+    checkpoint(tmp_path, 10)
+    directories.ask()
+    checkpoint(tmp_path, 10, "and what it was in the middle of")
+    checkpoint(tmp_path, 20)
+    assert answer(directories, exited_0=False) == []
+    assert answer(directories, exited_0=True) == [20]
+    assert [each.step for each in directories.torn()] == [10]
+
+
+def test_an_answer_that_lacks_a_file_of_the_checkpoint_before_is_not_complete(tmp_path: Path) -> None:
+    """The thread that saves a Trainer's checkpoint may die with the process, which exits 0."""
+    resumed = checkpoint(tmp_path, 10)
+    (resumed / "optimizer-10.bin").touch()
+    directories = watch(tmp_path)
+    directories.begin_script()
+    directories.ask()
+    torn, whole = checkpoint(tmp_path, 20), checkpoint(tmp_path, 30)
+    (whole / "optimizer-30.bin").touch()
+    assert answer(directories, exited_0=True) == [30]
+    (torn / "optimizer-20.bin").touch()
+    assert answer(directories, exited_0=True) == [20, 30]
+
+
+def test_an_answer_whose_content_says_so_is_complete_however_the_script_ended(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    directories.begin_script()
+    directories.ask()
+    for step in (10, 20):
+        path = checkpoint(tmp_path, step)
+        (path / "trainer_state.json").write_text("{}" if step == 20 else "{")
+        os.utime(path / "model.bin", ns=(10**9, 10**9))
+    assert answer(directories, exited_0=False) == [20]
+
+
+def test_a_directory_is_incomplete_while_its_incomplete_file_is_there(tmp_path: Path) -> None:
+    directories = watch(tmp_path, incomplete_file="saving")
+    directories.begin_script()
+    path = checkpoint(tmp_path, 10)
+    (path / "saving").touch()
+    assert [directories.ready(now, alive=True) for now in (100.0, 111.0, 200.0)] == [(), (), ()]
+    (path / "saving").unlink()
+    assert directories.ready(201.0, alive=True) == ()  # it may just have been made
+    assert [each.step for each in directories.ready(203.0, alive=True)] == [10]
+    (path / "saving").touch()
+    assert directories.ready(204.0, alive=True) == ()
+    directories.finish_script()
+    assert directories.ready(205.0, alive=False) == ()
+    assert [each.step for each in directories.torn()] == [10]
+
+
+def test_the_trainers_own_incomplete_file_needs_no_name(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    path = checkpoint(tmp_path, 10)
+    (path / "checkpoint-is-incomplete.txt").touch()
+    (path / "trainer_state.json").write_text("{}")
+    assert [directories.ready(now, alive=True) for now in (100.0, 120.0)] == [(), ()]
+    directories.finish_script()
+    assert directories.ready(121.0, alive=False) == ()
+
+
+def test_a_directory_that_is_known_by_its_content_has_to_be_quiet_for_two_seconds(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    path = checkpoint(tmp_path, 10)
+    os.utime(path / "model.bin", ns=(10**9, 10**9))
+    (path / "trainer_state.json").write_text("{}")
+    assert [directories.ready(now, alive=True) for now in (100.0, 101.9)] == [(), ()]
+    assert [each.step for each in directories.ready(102.0, alive=True)] == [10]
+
+
+def test_a_directory_that_is_never_quiet_is_told_of(tmp_path: Path) -> None:
+    """Lightning's `last`: it was never uploaded, and nobody said so."""
+    directories = watch(tmp_path)
+    directories.begin_script()
+    for number in range(100):
+        checkpoint(tmp_path, 10, "weights" * number)
+        assert directories.ready(100.0 + 5 * number, alive=True) == ()
+        late = 5 * number >= RESTLESS_SECONDS
+        assert directories.restless(100.0 + 5 * number) == (("output/checkpoint-10",) if late else ())
+    assert len(directories.ready(605.0, alive=True)) == 1
+    assert directories.restless(605.0) == ()
 
 
 def test_a_complete_file_needs_no_waiting(tmp_path: Path) -> None:

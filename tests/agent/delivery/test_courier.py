@@ -3,6 +3,7 @@
 import os
 import time
 from datetime import datetime, timezone
+from os import utime
 
 import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
@@ -181,7 +182,7 @@ def test_what_nobody_has_begun_to_upload_waits_for_the_drain(bench, node, draini
 @pytest.mark.parametrize(
     "change",
     [
-        lambda life, _: life.courier.end_of_trainer(finished=False),
+        lambda life, _: life.courier.end_of_trainer(exited_0=False, is_leaving=False),
         lambda _, handoff: (handoff / "drain.json").unlink(),  # a long notice is trained through at first
         lambda _, handoff: [files.progress_path(handoff, rank).unlink() for rank in range(2)],
         lambda _, handoff: [
@@ -403,6 +404,38 @@ def test_before_the_first_generation_nothing_is_given_up(bench, carry, node):
     assert steps(bench) == [10]
 
 
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ({}, "it never was quiet for 10 s; name a complete_file, or save to a new directory each time"),
+        ({"complete_file": "done"}, "done is never the newest file there"),
+        ({"incomplete_file": "saving"}, "saving is always there"),
+    ],
+)
+def test_a_directory_that_is_never_complete_is_a_warning_until_it_is(bench, node, monkeypatch, table, why):
+    for module in ("checkpoint_directories", "directory_uploads"):
+        monkeypatch.setattr(f"cloudspot.agent.delivery.{module}.RESTLESS_SECONDS", 60.0)
+    now = 1000.0
+    monkeypatch.setattr("cloudspot.agent.delivery.directory_uploads.time.monotonic", lambda: now)
+    life = bench.life(checkpoint={"directory": "output/*", **table})
+    life.context.status.generation = 1
+    uploads = life.courier._directories
+    uploads.adopt()
+    path = directory(node, "last", "weights")
+    (path / "saving").touch()
+    utime(path / "done", (1000, 1000))
+    uploads.unsent()
+    assert life.context.status.warnings == ()
+    now += 60.0
+    (path / "model").write_text("other weights")
+    uploads.unsent()
+    warning = f"output/last was not complete for 1 minutes, so it is not uploaded: {why}"
+    assert life.context.status.warnings == (warning,)
+    uploads.end_of_script()
+    uploads.unsent()
+    assert life.context.status.warnings == ()
+
+
 def test_a_directory_that_is_rewritten_is_committed_again(bench, carry, node):
     life = carry(checkpoint=PATTERN)
     for number in range(3):
@@ -449,7 +482,7 @@ def test_settling_waits_for_directories_too(bench, carry, node):
     """Else one is committed to a generation whose successor has chosen an older one: nobody resumes from it."""
     directory(node, "checkpoint-10")
     life = carry(checkpoint=PATTERN)
-    life.courier.end_of_trainer(finished=False)
+    life.courier.end_of_trainer(exited_0=False, is_leaving=False)
     life.courier.settle()
     assert steps(bench) == [10]
 
@@ -472,7 +505,7 @@ def test_torn_directories_are_set_aside_and_none_that_is_in_the_bucket(bench, ca
         directory(node, "checkpoint-10")
         torn = directory(node, "checkpoint-20")
         (torn / "done").unlink()
-    life.courier.end_of_trainer(finished=False)
+    life.courier.end_of_trainer(exited_0=False, is_leaving=False)
     life.courier.settle()
     life.courier.set_aside_torn()
     assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]
@@ -494,7 +527,7 @@ def tear_what_came_with_the_code(bench, node):
     fetch_code(life.context)
     life.courier._directories.begin(Restored(None))
     (directory(node, "last", "half of the wei") / "done").unlink()
-    life.courier.end_of_trainer(finished=False)
+    life.courier.end_of_trainer(exited_0=False, is_leaving=False)
     return life
 
 
@@ -535,6 +568,6 @@ def test_what_was_restored_here_and_never_touched_stays(bench, carry, node):
     directory(node, "checkpoint-10")
     life.courier._directories.begin(Restored(bench.id(1, 10), directory_name="output/checkpoint-10"))
     directory(node, "checkpoint-20")
-    life.courier.end_of_trainer(finished=False)
+    life.courier.end_of_trainer(exited_0=False, is_leaving=False)
     life.courier.set_aside_torn()
     assert [path.name for path in (node.work / "output").iterdir()] == ["checkpoint-10"]

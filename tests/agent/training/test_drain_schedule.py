@@ -8,6 +8,7 @@ import pytest
 
 from cloudspot.agent.reclaim import understand
 from cloudspot.agent.training.drain_schedule import DrainSchedule, drain_at, guard_of
+from cloudspot.jobstore.records import StopRequest
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
 
@@ -18,8 +19,8 @@ WALL = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
 class Node:
     """An agent's life with a notice that it has seen, and what its saves have taken so far."""
 
-    def __init__(self, bench, *, notice_seconds):
-        self.context = bench.life().context
+    def __init__(self, bench, *, notice_seconds, **tables):
+        self.context = bench.life(**tables).context
         self.drains = DrainSchedule(self.context)
         notice = PreemptionNotice(deadline=None)
         self.context.orders.give(
@@ -63,6 +64,37 @@ def test_a_save_within_the_notice_that_takes_longer_starts_the_drain_earlier(ben
     assert node.drains.due(SEEN + 150) is None
     node.measure(stall=0.1, upload=60.0)
     assert node.drains.due(SEEN + 150) == files.Drain(kind="notice", guard=SEEN + 300 - 90 - 1)
+
+
+def test_a_script_is_told_at_once_until_its_saves_were_measured(bench):
+    """Nobody knows how long its save takes; a minute may not do."""
+    told = {"directory": "out/*", "on_notice": "SIGTERM"}
+    node = Node(bench, notice_seconds=300.0, checkpoint=told)
+    assert node.starts_after() == 0
+    node.measure(stall=0.1, upload=None)
+    assert node.starts_after() == 240
+    node.measure(stall=30.0, upload=10.0)
+    assert node.starts_after() == 180
+    assert Node(bench, notice_seconds=300.0, checkpoint={"directory": "out/*"}).starts_after() == 240
+
+
+def test_a_script_hears_of_the_end_of_another_node_as_of_its_own(bench):
+    told = {"directory": "out/*", "on_notice": "SIGTERM"}
+    drains = DrainSchedule(bench.life(checkpoint=told).context)
+    assert drains.due(SEEN) is None
+    assert drains.due(SEEN, peers_deadline=SEEN + 100) == files.Drain(kind="notice", guard=SEEN + 99)
+    of_session = DrainSchedule(bench.life().context)  # whose ranks agree among themselves
+    assert of_session.due(SEEN, peers_deadline=SEEN + 100) is None
+
+
+def test_a_stop_waits_for_a_script_as_long_as_its_saves_take(bench):
+    drains = DrainSchedule(bench.life(checkpoint={"directory": "out/*", "on_notice": "stop"}).context)
+    drains._context.orders.give(stop=StopRequest(reason="user", at=WALL, writer="w"))
+    drains._context.status.stall_seconds, drains._context.status.upload_seconds = 100.0, 50.0
+    drain = drains.due(SEEN)
+    assert drain == files.Drain(kind="stop", guard=SEEN + 450)
+    assert not drains.is_over(drain, SEEN + 449)
+    assert drains.is_over(drain, SEEN + 450)
 
 
 def test_a_notice_of_a_minute_drains_at_once(bench):

@@ -75,6 +75,38 @@ def test_which_of_several_scripts_is_asked(project):
     assert load_job(project / "job.toml").run.entrypoint == "b.py"
 
 
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("swift sft --model 'a b'  # mine", ("swift", "sft", "--model", "a b")),
+        ("python -m my.module", ("python", "-m", "my.module")),
+        ("NPROC_PER_NODE=2 swift sft", ("bash", "-c", "NPROC_PER_NODE=2 swift sft")),
+        ("torchrun --node-rank $NODE_RANK x.py", ("bash", "-c", "torchrun --node-rank $NODE_RANK x.py")),
+    ],
+)
+def test_a_command_is_taken_as_it_is_typed_in_a_shell(jobs, project, line, command):
+    lines = init("--command", line).stdout.splitlines()
+    assert lines[0] == f"wrote job.toml for {command[0]}"
+    spec = load_job(project / "job.toml")
+    assert (spec.run.command, spec.run.entrypoint) == (command, None)
+    assert not (project / "train.py").exists()
+    (project / "data.txt").write_text("so that there is something to send")
+    assert jobs.run_json("plan")["launches"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--command", "swift 'sft"], '--command: "swift \'sft" is not a command: No closing quotation'),
+        (["--command", "  "], "--command: names no program"),
+        (["--command", "swift", "--entrypoint", "a.py"], "give --entrypoint or --command, not both"),
+    ],
+)
+def test_what_is_no_command_is_refused(project, arguments, message):
+    assert init(*arguments, status=2).stderr == f"error: {message}\n"
+    assert not (project / "job.toml").exists()
+
+
 def test_the_script_may_lie_deeper_and_have_an_odd_name(project):
     name = 'src/my "best" tränìng.py'
     (project / "src").mkdir()

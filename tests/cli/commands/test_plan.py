@@ -24,6 +24,43 @@ def test_plan_stores_nothing_and_launches_nothing(jobs, local_home, tmp_path):
     assert list(local_home.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["procs_per_node=2"], "python -u train.py, 2 time(s), by torchrun"),
+        (["run.launcher=none", 'run.args=["--lr", "1 e"]'], "python -u train.py --lr '1 e'"),
+    ],
+)
+def test_plan_says_what_starts_and_how(jobs, sets, said):
+    options = [word for one in sets for word in ("--set", one)]
+    lines = jobs.run("plan", str(jobs.job_file), *options).stdout.splitlines()
+    assert f"starts on each node: {said}" in lines
+
+
+@pytest.mark.parametrize("command", [["plan"], ["plan", "--json"], ["run", "--detach"]])
+def test_a_job_that_cannot_survive_anything_is_said_before_it_costs_money(jobs, command):
+    """It had neither a session nor checkpoints, and started over after each reclaim."""
+    warned = f"no code in {jobs.job_file.parent} opens a session"
+    assert warned in jobs.run(*command, str(jobs.job_file)).stderr
+    directory = ["--set", "checkpoint.directory=out/*"]
+    assert warned not in jobs.run(*command, str(jobs.job_file), *directory).stderr
+    (jobs.job_file.parent / "lib").mkdir()
+    (jobs.job_file.parent / "lib" / "loop.py").write_text("import cloudspot.train as spot\n")
+    assert warned not in jobs.run(*command, str(jobs.job_file)).stderr
+
+
+def test_a_session_in_what_is_not_sent_saves_nothing(jobs):
+    (jobs.job_file.parent / ".cloudspotignore").write_text("old.py\n")
+    (jobs.job_file.parent / "old.py").write_text("import cloudspot.train as spot\n")
+    assert "opens a session" in jobs.run("plan", str(jobs.job_file)).stderr
+
+
+def test_a_command_is_planned_without_a_script(jobs):
+    text = jobs.job_file.read_text().replace('entrypoint = "train.py"', 'command = ["swift", "sft"]')
+    jobs.job_file.write_text(text)
+    assert "starts on each node: swift sft" in jobs.run("plan", str(jobs.job_file)).stdout.splitlines()
+
+
 def test_the_job_file_is_job_toml_by_default(jobs, monkeypatch):
     monkeypatch.chdir(jobs.job_file.parent)
     assert jobs.run_json("plan")["id"].startswith("digits-")

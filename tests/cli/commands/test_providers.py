@@ -52,7 +52,7 @@ def test_a_home_that_is_in_the_way_and_a_missing_torch_come_with_their_remedies(
     lines = jobs.run("providers", "check", "local", status=1).stdout.splitlines()
     assert lines[1:3] == [
         (
-            f'FAILED  torch: {sys.executable} does not have it; pip install "cloudspot[torch]", '
+            f"FAILED  torch: {sys.executable} does not have it; pip install torch numpy, "
             "or name an interpreter that has it in run.python"
         ),
         (

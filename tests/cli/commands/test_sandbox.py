@@ -168,7 +168,7 @@ def test_cloudspot_itself_is_found(sandbox):
         (
             ("cloud9", "--", "true"),
             3,
-            'no sandbox "cloud9" is installed; run: pip install cloudspot-cloud9-sandbox',
+            'no sandbox "cloud9" is installed; there are ',
         ),
         (("toi", "--", "true"), 3, 'no sandbox "toi" is installed; did you mean "toy"?'),
         (("local", "--", "true"), 3, 'provider "local" needs no sandbox: run the command as it is'),

@@ -14,6 +14,30 @@ def test_a_job_without_a_machine_stops_at_once(jobs):
     assert history.finished.outcome == "stopped"
 
 
+@pytest.mark.parametrize(
+    ("table", "commits", "said"),
+    [
+        ("", 0, "and no checkpoint.directory, so nothing of it is kept"),
+        (
+            'directory = "out/*"', 1,
+            "and saves nothing now: what it made after checkpoint 1-40 is lost, as far as is known",
+        ),
+        ('directory = "out/*"', 0, "and saves nothing now: all that it made is lost, as far as is known"),
+        ('directory = "out/*"\non_notice = "SIGTERM"', 0, "and is told by SIGTERM to save"),
+    ],
+)  # fmt: skip
+def test_a_stop_says_what_a_script_without_a_session_makes_of_it(jobs, table, commits, said):
+    """It said that a checkpoint was asked for, and none was saved."""
+    jobs.job_file.write_text(jobs.job_file.read_text() + f"[checkpoint]\n{table}\n")
+    job_id = jobs.running()
+    for _ in range(commits):
+        jobs.add_checkpoint(job_id, 1, 40)
+    jobs.add_heartbeat(job_id, 1, step=0, minutes=5, steps_total=None, has_session=False)
+    (line, *_) = jobs.run("stop", job_id).stdout.splitlines()
+    assert line.startswith(f"asked job {job_id} to stop; its script has no session")
+    assert line.endswith(said)
+
+
 def test_waiting_for_a_stop_ends_with_the_status_of_a_stopped_job(jobs):
     jobs.submit("new-1")
     assert "job new-1 stopped" in jobs.run("stop", "new-1", "--wait", status=10).stdout

@@ -1,6 +1,7 @@
 """Starting torchrun, going on with one that outlived its agent, and ending all that it started."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cloudspot.agent.training.torchrun import (
+from cloudspot.agent.training.trainer import (
     Trainer,
     TrainerPlan,
+    check_program,
     check_torch,
+    launch_variables,
     log_tail,
     omp_threads,
 )
@@ -20,9 +23,9 @@ from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff as files
 
 
-def plan(work, *, python="python3", args=()):
+def plan(work, *, python="python3", args=(), command=None):
     return TrainerPlan(
-        python=python, entrypoint="train.py", args=args, num_nodes=1, node_rank=0, procs_per_node=1,
+        python=python, words=command or (python, "-u", "train.py", *args), has_torchrun=command is None, num_nodes=1, node_rank=0, procs_per_node=1,
         endpoint="127.0.0.1:1", rendezvous_id="x", work=work, log=work / "train.log",
         environment=dict(os.environ),
     )  # fmt: skip
@@ -50,6 +53,57 @@ def test_the_exit_status_is_told_and_the_output_kept(start, tmp_path, wait_until
     assert trainer.poll() == 1
     assert trainer.failed_status((0,)) == 3
     assert (tmp_path / "train.log").read_text() == "hello\n"
+
+
+def test_a_command_is_started_once_and_its_own_status_told(tmp_path, wait_until):
+    handoff = tmp_path / "handoff"
+    handoff.mkdir()
+    made = plan(tmp_path, command=["sh", "-c", 'echo "$0" "$1"; exit 3', "$HOME", "${local_rank}"])
+    assert made.command() == tuple(made.words)
+    trainer = Trainer.start(made, handoff)
+    wait_until(lambda: trainer.poll() is not None)
+    assert (trainer.poll(), trainer.failed_status((0,))) == (3, None)
+    assert trainer.has_started((0,))  # it has no peers to find
+    assert (tmp_path / "train.log").read_text() == "$HOME ${local_rank}\n"
+
+
+def test_a_command_that_starts_several_processes_is_given_no_number_of_threads(
+    tmp_path, wait_until, monkeypatch
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (tmp_path / "handoff").mkdir()
+    made = plan(tmp_path, command=["sh", "-c", "echo threads $OMP_NUM_THREADS"])
+    trainer = Trainer.start(made, tmp_path / "handoff")
+    wait_until(lambda: trainer.poll() is not None)
+    assert (tmp_path / "train.log").read_text() == "threads\n"
+
+
+def test_a_command_finds_the_variables_that_its_launcher_reads():
+    given = {"num_nodes": 2, "node_rank": 1, "procs_per_node": 4, "endpoint": "10.0.0.1:4711"}
+    of_two = {
+        "NODES": "2", "NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4711",
+        "WORLD_SIZE": "8",
+    }  # fmt: skip
+    assert launch_variables(**given, max_nodes=2) == of_two
+    alone = launch_variables(**{**given, "num_nodes": 1, "node_rank": 0}, max_nodes=1)
+    assert alone.keys() == of_two.keys() - {"NNODES"}  # with it, `swift sft` would start torchrun
+    assert (alone["NODES"], alone["WORLD_SIZE"]) == ("1", "4")
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("no-such-swift", "'no-such-swift' is not on PATH"),
+        ("./run.sh", "'./run.sh' is not an executable file in"),
+    ],
+)
+def test_a_command_whose_program_is_missing_is_said(tmp_path, program, message):
+    with pytest.raises(CloudspotError, match=f"run.command: {re.escape(message)}"):
+        check_program(program, os.environ, tmp_path)
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    check_program("./run.sh", os.environ, tmp_path)
+    check_program("sh", os.environ, tmp_path)
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)

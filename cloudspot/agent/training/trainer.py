@@ -1,4 +1,4 @@
-"""Starts torchrun once a generation, adopts one that outlived the agent, and ends it.
+"""Starts the training once a generation, adopts one that outlived the agent, and ends it.
 
 The trainer belongs to nobody: it runs in its own session, writes to a file, and its shell leaves
 the exit status in another, so that it outlives an agent that is killed, and the next agent on the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ LOG_TAIL_BYTES = 65536
 _KILLED = 137
 _TORCHRUN_REPORT = re.compile(r"E\d{4} .*torch/distributed/elastic/.*\] failed \(exitcode")
 """How torch 2.13's torchrun begins its report on a script that failed."""
-_STATUS = "torchrun.status"
-# $0 is the status file: written whole, by rename, when torchrun has ended.
+_STATUS = "trainer.status"
+# $0 is the status file: written whole, by rename, when torchrun, or else the command, has ended.
 _KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
 # The same for each rank. torchrun itself takes one or two seconds to end after a rank has failed, and then
 # exits with 1, whatever the status was. The trap lets a rank that handles SIGTERM do so: torchrun waits for
@@ -38,14 +39,19 @@ _KEEP_RANK_STATUS = (
     'echo "$status" > "$to.tmp" && mv "$to.tmp" "$to"; exit "$status"'
 )
 
+OWN_SHELLS = (_KEEP_STATUS, _KEEP_RANK_STATUS)
+"""The programs of the shells that stand between the agent, torchrun and a script."""
+
 
 @dataclass(frozen=True)
 class TrainerPlan:
-    """One start of torchrun on this node."""
+    """One start of the training on this node."""
 
     python: str
-    entrypoint: str
-    args: Sequence[str]
+    words: Sequence[str]
+    """The script or command and its arguments."""
+    has_torchrun: bool
+    """Whether torchrun starts it, ``procs_per_node`` times; else it is started once."""
     num_nodes: int
     node_rank: int
     procs_per_node: int
@@ -57,13 +63,15 @@ class TrainerPlan:
     """The whole environment, apart from what the start itself adds."""
 
     def command(self) -> tuple[str, ...]:
-        """Return torchrun's command line; it never restarts a worker, as the agent starts generations.
+        """Return the command line; torchrun never restarts a worker, as the agent starts generations.
 
-        The script gets ``args`` as they are: torchrun replaces macros such as ``${local_rank}`` in whatever
-        it passes on, so each dollar sign is doubled. ``--`` keeps its parser from reading an argument such as
-        ``--log`` as an abbreviated option of its own.
+        The script gets its arguments as they are: torchrun replaces macros such as ``${local_rank}`` in
+        whatever it passes on, so each dollar sign is doubled. ``--`` keeps its parser from reading an
+        argument such as ``--log`` as an abbreviated option of its own.
         """
-        rank = ("-c", _KEEP_RANK_STATUS, "rank", self.python, "-u", self.entrypoint, *self.args)
+        if not self.has_torchrun:
+            return tuple(self.words)
+        rank = ("-c", _KEEP_RANK_STATUS, "rank", *self.words)
         return (
             self.python,
             "-m",
@@ -83,6 +91,28 @@ class TrainerPlan:
         )
 
 
+def launch_variables(
+    *, num_nodes: int, max_nodes: int, node_rank: int, procs_per_node: int, endpoint: str
+) -> dict[str, str]:
+    """Return what a command that no torchrun starts finds in its environment.
+
+    The names are those of people's own commands. There is no RANK: what the command starts sets that. NNODES
+    makes ms-swift start torchrun, so a job that can only have one node does not get it.
+    """
+    address, _, port = endpoint.rpartition(":")
+    found = {
+        "NODES": str(num_nodes),
+        "NNODES": str(num_nodes),
+        "NODE_RANK": str(node_rank),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(num_nodes * procs_per_node),
+    }
+    if max_nodes == 1:
+        del found["NNODES"]
+    return found
+
+
 def log_tail(log: Path) -> tuple[str, ...]:
     """Return the last lines of a log file, without the report that torchrun adds below the script's own."""
     try:
@@ -98,7 +128,7 @@ def log_tail(log: Path) -> tuple[str, ...]:
 
 
 class Trainer:
-    """A torchrun of one generation on this node."""
+    """The training of one generation on this node."""
 
     def __init__(self, handoff: Path, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self.handoff = handoff
@@ -108,16 +138,20 @@ class Trainer:
 
     @classmethod
     def start(cls, plan: TrainerPlan, handoff: Path) -> Trainer:
-        """Start torchrun; it reads nothing from the agent and lives without it."""
+        """Start it; it reads nothing from the agent and lives without it."""
         environment = {
-            "OMP_NUM_THREADS": str(omp_threads(plan.procs_per_node, os.environ)),
-            **plan.environment,  # The job file may give another number of threads.
+            **plan.environment,
             files.HANDOFF: str(handoff),
             # With the agent's store shared, a restart after a loss dials dead peers and hangs in four
             # of six runs (pytorch#135712, #135957; torch 2.13).
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "PYTHONUNBUFFERED": "1",
         }
+        if plan.has_torchrun:  # else nobody knows how many processes share the cores
+            threads = str(omp_threads(plan.procs_per_node, os.environ))
+            environment.setdefault("OMP_NUM_THREADS", threads)
+        if not plan.has_torchrun:  # nothing has to meet its peers first
+            files.started_path(handoff, plan.node_rank * plan.procs_per_node).touch()
         with plan.log.open("ab") as log:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()],
@@ -131,7 +165,7 @@ class Trainer:
         return cls(handoff, process.pid, process)
 
     def poll(self) -> int | None:
-        """Return torchrun's exit status, or None while it runs; 137 when it left none behind."""
+        """Return the exit status of torchrun or the command; None while it runs; 137 if it left none."""
         ended = self._ended()
         try:
             return int((self.handoff / _STATUS).read_text())
@@ -148,7 +182,7 @@ class Trainer:
         return min(failed)[1] if failed else None
 
     def has_started(self, ranks: Sequence[int]) -> bool:
-        """Return whether torchrun has found its peers and started a rank here."""
+        """Return whether a rank was started here; torchrun first has to find its peers."""
         return any(files.started_path(self.handoff, rank).exists() for rank in ranks)
 
     def errors(self, ranks: Sequence[int]) -> list[RankError]:
@@ -187,7 +221,7 @@ class Trainer:
                 signal_process(pid, files.DUMP_SIGNAL)
 
     def kill(self) -> None:
-        """End every process of the generation: torchrun, its workers, and whatever they started."""
+        """End every process of the generation, whatever has started it."""
         kill_marked(files.HANDOFF, str(self.handoff))
         if self._process is not None:
             self._process.wait()
@@ -212,6 +246,18 @@ def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
     else:
         cores = os.cpu_count() or 1
     return max(1, cores // procs_per_node)
+
+
+def check_program(program: str, environment: Mapping[str, str], work: Path) -> None:
+    """Check that the program of ``run.command`` is there.
+
+    Raises:
+        CloudspotError: it is not.
+    """
+    path = str(work / program) if "/" in program else program
+    if shutil.which(path, path=environment.get("PATH")) is None:
+        where = "is not an executable file in the working directory" if "/" in program else "is not on PATH"
+        raise CloudspotError(f"run.command: {program!r} {where}; install it in run.setup")
 
 
 def check_torch(python: str, environment: Mapping[str, str], work: Path) -> None:

@@ -1,0 +1,37 @@
+"""The environment of setup and training, in which ``python`` and ``pip`` are those of the training."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from cloudspot.agent.node import Node
+from cloudspot.disk.partial_files import write_whole
+
+_PROGRAMS = {"python": "", "python3": "", "pip": " -m pip", "pip3": " -m pip"}
+"""The names that mean the training's interpreter, and how it is called for each."""
+
+
+def with_interpreter(environment: Mapping[str, str], python: str, node: Node) -> dict[str, str]:
+    """Return the environment with the interpreter's programs first on PATH.
+
+    ``python`` is an absolute path, a path relative to the working directory, or a name to look up on PATH. An
+    interpreter that only the setup makes is put first as soon as it exists, also in that very setup. Wrappers
+    give it its usual names, since Debian has a ``python3`` without a ``python``, and an interpreter called
+    ``python3.12`` may lie beside the ``pip`` of another.
+    """
+    path = environment.get("PATH", os.defpath)
+    found = str(node.work / python) if "/" in python else shutil.which(python, path=path)
+    if found is None:
+        return dict(environment)
+    first = [str(Path(found).parent), path]
+    if os.access(found, os.X_OK):
+        node.programs.mkdir(exist_ok=True)
+        for name, options in _PROGRAMS.items():
+            script = f'#!/bin/sh\nexec {shlex.quote(found)}{options} "$@"\n'
+            write_whole(node.programs / name, script.encode(), mode=0o755)
+        first.insert(0, str(node.programs))
+    return {**environment, "PATH": os.pathsep.join(first)}

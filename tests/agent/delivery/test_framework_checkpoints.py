@@ -1,0 +1,76 @@
+"""Checkpoint directories that are known by their content: finished, and cut short at every file."""
+
+import os
+import zipfile
+
+import pytest
+
+from cloudspot.agent.delivery.checkpoint_directories import fingerprint_of
+from cloudspot.agent.delivery.framework_checkpoints import looks_finished
+
+# In the order in which each is written; the last one finishes the directory.
+TRAINER = [
+    "config.json",
+    "model.safetensors",
+    "training_args.bin",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+]
+TRAINER += ["trainer_state.json"]
+ACCELERATE = ["model.safetensors", "optimizer.bin", "scheduler.bin", "sampler.bin", "random_states_0.pkl"]
+
+
+def write(path, names):
+    """Write the files one after the other."""
+    for number, name in enumerate(names):
+        (path / name).write_text("{}")
+        os.utime(path / name, (1000 + number, 1000 + number))
+
+
+def finished(path):
+    return looks_finished(path, fingerprint_of(path))
+
+
+@pytest.mark.parametrize("names", [TRAINER, ACCELERATE], ids=["trainer", "accelerate"])
+def test_it_is_finished_by_its_last_file_and_not_before(tmp_path, names):
+    for count in range(len(names)):
+        write(tmp_path, names[:count])
+        assert not finished(tmp_path)
+    write(tmp_path, names)
+    assert finished(tmp_path)
+    write(tmp_path, names[:1])
+    os.utime(tmp_path / names[0], (2000, 2000))  # it is being rewritten
+    assert not finished(tmp_path)
+
+
+def test_half_a_trainer_state_finishes_nothing(tmp_path):
+    write(tmp_path, TRAINER)
+    (tmp_path / "trainer_state.json").write_text('{"epoch": 0.5, "log_hist')
+    assert not finished(tmp_path)
+
+
+def test_the_objects_of_a_script_come_after_accelerates_random_states(tmp_path):
+    write(tmp_path, [*ACCELERATE, "custom_checkpoint_0.pkl"])
+    assert finished(tmp_path)
+
+
+def test_a_trainer_that_says_that_it_is_not_done_is_not(tmp_path):
+    write(tmp_path, ["checkpoint-is-incomplete.txt", *TRAINER])
+    assert not finished(tmp_path)
+
+
+def test_lightnings_directory_is_finished_when_each_file_is_a_whole_archive(tmp_path):
+    for name in ("epoch=0-step=10.ckpt", "last.ckpt"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("archive/data.pkl", b"weights" * 100)
+    assert finished(tmp_path)
+    data = (tmp_path / "last.ckpt").read_bytes()
+    (tmp_path / "last.ckpt").write_bytes(data[: len(data) // 2])
+    assert not finished(tmp_path)
+
+
+def test_an_unknown_directory_never_looks_finished(tmp_path):
+    assert not finished(tmp_path)
+    write(tmp_path, ["model.pt", "done"])
+    assert not finished(tmp_path)

@@ -1,0 +1,175 @@
+"""Scripts that know nothing of cloudspot, told of a notice by ``checkpoint.on_notice``: what is saved, and what follows."""
+
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from cloudspot.agent.reclaim import understand
+from cloudspot.jobstore import generations
+from cloudspot.jobstore.submission import request_stop
+from cloudspot.model import PreemptionNotice
+
+JOB = "digits-1"
+TABLE = {"directory": "out/checkpoint-*", "on_notice": "SIGTERM"}
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+
+def save(step, name="model"):
+    path = Path(f"out/checkpoint-{step}")
+    path.mkdir(parents=True, exist_ok=True)
+    (path / name).write_text(f"weights {step}")
+
+def wait():
+    while not told and not Path("stop").exists():
+        time.sleep(0.01)
+
+if Path("out/checkpoint-107").exists():
+    sys.exit(0)
+save(100)
+"""
+LEAVES = SCRIPT + "Path('ready').touch()\nwait()\nsave(107)\nsys.exit(0)\n"
+
+
+@pytest.fixture
+def start(bench, wait_until):
+    """Start a node, and return it with its thread once its script has said that it is ready."""
+
+    def start_life(script=LEAVES, **tables):
+        life = bench.life(script, **{"checkpoint": TABLE, **tables})
+        thread = threading.Thread(target=life.run, daemon=True)
+        thread.start()
+        wait_until((life.context.node.work / "ready").exists)
+        return life, thread
+
+    return start_life
+
+
+def reclaim(life, seconds):
+    notice = PreemptionNotice(deadline=datetime.now(timezone.utc) + timedelta(seconds=seconds))
+    now, wall = time.monotonic(), datetime.now(timezone.utc)
+    life.notices.take(understand(notice, notice_seconds=seconds, now=now, wall=wall))
+
+
+def end(thread):
+    thread.join(60.0)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "run", [{}, {"launcher": "none"}, {"command": ["sh", "-c", "python -u train.py; exit $?"]}]
+)
+def test_what_it_saves_after_the_signal_is_committed_and_status_0_is_a_drain(bench, start, run):
+    """It was at step 107, and the job went on from 100 or from nothing."""
+    life, thread = start(run=run)
+    reclaim(life, 30.0)
+    end(thread)
+    record = bench.exit_record()
+    assert (record.outcome, record.detail, record.final) == ("drained", "reclaimed (terminate)", None)
+    assert bench.commits() == (bench.id(1, 107),)
+    assert record.committed == bench.id(1, 107)
+
+
+def test_a_stop_saves_what_it_has(bench, start):
+    _, thread = start()
+    request_stop(bench.store, JOB, "user")
+    end(thread)
+    assert (bench.exit_record().outcome, bench.commits()) == ("stopped", (bench.id(1, 107),))
+
+
+@pytest.mark.parametrize("status", [0, 1, 143])
+def test_where_it_saves_nothing_the_newest_complete_one_stands_whatever_its_status(
+    bench, start, wait_until, caplog, status
+):
+    script = SCRIPT + f"save(100, 'done')\nPath('ready').touch()\nwait()\nsys.exit({status})\n"
+    life, thread = start(script, checkpoint={**TABLE, "complete_file": "done"})
+    wait_until(bench.commits)
+    reclaim(life, 30.0)
+    end(thread)
+    assert (bench.exit_record().outcome, bench.commits()) == ("drained", (bench.id(1, 100),))
+    assert "the script has completed no checkpoint since it was told to save" in caplog.messages
+
+
+def test_what_it_was_in_the_middle_of_saving_is_no_answer_and_not_committed(bench, start):
+    """Its handler left at once: what lay there was half of a checkpoint."""
+    script = SCRIPT + "Path('ready').touch()\nwait()\nsave(100, 'more')\nsys.exit(0)\n"
+    life, thread = start(script)
+    reclaim(life, 30.0)
+    end(thread)
+    assert (bench.exit_record().outcome, bench.commits()) == ("drained", ())
+
+
+def test_one_that_trains_on_after_its_save_is_ended_once_that_is_committed(bench, start, monkeypatch):
+    monkeypatch.setattr("cloudspot.agent.training.supervision.LEAVE_SECONDS", 0.1)
+    script = SCRIPT + "Path('ready').touch()\nwait()\nsave(107)\nsave(107, 'done')\ntime.sleep(3600)\n"
+    life, thread = start(script, checkpoint={**TABLE, "complete_file": "done", "on_notice": "stop"})
+    told = time.monotonic()
+    reclaim(life, 300.0)
+    end(thread)
+    assert time.monotonic() < told + 60.0
+    assert (bench.exit_record().outcome, bench.commits()) == ("drained", (bench.id(1, 107),))
+
+
+def test_a_script_without_a_handler_is_not_killed_by_the_signal(bench, start, caplog):
+    """It may still complete a checkpoint by itself before the machine goes."""
+    script = (
+        SCRIPT.replace("signal.signal(", "(lambda *_: None)(")
+        + """
+Path("ready").touch()
+time.sleep(1.5)
+save(107)
+save(107, "done")
+time.sleep(3600)
+"""
+    )
+    life, thread = start(script, checkpoint={**TABLE, "complete_file": "done"})
+    reclaim(life, 6.0)
+    end(thread)
+    assert (bench.exit_record().outcome, bench.commits()) == ("drained", (bench.id(1, 107),))
+    assert "the script was not told to save: no process of it was seen to handle SIGTERM" in caplog.messages
+
+
+def test_the_file_is_gone_when_the_script_starts_again(bench, start, monkeypatch):
+    monkeypatch.setattr("cloudspot.agent.training.generation_run.withdraw", lambda *_: withdrawn.append(1))
+    withdrawn = []
+    life, thread = start(checkpoint={**TABLE, "on_notice": "stop"})
+    reclaim(life, 30.0)
+    end(thread)
+    assert (life.context.node.work / "stop").exists()
+    assert withdrawn == [1]
+
+
+def test_the_node_of_rank_0_saves_when_another_node_has_to_go(bench, wait_until, monkeypatch):
+    """Only rank 0 writes checkpoints; it heard nothing, and its training ended by a broken connection."""
+    monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.LISTEN_SECONDS", 0.04)
+    monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.REGROUP_SECONDS", 0.02)
+    monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.REGROUP_SECONDS", 0.03)
+    script = """
+if os.environ["RANK"] == "1":
+    Path("ready").touch()
+    wait()
+    sys.exit(0)
+"""
+    script = LEAVES.replace("save(100)", script + "save(100)")
+    nodes = {"min": 1, "max": 2}
+    lives = [
+        bench.life(script, machine=f"machine-{rank}", rank=rank, nodes=nodes, checkpoint=TABLE)
+        for rank in range(2)
+    ]
+    threads = [threading.Thread(target=life.run, daemon=True) for life in lives]
+    for thread in threads:
+        thread.start()
+    for life in lives:
+        wait_until((life.context.node.work / "ready").exists)
+    reclaim(lives[1], 30.0)
+    for thread in threads:
+        end(thread)
+    assert [bench.exit_record(rank=rank).outcome for rank in range(2)] == ["succeeded", "drained"]
+    first, second = generations.read_generations(bench.store, JOB)
+    assert (len(first.members), len(second.members), second.why) == (2, 1, "regrouped")
+    assert second.restore_from == bench.id(1, 107)
