@@ -22,6 +22,7 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--drain-at", type=int, default=-1)
 parser.add_argument("--kill-at", type=int, default=-1)
 parser.add_argument("--exact", action="store_true")
+parser.add_argument("--leave-at", type=int, default=-1)
 parser.add_argument("--save-at", type=int, default=-1)
 options = parser.parse_args()
 
@@ -66,6 +67,8 @@ def main():
             directory = Path(os.environ[handoff.HANDOFF])
             handoff.write_drain(directory, handoff.Drain("notice", time.monotonic() + 60))
             until_held(run)
+        if run.step == options.leave_at:
+            break
         if run.step == options.save_at and run.rank == 0:
             run._service._link.rounds.request_interval()
             until_held(run)
