@@ -272,7 +272,7 @@ class Session:
         if drawn:
             _log.warning(
                 "random numbers were drawn from %s generator between session() and the loop: a resumed run"
-                " draws them as at step 0, so what the loop replaces, such as a first batch, belongs inside it",
+                " draws them as at step 0, so what the loop replaces, as a first batch, belongs inside it",
                 " and ".join(drawn),
             )
 
