@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudspot.local.home import HOME, try_lock
+from cloudspot.disk.locks import try_lock
+from cloudspot.local.home import HOME
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.processes import MARK, end_machine_processes

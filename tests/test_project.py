@@ -28,7 +28,7 @@ def test_the_readme_begins_with_the_example_and_the_tests():
         "local",
         "examples/digits/job.toml",
     ]
-    assert second.split("&&")[-1].split() == [".venv/bin/tox"]
+    assert second.split("&&")[-1].split() == [".venv/bin/tox", "-p"]
 
 
 def test_the_ci_runs_the_second_block_of_the_readme(tmp_path):

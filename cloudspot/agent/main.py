@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sys
 import threading
 import time
-from typing import TextIO
 
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
@@ -17,6 +15,7 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.store_retry import insist
+from cloudspot.disk.locks import lock
 from cloudspot.errors import PluginError, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import launches
@@ -39,21 +38,20 @@ def main() -> int:
     node.create_directories()
     pipe = NoticePipe(node.directory)
     pipe.take_sigterm()
-    lock = _lock(node)
-    try:
-        _log_to(node)
-        threading.excepthook = end_process
-        _live(node, pipe)
-    except PluginError as error:
-        # The next agent of this machine would fail the same way, and without a provider it does not even know
-        # who it is: only the console can say so.
-        _log.error("%s", error)
-        sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
-    except Exception:  # noqa: BLE001 # a bug of our own must reach the log that is delivered
-        _log.exception("the agent cannot go on")
-        return 1
-    finally:
-        lock.close()
+    # Two agents of one node would both upload, and both write its records.
+    with lock(node.lock):
+        try:
+            _log_to(node)
+            threading.excepthook = end_process
+            _live(node, pipe)
+        except PluginError as error:
+            # The next agent of this machine would fail the same way, and without a provider it does not even
+            # know who it is: only the console can say so.
+            _log.error("%s", error)
+            sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
+        except Exception:  # noqa: BLE001 # a bug of our own must reach the log that is delivered
+            _log.exception("the agent cannot go on")
+            return 1
     return 0
 
 
@@ -99,13 +97,6 @@ def refuse(node: Node, store: ObjectStore, error: SpecError) -> None:
     _log.error("%s", detail)
     leaving = Leaving("failed", detail, exit_code=error.exit_code, permanent=True)
     insist(lambda: write_exit_record(store, node, identity, leaving), deadline=deadline)
-
-
-def _lock(node: Node) -> TextIO:
-    """Hold the node for this agent alone: two would both upload, and both write its records."""
-    lock = node.lock.open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
 
 
 def _log_to(node: Node) -> None:

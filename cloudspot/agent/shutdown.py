@@ -10,12 +10,10 @@ that program.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
 from cloudspot.agent.ending.exit_record import write_exit_record
@@ -27,6 +25,7 @@ from cloudspot.agent.reclaim import understand
 from cloudspot.agent.status import Status
 from cloudspot.agent.training.preparation import end_setup
 from cloudspot.agent.training.torchrun import end_training
+from cloudspot.disk.locks import try_lock
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore import launches
 from cloudspot.model import PreemptionNotice
@@ -84,7 +83,7 @@ class Shutdown:
             if now >= self._end:
                 _say("the agent has not left in time")
                 return 1
-            with _agent_lock(self._node) as is_free:
+            with try_lock(self._node.lock) as is_free:
                 dead_since = None if not is_free else now if dead_since is None else dead_since
                 if dead_since is not None and now >= min(dead_since + DEAD_SECONDS, self._end - spare):
                     # Under the lock: an agent that starts now waits for it, and then finds the record.
@@ -139,18 +138,6 @@ def _status(node: Node) -> Status:
 def _say(text: str) -> None:
     sys.stdout.write(f"cloudspot: {text}\n")
     sys.stdout.flush()
-
-
-@contextmanager
-def _agent_lock(node: Node) -> Iterator[bool]:
-    """Yield whether no agent is alive; if so, none can start before the end of the block."""
-    with node.lock.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 if __name__ == "__main__":

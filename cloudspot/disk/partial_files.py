@@ -6,7 +6,6 @@ it. What a killed writer has left is unlocked: the next process that writes into
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -19,6 +18,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO
+
+from cloudspot.disk.locks import lock_now
 
 STALE_SECONDS = 3600.0
 """Locks say nothing about writers on other hosts: they count as killed once silent for this long."""
@@ -113,9 +114,8 @@ def _remove_if_abandoned(path: Path, *, is_of_this_host: bool) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
+            if not lock_now(descriptor):
+                return
         except OSError:  # a file system without locks
             if not is_stale:
                 return
@@ -137,9 +137,8 @@ def _sweep_once(directory: Path) -> None:
 def _lock_new(partial: Path, descriptor: int) -> bool:
     """Lock what was just created; return whether it is still there: a sweep may have come before the lock."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        if not lock_now(descriptor):
+            return False
     except OSError:  # a file system without locks: sweeps go by age
         pass
     try:

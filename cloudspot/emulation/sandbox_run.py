@@ -24,12 +24,13 @@ from typing import Any
 import msgspec
 
 from cloudspot.decoding import decode
+from cloudspot.disk.locks import lock, try_lock
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine
 from cloudspot.emulation.local_machine_host import Plan, emulated
 from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.jobfile.tables import convert
 from cloudspot.local import enclosure, namespaces
-from cloudspot.local.home import lock, state_home, try_lock
+from cloudspot.local.home import state_home
 from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.local.machines import erase
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim

@@ -1,12 +1,9 @@
-"""Where the local provider keeps its machines, and the locks between its processes."""
+"""Where the local provider keeps its machines."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from cloudspot.disk.partial_files import write_whole
@@ -52,29 +49,3 @@ def account() -> str:
     except FileNotFoundError:
         write_whole(path, secrets.token_hex(8).encode("ascii"), mode=0o600)
         return path.read_text(encoding="ascii")
-
-
-@contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Hold the lock file exclusively, waiting for it; the kernel drops it when this process dies."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def try_lock(path: Path) -> Iterator[bool]:
-    """Yield whether the lock was free; if it was, hold it until the end of the block."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)

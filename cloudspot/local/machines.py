@@ -32,9 +32,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from cloudspot.disk.locks import try_lock
 from cloudspot.disk.partial_files import partial_directory, write_whole
 from cloudspot.jobstore import codec
-from cloudspot.local.home import try_lock
 from cloudspot.local.machine_records import MachineRecord, MachineState, ReclaimRequest, SupervisorRecord
 from cloudspot.local.processes import end_machine_processes
 from cloudspot.model import EndReason, Instance, InstanceState

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from cloudspot.decoding import convert, decode
+from cloudspot.disk.locks import lock, try_lock
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
-from cloudspot.local.home import account, lock, state_home, try_lock
+from cloudspot.local.home import account, state_home
 from cloudspot.local.machine_records import LaunchTerms, MachineRecord, PlannedReclaim, ReclaimRequest
 from cloudspot.local.machines import MachineDirectory, erase, now_utc
 from cloudspot.local.options import LocalOptions

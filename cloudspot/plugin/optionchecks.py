@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -87,6 +87,24 @@ class OptionChecks:
         for name in tags:
             if name.startswith((OWN_TAG_PREFIX, prefix)) or name in reserved:
                 raise self.error(field, f'"{name}" is reserved; choose another name')
+
+    def one_a_zone(
+        self, field: str, kind: str, found: Iterable[tuple[str, str]], *, is_named: bool, zones: Sequence[str]
+    ) -> dict[str, str]:
+        """Return an id, such as a subnet's, for each of the zones (none: for each that has one).
+
+        ``found`` are zones, each with an id; ``is_named`` says that the option ``field`` names these ids, at
+        most one a zone. ``kind`` is what they are of, such as ``subnet``.
+        """
+        chosen: dict[str, str] = {}
+        for zone, one in sorted(found, key=lambda pair: pair[1]):
+            if zone in chosen and is_named:
+                raise self.error(field, f"{chosen[zone]} and {one} are both in {zone}")
+            chosen.setdefault(zone, one)
+        lacking = [zone for zone in zones if zone not in chosen]
+        if lacking:
+            raise self.error("zones", f'no {kind} in "{lacking[0]}"; there are {", ".join(sorted(chosen))}')
+        return {zone: one for zone, one in chosen.items() if not zones or zone in zones}
 
     def unknown_region(
         self, field: str, region: str, known: Collection[str], *, where: str = ""

@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import cloudspot.train as spot
 
-EPOCHS = 40
+EPOCHS = 20
 BATCH_SIZE = 32  # of each process
 NUM_TEST_IMAGES = 360
 

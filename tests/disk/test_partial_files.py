@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudspot.disk import partial_files
+from cloudspot.disk import locks, partial_files
 from cloudspot.disk.partial_files import (
     STALE_SECONDS,
     create_partial,
@@ -167,7 +167,7 @@ def test_without_locks_only_what_is_stale_goes(tmp_path, monkeypatch):
     def refuse(*_arguments):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(partial_files.fcntl, "flock", refuse)
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
     write_whole(tmp_path / "file", b"1")
     made = [create_partial(tmp_path) for _ in range(2)]
     for _, descriptor in made:

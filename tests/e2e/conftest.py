@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from acting_user import User
 
-from cloudspot.local.home import lock
+from cloudspot.disk.locks import lock
 
 
 @pytest.fixture

@@ -38,6 +38,12 @@ class Seen:
     consoles: dict[str, str]
     """By the machine's name in the sandbox."""
 
+    @property
+    def machines(self) -> list[str]:
+        """``LAUNCH-RANK`` of each machine that the job had, sorted."""
+        attempts = self.show["attempts"]
+        return sorted(f"{one['launch']}-{node['rank']}" for one in attempts for node in one["nodes"])
+
 
 def run_sandboxed(
     user: User,

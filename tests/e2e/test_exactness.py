@@ -43,6 +43,7 @@ def test_a_reclaim_with_notice_changes_no_bit(user: User, weights: str) -> None:
     check(user, weights, 1, "8s")
 
 
+@pytest.mark.soak
 def test_a_machine_killed_without_notice_changes_no_bit(user: User, weights: str) -> None:
     check(user, weights, 2, "0s")
 

@@ -7,6 +7,20 @@ from pathlib import Path
 
 import pytest
 from acting_user import EXAMPLES, User, copy_example, wait_for
+from documented_layout import check_layout
+
+# Of the documented keys those that such a job leaves no object at.
+ABSENT = {
+    "agents/<sha256>",
+    "code/<sha256>.removals/<id>",
+    "jobs/<id>/agent",
+    "jobs/<id>/code",
+    "jobs/<id>/secrets",
+    "jobs/<id>/stop",
+    "jobs/<id>/suspicions",
+    "live/<id>.<nonce>",
+    "probe/<nonce>",
+}
 
 
 def test_digits_is_reclaimed_resumed_and_finished(user: User, tmp_path: Path) -> None:
@@ -30,6 +44,9 @@ def test_digits_is_reclaimed_resumed_and_finished(user: User, tmp_path: Path) ->
     assert (time["unknown"], time["lost"]) == (0, 0)
     assert sum(time.values()) == pytest.approx(2 * time["total"], abs=0.02)
     assert 0 < shown["goodput"] == pytest.approx(time["training"] / time["total"], abs=1e-3)
+    store = user.home / "store"
+    objects = [str(path.relative_to(store)) for path in store.rglob("*") if path.is_file()]
+    check_layout([key for key in objects if not key.startswith(".")], absent=ABSENT)
     picture = tmp_path / "digits.svg"
     user.cloudspot("show", "digits", "--plot", str(picture))
     assert {"loss", "accuracy", "node 1", "lost"} & set(
@@ -49,6 +66,7 @@ def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(
     job = copy_example("unmodified", tmp_path / "unmodified")
     # Reclaimed once it has a checkpoint, whenever that is on this machine.
     sets = ("--set", "providers.local.reclaims=[]", "--set", 'run.env.TOTAL_STEPS="400"')
+    sets += ("--set", 'run.env.OMP_NUM_THREADS="1"')  # the net is small, and the tests beside it want a core
     cli = user.start("run", str(job), "--name", "plain", *sets)
     commits = user.home / "store" / "jobs" / "plain" / "commits"
     wait_for("a checkpoint of the script's own", lambda: list(commits.glob("*")), seconds=150)

@@ -6,14 +6,13 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from acting_user import COMMAND, JOBS
+from documented_layout import check_layout
 
 from cloudspot.local.enclosure import why_not
 
-LAYOUT = (Path(__file__).parents[2] / "docs" / "bucket-layout.md").read_text()
 BUCKET = "cloudspot-sandbox"
 STREAMS = ("1-0", "1-1", "2-0", "2-1")
 
@@ -49,20 +48,11 @@ ABSENT = {
 }
 
 
-def documented_keys() -> dict[str, str]:
-    """Return a regular expression for each key of the documented layout."""
-    keys = re.findall(r"^\| `([^`]*/[^`]*)` \|", LAYOUT, re.MULTILINE)
-    # An artifact's name is a path.
-    return {
-        key: re.sub(r"<\w+>", lambda found: ".+" if found[0] == "<name>" else "[^/]+", re.escape(key))
-        for key in keys
-    }
-
-
 @pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
 @pytest.mark.skipif(
     shutil.which("aws") is None, reason="NOT TESTED, there is no aws on PATH (pip install awscli)"
 )
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_aws_cli_sees_nothing_left_the_whole_log_and_the_documented_layout(user, tmp_path):
     words = ["--set", "nodes=2", "--set", 'run.env.TINY_STEP_SECONDS="0.1"']
@@ -95,8 +85,5 @@ def test_the_aws_cli_sees_nothing_left_the_whole_log_and_the_documented_layout(u
     assert list(dict.fromkeys(steps)) == list(range(json.loads(seen["show"])["steps_total"]))
 
     keys = [line.split(maxsplit=3)[3] for line in seen["objects"].splitlines()]
-    documented = documented_keys()
-    met = {key: [one for one, pattern in documented.items() if re.fullmatch(pattern, key)] for key in keys}
-    assert [key for key, found in met.items() if not found] == []
-    assert set(documented) - ABSENT <= {one for found in met.values() for one in found}
+    check_layout(keys, absent=ABSENT)
     assert not any(key.startswith("jobs/tiny/logs/") for key in keys)

@@ -42,6 +42,7 @@ def notices(seen):
     return [(one["launch"], one["rank"], one["source"]) for one in seen.show["notices"]]
 
 
+@pytest.mark.soak
 def test_a_job_is_taken_once_with_a_long_poll_and_once_with_the_shutdown_script_alone(user):
     seen = run_deaf(
         user,

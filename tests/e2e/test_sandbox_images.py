@@ -62,10 +62,9 @@ def why_no_bare_image() -> str | None:
     return None
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "cloud", ["aws", *(pytest.param(one, marks=pytest.mark.soak) for one in ("gcp", "aliyun"))]
-)
+@pytest.mark.parametrize("cloud", IMAGES)
 def test_a_job_runs_on_an_image_that_has_only_the_systems_python_and_a_python_with_torch(
     user, tmp_path, cloud
 ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from acting_user import EXAMPLES, User
 
-SETS = ("--set", 'run.args=["--size", "tiny"]')
+SETS = ("--set", 'run.args=["--size", "tiny"]', "--set", 'run.env.OMP_NUM_THREADS="1"')
 
 
 def test_tinygpt_reclaimed_in_the_middle_ends_with_the_same_weights(user: User) -> None:

@@ -10,8 +10,8 @@ from datetime import timedelta
 
 import pytest
 
+from cloudspot.disk.locks import try_lock
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.local.home import try_lock
 from cloudspot.local.machines import now_utc
 from cloudspot.local.metadata import HEADER, HEADER_VALUE, METADATA, LocalPreemptionSource, fetch
 from cloudspot.local.options import LocalOptions

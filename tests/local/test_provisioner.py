@@ -13,8 +13,9 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from cloudspot.disk.locks import try_lock
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError
-from cloudspot.local.home import HOME, try_lock
+from cloudspot.local.home import HOME
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudspot.local.home import try_lock
+from cloudspot.disk.locks import try_lock
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK, machine_processes

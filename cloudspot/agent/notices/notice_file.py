@@ -6,7 +6,6 @@ from whoever runs it; in any order, and while there is no agent.
 
 from __future__ import annotations
 
-import fcntl
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 
 from cloudspot.agent.reclaim import CLOCK_SECONDS, Reclaim
 from cloudspot.decoding import decode
+from cloudspot.disk.locks import lock
 from cloudspot.disk.partial_files import write_whole
 from cloudspot.model import PreemptionNotice
 
@@ -42,8 +42,7 @@ class NoticeFile:
         Raises:
             OSError: it cannot be written.
         """
-        with self._path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock(self._path.with_suffix(".lock")):
             standing = self.read()
             if standing is not None and standing.deadline <= reclaim.deadline + CLOCK_SECONDS:
                 return standing

@@ -15,7 +15,13 @@ from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot_aliyun import tags
 from cloudspot_aliyun.api import items, read, read_numbered_pages
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.options import DEFAULT_IMAGE_FAMILY, AliyunOptions, field_error, unknown_region
+from cloudspot_aliyun.options import (
+    DEFAULT_IMAGE_FAMILY,
+    AliyunOptions,
+    field_error,
+    one_a_zone,
+    unknown_region,
+)
 
 CENTRAL_REGION: Final = "cn-hangzhou"
 _HOW: Final = f'name them, or tag those to use with "{tags.FOUND_BY}"'
@@ -93,21 +99,10 @@ def find_network(clients: AliyunClients, options: AliyunOptions) -> Network:
     if len(vpcs) > 1:
         what = "those named" if options.vswitches else "those found"
         raise field_error("vswitches", f"{what} are in {len(vpcs)} VPCs ({', '.join(vpcs)}); {_HOW}")
-    vswitches: dict[str, str] = {}
-    for one in sorted(found, key=lambda one: str(one["VSwitchId"])):
-        zone = str(one["ZoneId"])
-        if zone in vswitches and options.vswitches:
-            raise field_error("vswitches", f"{vswitches[zone]} and {one['VSwitchId']} are both in {zone}")
-        vswitches.setdefault(zone, str(one["VSwitchId"]))
-    lacking = [zone for zone in options.zones if zone not in vswitches]
-    if lacking:
-        raise field_error("zones", f'no vSwitch in "{lacking[0]}"; there are {", ".join(sorted(vswitches))}')
-    return Network(
-        vpc=vpcs[0],
-        vswitches={
-            zone: one for zone, one in vswitches.items() if not options.zones or zone in options.zones
-        },
-    )
+    pairs = [(str(one["ZoneId"]), str(one["VSwitchId"])) for one in found]
+    is_named = bool(options.vswitches)
+    vswitches = one_a_zone("vswitches", "vSwitch", pairs, is_named=is_named, zones=options.zones)
+    return Network(vpc=vpcs[0], vswitches=vswitches)
 
 
 def _named_vswitches(clients: AliyunClients, options: AliyunOptions) -> list[dict[str, Any]]:

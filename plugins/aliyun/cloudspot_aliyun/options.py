@@ -44,7 +44,7 @@ _CHECKS: Final = OptionChecks(
         "resource_group": NameRule("a resource group", r"rg-[a-z0-9]{8,32}", "rg-acfm1234567890a"),
     },
 )
-field_error = _CHECKS.error
+field_error, one_a_zone = _CHECKS.error, _CHECKS.one_a_zone
 unknown_region, unknown_type = _CHECKS.unknown_region, _CHECKS.unknown_type
 
 

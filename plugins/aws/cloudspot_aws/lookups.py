@@ -19,7 +19,7 @@ from cloudspot.errors import AuthError, SpecError
 from cloudspot.plugin.machinetypes import MachineType
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
-from cloudspot_aws.options import AwsOptions, field_error, unknown_region, unknown_type
+from cloudspot_aws.options import AwsOptions, field_error, one_a_zone, unknown_region, unknown_type
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,16 +119,8 @@ def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, str]:
             found = client.describe_subnets(Filters=filters)["Subnets"]
         if not found:
             raise field_error("subnets", f"missing; {clients.region} has no default VPC with default subnets")
-    subnets: dict[str, str] = {}
-    for subnet in sorted(found, key=lambda one: str(one["SubnetId"])):
-        zone = str(subnet["AvailabilityZone"])
-        if zone in subnets and options.subnets:
-            raise field_error("subnets", f"{subnets[zone]} and {subnet['SubnetId']} are both in {zone}")
-        subnets.setdefault(zone, str(subnet["SubnetId"]))
-    lacking = [zone for zone in options.zones if zone not in subnets]
-    if lacking:
-        raise field_error("zones", f'no subnet in "{lacking[0]}"; there are {", ".join(sorted(subnets))}')
-    return {zone: subnet for zone, subnet in subnets.items() if not options.zones or zone in options.zones}
+    pairs = [(str(one["AvailabilityZone"]), str(one["SubnetId"])) for one in found]
+    return one_a_zone("subnets", "subnet", pairs, is_named=bool(options.subnets), zones=options.zones)
 
 
 def check_names(clients: AwsClients, options: AwsOptions) -> None:

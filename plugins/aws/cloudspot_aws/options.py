@@ -53,7 +53,7 @@ _CHECKS: Final = OptionChecks(
         ),
     },
 )
-field_error = _CHECKS.error
+field_error, one_a_zone = _CHECKS.error, _CHECKS.one_a_zone
 unknown_region, unknown_type = _CHECKS.unknown_region, _CHECKS.unknown_type
 # Instance metadata, where a node reads its tags, allows no other characters in their names.
 _TAG_NAME: Final = re.compile(r"[A-Za-z0-9+\-=._:@]{1,128}")
