@@ -288,10 +288,12 @@ class ResumedLoader:
         self._resumed = resumed
         self._devices = devices
         self._on_iter = on_iter
+        self.has_fetched = False
+        """Whether a batch was fetched."""
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            return self._iterate()
+            return _Fetches(self, self._iterate())
         finally:
             self._on_iter()
 
@@ -308,6 +310,19 @@ class ResumedLoader:
 
     def __len__(self) -> int:
         return len(self._loader)
+
+
+class _Fetches:
+    def __init__(self, loader: ResumedLoader, batches: Iterator[Any]) -> None:
+        self._loader = loader
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._loader.has_fetched = True
+        return next(self._batches)
 
 
 def is_stateful(loader: Any) -> bool:

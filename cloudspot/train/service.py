@@ -168,7 +168,9 @@ class Service:
         drained without a save: the last step is in no checkpoint, so the training goes on from the newest.
         """
         self._has_left = True
-        self.progress[0] = self.progress[1] = total
+        self.progress[0] = total
+        if not is_held:  # a script that ends with an error has more steps to make
+            self.progress[1] = total
         self._link.complete()
         if saves and self.sealed_step != total and not self._save_final(total, is_held=is_held):
             _log.warning("uploads were too slow: the state of the last step (%d) was not saved", total)

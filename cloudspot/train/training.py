@@ -268,6 +268,11 @@ class Session:
         self._has_begun_loop = True
         if self._random_at_open is None or self._world.rank != 0:
             return
+        if self._loader is not None and self._loader.has_fetched:
+            _log.warning(
+                "a batch was fetched from run.dataloader before the loop: a resumed run fetches another one"
+                " there, so the loop's batches come at other steps; fetch it inside the loop"
+            )
         drawn = randomness.drawn_since(self._random_at_open, self._devices)
         if drawn:
             _log.warning(

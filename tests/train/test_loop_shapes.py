@@ -235,6 +235,23 @@ def test_what_is_drawn_between_the_session_and_the_loop_is_told(open_session, co
     assert all(line in message for line, message in zip(said, caplog.messages, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_batch_that_is_fetched_from_the_tracked_loader_before_the_loop_is_told(
+    open_session, courier, caplog, is_early
+):
+    run = open_session(courier.begin(), model=torch.nn.Linear(1, 1), dataloader=make_stateful_stream())
+    batches = iter(run.dataloader)
+    if is_early:
+        next(batches)
+    for _ in run.steps(2):
+        next(batches)
+    told = [
+        line for line in caplog.messages if line.startswith("a batch was fetched from run.dataloader before")
+    ]
+    assert len(told) == is_early
+
+
 # --- streams ------------------------------------------------------------------------------------
 
 
@@ -312,7 +329,9 @@ def make_shuffled():
     return DataLoader(data, batch_size=4, shuffle=True)
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")  # not in this process
+@pytest.mark.filterwarnings(
+    "ignore:Detected call of .lr_scheduler.step:UserWarning"
+)  # the earlier process did it
 @pytest.mark.parametrize("make_loader", [make_shuffled, make_stream])
 # Each epoch has 6 batches and two more moments: after them, and after the epoch's own code.
 @pytest.mark.parametrize(("drain_at", "step"), [(1, 1), (3, 3), (6, 6), (7, 6), (8, 6), (9, 7), (31, 24)])
