@@ -46,6 +46,10 @@ class JobExists(CloudspotError):
     exit_code = 2
 
 
+class NotAdopted(CloudspotError):
+    """The job would run on the driver's own computer, but comes from elsewhere: adopt it, or leave it."""
+
+
 class ProvisionError(CloudspotError):
     """A launch failed for good and left no machine: close this launch."""
 

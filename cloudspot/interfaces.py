@@ -446,6 +446,27 @@ class Provider(ABC):
         """
         return {}
 
+    def adopt(self, job_id: str, *, store_url: str, sha256: str) -> None:
+        """Note that this user wants the job driven from this computer, with this very submission.
+
+        Called before a submitted job exists, and by ``attach --adopt``. ``store_url`` is what the job's
+        InstanceGroups will have, ``sha256`` the hash of what was submitted, code included. By default
+        nothing is noted; see ``check_adopted``.
+        """
+        return None
+
+    def check_adopted(self, job_id: str, *, store_url: str, sha256: str) -> None:
+        """Refuse to drive the job from this computer unless it was adopted; called by each driver of it.
+
+        For a provider whose machines are the driver's own computer: whoever can write to a store would
+        otherwise choose what runs here. ``release`` may forget the job. By default all jobs are driven, since
+        their machines are elsewhere.
+
+        Raises:
+            NotAdopted: the job was not adopted here, or with another submission.
+        """
+        return None
+
     def default_store(self) -> str | None:
         """Return the URL of the store to use where neither the job nor the user names one, or None."""
         return None

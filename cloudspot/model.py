@@ -142,12 +142,14 @@ class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True):
     controllers the machine from those of another store's job of the same id."""
 
 
-class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The request that ``create`` sends; stored in the intent and replayed unchanged."""
 
     provider: str
     body: dict[str, Any]
     """JSON values only; holds no secret."""
+    signature: str = ""
+    """Where ``create`` obeys only requests of the provider's own making: how it knows them again."""
 
 
 class PreemptionNotice(msgspec.Struct, frozen=True, kw_only=True):

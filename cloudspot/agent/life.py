@@ -121,8 +121,9 @@ class Life:
         context = self.context
         self._await_slots()
         gathered_at = time.monotonic()
-        secrets = context.insist(lambda: read_secrets(context.store, context.job_id))
-        environment = {**os.environ, **context.job.spec.run.env, **secrets}
+        run = context.job.spec.run
+        secrets = context.insist(lambda: read_secrets(context.store, context.job_id, run.secrets))
+        environment = {**os.environ, **run.env, **secrets}
         python_path = [str(context.node.python_path), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
         fetch_code(context)

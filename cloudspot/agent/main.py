@@ -18,7 +18,7 @@ from cloudspot.agent.store_retry import insist
 from cloudspot.disk.locks import lock
 from cloudspot.errors import PluginError, SpecError
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import launches
+from cloudspot.jobstore import keys, launches
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.registry import open_provider, open_store
 
@@ -68,10 +68,11 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
 
 def _live(node: Node, pipe: NoticePipe) -> None:
     store = open_store(node.store_url)
+    reader = HistoryReader(store, node.job_id)
     try:
-        submission, spec = insist(
-            HistoryReader(store, node.job_id).read_job, deadline=time.monotonic() + START_SECONDS
-        )
+        submission, spec = insist(reader.read_job, deadline=time.monotonic() + START_SECONDS)
+        if reader.read_submission()[1] != node.submission_sha256:
+            raise SpecError(f"{keys.spec(node.job_id)} is not what the launch was requested for")
         provider = open_provider(node.provider, spec)
     except SpecError as error:
         refuse(node, store, error)
@@ -81,7 +82,7 @@ def _live(node: Node, pipe: NoticePipe) -> None:
 
 
 def refuse(node: Node, store: ObjectStore, error: SpecError) -> None:
-    """Claim the node's slot only to say for good that this version of cloudspot cannot read the job.
+    """Claim the node's slot only to say for good that no node can run the job as it is in the store.
 
     If nothing were said, the launch would be voided, and the next one would cost as much again.
     """
@@ -93,7 +94,7 @@ def refuse(node: Node, store: ObjectStore, error: SpecError) -> None:
     )
     if slot.instance_id != identity.instance_id:
         return
-    detail = f"the node's cloudspot cannot read the job: {error}"
+    detail = f"the node cannot run the job: {error}"
     _log.error("%s", detail)
     leaving = Leaving("failed", detail, exit_code=error.exit_code, permanent=True)
     insist(lambda: write_exit_record(store, node, identity, leaving), deadline=deadline)

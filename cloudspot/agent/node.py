@@ -27,8 +27,12 @@ class Node:
         directory: Path,
         train_python: str,
         arena: Path,
+        submission_sha256: str,
     ) -> None:
-        """``directory`` holds all of the node's files, lost with the machine; ``arena`` is in memory."""
+        """``directory`` holds all of the node's files, lost with the machine; ``arena`` is in memory.
+
+        ``submission_sha256`` is of the submission that the launch was requested for: nothing else is run.
+        """
         self.job_id = job_id
         self.launch = launch
         self.store_url = store_url
@@ -36,6 +40,7 @@ class Node:
         self.directory = directory
         self.train_python = train_python
         self.arena = arena
+        self.submission_sha256 = submission_sha256
         self.work = directory / "work"
         """The working directory: the extracted code."""
         self.artifacts = directory / "artifacts"
@@ -74,6 +79,7 @@ class Node:
                 directory=directory,
                 train_python=environ["CLOUDSPOT_TRAIN_PYTHON"],
                 arena=Path(environ.get("CLOUDSPOT_ARENA") or _default_arena(directory)),
+                submission_sha256=environ["CLOUDSPOT_SUBMISSION"],
             )
         except KeyError as error:
             message = f"the agent runs on a node, started by the boot script: {error.args[0]} is not set"

@@ -21,6 +21,8 @@ from cloudspot.jobstore.records import (
 )
 from cloudspot.train import handoff as files
 
+MAX_METRICS_BYTES = 1 << 20
+"""How much of the metrics is read at a time."""
 MAX_PHASES = 64
 """Enough for a dozen generations; the heartbeat stays small."""
 
@@ -82,7 +84,12 @@ class Status:
 
     def note_phase(self, state: NodeState | Literal["training"]) -> None:
         """Note for the job's timeline what the node does from now on."""
-        phase = Phase(state=state, generation=self.generation, at=datetime.now(timezone.utc))
+        phase = Phase(
+            state=state,
+            generation=self.generation,
+            reached_step=self.reached_step if state == "uploading" else None,
+            at=datetime.now(timezone.utc),
+        )
         last = self.phases[-1] if self.phases else None
         if last is not None and (last.state, last.generation) == (phase.state, phase.generation):
             return
@@ -150,8 +157,15 @@ class Status:
             for rank in self.ranks:
                 found = files.read_progress(self.handoff, rank)
                 if found is not None:
-                    step, total = max(step, found[0]), found[1]
+                    step, total = max(step, found.step), found.total
         return step, total
+
+    @property
+    def reached_step(self) -> int:
+        """The step after the newest one that a local rank has begun in this generation."""
+        handoff = self.handoff
+        found = [] if handoff is None else [files.read_progress(handoff, rank) for rank in self.ranks]
+        return max([self.restored_step, *(one.reached_step for one in found if one is not None)])
 
     @property
     def has_session(self) -> bool:
@@ -169,10 +183,12 @@ class Status:
         try:
             with path.open("rb") as file:
                 file.seek(offset)
-                data = file.read()
+                data = file.read(MAX_METRICS_BYTES)
         except FileNotFoundError:
             return self._metrics
         end = data.rfind(b"\n") + 1
+        if len(data) == MAX_METRICS_BYTES and end == 0:
+            end = len(data)  # no line of the session's: it is left out
         for line in data[:end].splitlines():
             with suppress(ValueError, KeyError, TypeError):  # the trainer wrote it: it ends no agent
                 self._metrics.update(json.loads(line)["values"])

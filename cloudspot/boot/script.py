@@ -39,6 +39,8 @@ class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything in the boot script of a launch; equal for all of its nodes, and without secrets."""
 
     job_id: str
+    submission_sha256: str
+    """The agent runs this very submission, or nothing."""
     launch: int
     store_url: str
     """Without credentials."""
@@ -61,9 +63,10 @@ def render_boot_script(plan: BootPlan) -> str:
     separate environment, unless the image has the same. Then it runs ``python -m cloudspot.agent``, again
     whenever that fails, and ends the machine when the agent exits with 0 or cannot run at all.
 
-    The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_LAUNCH``, ``CLOUDSPOT_STORE``,
-    ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``, ``CLOUDSPOT_TRAIN_PYTHON``, ``CLOUDSPOT_SHUTDOWN``,
-    ``CLOUDSPOT_VERSION`` and what the profile sets. The same plan gives the same bytes.
+    The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_SUBMISSION``, ``CLOUDSPOT_LAUNCH``,
+    ``CLOUDSPOT_STORE``, ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``, ``CLOUDSPOT_TRAIN_PYTHON``,
+    ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION`` and what the profile sets. The same plan gives the
+    same bytes.
 
     Raises:
         CloudspotError: the profile needs an installation but nothing is staged or the provider cannot fetch
@@ -75,6 +78,7 @@ def render_boot_script(plan: BootPlan) -> str:
         raise CloudspotError(f"provider {plan.provider!r} boots an image without cloudspot, and {missing}")
     exports = {
         "CLOUDSPOT_JOB": plan.job_id,
+        "CLOUDSPOT_SUBMISSION": plan.submission_sha256,
         "CLOUDSPOT_LAUNCH": str(plan.launch),
         "CLOUDSPOT_STORE": plan.store_url,
         "CLOUDSPOT_PROVIDER": plan.provider,

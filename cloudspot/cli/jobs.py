@@ -9,7 +9,7 @@ from functools import cached_property
 
 from cloudspot.cli.config import default_store
 from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation
-from cloudspot.errors import JobNotFound, SpecError
+from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
@@ -17,8 +17,11 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore.store_probe import store_time
 from cloudspot.registry import open_provider, open_store
 
+SILENT_SECONDS = 600.0
+"""A node that is alive reports every few seconds, unless it cannot reach the store."""
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 """Base 32 without the characters that are mistaken for one another."""
 _SUFFIX_LENGTH = 4
@@ -130,6 +133,21 @@ class Job:
     def log_sink(self) -> LogSink:
         """Return where the job's log lines are."""
         return self.provider.log_sink(self.store, self.id) or ObjectStoreLogSink(self.store, self.id)
+
+    def check_silence(self) -> None:
+        """Refuse if a node of the job has reported lately, by the store's clock: its machine lives.
+
+        It asks only when the objects were put, so it can be asked of a job whose records are malformed.
+        """
+        reports = [meta.modified_at for meta in self.store.list_objects(keys.nodes_prefix(self.id))]
+        if not reports:
+            return
+        silent = (store_time(self.store) - max(reports)).total_seconds()
+        if silent < SILENT_SECONDS:
+            raise CloudspotError(
+                f"a node of job {self.id} reported {max(0.0, silent):.0f} s ago, so it may have machines; "
+                f"stop it where it is driven, and wait until no node has reported for {SILENT_SECONDS:.0f} s"
+            )
 
     def command(self, name: str) -> str:
         """Return the command line that runs ``name`` on this job, for a message."""

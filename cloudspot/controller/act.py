@@ -129,6 +129,7 @@ class Actor:
             self._provider,
             history.submission,
             self._store.url,
+            submission_sha256=history.submission_sha256,
             launch=action.launch,
             offer=action.offer,
             label=self._label,

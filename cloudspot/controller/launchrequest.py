@@ -14,9 +14,10 @@ from cloudspot.controller.policy import in_order
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
 from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore import codec
 from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.jobstore.records import Submission
-from cloudspot.jobstore.submission import agent_key
+from cloudspot.jobstore.submission import agent_key, hash_of
 from cloudspot.model import InstanceGroup, LaunchRequest, Offer
 
 MAX_LIFE_SECONDS = 7 * 86400.0
@@ -49,6 +50,7 @@ def plan(
                 provider,
                 submission,
                 store_url,
+                submission_sha256=hash_of(codec.encode(submission)),
                 launch=1,
                 offer=offer,
                 label=label,
@@ -83,6 +85,7 @@ def render_launch(
     submission: Submission,
     store_url: str,
     *,
+    submission_sha256: str,
     launch: int,
     offer: Offer,
     label: str,
@@ -91,6 +94,7 @@ def render_launch(
 ) -> LaunchRequest:
     """Return the request that the launch's intent stores and everyone replays.
 
+    ``submission_sha256`` is ``submission.hash_of``: the nodes run no other.
     A launch is all or nothing: all ``nodes.max`` machines come, or it is closed for lack of capacity.
     ``label`` is the store's, as the machines carry it (``ownership.store_label``). ``decided_at`` is the time
     of the intent. ``run_seconds`` is how much of ``limits.max_runtime`` is used up.
@@ -102,6 +106,7 @@ def render_launch(
     max_seconds = life_seconds(spec, run_seconds)
     boot = BootPlan(
         job_id=submission.job_id,
+        submission_sha256=submission_sha256,
         launch=launch,
         store_url=store_url,
         provider=submission.provider,

@@ -16,7 +16,7 @@ from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.decide import decide
 from cloudspot.controller.handover import Handover
 from cloudspot.controller.memory import Memory
-from cloudspot.controller.ownership import is_ours, store_label
+from cloudspot.controller.ownership import check_adopted, is_ours, store_label
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
@@ -103,6 +103,7 @@ class Controller:
         self._store = patient(store, sleep=sleep)
         self._job_id = job_id
         self._label = store_label(store)
+        self._provider = provider
         self._provisioner = provider.provisioner()
         self._clock = clock
         self._sleep = sleep
@@ -131,6 +132,7 @@ class Controller:
             JobNotFound: the store holds no such job.
             AuthError: a right is missing, so nothing else will work either.
             CorruptData: a record is malformed.
+            NotAdopted: its machines would be this computer, and nobody submitted or adopted it here.
         """
         return _run(self.steps())
 
@@ -201,6 +203,7 @@ class Controller:
         yield "read history"
         history, instances = self._read_history(listing, problems)
         if history is not None:
+            check_adopted(self._store, self._provider, history)
             events += diff(self._last, history)
             self._last = history
             spec = self._spec

@@ -1,10 +1,14 @@
-"""Which store a machine belongs to: two stores in one account may hold jobs of the same id; pure."""
+"""Which store a machine belongs to, and which jobs of a store are driven from this computer.
+
+Two stores in one account may hold jobs of the same id. A provider whose machines are this very computer
+drives only what was submitted from here, or adopted.
+"""
 
 from __future__ import annotations
 
 import hashlib
 
-from cloudspot.interfaces import ObjectStore
+from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore.history import History
 from cloudspot.model import Instance, InstanceState
 
@@ -19,6 +23,22 @@ def store_label(store: ObjectStore) -> str:
         return url
     digest = hashlib.sha256(url.encode()).hexdigest()[:20]
     return f"{url[: MAX_LABEL - len(digest) - 1]}~{digest}"
+
+
+def adopt(store: ObjectStore, provider: Provider, job_id: str, sha256: str) -> None:
+    """Have the provider note that the job, with this submission, is driven from this computer."""
+    provider.adopt(job_id, store_url=store_label(store), sha256=sha256)
+
+
+def check_adopted(store: ObjectStore, provider: Provider, history: History) -> None:
+    """Refuse to drive a job that has not ended and that this computer should not run.
+
+    Raises:
+        NotAdopted: its machines would be this computer, and nobody submitted or adopted it here.
+    """
+    if history.finished is None:
+        job_id = history.submission.job_id
+        provider.check_adopted(job_id, store_url=store_label(store), sha256=history.submission_sha256)
 
 
 def is_of_another_store(instance: Instance, label: str) -> bool:

@@ -70,6 +70,8 @@ class History:
     """Everything that the bucket says about one job, at one moment."""
 
     submission: Submission
+    submission_sha256: str
+    """Of what it says: see ``submission.hash_of``."""
     stop: StopRequest | None
     launches: tuple[LaunchHistory, ...]
     """In order; launch k is at index k - 1."""

@@ -34,7 +34,7 @@ from cloudspot.jobstore.records import (
 from cloudspot.jobstore.retention import read_commits
 from cloudspot.jobstore.settled_launches import find_settled
 from cloudspot.jobstore.stored_records import find_record
-from cloudspot.jobstore.submission import read_submission
+from cloudspot.jobstore.submission import read_hashed_submission
 from cloudspot.model import ObjectMeta
 
 _LAUNCH = r"(?P<launch>\d{6}|[1-9]\d{6,8})"
@@ -88,7 +88,7 @@ class HistoryReader:
         self._store = patient(store)
         self._job_id = job_id
         self._journal = Journal(self._store, job_id)
-        self._submission: Submission | None = None
+        self._submission: tuple[Submission, str] | None = None
         self._stop: StopRequest | None = None
         self._generations: tuple[Generation, ...] = ()
         self._slots: dict[int, dict[int, Slot]] = {}  # launch -> rank -> record; so are the others
@@ -114,7 +114,7 @@ class HistoryReader:
             CorruptData: a record is malformed, or does not fit the others; the message names its key.
             TransientError: the store does not answer; what was read so far is kept.
         """
-        submission = self._read_submission()
+        submission, sha256 = self.read_submission()
         if not self._has_recalled:
             self._recall(submission)
         journal = self._journal.read()
@@ -131,6 +131,7 @@ class HistoryReader:
         self._first_unsettled = 1 + sum(1 for intent in intents if intent.launch in closed)
         return History(
             submission=submission,
+            submission_sha256=sha256,
             stop=self._stop,
             launches=tuple(self._fold_launch(intent, closed.get(intent.launch)) for intent in intents),
             generations=self._generations,
@@ -146,14 +147,20 @@ class HistoryReader:
             JobNotFound: there is no such job, or its submission was cut short.
             SpecError: this version of cloudspot cannot read the job file.
         """
-        submission = self._read_submission()
+        submission, _ = self.read_submission()
         try:
             return submission, spec_from_json(submission.spec)
         except SpecError as error:
             raise SpecError(f"{keys.spec(self._job_id)}: {error}") from error
 
-    def _read_submission(self) -> Submission:
-        self._submission = self._submission or read_submission(self._store, self._job_id)
+    def read_submission(self) -> tuple[Submission, str]:
+        """Return the job's submission, as it was first read, and ``hash_of`` it.
+
+        Raises:
+            CorruptData: it is malformed, or another job's.
+            JobNotFound: there is no such job, or its submission was cut short.
+        """
+        self._submission = self._submission or read_hashed_submission(self._store, self._job_id)
         return self._submission
 
     def _recall(self, submission: Submission) -> None:

@@ -182,6 +182,8 @@ class Phase(Dated, frozen=True, kw_only=True):
     """``training``: the script's loop over the steps has begun."""
     generation: OrdinalOrZero
     """The newest generation that the node was in; 0 before the first."""
+    reached_step: Tally | None = None
+    """With ``uploading``, which follows the end of a generation's training: see ``Exit.reached_step``."""
     at: datetime
 
 
@@ -284,9 +286,6 @@ class Generation(_Written, frozen=True, kw_only=True):
     the beginning, or unknown."""
     committed_at: datetime | None = None
     """When ``restore_from`` was committed; None as above."""
-    reached_step: Tally | None = None
-    """The newest step that the proposer began in the generation before; None: it was not in it, or its script
-    counts no steps."""
     skipped: tuple[Skipped, ...] = ()
     why: str
     """``first``, ``relaunched``, ``regrouped`` (without a node), ``drained``, ``trainer-failed``,
@@ -338,6 +337,8 @@ class Exit(_Written, frozen=True, kw_only=True):
     restored_step: Tally
     step: Tally
     """The newest step begun; for a drained node, the step of its commit."""
+    reached_step: Tally
+    """The step after the newest one that the node has begun in the generation, or the restored one."""
     has_session: bool = True
     """Whether the script had a session in that generation."""
     committed: CheckpointId | None

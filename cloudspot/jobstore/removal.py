@@ -14,6 +14,7 @@ submission. A removal that is cut short leaves its mark; that costs others a cop
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -109,13 +110,15 @@ def remove_job(
 
 def _begin(store: ObjectStore, job_id: str) -> Removal:
     """Note the removal, with what has to be known when the submission is gone; return the note."""
-    entry = read_entry(store, job_id)
-    if entry.removal is not None:
-        return entry.removal
+    begun: Removal | None = None
+    with suppress(CorruptData):
+        begun = read_entry(store, job_id).removal
+    if begun is not None:
+        return begun
     try:
         shared = tuple(sorted(shared_keys(read_submission(store, job_id))))
-    except JobNotFound:
-        shared = ()  # It was cut short.
+    except (JobNotFound, CorruptData):
+        shared = ()  # It was cut short, or is malformed: what it may share stays.
     removal = Removal(shared=shared)
     store.put(keys.index(job_id), codec.encode(removal))
     return removal

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cloudspot import __version__
+from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, CorruptData, JobExists, JobNotFound, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_to_json
@@ -21,7 +23,7 @@ from cloudspot.jobstore.job_lists import forget_recent, mark_live, note_recent, 
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import StagedAgent, StopReason, StopRequest, Submission, new_nonce
 from cloudspot.jobstore.store_probe import probe
-from cloudspot.jobstore.stored_records import create_record, find_meta, find_record
+from cloudspot.jobstore.stored_records import create_record, find_bytes, find_meta, find_record
 
 if TYPE_CHECKING:
     # Every command that reads a job imports this module; the archive's maker searches distributions.
@@ -47,14 +49,15 @@ def submit(
     job_id: str,
     agent: AgentArchive | None = None,
     max_bundle_bytes: int = MAX_BYTES,
+    adopt: Callable[[str], None] = lambda _sha256: None,
     open_progress: OpenProgress = no_progress,
 ) -> Submission:
     """Submit the job under ``job_id`` and return its record.
 
     Errors on this side are found before anything is stored. The job exists when its record does, which is
     put last: a submission that is cut short leaves the reserved id and at worst code and secrets that nothing
-    reads. ``agent`` is staged for machines whose image has no cloudspot. ``open_progress`` hears of bundling
-    and uploading.
+    reads. ``agent`` is staged for machines whose image has no cloudspot. ``adopt`` is called with the hash of
+    the submission before they are put. ``open_progress`` hears of bundling and uploading.
 
     Raises:
         SpecError: the id is not a DNS label, or a secret is not set in ``environ``.
@@ -88,6 +91,8 @@ def submit(
             _put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
         if secrets.values:
             store.put(keys.secrets(job_id), codec.encode(secrets))
+        data = codec.encode(submission)
+        adopt(hash_of(data))
         note_recent(store, submission)
         # The last before the submission itself: from then on, whoever drives all live jobs finds this one.
         mark_live(store, submission.job_id, submission.writer)
@@ -100,25 +105,42 @@ def submit(
                 store.delete(key)
             store.delete(keys.index(job_id))
         raise
-    data = codec.encode(submission)
     if create(store, keys.spec(job_id), data) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
     return codec.decode(data, Submission)  # As readers see it: JSON has no tuples.
 
 
+def hash_of(data: bytes) -> str:
+    """Return a hash of all that a submission's bytes say, except for when it was made and its nonce; in hex.
+
+    By it drivers and nodes know what was submitted, and a dry run gives the same as the submission itself.
+    """
+    said = decode(data, dict[str, Any])
+    content = {name: value for name, value in said.items() if name not in {"at", "writer"}}
+    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
+
+
 def read_submission(store: ObjectStore, job_id: str) -> Submission:
-    """Return the job's submission; ``HistoryReader.read_job`` checks the job file in it too.
+    """Return the job's submission alone; raises as ``read_hashed_submission`` does."""
+    return read_hashed_submission(store, job_id)[0]
+
+
+def read_hashed_submission(store: ObjectStore, job_id: str) -> tuple[Submission, str]:
+    """Return the job's submission, and ``hash_of`` it as it is stored.
+
+    ``HistoryReader.read_job`` checks the job file in it too.
 
     Raises:
         CorruptData: it is malformed, or another job's.
         JobNotFound: there is no such job, or its submission was cut short.
     """
-    submission = find_record(patient(store), keys.spec(job_id), Submission)
-    if submission is None:
+    data = find_bytes(patient(store), keys.spec(job_id))
+    if data is None:
         raise JobNotFound(f"no job {job_id!r} in {store.url}")
+    submission = codec.decode(data, Submission, key=keys.spec(job_id))
     if submission.job_id != job_id:
         raise CorruptData(f"{keys.spec(job_id)} holds the submission of job {submission.job_id!r}")
-    return submission
+    return submission, hash_of(data)
 
 
 def new_submission(
@@ -169,14 +191,16 @@ def _put_agent(store: ObjectStore, key: str, agent: AgentArchive, *, open_progre
             create(store, key, agent.data)
 
 
-def read_secrets(store: ObjectStore, job_id: str) -> dict[str, str]:
-    """Return the job's secrets by name; empty if it has none or has ended.
+def read_secrets(store: ObjectStore, job_id: str, names: Collection[str]) -> dict[str, str]:
+    """Return the job's secrets of these names; empty if it has none or has ended.
+
+    What else the object may hold is left out: it would be a variable of the training, such as LD_PRELOAD.
 
     Raises:
         CorruptData: the object is malformed; the message does not quote it.
     """
     secrets = find_record(patient(store), keys.secrets(job_id), _Secrets)
-    return {} if secrets is None else secrets.values
+    return {} if secrets is None else {k: v for k, v in secrets.values.items() if k in names}
 
 
 def delete_secrets(store: ObjectStore, job_id: str) -> None:

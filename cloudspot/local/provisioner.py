@@ -19,6 +19,7 @@ from cloudspot.decoding import convert, decode
 from cloudspot.disk.locks import lock, try_lock
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
+from cloudspot.local import own_jobs
 from cloudspot.local.home import account, state_home
 from cloudspot.local.machine_records import LaunchTerms, MachineRecord, PlannedReclaim, ReclaimRequest
 from cloudspot.local.machines import MachineDirectory, erase, now_utc
@@ -63,7 +64,7 @@ class LocalProvisioner(Provisioner):
         self._options = options
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return the request, with the reclaims that await its machines."""
+        """Return the request, with the reclaims that await its machines, signed by this state home."""
         options = self._options
         is_spot = group.offer.market is Market.SPOT
         body = LocalRequest(
@@ -85,14 +86,18 @@ class LocalProvisioner(Provisioner):
             pass_environment=options.pass_environment,
         )
         # Through JSON, so that the request equals itself after it was stored: lists, not tuples.
-        return LaunchRequest(provider="local", body=decode(msgspec.json.encode(body), dict[str, Any]))
+        stored: LocalRequest = decode(msgspec.json.encode(body), LocalRequest)
+        encoded = msgspec.json.encode(stored)
+        return LaunchRequest(
+            provider="local", body=decode(encoded, dict[str, Any]), signature=own_jobs.signature(encoded)
+        )
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create the machines and return when each has its supervisor.
 
         Raises:
             CapacityError: the job's options say that the zone has no capacity.
-            ProvisionError: the request is not ours, or the token was used for another one.
+            ProvisionError: the request was not made in this state home, or the token was used for another.
             AuthError: a variable that machines are to be given is not set here.
             TransientError: a supervisor did not start.
         """
@@ -101,6 +106,9 @@ class LocalProvisioner(Provisioner):
         except msgspec.ValidationError as error:
             raise ProvisionError(f"the request is not one of provider 'local': {error}") from error
         encoded = msgspec.json.encode(body)
+        if not request.signature or request.signature != own_jobs.signature(encoded):
+            # Whoever can write to the store can write a launch, and it would run as this user.
+            raise ProvisionError(f"the launch was not requested from here (state home {state_home()})")
         digest = hashlib.sha256(encoded).hexdigest()
         environment = _passed_on(body.pass_environment)
         machines = self._machines_home()
@@ -157,6 +165,10 @@ class LocalProvisioner(Provisioner):
                     machine.request_termination()
                     # If it has no supervisor to obey:
                     machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
+
+    def release(self, job_id: str, *, store_url: str = "") -> None:
+        """Forget that the job may run here: it has ended."""
+        own_jobs.forget_job(job_id, store_url=store_url)
 
     def offers(self, resources: Resources) -> Sequence[Offer]:
         """Return the made-up offers of each zone.

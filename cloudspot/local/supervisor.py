@@ -155,8 +155,8 @@ class Supervisor:
         for path in self.machine.node_directory.glob("generations/*/progress-*"):
             rank = path.name.rpartition("-")[2]
             progress = read_progress(path.parent, int(rank)) if rank.isdigit() else None
-            if progress is not None and progress[0] > newest[0]:
-                newest = progress
+            if progress is not None and progress.step > newest[0]:
+                newest = progress.step, progress.total
         return newest
 
     def _reclaim(self, now: float, notice_seconds: float) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from cloudspot.jobstore.history import History
-from cloudspot.story.outcomes import last_generation, own_exit
-from cloudspot.story.stretches import own_beat, ranks_of
+from cloudspot.story.outcomes import last_generation, own_beat, own_exit
+from cloudspot.story.stretches import ranks_of
 
 SILENT_SECONDS = 5 * 60.0
 """Heartbeats come every few seconds, and clocks may differ a little."""

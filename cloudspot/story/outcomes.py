@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Exit, Generation, JobOutcome
+from cloudspot.jobstore.records import Exit, Generation, Heartbeat, JobOutcome
 
 _STOP_DETAILS = {
     "user": "asked for with cloudspot stop",
@@ -56,6 +56,12 @@ def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
 def own_exits(launch: LaunchHistory) -> list[Exit]:
     """Return the exit records of the launch's own machines, in order of their ranks."""
     return list(launch.own_exits.values())
+
+
+def own_beat(launch: LaunchHistory, rank: int) -> Heartbeat | None:
+    """Return the newest heartbeat of the machine that owns the rank."""
+    beat, slot = launch.heartbeats.get(rank), launch.slots.get(rank)
+    return beat if beat is not None and slot is not None and beat.instance_id == slot.instance_id else None
 
 
 def last_generation(history: History, launch: LaunchHistory) -> Generation | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Exit, Generation
-from cloudspot.story.outcomes import last_generation, own_exits
+from cloudspot.story.outcomes import last_generation, own_beat, own_exit, own_exits
 
 
 def last_commit_id(history: History) -> CheckpointId | None:
@@ -40,7 +40,7 @@ def steps_total(history: History) -> int | None:
 
 @dataclass(frozen=True)
 class StepsLost:
-    """How many begun steps had to be made again, without the one that was under way at each restart."""
+    """How many begun steps had to be made again, the one that was under way at each restart included."""
 
     num_steps: int
     is_exact: bool
@@ -72,12 +72,11 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
     if history.has_no_session:
         return None
     before, after = history.generations[number - 1], history.generations[number]
-    if after.reached_step is not None:
-        # A node that goes on says itself how far it was, since its heartbeat has moved on.
-        reached, is_exact = after.reached_step, True
-    else:
-        reached, is_exact = last_step(history, before), bool(_exits_from(history, before))
-    return StepsLost(max(0, reached - first_step(after)), is_exact)
+    told = [_reached(history, before, member.rank) for member in before.members]
+    known = [step for step in told if step is not None]
+    reached = max([last_step(history, before), *known])
+    # A member that has told nothing may have been ahead of the others.
+    return StepsLost(max(0, reached - first_step(after)), is_exact=len(known) == len(told))
 
 
 def first_step(generation: Generation) -> int:
@@ -106,6 +105,19 @@ def launch_of(history: History, generation: Generation) -> LaunchHistory | None:
     """Return the launch on which the generation ran."""
     number = generation.launch
     return history.launches[number - 1] if 1 <= number <= len(history.launches) else None
+
+
+def _reached(history: History, generation: Generation, rank: int) -> int | None:
+    """Return the step after the newest one that a node has begun in the generation; None: it has not told."""
+    launch = launch_of(history, generation)
+    if launch is None:
+        return None
+    last, beat = own_exit(launch, rank), own_beat(launch, rank)
+    if last is not None and last.generation == generation.number:
+        return last.reached_step
+    phases = () if beat is None else beat.phases
+    told = [one.reached_step for one in phases if one.generation == generation.number]
+    return max((step for step in told if step is not None), default=None)
 
 
 def _exits_from(history: History, generation: Generation) -> list[Exit]:

@@ -131,10 +131,17 @@ def _end(history: History) -> End | Finished | None:
 
 
 def metrics(history: History) -> dict[str, float]:
-    """Return the newest metrics: the final ones, or those of the newest launch that has any."""
+    """Return the newest metrics: the final ones, or those of the newest launch that has any.
+
+    A generation that only ended the script, after the last step, has logged nothing.
+    """
     final = _final(history)
     if final is not None:
         return dict(final["metrics"])
+    return _reported_metrics(history)
+
+
+def _reported_metrics(history: History) -> dict[str, float]:
     for launch in reversed(history.launches):
         for _, beat in sorted(launch.heartbeats.items()):
             if beat.metrics:
@@ -150,7 +157,7 @@ def _final(history: History) -> dict[str, Any] | None:
                 return {
                     "step": newest.step if step is None and newest is not None else step,
                     "weights_sha256": one.final.weights_sha256,
-                    "metrics": dict(one.final.metrics),
+                    "metrics": dict(one.final.metrics) or _reported_metrics(history),
                 }
     return None
 

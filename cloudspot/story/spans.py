@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.story.stretches import Stretch, node_end, own_beat, phases_of, ranks_of
+from cloudspot.story.outcomes import own_beat
+from cloudspot.story.stretches import Stretch, node_end, phases_of, ranks_of
 
 STATES = (
     "queued",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Heartbeat, Phase
-from cloudspot.story.outcomes import own_exit
+from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Phase
+from cloudspot.story.outcomes import own_beat, own_exit
 from cloudspot.story.progress import StepsLost, last_step, launch_of, steps_lost_by
 from cloudspot.story.states import job_state
 
@@ -49,12 +49,6 @@ def phases_of(launch: LaunchHistory, rank: int) -> tuple[Phase, ...]:
     """Return what the owner of the rank says it has done, oldest first."""
     beat = own_beat(launch, rank)
     return () if beat is None else beat.phases
-
-
-def own_beat(launch: LaunchHistory, rank: int) -> Heartbeat | None:
-    """Return the newest heartbeat of the machine that owns the rank."""
-    beat, slot = launch.heartbeats.get(rank), launch.slots.get(rank)
-    return beat if beat is not None and slot is not None and beat.instance_id == slot.instance_id else None
 
 
 def after_trainer(phases: Sequence[Phase], generation: int) -> Sequence[Phase]:

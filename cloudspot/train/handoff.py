@@ -11,7 +11,7 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
                                              uploads it and unlinks it, and so frees the slot
     seals/held-G-S-R.json  trainer -> agent  the same, to be made a seal if the script ends with status 0
     drained-R.json         trainer -> agent  rank R leaves, with its last part sealed or without a save
-    progress-R             trainer -> agent  two int64, mapped: the step begun, the total (or -1)
+    progress-R             trainer -> agent  three int64, mapped: see ``Progress``
     metrics-R.jsonl        trainer -> agent  a line for each run.log()
     final.json             trainer -> agent  the loop has ended or was left, and rank 0's state is sealed
     begun-loop-R           trainer -> agent  rank R has begun its loop
@@ -34,7 +34,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudspot.disk.partial_files import write_whole
 
@@ -58,7 +58,7 @@ Without a session the signal would end the process: send it only to the process 
 """
 
 RESTORE_MANIFEST = "restore.json"
-PROGRESS = struct.Struct("<qq")
+PROGRESS = struct.Struct("<qqq")
 _SEAL = re.compile(r"(seal|taken)-(\d+)-(\d+)-(\d+)\.json")
 
 
@@ -82,6 +82,17 @@ class Tuning:
     """Seal to commit of the newest checkpoint; 0 before the first."""
     losses_per_second: float
     """How many machines are lost without a usable notice, over all nodes."""
+
+
+class Progress(NamedTuple):
+    """``progress-R``: how far a rank has come."""
+
+    step: int
+    """The step begun; before the first the one that was restored, after the last the total."""
+    total: int | None
+    """How many steps the training is to make; -1 in the file: it has not said so."""
+    reached_step: int
+    """The step after the newest one begun: who resumes there makes no step again."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +205,7 @@ def drained_path(handoff: Path, rank: int) -> Path:
 
 
 def progress_path(handoff: Path, rank: int) -> Path:
-    """Return the mapped file of a rank's progress (``PROGRESS``: step begun, total or -1)."""
+    """Return the mapped file of a rank's progress."""
     return handoff / f"progress-{rank}"
 
 
@@ -253,13 +264,14 @@ def read_exited(handoff: Path, rank: int) -> int | None:
         return None
 
 
-def read_progress(handoff: Path, rank: int) -> tuple[int, int | None] | None:
-    """Return a rank's (step begun, total or None); None before it has said anything."""
+def read_progress(handoff: Path, rank: int) -> Progress | None:
+    """Return how far a rank has come; None before it has said anything."""
     try:
-        data = progress_path(handoff, rank).read_bytes()
+        with progress_path(handoff, rank).open("rb") as file:
+            data = file.read(PROGRESS.size)
     except FileNotFoundError:
         return None
     if len(data) < PROGRESS.size:
         return None
-    step, total = PROGRESS.unpack_from(data)
-    return step, None if total < 0 else total
+    step, total, reached_step = PROGRESS.unpack_from(data)
+    return Progress(step, None if total < 0 else total, reached_step)

@@ -62,7 +62,7 @@ class Service:
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
         """The step at which to call ``prepare``."""
         self.progress = _map_progress(handoff.progress_path(directory, world.rank), start)
-        """The step begun and the total (or -1), as the agent sees them."""
+        """The values of ``handoff.Progress``, as the agent sees them."""
         self._figures: Any = None
         if world.rank == 0:
             path = handoff.metrics_path(directory, world.rank)
@@ -168,7 +168,7 @@ class Service:
         drained without a save: the last step is in no checkpoint, so the training goes on from the newest.
         """
         self._has_left = True
-        self.progress[0] = total
+        self.progress[0] = self.progress[2] = total
         if not is_held:  # a script that ends with an error has more steps to make
             self.progress[1] = total
         self._link.complete()
@@ -225,7 +225,7 @@ class Service:
 
 
 def _map_progress(path: Path, start: int) -> MutableSequence[int]:
-    path.write_bytes(handoff.PROGRESS.pack(start, -1))
+    path.write_bytes(handoff.PROGRESS.pack(start, -1, start))
     with path.open("r+b") as file:
         mapped = memoryview(mmap.mmap(file.fileno(), handoff.PROGRESS.size))
     return mapped.cast("q")  # type: ignore[return-value]  # a memoryview of integers takes them by index

@@ -148,6 +148,7 @@ class Session:
             with LoopExit(self._leave):
                 for step in range(self._step, total):
                     self._begin_step(step, progress)
+                    progress[2] = step + 1
                     yield step
             self._end_step(max(total, self._start))
         self._end_loop()
@@ -192,6 +193,7 @@ class Session:
                     batch = feed.fetch()
                     if batch is None:
                         break
+                    progress[2] = step + 1
                     yield batch[0]
                     step += 1
             self._end_step(step)
@@ -249,6 +251,7 @@ class Session:
                 batch = feed.fetch()
                 if batch is None:
                     break
+                progress[2] = step + 1
                 yield batch[0]
                 step += 1
             self._end_step(step)
@@ -344,7 +347,7 @@ class Session:
             self._service.end_loop(self._step, left=self._left, saves=self._has_worked)
 
     def _progress(self) -> MutableSequence[int]:
-        return array("q", [self._start, -1]) if self._service is None else self._service.progress
+        return array("q", [self._start, -1, self._start]) if self._service is None else self._service.progress
 
     def _describe(self) -> tuple[dict[str, Json], dict[str, Json]]:
         """Return what a save at this boundary holds beside the objects' state."""

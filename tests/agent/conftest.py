@@ -102,6 +102,7 @@ class Bench:
         node = Node(
             job_id=JOB, launch=launch, store_url=self.store.url, provider="given", directory=directory,
             train_python=str(self.stand_in()), arena=directory / "arena",
+            submission_sha256="5" * 64,
         )  # fmt: skip
         directory.mkdir(exist_ok=True)
         node.create_directories()

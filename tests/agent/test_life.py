@@ -42,7 +42,7 @@ start = json.loads((Path(restore) / "restore.json").read_text())["step"] if rest
 
 def begin(step, total=100):
     files.begun_loop_path(handoff, rank).touch()
-    files.progress_path(handoff, rank).write_bytes(files.PROGRESS.pack(step, total))
+    files.progress_path(handoff, rank).write_bytes(files.PROGRESS.pack(step, total, step))
 
 def seal(step, kind="interval", data=b"weights"):
     slot = Path(os.environ[files.ARENA]) / f"slot-{generation}-0-{step % 2}"
@@ -89,7 +89,7 @@ def until(condition):
         time.sleep(0.005)
 
 print("resumed at", start, flush=True)
-files.progress_path(handoff, rank).write_bytes(files.PROGRESS.pack(start, -1))
+files.progress_path(handoff, rank).write_bytes(files.PROGRESS.pack(start, -1, start))
 begin(start)
 """
 
@@ -811,7 +811,7 @@ def killed_agent(bench, life, *, status, drained=None, drain=None, progress=40):
     process.wait()
     handoff = life.context.node.handoff(1)
     files.seals_directory(handoff).mkdir(parents=True)
-    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(progress, 100))
+    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(progress, 100, progress + 1))
     (handoff / "torchrun.status").write_text(f"{status}\n")
     if drained is not None:
         files.write_json(files.drained_path(handoff, 0), {"step": drained})

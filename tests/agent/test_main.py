@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from unittest import mock
 
+import msgspec
 import pytest
 
 from cloudspot.agent import main
 from cloudspot.errors import SpecError
 from cloudspot.jobstore import codec, keys, launches
+from cloudspot.jobstore.submission import hash_of
 
 JOB = "digits-1"
 
@@ -28,6 +31,7 @@ def test_a_thread_that_fails_ends_the_process_with_its_traceback_in_the_log(benc
     environment = {
         **os.environ, "CLOUDSPOT_JOB": JOB, "CLOUDSPOT_LAUNCH": "1", "CLOUDSPOT_STORE": bench.store.url,
         "CLOUDSPOT_PROVIDER": "local", "CLOUDSPOT_NODE_DIR": str(node.directory), "CLOUDSPOT_TRAIN_PYTHON": "x",
+        "CLOUDSPOT_SUBMISSION": "5" * 64,
         "CLOUDSPOT_ARENA": str(bench.root / "arena"),
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", script], env=environment, timeout=60)
@@ -43,7 +47,7 @@ def test_a_machine_without_its_providers_plugin_ends_with_the_reason_on_its_cons
     environment = {
         **os.environ, "CLOUDSPOT_JOB": JOB, "CLOUDSPOT_LAUNCH": "1", "CLOUDSPOT_STORE": bench.store.url,
         "CLOUDSPOT_PROVIDER": "nowhere", "CLOUDSPOT_NODE_DIR": str(bench.node().directory),
-        "CLOUDSPOT_TRAIN_PYTHON": "x",
+        "CLOUDSPOT_TRAIN_PYTHON": "x", "CLOUDSPOT_SUBMISSION": hash_of(codec.encode(submission)),
         "CLOUDSPOT_ARENA": str(bench.root / "arena"),
     }  # fmt: skip
     command = [sys.executable, "-m", "cloudspot.agent"]
@@ -65,7 +69,7 @@ def test_a_job_that_this_version_cannot_read_ends_with_the_reason(given):
     main.refuse(given.node(), given.store, SpecError("stored job: run.gpu is unknown"))
     record = given.exit_record()
     assert (record.outcome, record.permanent, record.instance_id) == ("failed", True, "m-1")
-    assert record.detail == "the node's cloudspot cannot read the job: stored job: run.gpu is unknown"
+    assert record.detail == "the node cannot run the job: stored job: run.gpu is unknown"
     assert launches.read_slots(given.store, JOB, 1)[0].instance_id == "m-1"
 
 
@@ -73,3 +77,31 @@ def test_a_machine_without_the_slot_says_nothing(given):
     launches.void_slot(given.store, JOB, 1, 0, "voided: too late")
     main.refuse(given.node(), given.store, SpecError("unknown"))
     assert [meta.key for meta in given.store.list_objects(keys.nodes_prefix(JOB))] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"code_sha256": "e" * 64},
+        {"spec": {"name": "digits", "run": {"entrypoint": "train.py", "setup": "evil"}}},
+    ],
+)
+def test_a_submission_that_was_replaced_after_the_launch_was_requested_is_not_run(given, monkeypatch, change):
+    submission = given.life().context.job.submission
+    node = given.node()
+    node.submission_sha256 = hash_of(codec.encode(submission))
+    lives = []
+    monkeypatch.setattr(main, "Life", lambda *parts: lives.append(parts) or mock.Mock())
+    given.store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(submission, writer="again")))
+    monkeypatch.setattr(main, "open_store", lambda url: given.store)
+    main._live(node, pipe=None)
+    assert len(lives) == 1  # The same but for its time and nonce.
+    given.store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(submission, **change)))
+    main._live(node, pipe=None)
+    assert len(lives) == 1
+    record = given.exit_record()
+    assert (record.outcome, record.permanent) == ("failed", True)
+    assert (
+        record.detail
+        == f"the node cannot run the job: jobs/{JOB}/spec is not what the launch was requested for"
+    )

@@ -13,7 +13,7 @@ def from_environment(directory, **more):
     return Node.from_environment(
         {
             "CLOUDSPOT_JOB": "digits", "CLOUDSPOT_LAUNCH": "1", "CLOUDSPOT_STORE": "file:///store",
-            "CLOUDSPOT_PROVIDER": "local", "CLOUDSPOT_TRAIN_PYTHON": "x",
+            "CLOUDSPOT_PROVIDER": "local", "CLOUDSPOT_SUBMISSION": "5" * 64, "CLOUDSPOT_TRAIN_PYTHON": "x",
             "CLOUDSPOT_NODE_DIR": str(directory), **more,
         }
     )  # fmt: skip

@@ -92,7 +92,7 @@ def test_a_dead_agents_training_is_ended_before_its_exit_record_says_so(bench, s
     handoff = node.handoff(2)
     handoff.mkdir(parents=True)
     NodeMemory(generation=2, restored_step=20).save(node)
-    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(57, 100))
+    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(57, 100, 58))
     process = subprocess.Popen(["sleep", "1000"], env={**os.environ, files.HANDOFF: str(handoff)})
     try:
         assert see_off() == 0
@@ -102,7 +102,7 @@ def test_a_dead_agents_training_is_ended_before_its_exit_record_says_so(bench, s
         process.wait()
     record = bench.exit_record()
     assert (record.outcome, record.instance_id, record.committed) == ("drained", "m-1", None)
-    assert (record.generation, record.restored_step, record.step) == (2, 20, 57)
+    assert (record.generation, record.restored_step, record.step, record.reached_step) == (2, 20, 57, 58)
     assert record.detail == "shut down (hook) while its agent was dead"
     # Not as soon as it was seen: the boot script may have been about to start another.
     assert 1000.0 + shutdown.DEAD_SECONDS <= clock.now < 1001.0 + shutdown.DEAD_SECONDS
@@ -178,7 +178,7 @@ def test_the_command_reads_what_the_boot_script_exports(bench):
     node.agent_ended.touch()
     environment = {
         **os.environ, "CLOUDSPOT_JOB": JOB, "CLOUDSPOT_LAUNCH": "1", "CLOUDSPOT_STORE": bench.store.url,
-        "CLOUDSPOT_PROVIDER": "local", "CLOUDSPOT_NODE_DIR": str(node.directory), "CLOUDSPOT_TRAIN_PYTHON": "x",
+        "CLOUDSPOT_PROVIDER": "local", "CLOUDSPOT_SUBMISSION": "5" * 64, "CLOUDSPOT_NODE_DIR": str(node.directory), "CLOUDSPOT_TRAIN_PYTHON": "x",
         "CLOUDSPOT_ARENA": str(bench.root / "arena"),
     }  # fmt: skip
     command = [sys.executable, "-m", "cloudspot.agent.shutdown", "--seconds", "20", "--source", "hook"]

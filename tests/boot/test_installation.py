@@ -79,6 +79,7 @@ class Image:
         )
         plan = BootPlan(
             job_id="digits",
+            submission_sha256="5" * 64,
             launch=3,
             store_url=f"file://{directory}/store",
             provider="local",

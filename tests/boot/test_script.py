@@ -130,6 +130,7 @@ def machine(tmp_path: Path, wait_until: Callable[..., None]) -> Machine:
 def plan(**changes: object) -> BootPlan:
     base = BootPlan(
         job_id="digits",
+        submission_sha256="5" * 64,
         launch=3,
         store_url="file:///store",
         provider="local",
@@ -158,6 +159,7 @@ def test_the_agent_finds_what_the_plan_says(machine: Machine):
     environment = machine.environment()
     expected = {
         "CLOUDSPOT_JOB": "digits",
+        "CLOUDSPOT_SUBMISSION": "5" * 64,
         "CLOUDSPOT_LAUNCH": "3",
         "CLOUDSPOT_STORE": "file:///store",
         "CLOUDSPOT_PROVIDER": "local",

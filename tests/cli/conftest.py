@@ -20,6 +20,7 @@ from record_kinds import HEALTHY, ODD
 
 from cloudspot.cli.following.interrupts import Detached
 from cloudspot.cli.main import program
+from cloudspot.controller.ownership import adopt
 from cloudspot.errors import CapacityError
 from cloudspot.jobfile.spec import load_job
 from cloudspot.jobstore import codec, keys
@@ -51,9 +52,10 @@ from cloudspot.jobstore.records import (
     Suspicions,
     new_nonce,
 )
-from cloudspot.jobstore.submission import _Secrets, request_stop, submit
+from cloudspot.jobstore.submission import _Secrets, hash_of, request_stop, submit
 from cloudspot.jobstore.suspicions import write_suspicions
 from cloudspot.local.filestore import FileStore
+from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import LaunchRequest, LogRecord, Market, NodeIdentity, Offer
 from cloudspot.story.report import summarise
@@ -114,7 +116,9 @@ class Jobs:
             job_id=job_id,
         )
         if minutes is not None:
-            self.put(keys.spec(job_id), msgspec.structs.replace(submission, at=at(minutes)))
+            submission = msgspec.structs.replace(submission, at=at(minutes))
+            self.put(keys.spec(job_id), submission)
+        adopt(self.store, LocalProvider(), job_id, hash_of(codec.encode(submission)))
 
     def put(self, key: str, record) -> None:
         """Put a record of a node."""
@@ -233,6 +237,7 @@ class Jobs:
             "generation": launch,
             "restored_step": 0,
             "step": step,
+            "reached_step": step,
             "committed": None,
             "at": at(minutes),
             "writer": new_nonce(),

@@ -13,11 +13,14 @@ from odd_values import odd_bytes
 from record_kinds import HEALTHY, ODD, kind_of
 
 from cloudspot.cli.main import program
+from cloudspot.controller.ownership import adopt
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.records import (
     Removal,
 )
+from cloudspot.jobstore.submission import hash_of
 from cloudspot.local.filestore import FileStore
+from cloudspot.local.provider import LocalProvider
 from cloudspot.model import LogRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore:constrained_layout not applied")
@@ -41,6 +44,8 @@ class OddStore:
         self.store = FileStore(f"file://{directory}/bucket")
         self.job_id = key.split("/")[1]
         self.other = next(one for one in ODD if one != self.job_id)
+        for job_id in (*ODD, *HEALTHY):
+            adopt(self.store, LocalProvider(), job_id, hash_of(self.store.get(keys.spec(job_id))))
         self.store.put(key, data)
 
     def run(self, *arguments):

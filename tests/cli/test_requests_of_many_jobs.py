@@ -49,3 +49,14 @@ def test_all_that_is_live_is_driven_and_the_newest_of_it_shown(town, counts):
     town.settle()
     assert counts.of_ps()[1] == live[::-1][: ps.PAGE]
     assert {one.job_id for one in town.run_pass()} == set(live)
+
+
+def test_each_further_node_of_a_live_job_adds_two_requests_to_a_pass(town, counts):
+    """docs/controller.md says so: its slot and its heartbeat are read, and all else is shared."""
+    costs = {0: counts.of_pass().total()}
+    for num_nodes in (1, 3, 8):
+        town.add_live(num_nodes=num_nodes)
+        town.run_pass()  # copies what has settled
+        costs[num_nodes] = counts.of_pass().total() - sum(costs.values())
+    del costs[0]
+    assert costs == {1: 15, 3: 19, 8: 29}

@@ -15,7 +15,9 @@ from cloudspot.controller.launchrequest import (
     render_launch,
 )
 from cloudspot.errors import SpecError
+from cloudspot.jobstore import codec
 from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
+from cloudspot.jobstore.submission import hash_of
 
 
 class Provider(SimProvider):
@@ -31,7 +33,14 @@ class Provider(SimProvider):
 
 def render(spec, provider, submission, store_url, **fields):
     return render_launch(
-        spec, provider, submission, store_url, label="a store", decided_at=submission.at, **fields
+        spec,
+        provider,
+        submission,
+        store_url,
+        submission_sha256=hash_of(codec.encode(submission)),
+        label="a store",
+        decided_at=submission.at,
+        **fields,
     )
 
 

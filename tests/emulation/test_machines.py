@@ -212,7 +212,7 @@ def test_a_planned_reclaim_comes_when_the_share_of_the_steps_has_begun(lab):
             it.wait_for_console("up\n", name=name)
             directory = it.host.directory(name).node_directory / "generations" / "000001"
             directory.mkdir(parents=True)
-            handoff.progress_path(directory, 0).write_bytes(handoff.PROGRESS.pack(50, 100))
+            handoff.progress_path(directory, 0).write_bytes(handoff.PROGRESS.pack(50, 100, 51))
         assert it.wait_for_end().end_reason is EndReason.RECLAIMED
         assert it.host.states()["i-2"].state is InstanceState.RUNNING
 

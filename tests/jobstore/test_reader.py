@@ -104,7 +104,7 @@ class Job:
     def leave(self, launch, rank=0):
         record = Exit(
             launch=launch, rank=rank, instance_id=f"i-{launch}-{rank}", outcome="drained", detail="", exit_code=0,
-            generation=1, restored_step=0, step=9, committed=CheckpointId(1, 9), at=AT, writer="w",
+            generation=1, restored_step=0, step=9, reached_step=9, committed=CheckpointId(1, 9), at=AT, writer="w",
         )  # fmt: skip
         self.store.put(keys.exit_record(self.id, launch, rank), codec.encode(record), if_absent=True)
         return record

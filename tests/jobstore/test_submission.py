@@ -24,6 +24,7 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.submission import delete_secrets, read_secrets, request_stop, submit
 
+NAMES = ("TOKEN", "EMPTY")
 ENVIRON = {"TOKEN": "hunter2-überse\ncret", "EMPTY": "", "OTHER": "not asked for"}
 
 
@@ -80,7 +81,7 @@ def test_a_submitted_job_is_all_that_a_controller_and_a_node_need(store, spec, w
     assert len(data) == submission.code_bytes
     extract_bundle(data, tmp_path / "out", sha256=submission.code_sha256)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.py"]
-    assert read_secrets(store, "digits-1") == {"TOKEN": ENVIRON["TOKEN"], "EMPTY": ""}
+    assert read_secrets(store, "digits-1", NAMES) == {"TOKEN": ENVIRON["TOKEN"], "EMPTY": ""}
     assert keys_of(store) == sorted(
         [
             keys.code(submission.code_sha256),
@@ -103,7 +104,7 @@ def test_a_secret_is_in_its_own_object_and_in_no_other(store, spec, work):
         assert b"not asked for" not in store.get(key)
     delete_secrets(store, "digits-1")
     delete_secrets(store, "digits-1")
-    assert read_secrets(store, "digits-1") == {}
+    assert read_secrets(store, "digits-1", NAMES) == {}
     assert not [key for key in keys_of(store) if b"hunter2" in store.get(key)]
 
 
@@ -111,13 +112,20 @@ def test_a_job_without_secrets_has_no_such_object(store, spec, work):
     bare = msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, secrets=()))
     do(store, bare, work, environ={})
     assert keys.secrets("digits-1") not in keys_of(store)
-    assert read_secrets(store, "digits-1") == {}
+    assert read_secrets(store, "digits-1", NAMES) == {}
+
+
+def test_a_secret_that_the_job_does_not_name_reaches_nobody(store, spec, work):
+    do(store, spec, work)
+    values = {"TOKEN": "changed", "LD_PRELOAD": "/tmp/evil.so"}
+    store.put(keys.secrets("digits-1"), msgspec.json.encode({"values": values}))
+    assert read_secrets(store, "digits-1", NAMES) == {"TOKEN": "changed"}
 
 
 def test_malformed_secrets_are_not_quoted(store):
     store.put(keys.secrets("x"), b'{"values":{"A":"hunter2","B":{"hunter2":1}}}')
     with pytest.raises(CorruptData) as caught:
-        read_secrets(store, "x")
+        read_secrets(store, "x", NAMES)
     assert "hunter2" not in str(caught.value)
 
 
@@ -163,7 +171,7 @@ def test_of_many_who_submit_one_id_at_once_exactly_one_succeeds(store, spec, wor
         thread.join()
     [winner] = [outcome for outcome in outcomes if outcome is not None]
     assert len(outcomes) == 12
-    assert read_secrets(store, "digits-1")["TOKEN"] == str(winner)
+    assert read_secrets(store, "digits-1", NAMES)["TOKEN"] == str(winner)
 
 
 def test_a_store_that_would_let_two_controllers_win_gets_neither_code_nor_secrets(spec, work):
@@ -225,7 +233,7 @@ def test_where_the_outcome_of_the_record_is_unknown_nothing_is_taken_back(store,
     with pytest.raises(TransientError, match="unknown"):
         do(FaultyStore(store, plan, tmp_path, clock=lambda: now[0], on_hook=down), spec, work)
     assert HistoryReader(store, "digits-1").read().submission.job_id == "digits-1"
-    assert read_secrets(store, "digits-1")["TOKEN"] == ENVIRON["TOKEN"]
+    assert read_secrets(store, "digits-1", NAMES)["TOKEN"] == ENVIRON["TOKEN"]
 
 
 def test_a_submission_that_was_killed_reserves_its_id_and_is_no_job(store, spec, work, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
+from cloudspot.local.own_jobs import note_job
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import Instance, InstanceGroup, LaunchRequest, Market, Resources
 
@@ -16,6 +17,7 @@ class Host:
 
     def __init__(self, home: Path, wait_until: Callable[..., None]) -> None:
         self.home = home
+        note_job("job", store_url="", sha256="5" * 64)
         self.wait_until = wait_until
 
     def render(

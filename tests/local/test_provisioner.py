@@ -19,6 +19,7 @@ from cloudspot.local.home import HOME
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
+from cloudspot.local.own_jobs import note_job
 from cloudspot.local.processes import MARK
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market, Resources
@@ -97,6 +98,7 @@ def test_another_token_gives_other_machines(host):
 def test_the_same_token_in_another_home_gives_other_machines(host, monkeypatch, tmp_path):
     first = host.launch(BOOT_ONCE)[0]
     monkeypatch.setenv(HOME, str(tmp_path / "another"))
+    note_job("job", store_url="", sha256="5" * 64)
     provisioner = LocalProvider().provisioner()
     second = provisioner.create(host.render(BOOT_ONCE), token="token")[0]
     assert first.id != second.id
@@ -252,7 +254,7 @@ def test_rendering_is_pure_and_plain_json(host):
     by_rank = request.body["reclaims"]
     assert [reclaim["after_steps"] for reclaim in by_rank[0]] == [None]
     assert [reclaim["after_steps"] for reclaim in by_rank[1]] == [7, None]
-    assert list(host.home.iterdir()) == []
+    assert [path.name for path in host.home.iterdir()] == ["own-jobs"]
 
 
 def test_on_demand_machines_are_not_reclaimed_on_a_plan(host):

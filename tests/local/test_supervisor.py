@@ -282,11 +282,11 @@ def test_a_planned_reclaim_comes_when_its_step_has_begun(host):
         for generation, step in ((1, 12), (2, 39)):
             directory = machine.node_directory / "generations" / str(generation)
             directory.mkdir(parents=True)
-            handoff.progress_path(directory, 1).write_bytes(handoff.PROGRESS.pack(step, 100))
+            handoff.progress_path(directory, 1).write_bytes(handoff.PROGRESS.pack(step, 100, step + 1))
     assert [host.instance(machine).state for machine in machines] == [InstanceState.RUNNING] * 2
     for machine in machines:
         path = handoff.progress_path(machine.node_directory / "generations" / "2", 1)
-        path.write_bytes(handoff.PROGRESS.pack(40, 100))
+        path.write_bytes(handoff.PROGRESS.pack(40, 100, 41))
     assert host.wait_for_end(machines[1]).end_reason is EndReason.RECLAIMED
     assert host.instance(machines[0]).state is InstanceState.RUNNING
 

@@ -41,6 +41,9 @@ class ListedMachines:
     def provisioner(self):
         return self
 
+    def check_adopted(self, job_id, *, store_url, sha256):
+        pass
+
     def instances(self, *, job_id=None):
         return [one for one in self.machines if job_id in {None, one.job_id}]
 
@@ -76,9 +79,9 @@ class ManyJobs:
         job.append(job.change(self.records.finished()))
         return job.id
 
-    def add_live(self, num_launches=3) -> str:
+    def add_live(self, num_launches=3, *, num_nodes=1) -> str:
         """Write a job that was reclaimed some times, and trains."""
-        job = _Job(self, self._submit("live"))
+        job = _Job(self, self._submit("live", num_nodes), num_nodes)
         for _ in range(num_launches - 1):
             job.launch("drained", "reclaimed")
         job.launch()
@@ -105,10 +108,10 @@ class ManyJobs:
                 if done.error is not None:
                     raise done.error
 
-    def _submit(self, kind: str) -> Submission:
+    def _submit(self, kind: str, num_nodes: int = 1) -> Submission:
         return submit(
             self.store,
-            spec=spec_from_json(SPEC),
+            spec=spec_from_json({**SPEC, "nodes": num_nodes}),
             provider="local",
             workdir=self.workdir,
             environ={},
@@ -119,8 +122,9 @@ class ManyJobs:
 class _Job:
     """Writes the records of one job, as its nodes and drivers would."""
 
-    def __init__(self, town: ManyJobs, submission: Submission):
+    def __init__(self, town: ManyJobs, submission: Submission, num_nodes: int = 1):
         self._town, self._store, self.id = town, town.store, submission.job_id
+        self._ranks = range(num_nodes)
         self._journal = Journal(self._store, self.id)
         self._number = self._launch = self._step = 0
 
@@ -138,15 +142,20 @@ class _Job:
         self._launch += 1
         number = self._launch
         request = msgspec.structs.replace(records.intent().request, body={"user_data": "x" * 8000})
-        self.append(self.change(records.intent(number), token=new_nonce(), request=request))
-        machine = f"i-{self.id}-{number}"
-        claim_slot(store, self.id, number, 0, NodeIdentity(instance_id=machine, rank=0, address="10.0.0.1"))
+        intent = records.intent(number, num_nodes=len(self._ranks))
+        self.append(self.change(intent, token=new_nonce(), request=request))
+        machines = [f"i-{self.id}-{number}-{rank}" for rank in self._ranks]
+        for rank, machine in enumerate(machines):
+            identity = NodeIdentity(instance_id=machine, rank=rank, address="10.0.0.1")
+            claim_slot(store, self.id, number, rank, identity)
         restored = (number - 1, self._step) if number > 1 else None
         moments = {"sealed_at": records.at(0), "committed_at": records.at(0)} if restored else {}
         propose(
             store,
             self.id,
-            self.change(records.generation(number, launch=number, restored=restored), **moments),
+            self.change(
+                records.generation(number, launch=number, ranks=self._ranks, restored=restored), **moments
+            ),
         )
         for _ in range(num_commits - 1):
             self._step += STEPS_A_LAUNCH
@@ -154,21 +163,24 @@ class _Job:
             store.put(keys.commit(self.id, number, self._step), b"", if_absent=True)
         self._step += STEPS_A_LAUNCH
         self._add_checkpoint(CheckpointId(number, self._step))
-        beat = self.change_beat(machine)
-        store.put(keys.heartbeat(self.id, number, 0), fill_up(codec.encode(beat), num_beats=1, num_changes=1))
-        if node_outcome is None:
-            self._town.provider.machines.append(
-                Instance(
-                    id=machine, rank=0, job_id=self.id, launch=number, state=InstanceState.RUNNING, zone="a",
-                    address="10.0.0.1", instance_type="big", launched_at=datetime.now(timezone.utc),
-                )
-            )  # fmt: skip
-            return
-        left = records.exit(node_outcome, instance_id=machine, launch=number)
-        left = self.change(left, generation=number, step=self._step)
-        create_record(store, keys.exit_record(self.id, number, 0), left)
-        line = records.machine(machine)
-        self.append(self.change(records.closed(outcome, number), machines=(line,)))
+        for rank, machine in enumerate(machines):
+            beat = fill_up(codec.encode(self.change_beat(machine)), num_beats=1, num_changes=1)
+            store.put(keys.heartbeat(self.id, number, rank), beat)
+            if node_outcome is None:
+                self._town.provider.machines.append(
+                    Instance(
+                        id=machine, rank=rank, job_id=self.id, launch=number, state=InstanceState.RUNNING,
+                        zone="a", address="10.0.0.1", instance_type="big",
+                        launched_at=datetime.now(timezone.utc),
+                    )
+                )  # fmt: skip
+                continue
+            left = records.exit(node_outcome, instance_id=machine, launch=number, rank=rank)
+            left = self.change(left, generation=number, step=self._step)
+            create_record(store, keys.exit_record(self.id, number, rank), left)
+        if outcome is not None:
+            bill = tuple(records.machine(machine, rank=rank) for rank, machine in enumerate(machines))
+            self.append(self.change(records.closed(outcome, number), machines=bill))
 
     def _add_checkpoint(self, checkpoint: CheckpointId) -> None:
         upload_directory(

@@ -234,6 +234,7 @@ class SimNode:
             generation=len(known),
             restored_step=0,
             step=self._step,
+            reached_step=self._step,
             committed=CheckpointId(len(known), self._step) if known else None,
             at=self._world.now(),
             writer=new_nonce(),

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from cloudspot.jobstore.records import CheckpointId, Commit, Final, Skipped
-from cloudspot.story.progress import StepsLost, last_commit_id, steps_lost
+from cloudspot.jobstore.records import CheckpointId, Commit, Final, Phase, Skipped
+from cloudspot.story.progress import StepsLost, last_commit_id, steps_lost, steps_lost_by
 from cloudspot.story.report import show_json, summarise
 
 
@@ -162,28 +162,69 @@ def test_zero_steps_lost_by_a_machine_that_died_without_a_word_is_told_as_the_le
 
 
 def test_the_last_word_of_a_node_makes_the_steps_lost_exact(records):
-    said = records.exit("failed", step=45, generation=1)
+    said = records.exit("failed", step=45, reached_step=46, generation=1)
     history = records.history(
         records.launch(1, outcome="failed", exits={0: said}, heartbeats={0: records.heartbeat(step=41)}),
         records.launch(2),
         generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
         commits=(CheckpointId(1, 40),),
     )
-    assert steps_lost(history) == StepsLost(5, is_exact=True)
+    assert steps_lost(history) == StepsLost(6, is_exact=True), "the step under way is made again too"
     elsewhere = records.change(said, generation=2)
     other = records.change(history.launches[0], exits={0: elsewhere})
     history = records.change(history, launches=(other, history.launches[1]))
     assert steps_lost(history) == StepsLost(1, is_exact=False)
 
 
-def test_a_node_that_goes_on_says_itself_how_far_it_was(records):
-    running = records.launch(1, heartbeats={0: records.heartbeat(step=60)})
-    history = records.history(
-        running,
-        generations=(records.generation(1), records.generation(2, restored=(1, 40), reached_step=47)),
+def regrouped(records, *exits, **beats):
+    """Return a job of three nodes that went on at step 40 in their launch; ``n0=47``: node 0 had reached 47."""
+    told = {}
+    for name, reached_step in beats.items():
+        phases = (
+            Phase(state="running", generation=1, at=records.at(1)),
+            Phase(state="uploading", generation=1, reached_step=reached_step, at=records.at(2)),
+            Phase(state="running", generation=2, at=records.at(3)),
+        )
+        instance_id = f"i-1-{name[1:]}"
+        told[int(name[1:])] = records.heartbeat(instance_id=instance_id, generation=2, step=60, phases=phases)
+    return records.history(
+        records.launch(
+            1,
+            intent=records.intent(num_nodes=3),
+            heartbeats=told,
+            exits={one.rank: one for one in exits},
+        ),
+        generations=(records.generation(1, ranks=(0, 1, 2)), records.generation(2, restored=(1, 40))),
         commits=(CheckpointId(1, 40),),
     )
-    assert steps_lost(history) == StepsLost(7, is_exact=True)
+
+
+def test_nodes_that_go_on_say_themselves_how_far_they_were(records):
+    assert steps_lost(regrouped(records, n0=47, n1=48, n2=47)) == StepsLost(8, is_exact=True)
+
+
+def test_a_member_that_has_told_nothing_may_have_been_ahead_of_the_others(records):
+    assert steps_lost(regrouped(records, n0=47, n1=48)) == StepsLost(8, is_exact=False)
+    said = records.exit("failed", rank=2, instance_id="i-1-2", step=48, reached_step=49)
+    assert steps_lost(regrouped(records, said, n0=47, n1=48)) == StepsLost(9, is_exact=True)
+    other = records.change(said, instance_id="i-other")
+    assert steps_lost(regrouped(records, other, n0=47, n1=48)) == StepsLost(8, is_exact=False)
+
+
+def test_a_generation_that_never_trained_has_lost_nothing(records):
+    """A node that left it while it restored reports the restored step, not that of the generation before."""
+    history = regrouped(records, n0=47, n1=47, n2=47)
+    left = records.exit("left", generation=2, restored_step=40, step=40, reached_step=40)
+    launch = records.change(history.launches[0], exits={0: left})
+    history = records.change(
+        history,
+        launches=(launch, records.launch(2)),
+        generations=(*history.generations, records.generation(3, launch=2, restored=(1, 40))),
+    )
+    assert [steps_lost_by(history, number) for number in (1, 2)] == [
+        StepsLost(7, is_exact=True),
+        StepsLost(0, is_exact=True),
+    ]
 
 
 def test_steps_lost_add_up_over_restarts_and_start_from_what_was_restored(records):
@@ -291,6 +332,16 @@ def test_the_detail_says_where_an_open_launch_is_and_why_a_closed_one_ended(reco
     assert summarise(records.history(records.launch()), records.at(1)).detail == "launch 1: big in a (spot)"
     closed = records.history(records.launch(outcome="failed", detail="exit status 3"))
     assert summarise(closed, records.at(1)).detail == "launch 1 failed: exit status 3"
+
+
+def test_a_machine_that_only_ends_the_script_hides_no_metrics(records, reclaimed_once):
+    """The loop had ended on the machine before; the last one resumed after its last step, and logged nothing."""
+    first, second = reclaimed_once.launches
+    final = Final(step=100, weights_sha256="ab" * 32, metrics={})
+    last = records.change(second.exits[0], final=final)
+    history = records.change(reclaimed_once, launches=(first, records.change(second, exits={0: last})))
+    report = show_json(history, records.at(9999.0))
+    assert report["metrics"] == report["final"]["metrics"] == {"loss": 2.0}
 
 
 def test_what_ended_a_job_is_told_before_any_driver_has_written_it_down(records):

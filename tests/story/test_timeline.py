@@ -290,7 +290,7 @@ def test_survivors_that_go_on_restore_from_where_the_first_trainer_was_over(reco
     )
     generations = (
         records.generation(1, ranks=(0, 1), at=20),
-        story.resumed(2, (1, 40), at=65, sealed=50, reached_step=47),
+        story.resumed(2, (1, 40), at=65, sealed=50),
     )
     history = records.history(one, generations=generations, commits=(CheckpointId(1, 40),))
     found = timeline(history, records.at(90))

@@ -357,7 +357,7 @@ def test_a_loop_over_epochs_is_resumed_in_the_middle_of_either(
     expected = by_epochs(lambda **o: open_one(None, **o), lambda: None, make_loader, undisturbed)
     final = courier.final()
     assert final["step"] == NUM_EPOCHS * BATCHES
-    assert handoff.read_progress(courier.handoff, 0) == (24, 24)
+    assert handoff.read_progress(courier.handoff, 0) == (24, 24, 24)
     torch.manual_seed(5)
     if drain_at == 31:  # after the last batch there is only the end
         assert by_epochs(lambda **o: open_one(None, **o), tick, make_loader, seen) == expected

@@ -113,7 +113,7 @@ def test_a_drain_saves_and_leaves_and_code_after_the_loop_does_not_run(train, co
     assert step >= 8
     assert courier.drained() == {"step": step}
     assert courier.final() is None
-    assert handoff.read_progress(courier.handoff, 0) == (step, 100)
+    assert handoff.read_progress(courier.handoff, 0) == (step, 100, step)
     seal = json.loads(seals[0].read_text())
     assert (seal["kind"], seal["rank"], seal["world_size"]) == ("drain", 0, 1)
     assert seal["nbytes"] <= Path(seal["slot"]).stat().st_size
@@ -181,7 +181,7 @@ def test_the_end_of_the_loop_saves_without_a_round(train, courier):
     assert sorted(courier.seals()) == [12]
     seal = json.loads(courier.seals()[12][0].read_text())
     assert seal["kind"] == "final"
-    assert handoff.read_progress(courier.handoff, 0) == (12, 12)
+    assert handoff.read_progress(courier.handoff, 0) == (12, 12, 12)
 
 
 def test_a_session_resumed_at_its_end_says_so_again_and_saves_nothing(train, courier):
@@ -275,7 +275,7 @@ def test_a_notice_ends_the_wait_for_a_slot_at_the_end_of_the_loop(
     train, courier, upload_both_slots, wait_until
 ):
     def give_notice():
-        wait_until(lambda: handoff.read_progress(courier.handoff, 0) == (40, 40))
+        wait_until(lambda: handoff.read_progress(courier.handoff, 0) == (40, 40, 40))
         courier.drain(seconds=0.3)
 
     def on_step(run):
@@ -300,7 +300,7 @@ def test_a_last_state_that_finds_no_slot_is_no_end_of_the_training(
 
 def test_the_last_state_waits_for_an_upload_to_end(train, courier, upload_both_slots, wait_until):
     def end_an_upload():
-        wait_until(lambda: handoff.read_progress(courier.handoff, 0) == (40, 40))
+        wait_until(lambda: handoff.read_progress(courier.handoff, 0) == (40, 40, 40))
         courier.seals()[min(courier.seals())][0].unlink()
 
     def on_step(run):
@@ -453,11 +453,11 @@ def test_logged_figures_are_lines_with_their_step(train, courier):
 
 def test_progress_is_there_from_the_start(open_session, courier):
     run = open_session(courier.begin(), **make_objects())
-    assert handoff.read_progress(courier.handoff, 0) == (0, None)
+    assert handoff.read_progress(courier.handoff, 0) == (0, None, 0)
     steps = run.steps(7)
     next(steps)
     next(steps)
-    assert handoff.read_progress(courier.handoff, 0) == (1, 7)
+    assert handoff.read_progress(courier.handoff, 0) == (1, 7, 2)
 
 
 def test_the_worker_answers_the_dump_signal(open_session, courier, capfd):

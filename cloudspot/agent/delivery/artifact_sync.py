@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cloudspot import retrying
 from cloudspot.agent.delivery.checkpoint_directories import files_below
 from cloudspot.disk.names import make_parents
 from cloudspot.disk.partial_files import whole_file
@@ -142,7 +143,9 @@ class ArtifactSync:
         with path.open("rb") as file:
             block = file.read(_BLOCK)
             if len(block) < _BLOCK:
-                self._store.put(key, block)
+                # At once: the next pass may come late, on a machine that is paid for only to make it.
+                waits = retrying.until(until(), retrying.SHORT_WAITS)
+                retrying.retry(lambda: self._store.put(key, block), sleep=time.sleep, waits=waits)
                 return
             with self._store.open_upload(key) as upload:
                 while block:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -167,6 +168,14 @@ class CheckpointDirectories:
             for path in found
             if not path.is_symlink() and path.is_dir()
         ]
+
+
+def is_match(name: str, pattern: str) -> bool:
+    """Return whether the pattern finds a directory of this name, which is a safe one."""
+    with TemporaryDirectory() as empty:
+        path = Path(empty, name)
+        path.mkdir(parents=True)
+        return path in Path(empty).glob(pattern)
 
 
 def step_of(name: str) -> int | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from cloudspot.agent.delivery.checkpoint_directories import is_match
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.disk.names import find_symlink
@@ -126,6 +127,7 @@ def _fetch(context: NodeContext, commit: Commit, skipped: tuple[Skipped, ...]) -
         committed_at=commit.at,
     )
     if commit.kind == "directory":
+        _check_directories(context, commit)
         name = commit.parts[0].directory or ""
         target = node.work / name
         if target.is_dir() and context.memory.generation > 0:
@@ -139,6 +141,14 @@ def _fetch(context: NodeContext, commit: Commit, skipped: tuple[Skipped, ...]) -
     shutil.rmtree(target, ignore_errors=True)
     context.insist(lambda: _bring(context, commit, target))
     return replace(restored, directory=target)
+
+
+def _check_directories(context: NodeContext, commit: Commit) -> None:
+    """Refuse a checkpoint that would replace anything else in the working directory, such as the code."""
+    pattern = context.job.spec.checkpoint.directory
+    for name in {part.directory or "" for part in commit.parts}:
+        if pattern is None or not is_match(name, pattern):
+            raise CorruptData(f"checkpoint {commit.id} is of {name!r}, which is no checkpoint.directory")
 
 
 def _bring(context: NodeContext, commit: Commit, directory: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import mmap
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pathlib import Path
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.rank_reports import RankDrained, read_report
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import keys, manifests, parts, retention
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation
@@ -28,6 +30,8 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
+MAX_SEAL_BYTES = 256 << 20
+"""A seal holds the table of the part, and the state that is no tensor."""
 MAX_BACKOFF_SECONDS = 5.0
 HURRIED_BACKOFF_SECONDS = 0.5
 """The same with a notice: the agent must not sleep through the end of an outage."""
@@ -187,14 +191,14 @@ class Courier:
         untaken = dataclasses.replace(name, taken=False)
         if untaken not in self._kinds:
             try:
-                self._kinds[untaken] = parse_seal(path.read_bytes(), path.name).kind
+                self._kinds[untaken] = parse_seal(_read_seal(path), path.name).kind
             except (OSError, CorruptData):  # withdrawn meanwhile, or malformed
                 return False
         if self._kinds[untaken] != "interval":
             return True
         # A drain at a step that is sealed already makes no other seal.
-        drained = files.read_json(files.drained_path(self._node.handoff(name.generation), name.rank))
-        return drained is not None and drained["step"] == name.step
+        drained = read_report(files.drained_path(self._node.handoff(name.generation), name.rank), RankDrained)
+        return drained is not None and drained.step == name.step
 
     def _carry_seals(self) -> None:
         # List them again after each upload: a drain that was sealed meanwhile comes next.
@@ -321,10 +325,18 @@ def _open_seal(taken: Path) -> tuple[bytes, Seal, mmap.mmap | bytes]:
         CorruptData: the seal is malformed, or its slot is missing.
     """
     try:
-        raw = taken.read_bytes()
+        raw = _read_seal(taken)
         seal = parse_seal(raw, taken.name)
         with Path(seal.slot).open("rb") as slot:
             mapped = mmap.mmap(slot.fileno(), seal.nbytes, access=mmap.ACCESS_READ) if seal.nbytes else b""
     except (OSError, ValueError, OverflowError) as error:
         raise CorruptData(f"{taken.name} cannot be read: {error!r}") from error
     return raw, seal, mapped
+
+
+def _read_seal(path: Path) -> bytes:
+    """Return a seal's bytes; CorruptData if they are more than any seal's."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > MAX_SEAL_BYTES:
+            raise CorruptData(f"{path.name} is longer than {MAX_SEAL_BYTES} bytes")
+        return file.read(MAX_SEAL_BYTES)

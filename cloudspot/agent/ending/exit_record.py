@@ -34,6 +34,7 @@ def write_exit_record(
         generation=status.generation,
         restored_step=status.restored_step,
         step=step,
+        reached_step=status.reached_step,
         has_session=status.has_session,
         committed=status.committed,
         final=leaving.final,

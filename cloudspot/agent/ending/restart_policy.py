@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from cloudspot.agent.node import NodeMemory
+from cloudspot.agent.rank_reports import RankError
 from cloudspot.jobstore.records import FailureKind
 
 FAILED: Final = "trainer-failed"
@@ -57,11 +57,11 @@ class GiveUp:
     """No other machine will help: the job ends."""
 
 
-def has_connected(error: Mapping[str, Any]) -> bool:
+def has_connected(error: RankError) -> bool:
     """Return whether an error before the first step is more than a failed connection of the ranks."""
     # torch turns gloo's errors into plain RuntimeErrors.
-    gloo = error["type"] == "builtins.RuntimeError" and "connectFullMesh" in error["message"]
-    return error["type"] not in CONNECTION_ERRORS and not gloo
+    gloo = error.type == "builtins.RuntimeError" and "connectFullMesh" in error.message
+    return error.type not in CONNECTION_ERRORS and not gloo
 
 
 def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int) -> float | GiveUp:

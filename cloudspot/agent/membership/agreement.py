@@ -229,7 +229,11 @@ class Membership:
         self._begun_at = self._peers.heard_seconds
         self._all_ran = False
         self._votes = FailureVotes(self._context, self._peers, generation)
-        self._context.status.generation = generation.number
+        status, restored = self._context.status, generation.restore_from
+        status.restored_step = 0 if restored is None else restored.step
+        status.generation = generation.number
+        # From now on the node reports of this generation, even if it leaves before its training starts.
+        status.handoff = self._context.node.handoff(generation.number)
 
     def _propose(
         self, found: Propose, known: Sequence[Generation], restored: Restored, why: str
@@ -257,7 +261,6 @@ class Membership:
             restore_from=restored.checkpoint,
             sealed_at=restored.sealed_at,
             committed_at=restored.committed_at,
-            reached_step=self._reached_step(),
             skipped=restored.skipped,
             why=why,
             at=datetime.now(timezone.utc),
@@ -265,13 +268,6 @@ class Membership:
         )
         winner = context.insist(lambda: generations.propose(context.store, node.job_id, record))
         return record if winner == record else None
-
-    def _reached_step(self) -> int | None:
-        """Return the step that this node reached in the newest generation; None if it did not run it."""
-        status, current = self._context.status, self.current
-        if current is None or status.handoff != self._context.node.handoff(current.number):
-            return None
-        return status.progress()[0] if status.has_session else None
 
     def _port(self, first: Member) -> int:
         """Return a port that was free on the first member; only that node itself can know one."""

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cloudspot.agent.delivery.courier import Courier
 from cloudspot.agent.ending.restart_policy import FAILED, NOT_CONNECTED, STUCK, WEIGHT, Failure, GiveUp, judge
@@ -16,6 +15,7 @@ from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.membership.failure_votes import not_reached
 from cloudspot.agent.membership.reachability import goes_on
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.rank_reports import RankDrained, RankEnded, read_report
 from cloudspot.agent.training.supervision import KILLED, End
 from cloudspot.agent.training.torchrun import log_tail
 from cloudspot.jobstore import generations
@@ -87,7 +87,7 @@ class GenerationEnd:
 
     def _conclude(self, handoff: Path, end: End, ordered: Leaving | None, *, seconds: float) -> Leaving | str:
         context, ranks = self._context, self._context.status.ranks
-        drained = [files.read_json(files.drained_path(handoff, rank)) for rank in ranks]
+        drained = [read_report(files.drained_path(handoff, rank), RankDrained) for rank in ranks]
         # A rank that left without its last state has not finished, whatever the others say.
         if end.code == 0 and not any(drained):
             loop = loop_state(handoff, ranks)
@@ -119,17 +119,23 @@ class GenerationEnd:
 
     def _succeeded(self, handoff: Path) -> Leaving:
         status = self._context.status
-        value = files.read_json(files.final_path(handoff))
+        value = read_report(files.final_path(handoff), RankEnded)
         if value is None:
             step = status.progress()[0] if status.has_session else None
             final = Final(step=step, weights_sha256=None, metrics=status.metrics())
             return Leaving("succeeded", "the training finished", final=final)
-        final = Final(metrics=status.metrics(), **value)
+        final = Final(
+            step=value.step,
+            weights_sha256=value.weights_sha256,
+            metrics=status.metrics(),
+            left_early=value.left_early,
+            planned=value.planned,
+        )
         return Leaving("succeeded", "the training finished", final=final, saved_step=final.step)
 
-    def _drained(self, drained: list[dict[str, Any] | None], ordered: Leaving | None) -> Leaving | str:
+    def _drained(self, drained: list[RankDrained | None], ordered: Leaving | None) -> Leaving | str:
         context = self._context
-        steps = [value["step"] for value in drained if value is not None and value["step"] is not None]
+        steps = [value.step for value in drained if value is not None and value.step is not None]
         if ordered is None:
             # One node's order drains all; this one looks for its own only now and then.
             context.insist(self._look)

@@ -105,9 +105,6 @@ class GenerationRun:
         handoff = node.handoff(record.number)
         files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
         self._need_torch()
-        status.restored_step = 0 if record.restore_from is None else record.restore_from.step
-        status.generation = record.number
-        status.handoff = handoff
         self._events.begin(record.number, status.restored_step)
         self._courier.begin(record, restored)
         log = node.train_log(record.number)

@@ -13,10 +13,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cloudspot.agent.delivery.log_pump import split_lines
 from cloudspot.agent.node import Node
+from cloudspot.agent.rank_reports import RankError, read_report
 from cloudspot.errors import CloudspotError
 from cloudspot.process_marks import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
@@ -151,9 +151,9 @@ class Trainer:
         """Return whether torchrun has found its peers and started a rank here."""
         return any(files.started_path(self.handoff, rank).exists() for rank in ranks)
 
-    def errors(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the errors that the ranks here have reported: {"type", "message"}."""
-        told = (files.read_json(files.failed_path(self.handoff, rank)) for rank in ranks)
+    def errors(self, ranks: Sequence[int]) -> list[RankError]:
+        """Return the errors that the ranks here have reported."""
+        told = (read_report(files.failed_path(self.handoff, rank), RankError) for rank in ranks)
         return [error for error in told if error is not None]
 
     def is_failing(self, ranks: Sequence[int]) -> bool:

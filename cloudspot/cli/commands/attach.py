@@ -5,19 +5,46 @@ from __future__ import annotations
 import click
 
 from cloudspot.cli.following.follow import follow
-from cloudspot.cli.jobs import open_job
+from cloudspot.cli.jobs import Job, open_job
+from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, plain_option, store_option
+from cloudspot.controller.ownership import adopt, check_adopted
+from cloudspot.errors import NotAdopted
 
 
 @click.command("attach")
 @job_argument
+@click.option(
+    "--adopt",
+    "is_adopted",
+    is_flag=True,
+    help="Run a job of the provider local here that was submitted elsewhere. Trust its code first.",
+)
 @plain_option
 @store_option
 @click.pass_context
-def attach(ctx: click.Context, job_id: str, is_plain: bool, store_url: str | None) -> None:
+def attach(ctx: click.Context, job_id: str, is_adopted: bool, is_plain: bool, store_url: str | None) -> None:
     """Follow and drive a job that is already submitted.
 
     The second half of `run`: relaunches after a reclaim, prints events and the log, and exits when the
     job ends. Several may be attached at once. Ctrl-C detaches.
+
+    A machine of the provider local is processes of the computer that drives the job. So a job of it is
+    driven only from where it was submitted, by the same user, or adopted: whoever can write to the store
+    could put one there. With --adopt, it goes on here from its newest checkpoint. It is refused for ten
+    minutes after a node of it last reported, since the job must not run twice.
     """
-    ctx.exit(follow(open_job(store_url, job_id), is_plain=is_plain))
+    job = open_job(store_url, job_id)
+    if is_adopted:
+        _adopt(job)
+    ctx.exit(follow(job, is_plain=is_plain))
+
+
+def _adopt(job: Job) -> None:
+    history = job.first_history
+    try:
+        check_adopted(job.store, job.provider, history)
+    except NotAdopted:
+        job.check_silence()
+        adopt(job.store, job.provider, job.id, history.submission_sha256)
+        output.echo(f"adopted job {job.id}: from now on, this computer runs it")

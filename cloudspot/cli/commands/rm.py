@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import click
+import msgspec
 
+from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
 from cloudspot.cli.jobs import Job, find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import store_option
-from cloudspot.controller.ownership import is_ours, store_label
-from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, PluginError, TransientError
-from cloudspot.interfaces import ObjectStore
+from cloudspot.controller.ownership import check_adopted, is_of_another_store, is_ours, store_label
+from cloudspot.errors import (
+    CloudspotError,
+    CorruptData,
+    JobNotFound,
+    NotAdopted,
+    ObjectMissing,
+    PluginError,
+    SpecError,
+    TransientError,
+)
+from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.spec import spec_from_json
+from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.records import Intent
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
+from cloudspot.jobstore.stored_records import read_record
 from cloudspot.model import InstanceState, LogPiece
+from cloudspot.registry import open_provider
 from cloudspot.story.states import is_over
 
 LONGEST_SUBMISSION = timedelta(hours=1)
@@ -28,28 +46,36 @@ LONGEST_SUBMISSION = timedelta(hours=1)
 @click.command("rm")
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True, shell_complete=complete_jobs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also jobs of which nobody here can tell whether they have ended, unless they may have machines.",
+)
 @store_option
 @click.pass_context
-def rm(ctx: click.Context, job_ids: Sequence[str], yes: bool, store_url: str | None) -> None:
+def rm(ctx: click.Context, job_ids: Sequence[str], yes: bool, force: bool, store_url: str | None) -> None:
     """Delete finished jobs and all their data.
 
     Checkpoints, logs, artifacts and records are deleted for good, after a question. If interrupted, run
     the same command again to finish. A job whose records are malformed is left alone: they do not tell
     whether it has ended. The status is then 8.
+
+    With --force, such jobs are deleted too, and jobs of the provider local that only another computer can
+    drive (see attach --adopt). But they are not while their provider lists a machine of theirs, or within
+    ten minutes of a node's last report.
     """
     store = open_named_store(store_url)
     jobs = []
-    is_all = True
+    status = exit_codes.SUCCEEDED
     for text in dict.fromkeys(job_ids):
         try:
-            jobs.append(_checked(store, text))
-        except CorruptData as error:
-            is_all = False
-            output.warn(f"job {text} is not deleted: {error}")
+            jobs.append(_checked(store, text, force=force))
+        except (CorruptData, SpecError) as error:
+            status = CorruptData.exit_code
+            output.warn(f"job {text} is not deleted: {error}; to delete it all the same, add --force")
     if jobs:
         _delete(store, jobs, yes=yes)
-    if not is_all:
-        ctx.exit(CorruptData.exit_code)
+    ctx.exit(status)
 
 
 def _delete(store: ObjectStore, jobs: Sequence[Job], *, yes: bool) -> None:
@@ -77,25 +103,37 @@ def _delete(store: ObjectStore, jobs: Sequence[Job], *, yes: bool) -> None:
 
 def _log_elsewhere(job: Job) -> Sequence[LogPiece]:
     """Return the pieces of the log that are in the store but outside the job's prefix; they go first."""
-    if read_entry(job.store, job.id).removal is not None:
-        return ()  # An interrupted removal has deleted them already.
     try:
+        if read_entry(job.store, job.id).removal is not None:
+            return ()  # An interrupted removal has deleted them already.
         sink = job.log_sink
-    except (JobNotFound, PluginError):
+    except (JobNotFound, PluginError, CorruptData, SpecError):
         return ()  # The job was never fully submitted, or a warning was printed above.
     # An ObjectStoreLogSink keeps its lines below the prefix, so they go with the rest.
     return sink.pieces() if sink.is_in_store and not isinstance(sink, ObjectStoreLogSink) else ()
 
 
-def _checked(store: ObjectStore, text: str) -> Job:
+def _checked(store: ObjectStore, text: str, *, force: bool) -> Job:
     """Return the job; an error if it is not over, still has machines, or the id is not its whole id."""
     found = find_job(store, text)
     if found != text:
         raise JobNotFound(f"rm needs the whole id: there is no job {text!r}; did you mean {found}?")
     job = Job(store, found)
-    entry = read_entry(store, job.id)
+    try:
+        _check_end(job, force=force)
+    except (CorruptData, SpecError) as error:
+        if not force:
+            raise
+        output.warn(f"job {job.id}: {error}")
+        _check_no_machine(job)
+    return job
+
+
+def _check_end(job: Job, *, force: bool) -> None:
+    """Refuse a job that is not over; with ``force``, only if it may have machines or can be driven here."""
+    entry = read_entry(job.store, job.id)
     if entry.removal is not None:
-        return job
+        return
     try:
         history = job.first_history
     except JobNotFound:
@@ -105,8 +143,16 @@ def _checked(store: ObjectStore, text: str) -> Job:
                 f"job {job.id} is being submitted, or its submission was cut short: it began "
                 f"{output.duration_text(age.total_seconds())} ago and can be removed an hour after it began"
             ) from None
-        return job
+        return
     if history.finished is None:
+        try:
+            with suppress(PluginError):
+                check_adopted(job.store, job.provider, history)
+        except NotAdopted as error:
+            if not force:
+                raise NotAdopted(f"{error}; to delete it, add --force") from error
+            _check_no_machine(job)
+            return
         if is_over(history):
             raise CloudspotError(
                 f"job {job.id} has ended, but its records are not closed yet; run: "
@@ -114,7 +160,6 @@ def _checked(store: ObjectStore, text: str) -> Job:
             )
         raise CloudspotError(f"job {job.id} has not ended; stop it first: {job.command('stop --wait')}")
     _check_provider(job, history)
-    return job
 
 
 def _check_provider(job: Job, history: History) -> None:
@@ -138,3 +183,45 @@ def _check_provider(job: Job, history: History) -> None:
             f"job {job.id} still has machines: {', '.join(alive)}; end them with: "
             f"{job.command('reconcile --job')}"
         )
+
+
+def _check_no_machine(job: Job) -> None:
+    """Refuse while the job may have a machine, as far as the store's times and its provider tell."""
+    job.check_silence()
+    label = store_label(job.store)
+    alive = [
+        machine.id
+        for provider in _providers(job)
+        for machine in provider.provisioner().instances(job_id=job.id)
+        if machine.state is not InstanceState.ENDED and not is_of_another_store(machine, label)
+    ]
+    if alive:
+        raise CloudspotError(f"job {job.id} still has machines: {', '.join(alive)}; end them first")
+
+
+class _Named(msgspec.Struct):
+    """What a submission that is malformed elsewhere may still say."""
+
+    provider: str
+    spec: dict[str, Any]
+
+
+def _providers(job: Job) -> Sequence[Provider]:
+    """Return the providers that may have machines of the job; a warning says what they cannot be asked."""
+    try:
+        named = read_record(job.store, keys.spec(job.id), _Named)
+        return [open_provider(named.provider, spec_from_json(named.spec))]
+    except PluginError as error:
+        output.warn(f"cannot tell whether job {job.id} has machines: {error}")
+        return []
+    except (CorruptData, SpecError, ObjectMissing):
+        pass
+    providers = {}
+    for meta in job.store.list_objects(keys.journal_prefix(job.id)):
+        with suppress(CorruptData, ObjectMissing, PluginError, SpecError):
+            record = codec.decode_journal(job.store.get(meta.key), key=meta.key)
+            if isinstance(record, Intent):
+                providers[record.request.provider] = open_provider(record.request.provider, None)
+    where = f"with default options: {', '.join(providers)}" if providers else "nowhere, as none is known"
+    output.warn(f"job {job.id}: its provider's options are malformed; machines are looked for {where}")
+    return list(providers.values())

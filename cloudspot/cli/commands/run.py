@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -26,6 +27,7 @@ from cloudspot.cli.sharedoptions import (
 from cloudspot.controller.actions import Create
 from cloudspot.controller.launchrequest import find_offers
 from cloudspot.controller.loop import Controller, Tick
+from cloudspot.controller.ownership import adopt
 from cloudspot.errors import JobExists, SpecError
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.submission import submit
@@ -97,6 +99,7 @@ def _submit(prepared: PreparedJob, provider_name: str, name: str | None) -> Subm
                 environ=os.environ,
                 job_id=job_id,
                 agent=agent,
+                adopt=partial(adopt, prepared.store, prepared.provider, job_id),
                 open_progress=transfer,
             )
         except JobExists:

@@ -10,6 +10,7 @@ from cloudspot.cli.jobs import open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.controller.loop import Controller
+from cloudspot.errors import NotAdopted
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.story.states import is_over, job_state
 
@@ -35,5 +36,9 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
     if wait:
         ctx.exit(follow(job))
     # One pass, for a job that nothing else drives: without a machine, it ends right here.
-    Controller(job.store, job.id, job.provider).run_pass()
+    try:
+        Controller(job.store, job.id, job.provider).run_pass()
+    except NotAdopted as error:
+        output.warn(f"this is left to the computer that drives it: {error}")
+        return
     output.echo(f"wait for its end with: {job.command('attach')}")

@@ -68,6 +68,21 @@ def test_only_what_changed_is_uploaded_again(store, tmp_path):
     assert counting.calls["put"] == 2
 
 
+def test_a_lost_answer_costs_no_pass_but_a_repeat_at_once_while_there_is_time(store, tmp_path, monkeypatch):
+    """Put in the next pass, it met the loss again: the log line about the first was the put in between."""
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    losing = FaultyStore(store, FaultPlan(lose_every=2), tmp_path / "state")
+    artifacts = of(losing, tmp_path / "a")
+    for name in ("one", "two"):
+        (tmp_path / "a" / name).write_text(name)
+    artifacts.sync()
+    assert (losing.calls["put"], len(waits)) == (3, 1)
+    (tmp_path / "a" / "three").write_text("three")
+    with pytest.raises(TransientError, match="injected"):
+        artifacts.sync(until=iter((1e9, 1e9, 0.0, 0.0)).__next__)
+
+
 def test_an_agent_killed_in_a_restore_leaves_no_half_of_a_file(store, tmp_path, monkeypatch):
     monkeypatch.setattr(artifact_sync, "_BLOCK", 4)
     first = of(store, tmp_path / "a")

@@ -163,7 +163,7 @@ def test_a_job_that_has_resumed_never_starts_from_the_beginning_for_want_of_a_ch
 
 def test_a_directory_that_came_with_the_code_is_not_taken_for_the_checkpoint(bench):
     put_directory(bench, bench.id(1, 10), "output/checkpoint-10", "the job's")
-    life = bench.life()
+    life = bench.life(checkpoint={"directory": "output/*"})
     ours = life.context.node.work / "output" / "checkpoint-10"
     ours.mkdir(parents=True)
     (ours / "model").write_text("of a try on the laptop")
@@ -176,7 +176,7 @@ def test_a_directory_that_came_with_the_code_is_not_taken_for_the_checkpoint(ben
 def test_nothing_behind_a_symlink_is_deleted_for_a_checkpoint(bench):
     """Its name is what the bucket says; only what came with the code may go."""
     put_directory(bench, bench.id(1, 10), "link/kept", "weights")
-    life = bench.life()
+    life = bench.life(checkpoint={"directory": "link/*"})
     outside = bench.root / "outside"
     (outside / "kept").mkdir(parents=True)
     (outside / "kept/file").write_text("of the user")
@@ -188,10 +188,22 @@ def test_nothing_behind_a_symlink_is_deleted_for_a_checkpoint(bench):
 
 def test_what_a_script_wrote_on_this_machine_is_left_as_it_is(bench):
     put_directory(bench, bench.id(1, 10), "output/last", "older")
-    life = bench.life()
+    life = bench.life(checkpoint={"directory": "output/*"})
     life.context.memory.generation = 1
     ours = life.context.node.work / "output" / "last"
     ours.mkdir(parents=True)
     (ours / "model").write_text("newer")
     assert restore_newest(life.context, (generation(1),)).directory_name == "output/last"
     assert (ours / "model").read_text() == "newer"
+
+
+@pytest.mark.parametrize("pattern", [None, "output/*", "src"])
+def test_a_checkpoint_never_replaces_what_is_no_checkpoint_directory(bench, pattern):
+    put_directory(bench, bench.id(1, 10), "src/model", "evil")
+    life = bench.life(checkpoint={} if pattern is None else {"directory": pattern})
+    code = life.context.node.work / "src" / "model"
+    code.mkdir(parents=True)
+    (code / "model.py").write_text("of the job")
+    with pytest.raises(LeavingError, match=r"is of 'src/model', which is no checkpoint\.directory"):
+        restore_newest(life.context, (generation(1),))
+    assert [path.name for path in code.iterdir()] == ["model.py"]

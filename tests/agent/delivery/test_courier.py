@@ -1,5 +1,6 @@
 """The courier: from a sealed slot to a commit, through failures of the store and deaths of the agent."""
 
+import os
 import time
 from datetime import datetime, timezone
 
@@ -153,7 +154,7 @@ def draining(bench, node):
     )  # fmt: skip
     for rank in range(2):
         bench.seal(node, bench.id(1, 40), rank=rank, world_size=2, taken=rank == 0)
-        files.progress_path(node.handoff(1), rank).write_bytes(files.PROGRESS.pack(44, 100))
+        files.progress_path(node.handoff(1), rank).write_bytes(files.PROGRESS.pack(44, 100, 45))
     life.context.orders.give(reclaim=reclaim(60.0))
     files.write_drain(node.handoff(1), files.Drain(kind="notice", guard=FAR))
     return life
@@ -280,6 +281,7 @@ def test_an_outage_delays_a_commit_and_loses_none(bench, carry, node, tmp_path):
     [
         lambda seal: seal.write_text("{"),
         lambda seal: seal.write_text("{}"),
+        lambda seal: os.truncate(seal, courier_module.MAX_SEAL_BYTES + 1),
         lambda seal: seal.write_text(seal.read_text().replace("/slot-", "/gone-")),
         lambda seal: seal.write_text(seal.read_text().replace('"nbytes": 7', '"nbytes": 7000')),
         lambda seal: seal.write_text(seal.read_text().replace('"rank": 0', '"rank": 3')),

@@ -12,6 +12,7 @@ from cloudspot.agent.ending.restart_policy import (
     judge,
 )
 from cloudspot.agent.node import NodeMemory
+from cloudspot.agent.rank_reports import RankError
 
 
 def failure(step, *, seconds=1.0, has_session=True, why=FAILED):
@@ -72,4 +73,4 @@ def test_ranks_that_do_not_come_together_are_no_error_of_the_script_and_may_do_s
     ],
 )
 def test_only_errors_of_connecting_are_taken_for_such(error, expected):
-    assert has_connected(dict(zip(("type", "message"), error, strict=True))) is expected
+    assert has_connected(RankError(type=error[0], message=error[1])) is expected

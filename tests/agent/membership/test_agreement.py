@@ -14,7 +14,7 @@ from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, generations, keys, launches
-from cloudspot.jobstore.records import Failed, Notice, new_nonce
+from cloudspot.jobstore.records import CheckpointId, Failed, Notice, new_nonce
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
@@ -328,16 +328,18 @@ def test_a_peers_permanent_failure_is_waited_for_and_ends_all(bench, make, wait_
     assert (leaving.outcome, leaving.permanent, leaving.exit_code) == ("failed", True, 3)
 
 
-def test_a_node_tells_how_far_it_came_only_of_the_generation_that_it_has_run(bench, make):
-    """The steps of the one before would be counted as lost twice."""
+def test_a_node_that_leaves_before_a_generations_training_tells_no_step_of_the_one_before(bench, make):
+    """They would be counted as lost twice."""
     (agent,) = make(1, min=1, max=1)
+    first = agent.found()
+    agent.membership.enter(first)
     status, handoff = agent.life.context.status, agent.life.context.node.handoff(1)
     handoff.mkdir(parents=True)
-    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(55, 100))
-    status.ranks, status.handoff = (0,), handoff
-    assert agent.membership._reached_step() == 55
-    agent.membership.enter(msgspec.structs.replace(agent.found(), number=2))
-    assert agent.membership._reached_step() is None
+    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(55, 100, 56))
+    status.ranks = (0,)
+    assert (status.progress(), status.reached_step) == ((55, 100), 56)
+    agent.membership.enter(msgspec.structs.replace(first, number=2, restore_from=CheckpointId(1, 40)))
+    assert (status.progress(), status.reached_step, status.has_session) == ((40, None), 40, False)
 
 
 # --- an agent that was killed -----------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_a_beat_tells_step_and_metrics_and_survives_a_line_that_is_none(bench):
     handoff = life.context.node.handoff(1)
     handoff.mkdir(parents=True)
     life.context.status.generation, life.context.status.handoff, life.context.status.ranks = 1, handoff, (0,)
-    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(41, 100))
+    files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(41, 100, 42))
     files.metrics_path(handoff, 0).write_text(
         '{"step": 40, "values": {"loss": NaN}}\nnonsense\n{"step": 41, "values": {"acc": 0.5}}\n{"st'
     )

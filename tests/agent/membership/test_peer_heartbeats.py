@@ -48,7 +48,7 @@ class Launch:
         self.spec = spec = spec_from_json(self.spec_table)
         self.contexts, self.writers, self.peers = [], [], []
         for rank in range(num_nodes):
-            node = Node("digits-1", 1, "memory://", "given", directory, "python", directory)
+            node = Node("digits-1", 1, "memory://", "given", directory, "python", directory, "5" * 64)
             identity = NodeIdentity(instance_id=f"m-{rank}", rank=rank, address="10.0.0.1")
             context = NodeContext(node, self.store, None, Job(None, spec, identity), NodeMemory())
             context.status.generation, context.status.state = 1, "running"
@@ -113,7 +113,7 @@ class Launch:
         self.driver = Controller(
             self.store,
             "digits-1",
-            SimpleNamespace(provisioner=lambda: provisioner),
+            SimpleNamespace(provisioner=lambda: provisioner, check_adopted=lambda job_id, **submitted: None),
             clock=Clock(now=lambda: START + timedelta(seconds=self.now), monotonic=lambda: self.now),
         )
         self._repeat(self.driver.tick, lambda: self.driver.poll_seconds)

@@ -53,6 +53,7 @@ def last_word(outcome: str, *, permanent: bool = False) -> Exit:
         generation=1,
         restored_step=0,
         step=3,
+        reached_step=4,
         committed=None,
         at=NOW,
         writer="w",

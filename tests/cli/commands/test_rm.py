@@ -1,13 +1,14 @@
 """``cloudspot rm``."""
 
 import contextlib
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from click.testing import CliRunner
 from faultstore import FaultPlan, FaultyStore, Hook
 
 from cloudspot.cli.main import program
+from cloudspot.errors import TransientError
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.local.provisioner import LocalProvisioner
@@ -144,3 +145,96 @@ def test_a_job_that_cannot_be_read_is_named_and_left_and_the_others_go(jobs):
         "warning: job broken-abcd is not deleted: jobs/broken-abcd/journal/00000002 is malformed: "
     )
     assert {key for key in all_keys(jobs.store) if key.startswith("jobs/")} == before
+
+
+ODD_RECORDS = {
+    "journal": ("journal/00000002", b"{"),
+    "stop": ("stop", b"[]"),
+    "generation": ("generations/000001", b"\xff"),
+    "heartbeat": ("nodes/000001/0000/heartbeat", b"1"),
+    "submission": ("spec", b"{"),
+    "submission-time": ("spec", None),
+    "job-file": ("spec", None),
+}
+
+
+@pytest.fixture(params=ODD_RECORDS)
+def odd(request, jobs):
+    """A job that has ended, one of whose records is malformed."""
+    job_id = jobs.failed()
+    jobs.add_heartbeat(job_id, 1, step=0, minutes=21)
+    name, data = ODD_RECORDS[request.param]
+    key = keys.job_prefix(job_id) + name
+    if data is None:
+        data = jobs.store.get(key)
+        old, new = (b'"at":"', b'"at":"x') if request.param == "submission-time" else (b'"run"', b'"ran"')
+        assert old in data
+        data = data.replace(old, new)
+    jobs.store.put(key, data)
+    return job_id
+
+
+def later(monkeypatch, **by):
+    moment = datetime.now(timezone.utc) + timedelta(**by)
+    monkeypatch.setattr("cloudspot.cli.jobs.store_time", lambda store: moment)
+
+
+def test_a_job_with_a_malformed_record_goes_on_request(jobs, odd, monkeypatch):
+    later(monkeypatch, hours=1)
+    before = all_keys(jobs.store)
+    result = jobs.run("rm", odd, "-y", status=8)
+    assert "add --force" in result.stderr
+    assert all_keys(jobs.store) == before
+    jobs.run("rm", odd, "-y", "--force")
+    left = all_keys(jobs.store)
+    assert not [key for key in left if odd in key]
+    assert jobs.run_json("ps", "--all") == []
+
+
+def test_one_with_a_malformed_record_stays_while_its_nodes_report(jobs, odd, monkeypatch):
+    later(monkeypatch, seconds=590)
+    before = all_keys(jobs.store)
+    result = jobs.run("rm", odd, "-y", "--force", status=1)
+    assert f"error: a node of job {odd} reported " in result.stderr
+    assert all_keys(jobs.store) == before
+
+
+def test_one_with_a_malformed_record_stays_while_a_machine_of_it_is_listed(jobs, odd, monkeypatch):
+    later(monkeypatch, hours=1)
+    machine = Instance(id="m-1", state=InstanceState.RUNNING, job_id=odd, launch=1)
+    monkeypatch.setattr(LocalProvisioner, "instances", lambda self, *, job_id=None: [machine])
+    before = all_keys(jobs.store)
+    result = jobs.run("rm", odd, "-y", "--force", status=1)
+    assert f"error: job {odd} still has machines: m-1" in result.stderr
+    assert all_keys(jobs.store) == before
+
+
+def test_one_with_a_malformed_record_stays_while_its_machines_cannot_be_listed(jobs, odd, monkeypatch):
+    later(monkeypatch, hours=1)
+
+    def fail(self, *, job_id=None):
+        raise TransientError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalProvisioner, "instances", fail)
+        jobs.run("rm", odd, "-y", "--force", status=7)
+    assert keys.spec(odd) in all_keys(jobs.store)
+
+
+def test_where_no_record_names_a_provider_a_warning_says_that_none_was_asked(jobs, monkeypatch):
+    later(monkeypatch, hours=1)
+    job_id = jobs.failed()
+    for key in (keys.spec(job_id), *(keys.journal(job_id, number) for number in (1, 2, 3))):
+        jobs.store.put(key, b"{")
+    result = jobs.run("rm", job_id, "-y", "--force")
+    assert "machines are looked for nowhere, as none is known" in " ".join(result.stderr.split())
+    assert not [key for key in all_keys(jobs.store) if job_id in key]
+
+
+def test_a_malformed_note_of_a_removal_is_made_anew(jobs, monkeypatch):
+    later(monkeypatch, hours=1)
+    job_id = jobs.failed()
+    jobs.store.put(keys.index(job_id), b"{")
+    jobs.run("rm", job_id, "-y", status=8)
+    jobs.run("rm", job_id, "-y", "--force")
+    assert all_keys(jobs.store) == set()

@@ -93,7 +93,7 @@ def test_by_default_the_first_machine_is_reclaimed_midway(sandbox, form):
     # A training of 100 steps that begins its 50th.
     machine = (
         "#!/bin/bash\nd=${CLOUDSPOT_NODE_DIR:-/var/lib/cloudspot}/generations/000001; mkdir -p $d\n"
-        "python3 -c \"import struct, sys; sys.stdout.buffer.write(struct.pack('<qq', 50, 100))\" > $d/progress-0\n"
+        "python3 -c \"import struct, sys; sys.stdout.buffer.write(struct.pack('<qqq', 50, 100, 51))\" > $d/progress-0\n"
         "until curl -sf ${TOY_METADATA-http://169.254.169.254}/notice; do sleep 0.05; done; shutdown -h now"
     )
     script = f"{BOOT} boot i-1 <<'END'\n{machine}\nEND\nwait_for i-1 ended; echo done"

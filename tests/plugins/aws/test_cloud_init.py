@@ -95,6 +95,7 @@ def boot(cloud, tmp_path, wait_until, *, agent_python, packed=False):
         pytest.skip("NOT TESTED, cloud-init is missing (Debian's package cloud-init)")
     plan = BootPlan(
         job_id="digits",
+        submission_sha256="5" * 64,
         launch=1,
         store_url="s3://bucket/it's here",
         provider="aws",

@@ -86,6 +86,7 @@ def test_the_whole_script_fits_into_the_user_data():
     script = render_boot_script(
         BootPlan(
             job_id="x" * 63,
+            submission_sha256="5" * 64,
             launch=999999,
             store_url="s3://" + "b" * 63 + "/" + "p" * 200,
             provider="aws",

@@ -64,6 +64,7 @@ def test_a_machine_whose_agent_is_dead_writes_the_exit_record_by_its_shutdown_sc
     name = machine_name("digits", STORE, 1, 0)
     plan = BootPlan(
         job_id="digits",
+        submission_sha256="5" * 64,
         launch=1,
         store_url=STORE,
         provider="gcp",

@@ -57,6 +57,7 @@ def test_the_whole_script_fits_into_the_user_data():
     script = render_boot_script(
         BootPlan(
             job_id="x" * 63,
+            submission_sha256="5" * 64,
             launch=999999,
             store_url="oss://" + "b" * 63 + "/" + "p" * 200,
             provider="aliyun",

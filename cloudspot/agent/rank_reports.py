@@ -1,0 +1,69 @@
+"""What the ranks report of their end in the hand-off directory, as far as it is what they would write.
+
+The training writes there, so a report may be of any size and content. One that no rank of ours would write
+counts as none, and the log says so: how the processes ended tells the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from cloudspot.decoding import Tally, decode
+
+_log = logging.getLogger(__name__)
+
+MAX_REPORT_BYTES = 1 << 20
+
+
+class RankDrained(msgspec.Struct, frozen=True, kw_only=True):
+    """``drained-R.json``: the rank leaves as it was asked to."""
+
+    step: Tally | None
+    """At which its state is sealed; None: without a save."""
+
+
+class RankEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """``final.json``: rank 0 is at the end of its loop, or has left it, and its last state is sealed."""
+
+    step: Tally
+    weights_sha256: str | None
+    left_early: bool = False
+    planned: Tally | None = None
+
+
+class RankError(msgspec.Struct, frozen=True, kw_only=True):
+    """``failed-R.json``: an error ends the rank."""
+
+    type: str
+    """With its module."""
+    message: str
+
+
+Report = TypeVar("Report", RankDrained, RankEnded, RankError)
+
+
+def read_report(path: Path, report_type: type[Report]) -> Report | None:
+    """Return the report, or None: there is none that can be used."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_REPORT_BYTES + 1)
+        if len(data) > MAX_REPORT_BYTES:
+            _complain(path, f"it is longer than {MAX_REPORT_BYTES} bytes")
+            return None
+        report: Report = decode(data, report_type)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
+        _complain(path, str(error))
+        return None
+    return report
+
+
+@functools.cache
+def _complain(path: Path, fault: str) -> None:
+    _log.warning("the report %s is ignored: %s", path.name, fault)
