@@ -28,10 +28,12 @@ class RankDrained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """``final.json``: rank 0 is at the end of its loop, and its last state is sealed."""
+    """``final.json``: rank 0 is at the end of its loop, or has left it, and its last state is sealed."""
 
     step: Tally
     weights_sha256: str | None
+    left_early: bool = False
+    planned: Tally | None = None
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True):

@@ -312,6 +312,10 @@ class Final(msgspec.Struct, frozen=True, kw_only=True):
     """None: the script had no session, so steps were not counted."""
     weights_sha256: str | None
     metrics: dict[str, float]
+    left_early: bool = False
+    """Whether the script has left its loop before the end."""
+    planned: Tally | None = None
+    """How many steps a loop that was left early was to have, if it said so."""
 
 
 class Exit(_Written, frozen=True, kw_only=True):

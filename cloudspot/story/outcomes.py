@@ -30,12 +30,22 @@ def end_by_nodes(history: History) -> End | None:
     if last is not None and (
         succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded")
     ):
-        return End("succeeded", "", 0)
+        return End("succeeded", _left_early(last), 0)
     if history.stop is not None:
         reason = history.stop.reason
         return End("stopped", _STOP_DETAILS.get(reason, reason), 0 if reason == "user" else 1)
     permanent = None if last is None else permanent_failure(last)
     return None if permanent is None else End("failed", permanent.detail, permanent.exit_code or 1)
+
+
+def _left_early(launch: LaunchHistory) -> str:
+    """Return where the script has left its loop early; empty if it came to the end."""
+    finals = [one.final for one in own_exits(launch) if one.final is not None]
+    for final in finals:
+        if final.left_early:
+            planned = "" if final.planned is None else f" of {final.planned}"
+            return f"the script left its loop after {final.step}{planned} steps"
+    return ""
 
 
 def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:

@@ -26,12 +26,15 @@ def newest_step(history: History) -> int:
 def steps_total(history: History) -> int | None:
     """Return how many steps the training is to make, if it has said so."""
     for launch in reversed(history.launches):
-        final = next((one.final for one in own_exits(launch) if one.final is not None), None)
+        finals = [one.final for one in own_exits(launch) if one.final is not None]
+        planned = [final.planned for final in finals if final.planned is not None]
         totals = [beat.steps_total for beat in launch.heartbeats.values() if beat.steps_total is not None]
+        if planned:
+            return max(planned)
         if totals:
             return max(totals)
-        if final is not None:
-            return final.step
+        if finals:
+            return finals[0].step
     return None
 
 

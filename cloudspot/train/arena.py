@@ -259,9 +259,10 @@ class Arena:
         newest_first = sorted(self._slots, key=_sealed_at, reverse=True)
         return next((slot for slot in newest_first if slot.withdraw()), None)
 
-    def seal_path(self, step: int) -> Path:
+    def seal_path(self, step: int, *, is_held: bool = False) -> Path:
         """Return where the seal of a step goes."""
-        return self.seals / SealName(self.generation, step, self.world.rank, taken=False).file_name
+        name = SealName(self.generation, step, self.world.rank, taken=False)
+        return self.seals / (name.held_name if is_held else name.file_name)
 
     def close(self) -> None:
         """Release the mappings and stop claims; the files stay for the agent."""

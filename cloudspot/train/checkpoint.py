@@ -170,7 +170,10 @@ class Checkpoint:
 
     @property
     def position(self) -> dict[str, Any] | None:
-        """Where a loop over batches stood: what ``Feed.take`` returned; None for a loop over steps."""
+        """Where a loop over batches stood: what ``Feed.take`` returned; None for a loop over steps.
+
+        ``ended`` is whether it stood between the last batch of the epoch before and the code after it.
+        """
         position = self.shared.get("position")
         if position is None:
             return None
@@ -182,6 +185,19 @@ class Checkpoint:
             "base": _checked("the position's base", position.get("base", 0)),
             "samples": None if samples is None else _number(position, "samples"),
             "order": position.get("order"),
+            "ended": position.get("ended") is True,
+        }
+
+    @property
+    def left(self) -> dict[str, Any] | None:
+        """How long the loop was that the script left at this checkpoint, or None: see ``Session``."""
+        if self.shared.get("left") is None:
+            return None
+        left = _object(self.shared, "left")
+        planned = left.get("planned")
+        return {
+            "length": _number(left, "length"),
+            "planned": None if planned is None else _number(left, "planned"),
         }
 
     def rank_state(self, rank: int) -> dict[str, Json]:

@@ -9,13 +9,14 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     drain.json             agent -> trainer  save and leave
     seals/seal-G-S-R.json  trainer -> agent  a full arena slot; the agent renames it to taken-...,
                                              uploads it and unlinks it, and so frees the slot
+    seals/held-G-S-R.json  trainer -> agent  the same, to be made a seal if the script ends with status 0
     drained-R.json         trainer -> agent  rank R leaves, with its last part sealed or without a save
     progress-R             trainer -> agent  three int64, mapped: see ``Progress``
     metrics-R.jsonl        trainer -> agent  a line for each run.log()
-    final.json             trainer -> agent  the end of the loop was reached, and rank 0's state sealed
+    final.json             trainer -> agent  the loop has ended or was left, and rank 0's state is sealed
     begun-loop-R           trainer -> agent  rank R has begun its loop
-    ended-loop-R           trainer -> agent  rank R came to the end of its loop, and its last part is sealed
-    left-loop-R            trainer -> agent  rank R left its loop by itself, before the end
+    ended-loop-R           trainer -> agent  rank R came to the end of its loop, or left it by itself as all
+                                             ranks did, and its last part is sealed
     worker-R.pid           trainer -> agent  rank R has a session and answers DUMP_SIGNAL
     failed-R.json          trainer -> agent  rank R met an error that nobody caught, and will end
     started-R              launcher -> agent torchrun has started rank R
@@ -109,6 +110,11 @@ class SealName:
         return f"seal-{self.generation}-{self.step}-{self.rank}.json"
 
     @property
+    def held_name(self) -> str:
+        """Return the name that the trainer gives it where the agent is to wait for the exit status."""
+        return f"held-{self.generation}-{self.step}-{self.rank}.json"
+
+    @property
     def taken_name(self) -> str:
         """Return the name that the agent gives it when its upload starts."""
         return f"taken-{self.generation}-{self.step}-{self.rank}.json"
@@ -122,6 +128,12 @@ def parse_seal_name(name: str) -> SealName | None:
     return SealName(int(match[2]), int(match[3]), int(match[4]), match[1] == "taken")
 
 
+def publish_held(handoff: Path) -> None:
+    """Make seals of the held ones: the script has ended with status 0."""
+    for path in seals_directory(handoff).glob("held-*.json"):
+        path.rename(path.with_name(path.name.replace("held-", "seal-", 1)))
+
+
 # A seal is a JSON object:
 #   format      1
 #   generation, step, rank, world_size
@@ -132,7 +144,8 @@ def parse_seal_name(name: str) -> SealName | None:
 #   items       [{"name", "dtype", "shape", "offset", "nbytes"}, ...] of this rank's part, by offset
 #               and without holes; "dtype" is torch's name, bytes are little-endian
 #   objects     the JSON state that all ranks share, in every seal as it is small; readers take rank 0's:
-#               {"state": {object: tree}, "models": [names of objects that are modules], "seed", "position"}
+#               {"state": {object: tree}, "models": [names of objects that are modules], "seed", "position",
+#               "left"}
 #   rank_state  the JSON state of this rank alone (RNG, data position)
 #   stall_seconds  how long the copy held up the training
 #   sealed_at_unix  seconds
@@ -202,7 +215,11 @@ def metrics_path(handoff: Path, rank: int) -> Path:
 
 
 def final_path(handoff: Path) -> Path:
-    """Return the file of rank 0 at the end of the loop, with its part sealed: {"step", "weights_sha256"}."""
+    """Return the file of rank 0 at the end of the loop, with its part sealed.
+
+    {"step", "weights_sha256", "left_early", "planned"}: "planned" is how many steps the loop was to have, or
+    null if that is not known.
+    """
     return handoff / "final.json"
 
 
@@ -212,13 +229,8 @@ def begun_loop_path(handoff: Path, rank: int) -> Path:
 
 
 def ended_loop_path(handoff: Path, rank: int) -> Path:
-    """Return the file by which a rank says that its loop has ended, with its last part sealed."""
+    """Return the file by which a rank says that its loop has ended or was left, with its last part sealed."""
     return handoff / f"ended-loop-{rank}"
-
-
-def left_loop_path(handoff: Path, rank: int) -> Path:
-    """Return the file by which a rank says that its script left the loop early, such as with ``break``."""
-    return handoff / f"left-loop-{rank}"
 
 
 def worker_pid_path(handoff: Path, rank: int) -> Path:

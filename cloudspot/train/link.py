@@ -31,17 +31,16 @@ class Link:
         server: Any,
         *,
         world: World,
-        start: int,
         can_save: Callable[[], bool],
         room: Callable[[], int],
     ) -> None:
-        """Take part from boundary ``start`` on, and keep ``server`` alive."""
+        """Take part from the first boundary on, and keep ``server`` alive."""
         self.handoff = handoff
         self.rounds = Rounds(
             store,
             rank=world.rank,
             world_size=world.world_size,
-            start=start,
+            start=0,
             clock=time.monotonic,
             can_save=can_save,
             room=room,
@@ -51,7 +50,6 @@ class Link:
         """The monotonic moment after which a save no longer helps; infinite without a drain."""
         self._server = server
         self._world = world
-        self._start = start
         self._drain_path = handoff / "drain.json"
         self._drain_seen: tuple[int, int] | None = None
         self._pace = Pace(handoff, now=time.monotonic()) if world.rank == 0 else None

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 _CUDA = "cuda"
+_STATE_WORDS = 624
+"""Of the Mersenne Twister: Python and NumPy say after seeding that as many are used up."""
 
 
 def capture(devices: Collection[int] = ()) -> dict[str, Any]:
@@ -22,6 +24,33 @@ def capture(devices: Collection[int] = ()) -> dict[str, Any]:
     if devices:
         state[_CUDA] = [torch.cuda.get_rng_state(device) for device in sorted(devices)]
     return state
+
+
+def drawn_since(state: dict[str, Any], devices: Collection[int] = ()) -> list[str]:
+    """Return the names of the generators that were drawn from since a state was captured.
+
+    One that was seeded and not drawn from since does not count.
+    """
+    names = []
+    python = random.getstate()
+    if python != state["python"] and python[1][-1] != _STATE_WORDS:
+        names.append("Python's")
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        now, then = numpy.random.get_state(legacy=True), state.get("numpy")
+        is_moved = then is None or now[2] != then[2] or not numpy.array_equal(now[1], then[1])
+        # Python draws nothing for a NumPy that was imported meanwhile, which seeds itself.
+        if is_moved and now[2] != _STATE_WORDS:
+            names.append("NumPy's")
+    seeded = torch.Generator().manual_seed(torch.initial_seed()).get_state()
+    if not any(torch.equal(torch.get_rng_state(), each) for each in (state["torch"], seeded)):
+        names.append("torch's")
+    for device, then in zip(sorted(devices), state.get(_CUDA, ()), strict=False):
+        cuda = torch.cuda.get_rng_state(device)
+        # The offset, which is 0 after seeding, is in the last eight bytes.
+        if not torch.equal(cuda, then) and bool(cuda[-8:].any()):
+            names.append(f"cuda:{device}'s")
+    return names
 
 
 def restore(state: dict[str, Any], devices: Collection[int] = ()) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -19,9 +19,16 @@ class Feed:
     """Iterates a loader for a number of epochs, and can resume at another feed's position."""
 
     def __init__(
-        self, loader: Any, *, epochs: int, world_size: int, rank: int = 0, devices: tuple[int, ...] = ()
+        self,
+        loader: Any,
+        *,
+        epochs: int,
+        first: int = 0,
+        world_size: int,
+        rank: int = 0,
+        devices: tuple[int, ...] = (),
     ) -> None:
-        """Begin at the first batch of the first epoch.
+        """Begin at the first batch of epoch ``first``; ``epochs`` is the number of the one after the last.
 
         ``loader`` is a DataLoader, a StatefulDataLoader or any iterable that can be iterated repeatedly. All
         ranks take batches of the same size from their shares of the data. ``devices`` are CUDA's.
@@ -36,7 +43,8 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
         self._start: dict[str, Any] | None = None
         self._peeked: tuple[Any] | None = None
-        self.epoch = 0
+        self._before_peek: dict[str, Any] = {}
+        self.epoch = first
         self._batch = 0
         self._kept_workers = False
         self._order: SampleOrder | None = None
@@ -45,12 +53,44 @@ class Feed:
         self._share: Any = None
 
     @property
+    def length(self) -> int | None:
+        """How many batches an epoch has, or None when the loader does not know."""
+        return self._length
+
+    @property
     def batches_left(self) -> int | None:
         """How many batches are left, or None when the loader does not know its length."""
         if self._length is None:
             return None
         length = self._length if self._share is None else len(self._share)
         return max(0, length - self._batch + (self._epochs - self.epoch - 1) * self._length)
+
+    def has_next(self) -> bool:
+        """Return whether there is another batch, except that the next epoch may turn out to be empty.
+
+        Only the next batch tells whether a loader of unknown length is at its end, so this fetches it then,
+        and remembers what a save needs to get back to the moment before. Call it before a boundary: nothing
+        must be saved under the number of the last step but the state in which the loop ends.
+        """
+        if self._length is not None:
+            return self.batches_left != 0
+        if self._iterator is not None and self._peeked is None:
+            self._before_peek = {"random": randomness.capture(self._devices)}
+            if self._stateful:
+                self._before_peek["loader"] = self._loader.state_dict()
+            self._peek()
+        return self.epoch < self._epochs
+
+    @property
+    def random(self) -> dict[str, Any] | None:
+        """The state of the random generators before the next batch was fetched, if it was."""
+        return None if self._peeked is None else self._before_peek["random"]
+
+    def end_epoch(self) -> None:
+        """Leave out what is left of the epoch, if it has begun."""
+        if self._iterator is not None or self._peeked is not None:
+            self._peeked = None
+            self._step_to_next_epoch()
 
     def fetch(self) -> tuple[Any] | None:
         """Return the next batch in a tuple, or None after the last epoch."""
@@ -71,10 +111,9 @@ class Feed:
     def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the position that all ranks share, and what this rank alone needs to get back there.
 
-        Both can be stored in a checkpoint. Capture the random generators first, because this may fetch
-        the next batch. ``samples`` counts the samples of this epoch that all ranks together took; ``base``
-        of them were taken in worlds of other sizes, before ``batch`` was counted. ``order`` is the epoch's
-        order, where it is known.
+        Both can be stored in a checkpoint. ``samples`` counts the samples of this epoch that all ranks
+        together took; ``base`` of them were taken in worlds of other sizes, before ``batch`` was counted.
+        ``order`` is the epoch's order, where it is known.
         """
         rank_position: dict[str, Any] = {"generators": self._generators()}
         epoch, batch, base = self.epoch, self._batch, self._base
@@ -82,13 +121,11 @@ class Feed:
             length = self._length if self._share is None else len(self._share)
             if batch >= length:
                 epoch, batch, base = epoch + 1, 0, 0
-        if batch > 0:
-            own = {"loader": self._loader.state_dict()} if self._stateful else {"start": self._start}
-            # Only the next batch tells whether a loader of unknown length is at its end.
-            if self._length is None and not self._peek():
-                epoch, batch, base = self.epoch, self._batch, self._base
-            else:
-                rank_position.update(own)
+        if batch > 0 and self._stateful:
+            known = self._before_peek if self._peeked is not None else None
+            rank_position["loader"] = self._loader.state_dict() if known is None else known["loader"]
+        elif batch > 0:
+            rank_position["start"] = self._start
         kept = self._kept_workers if batch > 0 else sample_order.keeps_workers(self._loader)
         rank_position["keeps_workers"] = kept
         batch_size = getattr(self._loader, "batch_size", None)
@@ -104,11 +141,14 @@ class Feed:
                 self._peeked = (batch,)
                 break
             else:
-                self._iterator = None
-                self.epoch += 1
-                self._batch = self._base = 0
-                self._order = self._share = None
+                self._step_to_next_epoch()
         return self._peeked is not None
+
+    def _step_to_next_epoch(self) -> None:
+        self._iterator = None
+        self.epoch += 1
+        self._batch = self._base = 0
+        self._order = self._share = None
 
     def resume(
         self, position: dict[str, Any], rank_position: dict[str, Any] | None, *, world_size: int
@@ -240,12 +280,24 @@ class Feed:
 class ResumedLoader:
     """A tracked loader for loops over steps; when resumed, its first ``iter`` draws no random numbers."""
 
-    def __init__(self, loader: Any, *, resumed: bool, devices: tuple[int, ...]) -> None:
+    def __init__(
+        self, loader: Any, *, resumed: bool, devices: tuple[int, ...], on_iter: Callable[[], None]
+    ) -> None:
+        """``on_iter`` is called after each ``iter``."""
         self._loader = loader
         self._resumed = resumed
         self._devices = devices
+        self._on_iter = on_iter
+        self.has_fetched = False
+        """Whether a batch was fetched."""
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            return _Fetches(self, self._iterate())
+        finally:
+            self._on_iter()
+
+    def _iterate(self) -> Iterator[Any]:
         if not self._resumed:
             return iter(self._loader)
         # The run that saved was past this call: its draw is in the restored generators already.
@@ -258,6 +310,19 @@ class ResumedLoader:
 
     def __len__(self) -> int:
         return len(self._loader)
+
+
+class _Fetches:
+    def __init__(self, loader: ResumedLoader, batches: Iterator[Any]) -> None:
+        self._loader = loader
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._loader.has_fetched = True
+        return next(self._batches)
 
 
 def is_stateful(loader: Any) -> bool:

@@ -1,6 +1,7 @@
 """Rounds: how all ranks save at the same step without a collective in the step path (P4).
 
-A step boundary is numbered by the steps done before it. Each rank has two actors: its main thread
+Boundaries are numbered in the order in which each rank comes to them: the same on all ranks. Not every step
+ends at one, but here a step is what lies between two of them. Each rank has two actors: its main thread
 arrives at boundaries, its background thread talks to the store. For round r:
 
 1. Rank 0's background thread writes ``round/r``. It alone opens rounds; another rank that needs one
@@ -12,7 +13,8 @@ arrives at boundaries, its background thread talks to the store. For round r:
 4. Each main thread goes on to the decided boundary and no further, and serves the round there.
 
 At the end of the loop finishing wins: a rank that has finished serves nothing and says so in
-``finished/<rank>``; a decision at or beyond the end is then served by nobody.
+``finished/<rank>``; a decision at or beyond the end is then served by nobody. A rank whose script has left
+the loop early says in ``left/<rank>`` after how many steps, and waits until all have.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ SILENCE_SECONDS = 60.0
 round's guard has passed."""
 _WAIT_SECONDS = 0.5
 """Between two looks of a waiting main thread."""
+_LEAVE_WAIT_SECONDS = 0.05
 _GRACE_SECONDS = 1.0
 """How long after a round's guard the other ranks wait for rank 0 to call it off."""
 
@@ -99,6 +102,8 @@ class Rounds:
         self._order: SaveOrder | None = None
         self._finished = False
         self._lost = False
+        self._left: dict[int, int] = {}  # where ranks have left the loop early
+        self._is_leaving = False
         # The background thread's own:
         self._round = 0
         self._state = "idle"  # idle, promised, ordered
@@ -107,6 +112,7 @@ class Rounds:
         self._opened = -1  # rank 0: the last round opened
         self._promises: dict[int, dict[str, Any]] = {}
         self._told_finished = False
+        self._told_left = False
         self._wants_interval = False
         self._over = False  # some rank has finished: no round can be served by all
         self._drain_guard: float | None = None
@@ -166,6 +172,22 @@ class Rounds:
             self._hold = None
             self._changed.notify_all()
 
+    def leave(self, step: int, *, until: Callable[[], float]) -> dict[int, int]:
+        """Serve no more rounds, because the script has left the loop after so many steps.
+
+        Returns after how many each rank has left, as far as that is known when all have or ``until()`` (a
+        monotonic moment) has come.
+        """
+        with self._changed:
+            self._left[self._rank] = step
+            self._is_leaving = True
+        self.finish()
+        with self._changed:
+            while len(self._left) < self._world_size and not self._lost and self._clock() < until():
+                self._changed.wait(_LEAVE_WAIT_SECONDS)
+            self._is_leaving = False
+            return dict(self._left)
+
     @property
     def guard(self) -> float:
         """The monotonic moment after which the current round's save is of no use."""
@@ -223,7 +245,10 @@ class Rounds:
         """Take the next steps of the protocol that are possible; return whether there may be more."""
         before = (self._round, self._state)
         self._step_seconds.observe(self._next)
-        if self._finished and not self._told_finished:
+        if self._is_leaving:
+            self._look_who_left()
+        # Rank 0, which hosts the store, may end when all have finished: first each has to know who left.
+        if self._finished and not self._told_finished and not self._is_leaving:
             self.store.set(f"finished/{self._rank}", "1")
             self._told_finished = True
         if self._told_finished and self._rank != 0:
@@ -236,6 +261,16 @@ class Rounds:
             self._preside()
         self._take_part()
         return before != (self._round, self._state)
+
+    def _look_who_left(self) -> None:
+        if not self._told_left:
+            self.store.set(f"left/{self._rank}", str(self._left[self._rank]))
+            self._told_left = True
+        for rank in range(self._world_size):
+            if rank not in self._left and self.store.check([f"left/{rank}"]):
+                self._left[rank] = int(self.store.get(f"left/{rank}"))
+        if len(self._left) == self._world_size:
+            self.wake()
 
     # --- rank 0 opens and decides ---------------------------------------------------------------
 

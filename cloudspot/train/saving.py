@@ -66,12 +66,14 @@ class Saver:
         step: int,
         describe: Describe,
         deadline: Callable[[], float] | None,
+        is_held: bool = False,
     ) -> float | None:
         """Copy and seal this rank's part; return the seconds that took, or None without a slot.
 
         ``step`` is the boundary: how many steps are in the state. ``describe`` is called once, when a slot is
         found. ``deadline`` is called repeatedly and returns until when (monotonic) to wait for a slot, taking
-        back an upload that has not started; None: do not wait.
+        back an upload that has not started; None: do not wait. With ``is_held``, the agent uploads the part
+        only if this process ends with status 0.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.
@@ -111,7 +113,7 @@ class Saver:
             "stall_seconds": seconds,
             "sealed_at_unix": time.time(),
         }
-        path = self._arena.seal_path(step)
+        path = self._arena.seal_path(step, is_held=is_held)
         slot.seal = path
         write_json(path, seal)
         self.sealed_step = step

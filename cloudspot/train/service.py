@@ -21,9 +21,14 @@ from cloudspot.train.saving import Describe, Saver
 
 _log = logging.getLogger("cloudspot")
 
+Left = Mapping[str, Any]
+"""Of a loop that the script left early: its "length", and how many steps were "planned" (or None)."""
+
 FINAL = "final"
 FINAL_SLOT_SECONDS = 3600.0
 """How long the end of the loop waits for a slot while both are being uploaded and nothing drains."""
+LEAVE_SECONDS = 120.0
+"""How long a rank whose script leaves the loop early waits for the others to do so."""
 LAST_PREPARE_STEPS = 64
 """After this many steps the arena is claimed even if an optimizer still has no state."""
 
@@ -42,6 +47,8 @@ class Service:
         self._world = world
         self._objects = objects
         self._start = start
+        self._num_boundaries = 0
+        self._has_left = False
         self._describe = describe
         arena = Arena(
             directory=Path(os.environ.get(handoff.ARENA) or directory / "arena"),
@@ -69,13 +76,17 @@ class Service:
             store,
             server,
             world=world,
-            start=start,
             can_save=self._saver.can_save,
             room=self._saver.room,
         )
         self._link.start()
         self.rounds = self._link.rounds
         """To be asked at each boundary."""
+
+    @property
+    def sealed_step(self) -> int | None:
+        """The step of the newest save."""
+        return self._saver.sealed_step
 
     @property
     def is_draining(self) -> bool:
@@ -97,53 +108,82 @@ class Service:
         self.prepare_at = -1
         self._saver.prepare(checkpoint.take(self._objects).items)
 
-    def serve(self, first: SaveOrder, step: int) -> None:
-        """Carry out the orders that stand at a boundary, until it is passed.
+    def pass_boundary(self, step: int, *, may_save: bool = True) -> None:
+        """Carry out the orders that stand at a boundary, until it is passed; ``step`` is how many are made.
+
+        Without ``may_save``, interval saves are left out.
 
         Raises:
             SystemExit: the order was to leave.
             SessionError: the state cannot be saved.
         """
-        order: SaveOrder | None = first
+        number = self._num_boundaries
+        order = self.rounds.begin(number)
         while order is not None:
             if order.kind == DRAIN:
                 self._drain(order, step)
             # A boundary at which nothing was done since the last save has nothing to save.
-            if step not in {self._start, self._saver.sealed_step}:
+            if may_save and step not in {self._start, self.sealed_step}:
                 stall = self._save(order, step, None)
                 self._link.saved(stall)
             self.rounds.served()
-            order = self.rounds.begin(step)
+            order = self.rounds.begin(number)
+        self._num_boundaries += 1
 
     def begin_loop(self) -> None:
         """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
         handoff.begun_loop_path(self._directory, self._world.rank).touch()
 
-    def leave_loop(self) -> None:
-        """End the rounds where the script leaves the loop early, as all ranks do at the same step.
+    def leave_loop(self, step: int, *, left: Left, saves: bool, is_held: bool) -> None:
+        """End the loop where the script has left it, if all ranks have left it after the same step.
 
-        Leaving after SIGTERM is not the script's own decision, so the agent is not told.
+        If they have not, say so and save nothing; the agent takes the process's end for a failure then, as it
+        does after SIGTERM, when leaving is not the script's own decision.
         """
-        if os.getpid() == self._pid and not sigterm.was_received():
-            handoff.left_loop_path(self._directory, self._world.rank).touch()
-        self.rounds.finish()
+        if os.getpid() != self._pid or self._has_left:
+            return
+        if sigterm.was_received():
+            self.rounds.finish()
+            return
+        until = time.monotonic() + LEAVE_SECONDS
+        found = self.rounds.leave(step, until=lambda: min(until, self._link.drain_guard))
+        if all(found.get(rank) == step for rank in range(self._world.world_size)):
+            self.end_loop(step, left=left, saves=saves, is_held=is_held)
+            return
+        others = ", ".join(
+            f"rank {rank} {'did not' if rank not in found else f'did after {found[rank]}'}"
+            for rank in range(self._world.world_size)
+            if found.get(rank) != step
+        )
+        _log.error(
+            "rank %d left its loop after %d steps, but %s: the state is not saved; all ranks must leave their"
+            " loop after the same step",
+            *(self._world.rank, step, others),
+        )
 
-    def end_loop(self, total: int) -> None:
+    def end_loop(self, total: int, *, left: Left | None, saves: bool, is_held: bool = False) -> None:
         """Save the state of the last step and say how the loop ended; as every rank is here, without a round.
 
-        A rank that finds no slot in time says that it drained without a save: the last step is in no
-        checkpoint, so the training goes on from the newest one.
+        ``saves`` says whether there is anything new to save. A rank that finds no slot in time says that it
+        drained without a save: the last step is in no checkpoint, so the training goes on from the newest.
         """
-        self.progress[0] = self.progress[1] = self.progress[2] = total
+        self._has_left = True
+        self.progress[0] = self.progress[2] = total
+        if not is_held:  # a script that ends with an error has more steps to make
+            self.progress[1] = total
         self._link.complete()
-        if total > self._start and not self._save_final(total):
+        if saves and self.sealed_step != total and not self._save_final(total, is_held=is_held):
             _log.warning("uploads were too slow: the state of the last step (%d) was not saved", total)
             handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": None})
             return
         if self._world.rank == 0:
             model = self._objects.get("model")
-            weights = None if model is None else checkpoint.weights_sha256(model)
-            final = {"step": total, "weights_sha256": weights}
+            final = {
+                "step": total,
+                "weights_sha256": None if model is None else checkpoint.weights_sha256(model),
+                "left_early": left is not None,
+                "planned": None if left is None else left["planned"],
+            }
             handoff.write_json(handoff.final_path(self._directory), final)
         # Last: a process that ends in the middle of the final save has not finished.
         handoff.ended_loop_path(self._directory, self._world.rank).touch()
@@ -157,10 +197,11 @@ class Service:
             self._figures = None
 
     def _drain(self, order: SaveOrder, step: int) -> NoReturn:
+        self._has_left = True
         saved: int | None = None
         if order.step is not None and step > self._start:
             saved = step
-            if self._saver.sealed_step != step:
+            if self.sealed_step != step:
                 guard = self.rounds.guard
                 stall = self._save(order, step, lambda: guard)
                 saved = None if stall is None else step
@@ -169,14 +210,18 @@ class Service:
         self._link.part(agreed=order.step is not None)
         raise SystemExit(0)
 
-    def _save_final(self, step: int) -> bool:
+    def _save_final(self, step: int, *, is_held: bool) -> bool:
         until = time.monotonic() + FINAL_SLOT_SECONDS
         # A notice may come while this waits.
-        stall = self._save(SaveOrder(FINAL, step), step, lambda: min(until, self._link.drain_guard))
-        return stall is not None
+        deadline = lambda: min(until, self._link.drain_guard)  # noqa: E731 - a name for the line's sake
+        return self._save(SaveOrder(FINAL, step), step, deadline, is_held=is_held) is not None
 
-    def _save(self, order: SaveOrder, step: int, deadline: Callable[[], float] | None) -> float | None:
-        return self._saver.save(self._objects, order, step=step, describe=self._describe, deadline=deadline)
+    def _save(
+        self, order: SaveOrder, step: int, deadline: Callable[[], float] | None, *, is_held: bool = False
+    ) -> float | None:
+        return self._saver.save(
+            self._objects, order, step=step, describe=self._describe, deadline=deadline, is_held=is_held
+        )
 
 
 def _map_progress(path: Path, start: int) -> MutableSequence[int]:

@@ -9,7 +9,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Iterator, Mapping, MutableSequence
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from cloudspot.train import checkpoint, handoff, randomness, sigterm
 from cloudspot.train.checkpoint import Checkpoint
 from cloudspot.train.distributed import World, current_world
 from cloudspot.train.errors import CheckpointError, SessionError
+from cloudspot.train.loop_exit import LoopExit
+from cloudspot.train.pending_gradients import PendingGradients
 from cloudspot.train.resumable_batches import Feed, ResumedLoader, is_stateful
 from cloudspot.train.service import Service
 from cloudspot.train.tree import Json, flatten, rebuild
@@ -30,7 +32,7 @@ _log = logging.getLogger("cloudspot")
 class Session:
     """A training's loop and its state; made by ``cloudspot.train.session()``.
 
-    One session drives one loop: ``steps`` or ``batches``, once.
+    One session drives one loop: ``steps``, ``batches`` or ``epochs``, once.
     """
 
     def __init__(
@@ -45,12 +47,20 @@ class Session:
         self._rank_state: dict[str, Any] = {}
         self._feed: Feed | None = None
         self._service: Service | None = None
+        self._gradients = PendingGradients(objects, rank=world.rank)
         self._has_begun_loop = False
         self._is_in_loop = False
+        self._is_in_step = False
+        self._is_at_boundary = True
+        self._length = 0
+        self._has_worked = False
+        self._left: dict[str, Json] | None = None
+        self._epochs: _Epochs | None = None
         if restored is not None:
             self._load(restored)
         self._devices = checkpoint.cuda_devices(checkpoint.take(objects).tensors)
         self._tracked_loader = dataloader
+        self._random_at_open: dict[str, Any] | None = None
         self._loader = self._resume_loader(dataloader)
 
     # --- what a script asks ---------------------------------------------------------------------
@@ -67,12 +77,14 @@ class Session:
 
     @property
     def step(self) -> int:
-        """The current step, from 0; before the loop the step to resume at, after it the total."""
+        """The current step, from 0; before the loop the step to resume at, after it how many were made."""
         return self._step
 
     @property
     def epoch(self) -> int:
-        """The current epoch in ``batches``, from 0."""
+        """The current epoch in ``epochs`` or ``batches``, from 0."""
+        if self._epochs is not None:
+            return self._epochs.number
         return 0 if self._feed is None else self._feed.epoch
 
     @property
@@ -119,9 +131,10 @@ class Session:
     def steps(self, total: int) -> Iterator[int]:
         """Yield the steps from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
 
-        The training may be saved between two steps. When the machine has to go, SystemExit is raised
-        there, and code after the loop does not run. The state after the last step is always saved, unless
-        the script leaves the loop early.
+        The training may be saved between two steps, but not while a tracked optimizer has gradients that it
+        has yet to use. When the machine has to go, SystemExit is raised there, and code after the loop does
+        not run. The state after the last step is always saved. A script may leave the loop early, all ranks
+        after the same step: the state there is then the last one, and code after the loop runs.
         """
         if self._tracked_loader is not None and self._loader is None:
             _ = self.dataloader  # raises the error
@@ -131,18 +144,21 @@ class Session:
         self._restore_randomness()
         progress = self._progress()
         progress[1] = total
-        with self._loop():
-            for step in range(self._step, total):
-                self._begin_step(step, progress)
-                progress[2] = step + 1
-                yield step
-        self._end_loop(max(total, self._start))
+        if not self._begin(total):
+            with LoopExit(self._leave):
+                for step in range(self._step, total):
+                    self._begin_step(step, progress)
+                    progress[2] = step + 1
+                    yield step
+            self._end_step(max(total, self._start))
+        self._end_loop()
 
     def batches(self, loader: Any, *, epochs: int = 1) -> Iterator[Any]:
         """Yield the batches of a loader for a number of epochs; each batch is a step.
 
         Calls ``loader.sampler.set_epoch`` where there is one. A resumed session continues with the next
-        batch of the epoch in which it was saved. Saves and leaving are as for ``steps``.
+        batch of the epoch in which it was saved. Saves and leaving are as for ``steps``. In a loop over
+        ``epochs``, these are the batches of the current epoch.
 
         With another number of ranks, the rest of that epoch's samples is divided anew in the epoch's
         order: none is skipped and none comes twice. As at the end of any epoch, samples that cannot be
@@ -157,20 +173,80 @@ class Session:
             raise SessionError(
                 "run.batches() got another loader than session(dataloader=...): pass the same one to both"
             )
+        if self._epochs is not None:
+            return self._batches_of_epoch(loader, self._epochs, epochs=epochs)
+        return self._batches(loader, epochs=epochs)
+
+    def _batches(self, loader: Any, *, epochs: int) -> Iterator[Any]:
         self._begin_loop()
-        world = self._world
-        feed = Feed(
-            loader, epochs=epochs, world_size=world.world_size, rank=world.rank, devices=self._devices
-        )
-        self._feed = feed
+        feed = self._feed = self._feed_of(loader, epochs=epochs)
         if self._restored is not None:
             self._resume_feed(feed, self._restored)
         self._restore_randomness()
         progress, step = self._progress(), self._step
         if feed.batches_left is not None:
             progress[1] = step + feed.batches_left
-        with self._loop():
-            while feed.batches_left != 0:
+        if not self._begin(epochs):
+            with LoopExit(self._leave):
+                while feed.has_next():
+                    self._begin_step(step, progress)
+                    batch = feed.fetch()
+                    if batch is None:
+                        break
+                    progress[2] = step + 1
+                    yield batch[0]
+                    step += 1
+            self._end_step(step)
+        feed.close()
+        self._end_loop()
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Yield the epochs from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
+
+        Loop over ``run.batches(loader)`` once in each; before and after that loop there may be code of the
+        epoch's own. Saves and leaving are as for ``steps``, and the training may also be saved between the
+        last batch and the code after it. A resumed session begins the epoch in which it was saved again,
+        continues with the next batch, if there is one, and runs the code after the batches again if it was
+        saved there.
+        """
+        self._begin_loop()
+        first = 0
+        if self._restored is not None:
+            position = self._position_of(self._restored)
+            # Saved after the last batch of an epoch, the code that comes then has not run.
+            first = position["epoch"] - (1 if position["ended"] else 0)
+        self._epochs = epochs = _Epochs(first, total, is_resuming=self._restored is not None)
+        self._restore_randomness("epoch_random")
+        if not self._begin(total):
+            with LoopExit(self._leave):
+                while epochs.number < total:
+                    if self._service is not None:
+                        epochs.random = randomness.capture(self._devices)
+                    self._has_worked = True
+                    yield epochs.number
+                    if not epochs.has_batches:
+                        raise SessionError("an epoch of run.epochs() had no loop over run.batches()")
+                    self._end_batches()
+                    epochs.number += 1
+                    epochs.has_batches = epochs.is_resuming = False
+        self._end_loop()
+
+    def _batches_of_epoch(self, loader: Any, epochs_loop: _Epochs, *, epochs: int) -> Iterator[Any]:
+        if epochs != 1:
+            raise SessionError("in a loop over run.epochs(), run.batches() is one epoch: leave out epochs=")
+        if epochs_loop.has_batches:
+            raise SessionError("run.batches() can be looped over once in each epoch of run.epochs()")
+        epochs_loop.has_batches = True
+        epoch = epochs_loop.number
+        feed = self._feed = self._feed_of(loader, epochs=epoch + 1, first=epoch)
+        if epochs_loop.is_resuming and self._restored is not None:
+            self._resume_feed(feed, self._restored)
+            self._restore_randomness()
+        progress, step = self._progress(), self._step
+        if feed.batches_left is not None and feed.length is not None:
+            progress[1] = step + feed.batches_left + (epochs_loop.total - epoch - 1) * feed.length
+        try:
+            while feed.has_next():
                 self._begin_step(step, progress)
                 batch = feed.fetch()
                 if batch is None:
@@ -178,45 +254,97 @@ class Session:
                 progress[2] = step + 1
                 yield batch[0]
                 step += 1
-        feed.close()
-        self._end_loop(step)
+            self._end_step(step)
+        finally:
+            self._end_batches()
+        progress[0] = step
+        if self._service is not None and self._is_at_boundary:
+            # Only to leave: an interval save is worth as much at the next step, and the state after the loop,
+            # of which this may be the last step, needs a name of its own.
+            epochs_loop.has_ended_batches = True
+            self._service.pass_boundary(step, may_save=False)
+            epochs_loop.has_ended_batches = False
 
     def _begin_loop(self) -> None:
         if self._has_begun_loop:
             raise SessionError("the session's loop has begun already: one session drives one loop, once")
         self._has_begun_loop = True
+        if self._random_at_open is None or self._world.rank != 0:
+            return
+        if self._loader is not None and self._loader.has_fetched:
+            _log.warning(
+                "a batch was fetched from run.dataloader before the loop: a resumed run fetches another one"
+                " there, so the loop's batches come at other steps; fetch it inside the loop"
+            )
+        drawn = randomness.drawn_since(self._random_at_open, self._devices)
+        if drawn:
+            _log.warning(
+                "random numbers were drawn from %s generator between session() and the loop: a resumed run"
+                " draws them as at step 0, so what the loop replaces, as a first batch, belongs inside it",
+                " and ".join(drawn),
+            )
 
-    @contextmanager
-    def _loop(self) -> Iterator[None]:
-        """Surround the loop, and tell the agent that it begins, and if the script leaves it early."""
+    def _begin(self, length: int) -> bool:
+        """Tell the agent that the loop begins; return whether the script has left it already.
+
+        It has if the checkpoint was saved when it left a loop of this ``length``.
+        """
         if self._service is not None:
             sigterm.watch()
             self._service.begin_loop()
-        self._is_in_loop = True
-        try:
-            yield
-        except GeneratorExit:
-            if self._service is not None:
-                self._service.leave_loop()
-            raise
-        finally:
-            self._is_in_loop = False
+        self._is_in_loop, self._length = True, length
+        left = None if self._restored is None else self._restored.left
+        if left is not None and left["length"] == length:
+            self._left = left
+        return self._left is not None
 
     def _begin_step(self, step: int, progress: MutableSequence[int]) -> None:
         """Serve the boundary before the step, and begin it."""
+        if self._is_in_step:
+            self._is_at_boundary = self._gradients.end_step()
         service = self._service
         if service is not None:
-            order = service.rounds.begin(step)
-            if order is not None:
-                service.serve(order, step)
+            if self._is_at_boundary:
+                service.pass_boundary(step)
             if step == service.prepare_at:
                 service.prepare(step)
+        self._is_in_step = self._has_worked = True
         self._step = progress[0] = step
 
-    def _end_loop(self, total: int) -> None:
-        self._step = total
+    def _end_step(self, num_steps: int) -> None:
+        """Note that the last step of a loop has ended, and how many were made."""
+        self._step = num_steps
+        if self._is_in_step:
+            self._is_in_step = False
+            self._is_at_boundary = self._gradients.end_step()
+
+    def _end_batches(self) -> None:
+        """End the batches of an epoch, which the script may have left before the last one."""
+        self._end_step(self._steps_made())
+        if self._feed is not None:
+            self._feed.end_epoch()
+
+    def _steps_made(self) -> int:
+        """Return how many steps were made; a step that the script left before it changed anything is not."""
+        if not self._is_in_step:
+            return self._step
+        # A checkpoint of that number may exist: what is saved later needs another one.
+        is_sealed = self._service is not None and self._service.sealed_step == self._step
+        return self._step + (1 if self._gradients.has_stepped or is_sealed else 0)
+
+    def _leave(self, *, is_held: bool = False) -> None:
+        """Make the state at which the script leaves its loop the last one."""
+        self._is_in_loop = False
+        self._end_step(self._steps_made())
+        planned = self._progress()[1]
+        self._left = {"length": self._length, "planned": planned if planned >= 0 else None}
         if self._service is not None:
-            self._service.end_loop(total)
+            self._service.leave_loop(self._step, left=self._left, saves=self._has_worked, is_held=is_held)
+
+    def _end_loop(self) -> None:
+        self._is_in_loop = False
+        if self._service is not None:
+            self._service.end_loop(self._step, left=self._left, saves=self._has_worked)
 
     def _progress(self) -> MutableSequence[int]:
         return array("q", [self._start, -1, self._start]) if self._service is None else self._service.progress
@@ -227,9 +355,14 @@ class Session:
         position = None
         if self._feed is not None:
             position, rank_state["feed"] = self._feed.take()
+            rank_state["random"] = self._feed.random or rank_state["random"]
         elif self._loader is not None:
             rank_state["dataloader"] = self._tracked_loader.state_dict()
-        return {"seed": self._seed, "position": position}, flatten("rank", rank_state, None)
+        if self._epochs is not None and position is not None:
+            position["ended"] = self._epochs.has_ended_batches
+            rank_state["epoch_random"] = self._epochs.random
+        shared = {"seed": self._seed, "position": position, "left": self._left}
+        return shared, flatten("rank", rank_state, None)
 
     # --- resuming -------------------------------------------------------------------------------
 
@@ -253,26 +386,50 @@ class Session:
         state = self._rank_state.get("dataloader")
         if state is not None:
             loader.load_state_dict(state)
-        return ResumedLoader(loader, resumed=state is not None, devices=self._devices)
+        return ResumedLoader(
+            loader, resumed=state is not None, devices=self._devices, on_iter=self._watch_randomness
+        )
 
-    def _resume_feed(self, feed: Feed, restored: Checkpoint) -> None:
+    def _feed_of(self, loader: Any, *, epochs: int, first: int = 0) -> Feed:
+        world = self._world
+        return Feed(
+            loader,
+            epochs=epochs,
+            first=first,
+            world_size=world.world_size,
+            rank=world.rank,
+            devices=self._devices,
+        )
+
+    @staticmethod
+    def _position_of(restored: Checkpoint) -> dict[str, Any]:
         position = restored.position
         if position is None:
             raise SessionError("the checkpoint was saved in a loop over run.steps(): use that again")
+        return position
+
+    def _resume_feed(self, feed: Feed, restored: Checkpoint) -> None:
+        position = self._position_of(restored)
         if not self._rank_state:
             self._reseed()
         feed.resume(position, self._rank_state.get("feed"), world_size=restored.world_size)
 
-    def _restore_randomness(self) -> None:
+    def _restore_randomness(self, moment: str = "random") -> None:
         if self._restored is None:
             return
         if not self._rank_state:
             self._reseed()
             return
         try:
-            randomness.restore(self._rank_state["random"], self._devices)
+            state = self._rank_state.get(moment) or self._rank_state["random"]
+            randomness.restore(state, self._devices)
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint's random generators are malformed: {error}") from error
+
+    def _watch_randomness(self) -> None:
+        """From now on, until the loop begins, notice what is drawn from the random generators."""
+        if self._service is not None and not self._has_begun_loop:
+            self._random_at_open = randomness.capture(self._devices)
 
     def _reseed(self) -> None:
         randomness.reseed(self._seed, self._start, self._world.rank)
@@ -285,16 +442,37 @@ class Session:
         self._service = Service(
             directory, world=self._world, objects=self._objects, start=self._start, describe=self._describe
         )
+        self._watch_randomness()
 
     def close(self) -> None:
         """Stop serving the agent; for the end of the process."""
-        service, self._service = self._service, None
-        if service is None:
+        self._gradients.close()
+        if self._service is None:
             return
-        # The script still holds the iterator of a loop that it left, by an error or on purpose.
-        if self._is_in_loop and getattr(sys, "last_value", None) is None:
-            service.leave_loop()
-        service.close()
+        try:
+            # An exception has ended the loop and was caught, as SystemExit is by Python, or the script still
+            # holds the iterator. Whether it was by its own will, only its exit status tells.
+            if self._is_in_loop and getattr(sys, "last_value", None) is None:
+                self._leave(is_held=True)
+        finally:
+            service, self._service = self._service, None
+            service.close()
+
+
+@dataclass
+class _Epochs:
+    """Where a loop over ``epochs`` is."""
+
+    number: int
+    total: int
+    is_resuming: bool
+    """Whether this is the epoch in which the checkpoint was saved."""
+    has_batches: bool = False
+    """Whether the script has begun to loop over the epoch's batches."""
+    has_ended_batches: bool = False
+    """Whether a save now is one between the last batch and the code that comes then."""
+    random: dict[str, Any] | None = None
+    """The state of the random generators at the beginning of the epoch."""
 
 
 _open_lock = threading.Lock()

@@ -70,8 +70,19 @@ def finish(step, *, save=True):
     begin(step, step)
     if save:
         seal(step, "final")
-    files.write_json(files.final_path(handoff), {"step": step, "weights_sha256": "abc"})
+    end_at(step)
+
+def end_at(step, **left):
+    final = {"step": step, "weights_sha256": "abc", "left_early": False, "planned": None, **left}
+    files.write_json(files.final_path(handoff), final)
     files.ended_loop_path(handoff, rank).touch()
+
+def leave(step, *, is_held=False):
+    seal(step, "final")
+    if is_held:
+        name = f"seal-{generation}-{step}-0.json"
+        (files.seals_directory(handoff) / name).rename(files.seals_directory(handoff) / f"held-{name[5:]}")
+    end_at(step, left_early=True, planned=100)
 
 def until(condition):
     while not condition():
@@ -154,12 +165,21 @@ def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
     assert second.sealed_at == first.parts[0].sealed_at
 
 
-def test_a_script_that_leaves_its_loop_by_itself_has_finished(bench):
-    life = bench.life(SESSION + "begin(7)\nfiles.left_loop_path(handoff, 0).touch()\n")
-    life.run()
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_script_that_leaves_its_loop_by_itself_has_finished_there(bench, is_held):
+    """It succeeded without a checkpoint of what it had made."""
+    bench.life(SESSION + f"begin(7)\nleave(7, is_held={is_held})\n").run()
     record = bench.exit_record()
-    assert (record.outcome, record.final.step, record.final.weights_sha256) == ("succeeded", 7, None)
-    assert record.has_session
+    assert (record.outcome, record.step, record.committed) == ("succeeded", 7, bench.id(1, 7))
+    assert (record.final.step, record.final.left_early, record.final.planned) == (7, True, 100)
+
+
+def test_a_script_that_leaves_its_loop_to_end_with_another_status_has_failed(bench):
+    script = SESSION + "if start == 0:\n    seal(4)\nbegin(7)\nleave(7, is_held=True)\nsys.exit(3)\n"
+    bench.life(script).run()
+    record = bench.exit_record()
+    assert (record.outcome, record.exit_code, record.committed) == ("failed", 3, bench.id(1, 4))
+    assert bench.commits() == (bench.id(1, 4),)
 
 
 def test_a_script_that_exits_0_in_the_middle_of_its_loop_has_failed(bench):
@@ -209,11 +229,6 @@ while not os.path.exists("go"):
     ("script", "complete_file", "committed"),
     [
         (SESSION + "begin(7)\n" + LEAVE_ON_SIGTERM, None, False),
-        (
-            SESSION + "begin(7)\n" + LEAVE_ON_SIGTERM + "files.left_loop_path(handoff, 0).touch()\n",
-            None,
-            False,
-        ),
         (SESSION + "begin(100, 100)\n" + LEAVE_ON_SIGTERM, None, False),  # in the middle of its last save
         (SAVE_AND_EXIT_0, "model", True),
         (SAVE_AND_EXIT_0, None, False),  # its handler may have ended it in the middle of the save
@@ -730,7 +745,7 @@ if start == 0:
     until(Path("go").exists)
     files.write_json(files.drained_path(handoff, 0), {"step": None})
     # Another rank may have saved its state.
-    files.write_json(files.final_path(handoff), {"step": 100, "weights_sha256": "abc"})
+    end_at(100)
     sys.exit(0)
 finish(100)
 """

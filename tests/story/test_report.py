@@ -103,6 +103,29 @@ def test_a_success_that_nobody_has_closed_has_status_0(records):
     assert (report["state"], report["exit_code"]) == ("succeeded", 0)
 
 
+def test_a_loop_that_the_script_left_is_told_with_its_steps(records):
+    final = Final(step=20, weights_sha256="ab" * 32, metrics={}, left_early=True, planned=100)
+    other = Final(step=20, weights_sha256=None, metrics={})  # only the node of rank 0 knows
+    launch = records.launch(
+        1,
+        intent=records.intent(num_nodes=2),
+        exits={
+            0: records.exit("succeeded", step=20, final=other),
+            1: records.exit("succeeded", rank=1, instance_id="i-1-1", step=20, final=final),
+        },
+        heartbeats={0: records.heartbeat(step=20, steps_total=20)},
+    )
+    report = show_json(
+        records.history(launch, generations=(records.generation(1),), commits=(CheckpointId(1, 20),)),
+        records.at(2000.0),
+    )
+    assert (report["step"], report["steps_total"]) == (20, 100)
+    assert (report["state"], report["detail"]) == (
+        "succeeded",
+        "the script left its loop after 20 of 100 steps",
+    )
+
+
 def test_launches_that_never_became_attempts_are_not_attempts(records):
     history = records.history(records.capacity(1, at=0.0), records.launch(2))
     report = show_json(history, records.at(100.0))

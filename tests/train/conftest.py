@@ -171,7 +171,7 @@ def script():
 
 
 @pytest.fixture
-def open_session(monkeypatch):
+def open_session(monkeypatch, courier):
     """``open_session(environment, model=..., ...)``: a session in this process, closed with the test."""
     opened = []
 

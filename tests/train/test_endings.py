@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cloudspot.train import handoff
 
-FINISHED, LEFT, NOTHING = "finished", "left its loop", "nothing"
+FINISHED, LEFT, HELD, NOTHING = "finished", "left its loop", "left if it ends with status 0", "nothing"
 
 
 def test_only_ends_that_a_script_chose_itself_are_told(tmp_path):
@@ -22,20 +22,36 @@ def test_only_ends_that_a_script_chose_itself_are_told(tmp_path):
     statuses = json.loads(done.stdout)
 
     def told(name):
-        has_finished = handoff.final_path(tmp_path / name).exists()
-        has_left = handoff.left_loop_path(tmp_path / name, 0).exists()
-        assert handoff.ended_loop_path(tmp_path / name, 0).exists() == has_finished
-        assert not (has_finished and has_left)
-        return FINISHED if has_finished else LEFT if has_left else NOTHING
+        directory = tmp_path / name
+        final = handoff.read_json(handoff.final_path(directory))
+        assert handoff.ended_loop_path(directory, 0).exists() == (final is not None)
+        seals = sorted(path.name for path in handoff.seals_directory(directory).iterdir())
+        if final is None:
+            assert seals == []
+            return NOTHING
+        (seal,) = seals
+        kind = seal.partition("-")[0]
+        assert seal == f"{kind}-1-{final['step']}-0.json"
+        if not final["left_early"]:
+            assert (kind, final["planned"]) == ("seal", None)
+            return FINISHED
+        how = {"seal": LEFT, "held": HELD}[kind]
+        return f"{how}: {final['step']} of {final['planned']}"
 
     assert {name: (told(name), status) for name, status in statuses.items()} == {
         "end_of_steps": (FINISHED, 0),
         "end_of_batches": (FINISHED, 0),
         "no_loop": (NOTHING, 0),
-        "break_out_of_steps": (LEFT, 0),
-        "break_out_of_batches": (LEFT, 0),
-        "break_with_iterator_kept": (LEFT, 0),
-        "error": (LEFT, 1),
+        "break_out_of_steps": (f"{LEFT}: 3 of 100", 0),
+        "break_out_of_batches": (f"{LEFT}: 1 of None", 0),
+        "break_with_iterator_kept": (f"{HELD}: 3 of 100", 0),
+        "return_out_of_steps": (f"{LEFT}: 3 of 100", 0),
+        "break_out_of_epochs": (f"{LEFT}: 6 of 15", 0),
+        "exit_0": (f"{HELD}: 3 of 100", 0),
+        "exit_3": (f"{HELD}: 1 of 100", 3),
+        "caught_outside_of_the_loop": (f"{HELD}: 3 of 100", 0),
+        "break_then_error": (f"{LEFT}: 3 of 100", 1),
+        "error": (NOTHING, 1),
         "error_with_iterator_kept": (NOTHING, 1),
         "exit_at_once": (NOTHING, 0),
         "exit_at_once_with_no_known_end": (NOTHING, 0),

@@ -5,6 +5,7 @@ import random
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed import HashStore
@@ -254,6 +255,39 @@ def test_short_steps_go_on_while_the_ranks_find_together():
     check(world)
     # About 20 ms a step, and 100 ms to find together.
     assert 4 <= world.ranks[0].left_at - opened_at <= 8
+
+
+@pytest.mark.parametrize("last_step", [20, 21])
+def test_ranks_that_leave_early_learn_after_which_step_each_has(last_step):
+    store = HashStore()
+    ranks = [
+        Rounds(store, rank=rank, world_size=3, start=0, clock=time.monotonic, can_save=lambda: True)
+        for rank in range(3)
+    ]
+    over = threading.Event()
+
+    def poll():
+        while not over.is_set():
+            for rank in ranks:
+                rank.poll()
+
+    poller = threading.Thread(target=poll)
+    poller.start()
+    until = time.monotonic() + 60
+    with ThreadPoolExecutor(3) as pool:
+        steps = [20, 20, last_step]
+        found = list(
+            pool.map(lambda pair: pair[0].leave(pair[1], until=lambda: until), zip(ranks, steps, strict=True))
+        )
+    over.set()
+    poller.join()
+    assert found == [dict(enumerate(steps))] * 3
+
+
+def test_a_rank_that_leaves_alone_waits_no_longer_than_it_is_told():
+    rank = Rounds(HashStore(), rank=1, world_size=2, start=0, clock=lambda: 5.0)
+    assert rank.leave(20, until=lambda: 5.0) == {1: 20}
+    assert rank.begin(3) is None
 
 
 # --- single cases -------------------------------------------------------------------------------

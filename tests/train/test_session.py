@@ -190,7 +190,7 @@ def test_a_session_resumed_at_its_end_says_so_again_and_saves_nothing(train, cou
     train(12, restore=courier.carry(12))
     assert courier.final() == expected
     assert courier.seals() == {}
-    assert not handoff.left_loop_path(courier.handoff, 0).exists()
+    assert not courier.final()["left_early"]
 
 
 def test_batches_resumed_at_their_end_say_so_again_and_save_nothing(open_session, courier):
@@ -347,17 +347,72 @@ def test_draining_tells_a_rank_at_once(train, courier):
         train(10_000_000, on_step=drain)
 
 
-def test_a_loop_that_is_left_early_ends_the_rounds_and_goes_on(train, open_session, courier):
+def leave(run, objects, *, at, total=100):
+    """Leave the loop at a step, after its work."""
+    for step in run.steps(total):
+        train_step(objects)
+        if step == at:
+            break
+
+
+def test_the_state_in_which_a_loop_is_left_early_is_the_last_one(open_session, courier):
+    objects = make_objects()
+    run = open_session(courier.begin(), **objects)
+    leave(run, objects, at=5)
+    assert run.step == 6
+    assert run._service._link.rounds.begin(6) is None
+    weights = weights_sha256(objects["model"])
+    expected = {"step": 6, "weights_sha256": weights, "left_early": True, "planned": 100}
+    assert courier.final() == expected
+    train_step(objects)  # what comes after the loop changes nothing
+    objects = make_objects()
+    open_session(courier.begin(courier.carry(6)), **objects)
+    assert weights_sha256(objects["model"]) == weights
+
+
+def test_a_loop_that_was_left_early_is_not_gone_on_with(open_session, courier):
+    """The code after it may have failed, or its machine may have been taken."""
+    run = open_session(courier.begin(), **(objects := make_objects()))
+    leave(run, objects, at=5)
+    expected, restore = courier.final(), courier.carry(6)
+    run = open_session(courier.begin(restore), **make_objects())
+    assert list(run.steps(100)) == []
+    assert (courier.final(), courier.seals(), run.step) == (expected, {}, 6)
+    run = open_session(courier.begin(restore), **make_objects())
+    assert list(run.steps(10)) == [6, 7, 8, 9]
+    assert courier.final()["left_early"] is False
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_step_that_is_left_before_it_changes_anything_does_not_count(
+    open_session, courier, until_held, is_sealed
+):
     objects = make_objects()
     run = open_session(courier.begin(), **objects)
     for step in run.steps(100):
-        train_step(objects)
         if step == 5:
             break
-    assert run.step == 5
+        train_step(objects)
+        if step == 4 and is_sealed:
+            run._service._saver._claiming.join()
+            run._service._link.rounds.request_interval()
+            until_held(run)
+    # A checkpoint of 5 steps is there already, without what says that the loop was left.
+    assert sorted(courier.seals()) == ([5, 6] if is_sealed else [5])
+    assert courier.final()["step"] == run.step == max(courier.seals())
+
+
+def test_a_rank_that_leaves_without_the_others_says_so_and_saves_nothing(
+    open_session, courier, caplog, monkeypatch
+):
+    objects = make_objects()
+    run = open_session(courier.begin(), **objects)
+    monkeypatch.setattr(run._service, "_world", World(0, 2, 0, 2))
+    leave(run, objects, at=5)
+    assert courier.seals() == {}
     assert courier.final() is None
-    assert handoff.left_loop_path(courier.handoff, 0).exists()
-    assert run._service._link.rounds.begin(6) is None
+    assert not handoff.ended_loop_path(courier.handoff, 0).exists()
+    assert "rank 0 left its loop after 6 steps, but rank 1 did not: the state is not saved" in caplog.text
 
 
 def test_growing_state_is_planned_anew(open_session, courier, until_held):
@@ -427,7 +482,8 @@ def test_final_hash_is_of_the_bare_model(train, courier, open_session):
     run = open_session(courier.begin(), **objects)
     for _ in run.steps(4):
         train_step(objects)
-    assert courier.final() == {"step": 4, "weights_sha256": weights_sha256(objects["model"])}
+    weights = weights_sha256(objects["model"])
+    assert courier.final() == {"step": 4, "weights_sha256": weights, "left_early": False, "planned": None}
 
 
 # --- what a session refuses ---------------------------------------------------------------------

@@ -66,6 +66,30 @@ def test_an_interval_save_of_two_ranks_resumes_bit_equal_after_a_kill(courier, s
     assert courier.final() == expected
 
 
+def test_ranks_that_gather_gradients_of_their_own_drain_where_they_have_used_them(courier, script):
+    accumulate = ("--accumulate", "4")
+    courier.run_ranks(script, *accumulate, num_ranks=2, environment=courier.begin())
+    expected = courier.final()
+    courier.run_ranks(script, *accumulate, "--drain-at", "17", num_ranks=2, environment=courier.begin())
+    step = courier.drained(0)["step"]
+    assert (step % 4, courier.drained(1)) == (0, {"step": step})
+    courier.run_ranks(script, *accumulate, num_ranks=2, environment=courier.begin(courier.carry(step)))
+    assert courier.final() == expected
+
+
+def test_two_ranks_that_leave_their_loop_after_one_step_save_it(courier, script):
+    output = courier.run_ranks(script, "--leave-at", "9", num_ranks=2, environment=courier.begin())
+    assert "rank 1 ended at 10" in output
+    final = courier.final()
+    assert (final["step"], final["left_early"], final["planned"]) == (10, True, 48)
+    assert {step: sorted(seals) for step, seals in courier.seals().items()} == {10: [0, 1]}
+    again = courier.run_ranks(
+        script, "--leave-at", "9", num_ranks=2, environment=courier.begin(courier.carry(10))
+    )
+    assert "rank 0 ended at 10" in again
+    assert (courier.final(), courier.seals()) == (final, {})
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -244,7 +244,7 @@ class Courier:
         handoff = status.handoff
         if handoff is None or files.read_drain(handoff) is None:
             return False
-        marks = files.drained_path, files.ended_loop_path, files.left_loop_path
+        marks = files.drained_path, files.ended_loop_path
         return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
 
     def _carry(self, taken: Path, name: files.SealName) -> None:

@@ -31,11 +31,9 @@ class LoopState(enum.Enum):
     NOT_BEGUN = "not begun"
     """There is no session, or its loop was never begun."""
     BEGUN = "begun"
-    """It was begun, and neither ended nor left: the process ended in its middle, or in its last save."""
-    LEFT = "left"
-    """The script left it by itself before its end, such as for early stopping."""
+    """It was begun and has not ended: the process ended in its middle, or in its last save."""
     ENDED = "ended"
-    """Every local rank came to its end and sealed its last part."""
+    """Every local rank came to its end, or left it as all ranks did, and sealed its last part."""
 
 
 def loop_state(handoff: Path, ranks: tuple[int, ...]) -> LoopState:
@@ -44,10 +42,8 @@ def loop_state(handoff: Path, ranks: tuple[int, ...]) -> LoopState:
     if not any(files.begun_loop_path(handoff, rank).exists() for rank in ranks):
         return LoopState.NOT_BEGUN
     in_session = [rank for rank in ranks if files.progress_path(handoff, rank).exists()]
-    if all(files.ended_loop_path(handoff, rank).exists() for rank in in_session):
-        return LoopState.ENDED
-    left = (files.left_loop_path(handoff, rank).exists() for rank in in_session)
-    return LoopState.LEFT if all(left) else LoopState.BEGUN
+    ended = (files.ended_loop_path(handoff, rank).exists() for rank in in_session)
+    return LoopState.ENDED if all(ended) else LoopState.BEGUN
 
 
 class GenerationEnd:
@@ -68,6 +64,9 @@ class GenerationEnd:
         """
         context = self._context
         ordered = context.ordered_leaving()
+        if end.code == 0 and ordered is None:
+            # Under an order to leave, status 0 may be that of a handler of SIGTERM, in the middle of a save.
+            files.publish_held(handoff)
         self._courier.end_of_trainer(exited_0=end.code == 0, is_leaving=ordered is not None)
         context.status.state = "uploading"
         if end.must_regroup and ordered is None:
@@ -129,7 +128,13 @@ class GenerationEnd:
             step = status.progress()[0] if status.has_session else None
             final = Final(step=step, weights_sha256=None, metrics=status.metrics())
             return Leaving("succeeded", "the training finished", final=final)
-        final = Final(step=value.step, weights_sha256=value.weights_sha256, metrics=status.metrics())
+        final = Final(
+            step=value.step,
+            weights_sha256=value.weights_sha256,
+            metrics=status.metrics(),
+            left_early=value.left_early,
+            planned=value.planned,
+        )
         return Leaving("succeeded", "the training finished", final=final, saved_step=final.step)
 
     def _drained(self, drained: list[RankDrained | None], ordered: Leaving | None) -> Leaving | str:

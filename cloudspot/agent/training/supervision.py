@@ -183,7 +183,7 @@ class Supervisor:
         step, total = status.progress()
         if limit is None or now - self._moved_at <= limit or not status.has_session:
             return None
-        if self._drain is not None or step == total or self._trainer.has_left_loop(self._ranks):
+        if self._drain is not None or step == total or self._trainer.has_ended_loop(self._ranks):
             return None
         _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - self._moved_at)
         # Before its end, which the others may see first: they would take it for a plain failure.

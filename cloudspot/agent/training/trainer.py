@@ -194,12 +194,11 @@ class Trainer:
         """Return whether a rank here has met an error and is about to end."""
         return any(files.failed_path(self.handoff, rank).exists() for rank in ranks)
 
-    def has_left_loop(self, ranks: Sequence[int]) -> bool:
-        """Return whether a rank here has left its loop, without an error."""
+    def has_ended_loop(self, ranks: Sequence[int]) -> bool:
+        """Return whether the loop of a rank here has ended, without an error after it."""
         if self.is_failing(ranks):
             return False
-        left = any(files.left_loop_path(self.handoff, rank).exists() for rank in ranks)
-        return left or files.final_path(self.handoff).exists()
+        return any(files.ended_loop_path(self.handoff, rank).exists() for rank in ranks)
 
     def has_drained(self, ranks: Sequence[int]) -> bool:
         """Return whether a rank here has left as it was asked to."""

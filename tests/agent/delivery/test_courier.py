@@ -189,9 +189,8 @@ def test_what_nobody_has_begun_to_upload_waits_for_the_drain(bench, node, draini
             files.write_json(files.drained_path(handoff, rank), {"step": None}) for rank in range(2)
         ],
         lambda _, handoff: [files.ended_loop_path(handoff, rank).touch() for rank in range(2)],
-        lambda _, handoff: [files.left_loop_path(handoff, rank).touch() for rank in range(2)],
     ],
-    ids=["trainer dead", "not yet ordered", "no session", "no save", "loop ended", "loop left"],
+    ids=["trainer dead", "not yet ordered", "no session", "no save", "loop ended"],
 )
 def test_where_no_drain_will_come_nothing_waits_for_it(bench, node, draining, monkeypatch, change):
     found = parts_put(bench, monkeypatch)

@@ -61,6 +61,51 @@ def break_with_iterator_kept():
             break
 
 
+def return_out_of_steps():
+    def train():
+        for step in open_session().steps(100):
+            if step == 2:
+                return
+
+    train()
+
+
+def break_out_of_epochs():
+    run = open_session()
+    for epoch in run.epochs(5):
+        for _ in run.batches([1, 2, 3]):
+            pass
+        if epoch == 1:
+            break
+
+
+def exit_0():
+    for step in open_session().steps(100):
+        if step == 2:
+            sys.exit(0)
+
+
+def exit_3():
+    for _ in open_session().steps(100):
+        sys.exit(3)
+
+
+def caught_outside_of_the_loop():
+    try:
+        for step in open_session().steps(100):
+            if step == 2:
+                raise StopIteration
+    except StopIteration:
+        pass
+
+
+def break_then_error():
+    for step in open_session().steps(100):
+        if step == 2:
+            break
+    raise ValueError("no such file")
+
+
 def error():
     for _ in open_session().steps(100):
         raise ValueError("no such layer")
@@ -142,6 +187,12 @@ ENDINGS = [
     break_out_of_steps,
     break_out_of_batches,
     break_with_iterator_kept,
+    return_out_of_steps,
+    break_out_of_epochs,
+    exit_0,
+    exit_3,
+    caught_outside_of_the_loop,
+    break_then_error,
     error,
     error_with_iterator_kept,
     exit_at_once,

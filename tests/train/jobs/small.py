@@ -3,6 +3,7 @@
 # ruff: noqa: NPY002 - NumPy's global generator is what must come back
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -22,6 +23,8 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--drain-at", type=int, default=-1)
 parser.add_argument("--kill-at", type=int, default=-1)
 parser.add_argument("--exact", action="store_true")
+parser.add_argument("--accumulate", type=int, default=1)
+parser.add_argument("--leave-at", type=int, default=-1)
 parser.add_argument("--save-at", type=int, default=-1)
 options = parser.parse_args()
 
@@ -54,9 +57,13 @@ def main():
     for x, y in run.batches(loader, epochs=options.epochs):
         noise = 0.1 * random.random() + 0.1 * float(np.random.rand())
         loss = torch.nn.functional.cross_entropy(model(x + noise), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        if run.step % options.accumulate == 0:
+            optimizer.zero_grad()
+        is_last = run.step % options.accumulate == options.accumulate - 1
+        with contextlib.nullcontext() if is_last or run.world_size == 1 else model.no_sync():
+            loss.backward()
+        if is_last:
+            optimizer.step()
         scheduler.step()
         run.log(loss=loss.item())
         if run.step == options.kill_at and run.rank == run.world_size - 1:
@@ -66,6 +73,8 @@ def main():
             directory = Path(os.environ[handoff.HANDOFF])
             handoff.write_drain(directory, handoff.Drain("notice", time.monotonic() + 60))
             until_held(run)
+        if run.step == options.leave_at:
+            break
         if run.step == options.save_at and run.rank == 0:
             run._service._link.rounds.request_interval()
             until_held(run)
