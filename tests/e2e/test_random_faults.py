@@ -276,10 +276,13 @@ def check(run: Run, weights: Callable[[], str]) -> None:
             assert all(checkpoint["verified"] for checkpoint in checkpoints)
             assert shown["last_commit"]["step"] >= run.told_step
     lines = step_lines(user, JOB)
-    num_repeated, num_restarts = len(lines) - len(set(lines)), len(shown["generations"]) - 1
+    num_lost, num_ends = len(lines) - len(set(lines)), len(shown["generations"]) - 1
+    if shown["state"] == "stopped":  # what is in no checkpoint is lost, too
+        newest = shown["last_commit"]["step"] if shown["last_commit"] else 0
+        num_lost, num_ends = num_lost + sum(step >= newest for step in set(lines)), num_ends + 1
     if shown["steps_lost_is_exact"]:
-        # A restart may find rank 0 in a step that has not printed its line, and another rank in the next.
-        assert num_repeated <= shown["steps_lost"] <= num_repeated + 2 * num_restarts, run.struck
+        # An end may find rank 0 in a step that has not printed its line, and another rank in the next.
+        assert num_lost <= shown["steps_lost"] <= num_lost + 2 * num_ends, run.struck
 
 
 def check_removal(run: Run) -> None:
