@@ -183,22 +183,27 @@ class Session:
         if self._restored is not None:
             self._resume_feed(feed, self._restored)
         self._restore_randomness()
-        progress, step = self._progress(), self._step
+        progress = self._progress()
         if feed.batches_left is not None:
-            progress[1] = step + feed.batches_left
+            progress[1] = self._step + feed.batches_left
         if not self._begin(epochs):
             with LoopExit(self._leave):
-                while feed.has_next():
-                    self._begin_step(step, progress)
-                    batch = feed.fetch()
-                    if batch is None:
-                        break
-                    progress[2] = step + 1
-                    yield batch[0]
-                    step += 1
-            self._end_step(step)
+                yield from self._steps_of(feed, progress)
         feed.close()
         self._end_loop()
+
+    def _steps_of(self, feed: Feed, progress: MutableSequence[int]) -> Iterator[Any]:
+        """Make a step of each batch that is left."""
+        step = self._step
+        while feed.has_next():
+            self._begin_step(step, progress)
+            batch = feed.fetch()
+            if batch is None:
+                break
+            progress[2] = step + 1
+            yield batch[0]
+            step += 1
+        self._end_step(step)
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the epochs from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
@@ -242,27 +247,19 @@ class Session:
         if epochs_loop.is_resuming and self._restored is not None:
             self._resume_feed(feed, self._restored)
             self._restore_randomness()
-        progress, step = self._progress(), self._step
+        progress = self._progress()
         if feed.batches_left is not None and feed.length is not None:
-            progress[1] = step + feed.batches_left + (epochs_loop.total - epoch - 1) * feed.length
+            progress[1] = self._step + feed.batches_left + (epochs_loop.total - epoch - 1) * feed.length
         try:
-            while feed.has_next():
-                self._begin_step(step, progress)
-                batch = feed.fetch()
-                if batch is None:
-                    break
-                progress[2] = step + 1
-                yield batch[0]
-                step += 1
-            self._end_step(step)
+            yield from self._steps_of(feed, progress)
         finally:
             self._end_batches()
-        progress[0] = step
+        progress[0] = self._step
         if self._service is not None and self._is_at_boundary:
             # Only to leave: an interval save is worth as much at the next step, and the state after the loop,
             # of which this may be the last step, needs a name of its own.
             epochs_loop.has_ended_batches = True
-            self._service.pass_boundary(step, may_save=False)
+            self._service.pass_boundary(self._step, may_save=False)
             epochs_loop.has_ended_batches = False
 
     def _begin_loop(self) -> None:
