@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from cloudspot.cli.config import default_store
 from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation
@@ -19,6 +22,9 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.store_probe import store_time
 from cloudspot.registry import open_provider, open_store
+
+if TYPE_CHECKING:
+    from cloudspot.controller.loop import Controller
 
 SILENT_SECONDS = 600.0
 """A node that is alive reports every few seconds, unless it cannot reach the store."""
@@ -128,6 +134,13 @@ class Job:
     def provider(self) -> Provider:
         """Open the provider that the job was submitted to."""
         return open_provider(self.submitted[0].provider, self.spec)
+
+    def controller(self, *, sleep: Callable[[float], None] = time.sleep) -> Controller:
+        """Return a controller of the job as it is submitted now; ``sleep`` is how it waits."""
+        from cloudspot.controller.loop import Controller  # which few of the commands need
+
+        provider = self.provider
+        return Controller(self.store, self.id, provider, sleep=sleep, reader=self.reader)
 
     @cached_property
     def log_sink(self) -> LogSink:

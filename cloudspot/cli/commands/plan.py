@@ -53,7 +53,7 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
     spec, store = prepared.spec, prepared.store
     check_secrets(spec, os.environ)
     bundle = make_bundle(prepared.workdir, entrypoint=spec.run.entrypoint)
-    agent = agent_archive(prepared)
+    agent = agent_archive(prepared.provider, prepared.store)
     submission = new_submission(
         spec, provider=prepared.provider.name, bundle=bundle, job_id=job_id, agent=agent
     )
