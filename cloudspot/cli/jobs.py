@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,10 +16,11 @@ from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore.records import CheckpointId, Submission
 from cloudspot.jobstore.store_probe import store_time
 from cloudspot.registry import open_provider, open_store
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS = 600.0
 """A node that is alive reports every few seconds, unless it cannot reach the store."""
+STEPS_NAMED = 20
+"""How many steps are named in the error for a missing one."""
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 """Base 32 without the characters that are mistaken for one another."""
 _SUFFIX_LENGTH = 4
@@ -146,6 +149,21 @@ class Job:
     def log_sink(self) -> LogSink:
         """Return where the job's log lines are."""
         return self.provider.log_sink(self.store, self.id) or ObjectStoreLogSink(self.store, self.id)
+
+    def checkpoints_at(self, step: int | None) -> Sequence[CheckpointId]:
+        """Return the checkpoints (of that step, which must have one), the best to resume from first."""
+        history = self.first_history
+        best = lineage(history.generations, history.commits)
+        found = [*best, *(each for each in history.commits[::-1] if each not in best)]
+        if step is None:
+            return found
+        wanted = [each for each in found if each.step == step]
+        if not wanted:
+            steps = sorted({each.step for each in found})
+            more = "..., " if len(steps) > STEPS_NAMED else ""
+            named = more + ", ".join(map(str, steps[-STEPS_NAMED:]))
+            raise SpecError(f"job {self.id} has no checkpoint of step {step}; it has: {named or 'none'}")
+        return wanted
 
     def check_silence(self) -> None:
         """Refuse if a node of the job has reported lately, by the store's clock: its machine lives.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import msgspec
 
 from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
@@ -63,6 +65,15 @@ def open_pinned(spec: JobSpec, provider_name: str) -> tuple[JobSpec, Provider]:
     table = {**spec.providers.get(provider_name, {}), **pinned}
     spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
     return spec, open_provider(provider_name, spec)
+
+
+def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment with the job's secrets: stored ones, those that are set, or what is typed."""
+    found = {**stored, **os.environ}
+    for name in spec.run.secrets:
+        if name not in found and output.can_ask():
+            found[name] = click.prompt(f"secret {name}", hide_input=True, err=True)
+    return found
 
 
 def warn_of_lost_work(job: PreparedJob) -> None:

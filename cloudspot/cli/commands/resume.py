@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import partial
 
@@ -13,7 +11,7 @@ from cloudspot.cli.completers import complete_providers
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job, open_job
-from cloudspot.cli.preparedjob import agent_archive, open_pinned
+from cloudspot.cli.preparedjob import agent_archive, open_pinned, with_secrets
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
@@ -79,7 +77,9 @@ def resume(
     _check_limits(spec, history)
     find_offers(spec, provider)  # raises here, before anything is written, if no offer can fit it
     _check_machines(job, provider, spec, history)
-    environ = _with_secrets(job, history, spec)
+    # Until the job has ended, its secrets are in the store.
+    stored = read_secrets(job.store, job.id, spec.run.secrets, resumption=history.submission.resumption)
+    environ = with_secrets(spec, stored)
     resumption.resume(
         job.store,
         history,
@@ -156,17 +156,6 @@ def _check_machines(job: Job, provider: Provider, spec: JobSpec, history: Histor
         )
 
 
-def _with_secrets(job: Job, history: History, spec: JobSpec) -> Mapping[str, str]:
-    """Return the environment with the secrets of a job that has not ended, or of its user's answers."""
-    submission = history.submission
-    stored = read_secrets(job.store, job.id, spec.run.secrets, resumption=submission.resumption)
-    environ = {**stored, **os.environ}
-    for name in spec.run.secrets:
-        if name not in environ and output.can_ask():
-            environ[name] = click.prompt(f"secret {name}", hide_input=True, err=True)
-    return environ
-
-
 def _warn_of_inexactness(before: JobSpec, spec: JobSpec) -> None:
     changed = [
         name
@@ -179,6 +168,6 @@ def _warn_of_inexactness(before: JobSpec, spec: JobSpec) -> None:
     ]
     if changed:
         output.warn(
-            f"{' and '.join(changed)} changed: with other machines, or another number of ranks, the training goes "
+            f"{' and '.join(changed)} changed: with other machines, or another number of ranks, it goes "
             "on from the same state, but not bit for bit"
         )
