@@ -452,6 +452,8 @@ class Summary(Dated, frozen=True, kw_only=True):
     metrics: dict[str, float]
     detail: str
     at: datetime
+    others: dict[str, Amount] = msgspec.field(default_factory=dict)
+    """What was spent in other currencies, on other providers."""
     # Older summaries lack what follows.
     name: str | None = None
     """The job file's."""
