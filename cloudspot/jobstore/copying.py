@@ -38,7 +38,7 @@ from cloudspot.jobstore.patience import PatientStore, patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Commit, Skipped, Submission
 from cloudspot.jobstore.store_probe import probe
-from cloudspot.jobstore.stored_records import find_bytes, find_meta, read_record
+from cloudspot.jobstore.stored_records import find_bytes, find_meta
 from cloudspot.jobstore.submission import agent_key, code_key, shared_keys
 from cloudspot.plugin.multipart import PART_BYTES
 from cloudspot.retrying import retry
@@ -116,19 +116,20 @@ def plan_copy(source: ObjectStore, job_id: str, *, damaged: Collection[Checkpoin
     there; whether their bytes are right, the copy finds out.
 
     Raises:
-        CloudspotError: the job has not finished, or what it used is not released yet.
+        CloudspotError: the job has neither ended nor is it suspended, or what it used is not released yet.
         CorruptData: a record is malformed, or the job's code is gone.
         JobNotFound: there is no such job.
     """
     source = patient(source)
     history = HistoryReader(source, job_id).read()
     _check_over(source, job_id, history)
-    submission = read_record(source, keys.spec(job_id), Submission)
+    submission = history.first_submission
     commit, skipped = _best_checkpoint(source, job_id, history, damaged)
     found = {meta.key: meta.size for meta in source.list_objects(keys.job_prefix(job_id))}
     sha256s = {code_key(submission): submission.code_sha256}
-    if submission.agent is not None:
-        sha256s[agent_key(submission, submission.agent)] = submission.agent.sha256
+    for one in (submission, history.submission):
+        if one.agent is not None:
+            sha256s[agent_key(one, one.agent)] = one.agent.sha256
     for key in shared_keys(submission):
         meta = find_meta(source, key)
         if meta is None:
@@ -362,12 +363,13 @@ def _with_offsets(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_over(source: ObjectStore, job_id: str, history: History) -> None:
-    if history.finished is None:
-        raise CloudspotError(f"job {job_id!r} in {source.url} has not finished; stop it first")
-    # Drivers take the mark back last, when no machine of the job is left that could write.
-    if source.list_page(keys.live(job_id, ""), limit=1).objects:
+    if history.open_launch is not None or (history.finished is None and history.suspended is None):
+        raise CloudspotError(f"job {job_id!r} in {source.url} has not ended; stop it first")
+    # Drivers take the mark back last, when no machine of the job is left that could write. One that is
+    # suspended keeps it.
+    if history.finished is not None and source.list_page(keys.live(job_id, ""), limit=1).objects:
         raise CloudspotError(
-            f"job {job_id!r} in {source.url} has finished, but not all that it used is released; run "
+            f"job {job_id!r} in {source.url} has ended, but not all that it used is released; run "
             "`cloudspot reconcile` until it is"
         )
 

@@ -18,13 +18,14 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission
 from cloudspot.jobstore.removal import remove_job
+from cloudspot.jobstore.submission import hash_of
 from cloudspot.local.filestore import FileStore
 
 JOB = "digits-1"
-CODE, AGENT = b"code" * 700, b"wheels"
+CODE, AGENT, OTHER_AGENT = b"code" * 700, b"wheels", b"other wheels"
 OLD, NEW, TORN = CheckpointId(1, 10), CheckpointId(2, 20), CheckpointId(2, 30)
 ARTIFACT = keys.artifacts_prefix(JOB) + "model.bin"
-JOURNAL = [keys.journal(JOB, number) for number in range(1, 6)]
+JOURNAL = [keys.journal(JOB, number) for number in range(1, 8)]
 
 
 class Killed(BaseException):
@@ -71,7 +72,7 @@ def sha256_of(data):
 
 
 def write_job(store, checkpoints):
-    """A job that was reclaimed once and has finished, with all that a store may hold of one."""
+    """A job that was stopped, resumed and has finished, with all that a store may hold of one."""
     make = Records()
     submission = Submission(
         job_id=JOB,
@@ -89,10 +90,17 @@ def write_job(store, checkpoints):
     store.put(keys.code(submission.code_sha256), CODE)
     store.put(keys.agent(submission.agent.sha256), AGENT)
     store.put(keys.spec(JOB), codec.encode(submission))
+    agent = StagedAgent(sha256=sha256_of(OTHER_AGENT), digest="d", requirements=("cloudspot",))
+    resumed = msgspec.structs.replace(submission, resumption=1, agent=agent, writer="ba" * 8)
+    sha256 = hash_of(codec.encode(resumed))
+    store.put(keys.submission(JOB, sha256), codec.encode(resumed))
+    store.put(keys.own_agent(JOB, agent.sha256), OTHER_AGENT)
     journal = [
         make.intent(1),
-        make.closed("reclaimed", 1, at=90.0),
-        make.intent(2, at=95.0, why="reclaimed"),
+        make.closed("stopped", 1, at=90.0),
+        make.finished("stopped", at=91.0),
+        make.resumed(1, at=92.0, sha256=sha256),
+        make.intent(2, at=95.0, why="resumed"),
         make.closed("succeeded", 2, at=190.0),
         make.finished(),
     ]
@@ -113,11 +121,12 @@ def write_job(store, checkpoints):
     checkpoints.session(store, NEW, [b"b" * 4000, b"c" * 500], job_id=JOB)
     checkpoints.session(store, TORN, [b"d" * 4000], job_id=JOB, commit=False)
     for key, data in (
-        (keys.secrets(JOB), b'{"values":{"TOKEN":"hunter2"}}'),
+        (keys.secrets(JOB, 0), b'{"values":{"TOKEN":"hunter2"}}'),
+        (keys.secrets(JOB, 1), b'{"values":{"TOKEN":"hunter2"}}'),
         (keys.summary(JOB), b"{}"),
         (keys.suspicions(JOB), b"{}"),
         (keys.settled_launches(JOB), b"{}"),
-        (keys.stop(JOB), codec.encode(make.stop())),
+        (keys.stop(JOB, 0), codec.encode(make.stop())),
         (keys.log_segment(JOB, "1-0", "2026-01-01", 0), b"lines" * 100),
         (ARTIFACT, b"w" * 2500),
         (keys.artifacts_prefix(JOB) + "empty", b""),
@@ -135,7 +144,8 @@ def expected_contents(source):
     commit = manifests.read_commit(source, JOB, NEW)
     checkpoint = {one.key for one in chunks.stored_chunks(JOB, commit)} | {keys.commit(JOB, 2, 20)}
     left_out = {
-        keys.secrets(JOB),
+        keys.secrets(JOB, 0),
+        keys.secrets(JOB, 1),
         keys.summary(JOB),
         keys.suspicions(JOB),
         keys.settled_launches(JOB),
@@ -160,7 +170,7 @@ def described(history):
         *((launch.intent, launch.closed, launch.slots, launch.exits) for launch in history.launches),
         *((launch.notices, launch.heartbeats) for launch in history.launches),
         *(history.generations, history.finished, history.stop, history.submission_sha256),
-        history.num_records,
+        *(history.num_records, history.turns),
     ]
 
 
@@ -266,6 +276,7 @@ def test_lost_answers_and_failing_requests_change_nothing(source, target, tmp_pa
         keys.commit(JOB, 2, 20),
         keys.code(sha256_of(CODE)),
         keys.agent(sha256_of(AGENT)),
+        keys.own_agent(JOB, sha256_of(OTHER_AGENT)),
         ARTIFACT,
         keys.exit_record(JOB, 1, 0),
         JOURNAL[0],
@@ -312,7 +323,14 @@ def test_a_job_that_may_still_be_live_is_refused(source):
     with pytest.raises(CloudspotError, match="cloudspot reconcile"):
         plan_copy(source, JOB)
     source.delete(JOURNAL[-1])
-    with pytest.raises(CloudspotError, match="has not finished; stop it first"):
+    with pytest.raises(CloudspotError, match="has not ended; stop it first"):
+        plan_copy(source, JOB)
+    # A suspended job keeps its mark, and nothing of it runs.
+    assert Journal(source, JOB).append(Records().suspended(), 7)
+    assert plan_copy(source, JOB).checkpoint == NEW
+    source.delete(JOURNAL[-2])
+    source.delete(JOURNAL[-1])
+    with pytest.raises(CloudspotError, match="has not ended; stop it first"):
         plan_copy(source, JOB)
     with pytest.raises(JobNotFound):
         plan_copy(source, "nobody")
@@ -434,7 +452,7 @@ def test_a_large_object_is_never_in_memory_as_a_whole(source, target, tmp_path):
 def test_a_copy_that_has_gone_on_is_left_as_it_is(source, target):
     plan = plan_copy(source, JOB)
     copy(plan, source, target)
-    target.put(keys.journal(JOB, 6), b"{}")
+    target.put(keys.journal(JOB, 8), b"{}")
     for one in (*plan.commits, *plan.chunks):
         target.delete(one.key)  # retention
     before = contents(target)
@@ -444,26 +462,41 @@ def test_a_copy_that_has_gone_on_is_left_as_it_is(source, target):
     assert sum(told) == plan.num_bytes
 
 
-def test_a_job_that_comes_back_goes_on_there_all_at_once(source, tmp_path):
-    """The target has the beginning of its journal, from before it moved on."""
-    expected = expected_contents(source)
-    plan = plan_copy(source, JOB)
+def test_a_job_that_comes_back_goes_on_there_all_at_once(source, target, checkpoints, tmp_path):
+    """The first store has the beginning of its journal, and older checkpoints."""
+    copy(plan_copy(source, JOB), source, target)
+    before = contents(source)
+    make, newest = Records(), CheckpointId(3, 30)
+    resumed = msgspec.structs.replace(HistoryReader(target, JOB).read().submission, resumption=2)
+    sha256 = hash_of(codec.encode(resumed))
+    target.put(keys.submission(JOB, sha256), codec.encode(resumed))
+    checkpoints.generation(target, 3, NEW, job_id=JOB, launch=3)
+    checkpoints.session(target, newest, [b"e" * 4000], job_id=JOB)
+    journal = [
+        make.resumed(2, sha256=sha256),
+        make.intent(3),
+        make.closed("succeeded", 3),
+        make.finished(at=400.0),
+    ]
+    for number, record in enumerate(journal, start=8):
+        assert Journal(target, JOB).append(record, number)
+    plan = plan_copy(target, JOB)
     seen = set()
     dies_at = 0
     while True:
-        target = InMemoryStore("memory://target")
-        copy(plan, source, target)
-        for key in JOURNAL[2:]:
-            target.delete(key)
+        home = InMemoryStore("memory://source")
+        for key, data in before.items():
+            home.put(key, data)
         with suppress(Killed):
-            copy(plan, source, Watched(target, tmp_path, dies_at=dies_at), num_threads=1)
+            copy(plan, target, Watched(home, tmp_path, dies_at=dies_at), num_threads=1)
             break
-        seen.add(len(Journal(target, JOB).read()))
-        copy(plan, source, target)
-        found = {key: data for key, data in contents(target).items() if not key.startswith("probe/")}
-        assert found == expected
+        seen.add(len(Journal(home, JOB).read()))
+        copy(plan, target, home)
+        here, there = HistoryReader(home, JOB).read(), HistoryReader(target, JOB).read()
+        assert described(here) == described(there)
+        assert here.commits == (OLD, NEW, newest)
         dies_at += 1
-    assert seen == {2, 5}
+    assert seen == {7, 11}
 
 
 def test_a_job_whose_pasts_differ_does_not_come_back(source, target):
