@@ -6,17 +6,19 @@ import collections
 import hashlib
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cloudspot.train import boxes, sharding
+from cloudspot.train.boxes import Box
 from cloudspot.train.errors import CheckpointError, SessionError
 from cloudspot.train.handoff import RESTORE_MANIFEST
-from cloudspot.train.partition import Item
-from cloudspot.train.tree import DTYPES, Json, dtype_name, escape, flatten, rebuild, tensor_bytes
+from cloudspot.train.partition import Item, Shard
+from cloudspot.train.tree import DTYPES, Json, Keys, dtype_name, escape, flatten, rebuild, tensor_bytes
 
 FORMAT = 1
 
@@ -33,7 +35,7 @@ class State:
     models: tuple[str, ...]
     """The names of those that are modules: their state is weights, by the names of ``state_dict``."""
     tensors: dict[str, Any]
-    """By the item's name; the live tensors, not copies."""
+    """By the item's name; the live tensors, not copies. What is sharded is this rank's box."""
     items: tuple[Item, ...]
     """The same tensors, described."""
 
@@ -54,7 +56,7 @@ def check_tracked(objects: Mapping[str, Any]) -> None:
     """Check that every object can be saved.
 
     Raises:
-        SessionError: an object has no state, or is sharded.
+        SessionError: an object has no state, or is sharded by the first FSDP.
     """
     for name, tracked in objects.items():
         if not (hasattr(tracked, "state_dict") and hasattr(tracked, "load_state_dict")):
@@ -62,11 +64,11 @@ def check_tracked(objects: Mapping[str, Any]) -> None:
                 f"session({name}=...) is a {type(tracked).__name__}, which cannot be saved: it has no"
                 " state_dict and load_state_dict"
             )
-        kinds = {kind.__name__ for kind in type(tracked).__mro__}
-        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+        modules = tracked.modules() if isinstance(tracked, torch.nn.Module) else ()
+        if any(type(each).__name__ == "FullyShardedDataParallel" for each in modules):
             raise SessionError(
-                f"session({name}=...) is sharded by FSDP, which cannot be saved yet: use"
-                " DistributedDataParallel"
+                f"session({name}=...) is sharded by FullyShardedDataParallel, which cannot be saved: shard it"
+                " with torch.distributed.fsdp.fully_shard"
             )
 
 
@@ -82,24 +84,32 @@ def take(objects: Mapping[str, Any]) -> State:
     models = []
     for name, tracked in objects.items():
         inner = unwrap(tracked)
-        trees[name] = flatten(name, dict(inner.state_dict()), tensors)
-        if isinstance(inner, torch.nn.Module):
+        is_model = isinstance(inner, torch.nn.Module)
+        ties = sharding.tied(inner) if is_model else {}
+        tied = {f"{name}/{escape(key)}": first for key, first in ties.items()}
+        trees[name] = flatten(name, dict(inner.state_dict()), tensors, tied=tied)
+        if is_model:
             models.append(name)
             # Ranks differ in buffers such as BatchNorm's; rank 0's are the ones that DDP broadcasts.
             pinned.update(
                 f"{name}/{escape(buffer)}" for buffer, _ in inner.named_buffers(remove_duplicate=False)
             )
-    items = tuple(
-        Item(
-            name=name,
-            dtype=dtype_name(tensor.dtype),
-            shape=tuple(tensor.shape),
-            itemsize=tensor.element_size(),
-            pinned=name in pinned,
+    items = []
+    for name, tensor in tensors.items():
+        shards: tuple[Shard, ...] = ()
+        if sharding.is_sharded(tensor):
+            shards, tensors[name] = sharding.describe(name, tensor)
+        items.append(
+            Item(
+                name=name,
+                dtype=dtype_name(tensor.dtype),
+                shape=tuple(tensor.shape),
+                itemsize=tensor.element_size(),
+                pinned=name in pinned and not shards,
+                shards=shards,
+            )
         )
-        for name, tensor in tensors.items()
-    )
-    return State(trees, tuple(models), tensors, items)
+    return State(trees, tuple(models), tensors, tuple(items))
 
 
 def is_materialised(objects: Mapping[str, Any]) -> bool:
@@ -116,14 +126,21 @@ def cuda_devices(tensors: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sorted(devices | {torch.cuda.current_device()}))
 
 
-def weights_sha256(model: Any) -> str:
-    """Return SHA-256 over the unwrapped model's state: each tensor's name, type, shape and bytes, by name."""
+def weights_sha256(model: Any) -> str | None:
+    """Return SHA-256 over the unwrapped model's state: each tensor's name, type, shape and bytes, by name.
+
+    None: the model is sharded. This rank does not hold all of it, and putting it together is a collective.
+    """
     digest = hashlib.sha256()
     state = unwrap(model).state_dict()
     for name in sorted(state):
         tensor = state[name]
         if not isinstance(tensor, torch.Tensor):
             continue  # extra state of a module
+        if sharding.is_sharded(tensor):
+            shape, tensor = tensor.shape, sharding.local_of(tensor)
+            if tensor.shape != shape:
+                return None
         cpu = tensor.detach().cpu().contiguous()
         digest.update(f"{name}\n{dtype_name(cpu.dtype)}\n{list(cpu.shape)}\n".encode())
         digest.update(tensor_bytes(cpu))
@@ -149,7 +166,7 @@ class Checkpoint:
         parts = manifest.get("parts")
         if not isinstance(parts, list) or len(parts) != self.world_size:
             raise CheckpointError(f"{RESTORE_MANIFEST} does not list {self.world_size} parts")
-        self._items: dict[str, Any] = {}
+        self._items: dict[str, _Stored] = {}
         self._seals: dict[int, dict[str, Any]] = {}
         for part in parts:
             self._open_part(part)
@@ -157,6 +174,10 @@ class Checkpoint:
             raise CheckpointError(f"{RESTORE_MANIFEST} does not list each rank's part once")
         if len({seal.get("plan") for seal in self._seals.values()}) != 1:
             raise CheckpointError("the parts come from different plans")
+        for name, stored in self._items.items():
+            problem = boxes.problem(list(stored.pieces), stored.shape) if stored.is_sharded else None
+            if problem is not None:
+                raise CheckpointError(f"the checkpoint's {name} has {problem}")
 
     @property
     def shared(self) -> dict[str, Json]:
@@ -205,9 +226,10 @@ class Checkpoint:
         return _object(self._seals[rank], "rank_state")
 
     def load(self, objects: Mapping[str, Any]) -> None:
-        """Load the saved state into the objects.
+        """Load the saved state into the objects, however either is sharded: no rank waits for another.
 
-        Call it once: it releases the files.
+        Of a tensor that is sharded here, a rank reads the bytes of its own box. Call it once: it releases the
+        files.
 
         Raises:
             CheckpointError: names, shapes or types differ, or an object refuses its state.
@@ -217,30 +239,78 @@ class Checkpoint:
         loads = []
         for name, tracked in objects.items():
             inner = unwrap(tracked)
+            fresh = inner.state_dict()
             if isinstance(inner, torch.nn.Module):
-                # Views of the file: the copy into the parameters is the only one.
-                state = rebuild(name, trees[name], self.item)
-                fresh = inner.state_dict()
-                _check_model(name, fresh, state)
-                loads.append((name, inner, _with_metadata(state, fresh)))
-            else:
-                # The object may keep what it is given, so it gets copies.
-                loads.append((name, inner, rebuild(name, trees[name], lambda item: self.item(item).clone())))
-        for name, inner, state in loads:
+                _check_model(name, fresh, rebuild(name, trees[name], lambda item, _: self._described(item)))
+            loads.append((name, inner, fresh))
+        for name, inner, fresh in loads:
             try:
                 with torch.no_grad():
-                    inner.load_state_dict(state)
+                    inner.load_state_dict(self._state_for(name, trees[name], inner, fresh))
+            except CheckpointError:
+                raise
             except Exception as error:  # an object may raise anything
                 raise CheckpointError(
                     f"session({name}=...) refuses the checkpoint's state: {error}"
                 ) from error
 
+    def _state_for(self, name: str, tree: Json, inner: Any, fresh: Any) -> Any:
+        """Return the saved state of an object, sharded as its ``fresh`` state and its parameters are."""
+        if isinstance(inner, torch.nn.Module):
+
+            def place(item: Any, keys: Keys) -> Any:
+                like = _at(fresh, keys)
+                if not sharding.is_sharded(like):
+                    # A view of the file: the copy into the parameter is the only one.
+                    return self.item(item)
+                # The state is the parameter, so this is the only copy here too, and none of all ranks.
+                self._read_into(item, like)
+                return like
+
+            return _with_metadata(rebuild(name, tree, place), fresh)
+        parameters = [each for group in getattr(inner, "param_groups", ()) for each in group["params"]]
+
+        def place_copy(item: Any, keys: Keys) -> Any:
+            stored = self._stored(item)
+            like = _at(fresh, keys)
+            if like is None:
+                like = _parameter_of(parameters, keys)
+                # Whole state of another shape, such as a count of steps, was never a DTensor.
+                if like is not None and not stored.is_sharded and stored.shape != tuple(like.shape):
+                    like = None
+            if not sharding.is_sharded(like):
+                # The object may keep what it is given, so it gets a copy.
+                return stored.copy()
+            tensor = sharding.empty(stored.shape, stored.dtype, like=like)
+            self._read_into(item, tensor)
+            return tensor
+
+        return rebuild(name, tree, place_copy)
+
+    def _read_into(self, item: Any, tensor: Any) -> None:
+        stored = self._stored(item)
+        if tuple(tensor.shape) != stored.shape:
+            raise CheckpointError(f"{item} has shape {list(stored.shape)}, not {list(tensor.shape)}")
+        box = sharding.box_of(tensor)
+        if box.num_elements:
+            sharding.local_of(tensor).copy_(stored.read(box))
+
     def item(self, name: Any) -> Any:
-        """Return a tensor by its name in the checkpoint: a view of the file, which must not be written to.
+        """Return a tensor by its name in the checkpoint, which must not be written to.
+
+        It is a view of the file, or put together of several ranks' shards.
 
         Raises:
             CheckpointError: there is no tensor of that name.
         """
+        stored = self._stored(name)
+        return stored.read(boxes.whole(stored.shape))
+
+    def _described(self, name: Any) -> Any:
+        stored = self._stored(name)
+        return torch.empty(stored.shape, dtype=stored.dtype, device="meta")
+
+    def _stored(self, name: Any) -> _Stored:
         try:
             return self._items[name]
         except (KeyError, TypeError):
@@ -298,9 +368,76 @@ class Checkpoint:
                 f"{file}: {name} of type {item['dtype']} and shape {shape} cannot lie at bytes {offset} to"
                 f" {offset + size} of {nbytes}"
             )
-        if name in self._items:
+        view = data[offset : offset + size].view(dtype).view(shape)
+        global_shape, start = item.get("global_shape"), item.get("global_offset")
+        is_sharded = global_shape is not None or start is not None
+        whole_shape = _lengths(name, global_shape) if is_sharded else tuple(shape)
+        box = Box(_lengths(name, start), tuple(shape)) if is_sharded else boxes.whole(whole_shape)
+        stored = self._items.setdefault(name, _Stored(dtype, whole_shape, is_sharded=is_sharded))
+        if (dtype, whole_shape, is_sharded) != (stored.dtype, stored.shape, stored.is_sharded):
+            raise CheckpointError(f"the checkpoint's shards of {name} are not of one tensor")
+        if box in stored.pieces:
             raise CheckpointError(f"the checkpoint holds {name} twice")
-        self._items[name] = data[offset : offset + size].view(dtype).view(shape)
+        stored.pieces[box] = view
+
+
+class _Stored:
+    """A tensor in the checkpoint's files."""
+
+    def __init__(self, dtype: Any, shape: tuple[int, ...], *, is_sharded: bool) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.is_sharded = is_sharded
+        self.pieces: dict[Box, Any] = {}
+        """Views of the files; they make up the tensor."""
+
+    def copy(self) -> Any:
+        """Return all of it, in memory of its own."""
+        found = self.read(boxes.whole(self.shape))
+        return found.clone() if len(self.pieces) == 1 else found
+
+    def read(self, box: Box) -> Any:
+        """Return what lies in a box, which has elements: a view, if one piece holds all of it."""
+        if box in self.pieces:
+            return self.pieces[box]
+        found = [(piece, each) for piece in self.pieces if (each := boxes.overlap(box, piece)) is not None]
+        if len(found) == 1:
+            piece, common = found[0]
+            return _narrow(self.pieces[piece], common, piece)
+        target = torch.empty(box.shape, dtype=self.dtype)
+        for piece, common in found:
+            _narrow(target, common, box).copy_(_narrow(self.pieces[piece], common, piece))
+        return target
+
+
+def _narrow(tensor: Any, box: Box, outer: Box) -> Any:
+    """Return the view of a box in a tensor that is itself the box ``outer``."""
+    for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
+        tensor = tensor.narrow(dim, start - outer.offset[dim], length)
+    return tensor
+
+
+def _at(state: Any, keys: Keys) -> Any:
+    """Return the value in a state to which the keys lead, None if there is none."""
+    for key in keys:
+        try:
+            state = state[key]
+        except (LookupError, TypeError):
+            return None
+    return state
+
+
+def _parameter_of(parameters: Sequence[Any], keys: Keys) -> Any:
+    """Return the parameter to which a tensor of an optimizer's state belongs, None if to none."""
+    if len(keys) != 3 or keys[0] != "state" or keys[2] == "step":
+        return None
+    return parameters[keys[1]] if type(keys[1]) is int and 0 <= keys[1] < len(parameters) else None
+
+
+def _lengths(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise CheckpointError(f"{name}: a shard needs a global_shape and a global_offset")
+    return tuple(_checked(f"{name}: the place of a shard", each) for each in value)
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:

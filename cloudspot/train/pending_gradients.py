@@ -7,7 +7,10 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from cloudspot.train.sharding import has_unreduced_gradients, is_sharded, local_of
 
 _log = logging.getLogger("cloudspot")
 
@@ -19,7 +22,8 @@ class PendingGradients:
     """Follows the steps of the tracked optimizers.
 
     An optimizer's gradients are pending at the end of a step if it did not step in it and some of its
-    parameters have gradients that have changed since it last did.
+    parameters have gradients that have changed since it last did. So are those that FSDP
+    has yet to reduce over the ranks.
     """
 
     def __init__(self, objects: Mapping[str, Any], *, rank: int) -> None:
@@ -27,6 +31,7 @@ class PendingGradients:
         self._watched = [
             _Watched(name, each) for name, each in objects.items() if hasattr(each, "param_groups")
         ]
+        self._models = [(name, each) for name, each in objects.items() if isinstance(each, torch.nn.Module)]
         self._rank = rank
         self._num_pending = 0
         self._has_stepped = False
@@ -45,6 +50,7 @@ class PendingGradients:
         if not self._watched:
             return True
         pending = [each.name for each in self._watched if each.is_pending()]
+        pending += [name for name, each in self._models if has_unreduced_gradients(each)]
         self._num_pending = self._num_pending + 1 if pending else 0
         if self._num_pending < LONGEST_ACCUMULATION_STEPS:
             return not pending
@@ -105,4 +111,6 @@ class _Watched:
         return False
 
     def _gradients(self) -> Iterator[Any]:
-        return (each.grad for group in self._optimizer.param_groups for each in group["params"])
+        gradients = (each.grad for group in self._optimizer.param_groups for each in group["params"])
+        # FSDP adds to what a DTensor holds, which the DTensor itself does not count as a change.
+        return (local_of(each) if is_sharded(each) else each for each in gradients)

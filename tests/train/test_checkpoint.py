@@ -191,7 +191,7 @@ Sharded.__name__ = "FullyShardedDataParallel"
 @pytest.mark.parametrize(
     ("name", "tracked", "message"),
     [
-        ("model", Sharded(1, 1), "session(model=...) is sharded by FSDP, which cannot be saved yet"),
+        ("model", Sharded(1, 1), "session(model=...) is sharded by FullyShardedDataParallel, which cannot"),
         ("ema", object(), "session(ema=...) is a object, which cannot be saved: it has no state_dict"),
     ],
 )
