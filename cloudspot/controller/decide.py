@@ -19,6 +19,7 @@ from cloudspot.controller.actions import (
     OpenLaunch,
     Release,
     RequestStop,
+    Suspend,
     Terminate,
     VoidSlot,
     Wait,
@@ -33,7 +34,7 @@ from cloudspot.controller.attempt import (
     provider_proves_death,
     void_outcome,
 )
-from cloudspot.controller.observed import Observed
+from cloudspot.controller.observed import Observed, stop_of
 from cloudspot.controller.policy import GiveUp, choose_offer
 from cloudspot.controller.reap import reapable
 from cloudspot.controller.restarts import judge
@@ -45,7 +46,7 @@ from cloudspot.jobstore.delivering import (
     may_deliver,
 )
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Ending, LaunchOutcome, StopReason, VoidOutcome
+from cloudspot.jobstore.records import LaunchOutcome, StopReason, VoidOutcome
 from cloudspot.model import Instance, InstanceState
 from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import End, succeeded
@@ -65,7 +66,7 @@ def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -
         if launch is None
         else _advance(spec, history, launch, observed, now)
     )
-    if any(isinstance(action, CloseLaunch | Finish) for action in step):
+    if any(isinstance(action, CloseLaunch | Finish | Suspend) for action in step):
         return (*reap, *step)
     is_given_up = any(isinstance(action, VoidSlot) for action in step)
     told = () if launch is None or is_given_up else announcement(launch, observed)
@@ -114,6 +115,8 @@ def _next_launch(spec: JobSpec, history: History, observed: Observed, now: datet
     if observed.offers is None:
         return (FetchOffers(),)
     offer = choose_offer(spec, history, observed.offers, now)
+    if isinstance(offer, Wait) and offer.suspends is not None and history.suspended is None:
+        return (Suspend(number, offer.suspends),)
     if isinstance(offer, Wait):
         return (offer,)
     if isinstance(offer, GiveUp):
@@ -201,7 +204,7 @@ def _watch_attempt(
             return ()
         return _close(history, launch, *attempt_outcome(history, launch, observed), observed, now)
     if history.stop is not None:
-        waited = observed.ending_seconds.get(Ending(), 0.0)
+        waited = observed.ending_seconds.get(stop_of(history), 0.0)
         late = [r for r in alive if not _may_deliver(launch, r, observed, waited, STOP_GRACE_SECONDS)]
         if late:
             return _terminate(launch, late, f"still running {waited // 60:g} minutes after the stop")

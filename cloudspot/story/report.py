@@ -48,7 +48,7 @@ def show_json(
         "state": job_state(history),
         "detail": detail(history),
         "exit_code": None if over is None else over.exit_code,
-        "created": _time(history.submission.at),
+        "created": _time(history.first_submission.at),
         "finished": None if end is None else _time(end),
         "stop_requested": None if history.stop is None else history.stop.reason,
         "attempts": [_attempt(history, launch, ledger) for launch in history.attempts],
@@ -100,7 +100,7 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
         attempts=len(history.attempts),
         spent=round(ledger.spent, 6),
         currency=ledger.currency,
-        submitted_at=history.submission.at,
+        submitted_at=history.first_submission.at,
         metrics=metrics(history),
         detail=detail(history),
         at=now,
@@ -116,7 +116,7 @@ def detail(history: History) -> str:
     end = _end(history)
     if end is not None:
         return end.detail
-    last = history.launches[-1] if history.launches else None
+    last = history.current_launches[-1] if history.current_launches else None
     if last is None:
         return ""
     if last.closed is not None:

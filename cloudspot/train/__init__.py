@@ -79,7 +79,7 @@ def session(
             process has a session already.
         CheckpointError: the restored checkpoint is malformed or does not fit the objects.
     """
-    from cloudspot.train.training import open_session
+    from cloudspot.train.opening import open_session
 
     named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     return open_session({**named, **others}, dataloader=dataloader, exact=exact)

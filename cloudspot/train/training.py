@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import sys
-import threading
-from array import array
-from collections.abc import Iterator, Mapping, MutableSequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +13,14 @@ import torch
 
 from cloudspot.train import checkpoint, handoff, randomness, sigterm
 from cloudspot.train.checkpoint import Checkpoint
-from cloudspot.train.distributed import World, current_world
-from cloudspot.train.errors import CheckpointError, SessionError
+from cloudspot.train.distributed import World
+from cloudspot.train.errors import SessionError
 from cloudspot.train.loop_exit import LoopExit
-from cloudspot.train.pending_gradients import PendingGradients
+from cloudspot.train.restored_state import RestoredState
 from cloudspot.train.resumable_batches import Feed, ResumedLoader, is_stateful
 from cloudspot.train.service import Service
-from cloudspot.train.tree import Json, flatten, rebuild
-from cloudspot.train.uncaught_errors import tell_of_errors
+from cloudspot.train.training_loop import TrainingLoop
+from cloudspot.train.tree import Json, flatten
 
 _log = logging.getLogger("cloudspot")
 
@@ -40,24 +36,12 @@ class Session:
     ) -> None:
         self._objects = objects
         self._world = world
-        self._seed = torch.initial_seed()
-        self._step = 0
-        self._start = 0
-        self._restored = restored
-        self._rank_state: dict[str, Any] = {}
+        self._restored = None if restored is None else RestoredState(restored, objects, world=world)
+        self._seed = torch.initial_seed() if self._restored is None else self._restored.seed
+        self._start = 0 if self._restored is None else self._restored.step
+        self._loop = TrainingLoop(objects, rank=world.rank, start=self._start)
         self._feed: Feed | None = None
-        self._service: Service | None = None
-        self._gradients = PendingGradients(objects, rank=world.rank)
-        self._has_begun_loop = False
-        self._is_in_loop = False
-        self._is_in_step = False
-        self._is_at_boundary = True
-        self._length = 0
-        self._has_worked = False
-        self._left: dict[str, Json] | None = None
         self._epochs: _Epochs | None = None
-        if restored is not None:
-            self._load(restored)
         self._devices = checkpoint.cuda_devices(checkpoint.take(objects).tensors)
         self._tracked_loader = dataloader
         self._random_at_open: dict[str, Any] | None = None
@@ -78,7 +62,7 @@ class Session:
     @property
     def step(self) -> int:
         """The current step, from 0; before the loop the step to resume at, after it how many were made."""
-        return self._step
+        return self._loop.step
 
     @property
     def epoch(self) -> int:
@@ -98,6 +82,10 @@ class Session:
         path = Path(os.environ.get(handoff.ARTIFACTS) or "artifacts")
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    @property
+    def _service(self) -> Service | None:
+        return self._loop.service
 
     @property
     def dataloader(self) -> ResumedLoader:
@@ -124,7 +112,7 @@ class Session:
         """Record metrics of the current step; rank 0's are shown and kept."""
         metrics = {name: float(value) for name, value in values.items()}
         if self._service is not None:
-            self._service.log(self._step, metrics)
+            self._service.log(self.step, metrics)
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -138,20 +126,20 @@ class Session:
         """
         if self._tracked_loader is not None and self._loader is None:
             _ = self.dataloader  # raises the error
-        self._begin_loop()
-        if self._restored is not None and self._restored.position is not None:
-            raise SessionError("the checkpoint was saved in a loop over run.batches(): use that again")
+        self._open_loop()
+        loop = self._loop
+        if self._restored is not None:
+            self._restored.check_steps()
         self._restore_randomness()
-        progress = self._progress()
-        progress[1] = total
-        if not self._begin(total):
-            with LoopExit(self._leave):
-                for step in range(self._step, total):
-                    self._begin_step(step, progress)
-                    progress[2] = step + 1
+        loop.progress[1] = total
+        if not self._begin_loop(total):
+            with LoopExit(loop.leave):
+                for step in range(loop.step, total):
+                    loop.begin_step(step)
+                    loop.progress[2] = step + 1
                     yield step
-            self._end_step(max(total, self._start))
-        self._end_loop()
+            loop.end_step(max(total, self._start))
+        loop.end()
 
     def batches(self, loader: Any, *, epochs: int = 1) -> Iterator[Any]:
         """Yield the batches of a loader for a number of epochs; each batch is a step.
@@ -178,32 +166,32 @@ class Session:
         return self._batches(loader, epochs=epochs)
 
     def _batches(self, loader: Any, *, epochs: int) -> Iterator[Any]:
-        self._begin_loop()
+        self._open_loop()
         feed = self._feed = self._feed_of(loader, epochs=epochs)
         if self._restored is not None:
-            self._resume_feed(feed, self._restored)
+            self._restored.resume_feed(feed)
         self._restore_randomness()
-        progress = self._progress()
         if feed.batches_left is not None:
-            progress[1] = self._step + feed.batches_left
-        if not self._begin(epochs):
-            with LoopExit(self._leave):
-                yield from self._steps_of(feed, progress)
+            self._loop.progress[1] = self.step + feed.batches_left
+        if not self._begin_loop(epochs):
+            with LoopExit(self._loop.leave):
+                yield from self._steps_of(feed)
         feed.close()
-        self._end_loop()
+        self._loop.end()
 
-    def _steps_of(self, feed: Feed, progress: MutableSequence[int]) -> Iterator[Any]:
+    def _steps_of(self, feed: Feed) -> Iterator[Any]:
         """Make a step of each batch that is left."""
-        step = self._step
+        loop = self._loop
+        step = loop.step
         while feed.has_next():
-            self._begin_step(step, progress)
+            loop.begin_step(step)
             batch = feed.fetch()
             if batch is None:
                 break
-            progress[2] = step + 1
+            loop.progress[2] = step + 1
             yield batch[0]
             step += 1
-        self._end_step(step)
+        loop.end_step(step)
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the epochs from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
@@ -214,27 +202,27 @@ class Session:
         continues with the next batch, if there is one, and runs the code after the batches again if it was
         saved there.
         """
-        self._begin_loop()
-        first = 0
+        self._open_loop()
+        loop, first = self._loop, 0
         if self._restored is not None:
-            position = self._position_of(self._restored)
+            position = self._restored.position()
             # Saved after the last batch of an epoch, the code that comes then has not run.
             first = position["epoch"] - (1 if position["ended"] else 0)
         self._epochs = epochs = _Epochs(first, total, is_resuming=self._restored is not None)
         self._restore_randomness("epoch_random")
-        if not self._begin(total):
-            with LoopExit(self._leave):
+        if not self._begin_loop(total):
+            with LoopExit(loop.leave):
                 while epochs.number < total:
                     if self._service is not None:
                         epochs.random = randomness.capture(self._devices)
-                    self._has_worked = True
+                    loop.has_worked = True
                     yield epochs.number
                     if not epochs.has_batches:
                         raise SessionError("an epoch of run.epochs() had no loop over run.batches()")
                     self._end_batches()
                     epochs.number += 1
                     epochs.has_batches = epochs.is_resuming = False
-        self._end_loop()
+        loop.end()
 
     def _batches_of_epoch(self, loader: Any, epochs_loop: _Epochs, *, epochs: int) -> Iterator[Any]:
         if epochs != 1:
@@ -245,27 +233,33 @@ class Session:
         epoch = epochs_loop.number
         feed = self._feed = self._feed_of(loader, epochs=epoch + 1, first=epoch)
         if epochs_loop.is_resuming and self._restored is not None:
-            self._resume_feed(feed, self._restored)
+            self._restored.resume_feed(feed)
             self._restore_randomness()
-        progress = self._progress()
+        loop = self._loop
         if feed.batches_left is not None and feed.length is not None:
-            progress[1] = self._step + feed.batches_left + (epochs_loop.total - epoch - 1) * feed.length
+            later = (epochs_loop.total - epoch - 1) * feed.length
+            loop.progress[1] = loop.step + feed.batches_left + later
         try:
-            yield from self._steps_of(feed, progress)
+            yield from self._steps_of(feed)
         finally:
             self._end_batches()
-        progress[0] = self._step
-        if self._service is not None and self._is_at_boundary:
+        loop.progress[0] = loop.step
+        if self._service is not None and loop.is_at_boundary:
             # Only to leave: an interval save is worth as much at the next step, and the state after the loop,
             # of which this may be the last step, needs a name of its own.
             epochs_loop.has_ended_batches = True
-            self._service.pass_boundary(self._step, may_save=False)
+            self._service.pass_boundary(loop.step, may_save=False)
             epochs_loop.has_ended_batches = False
 
-    def _begin_loop(self) -> None:
-        if self._has_begun_loop:
-            raise SessionError("the session's loop has begun already: one session drives one loop, once")
-        self._has_begun_loop = True
+    def _end_batches(self) -> None:
+        """End the batches of an epoch, which the script may have left before the last one."""
+        self._loop.end_step()
+        if self._feed is not None:
+            self._feed.end_epoch()
+
+    def _open_loop(self) -> None:
+        """Note that the script begins its loop; warn of what it did before that a resumed run does anew."""
+        self._loop.open()
         if self._random_at_open is None or self._world.rank != 0:
             return
         if self._loader is not None and self._loader.has_fetched:
@@ -281,70 +275,8 @@ class Session:
                 " and ".join(drawn),
             )
 
-    def _begin(self, length: int) -> bool:
-        """Tell the agent that the loop begins; return whether the script has left it already.
-
-        It has if the checkpoint was saved when it left a loop of this ``length``.
-        """
-        if self._service is not None:
-            sigterm.watch()
-            self._service.begin_loop()
-        self._is_in_loop, self._length = True, length
-        left = None if self._restored is None else self._restored.left
-        if left is not None and left["length"] == length:
-            self._left = left
-        return self._left is not None
-
-    def _begin_step(self, step: int, progress: MutableSequence[int]) -> None:
-        """Serve the boundary before the step, and begin it."""
-        if self._is_in_step:
-            self._is_at_boundary = self._gradients.end_step()
-        service = self._service
-        if service is not None:
-            if self._is_at_boundary:
-                service.pass_boundary(step)
-            if step == service.prepare_at:
-                service.prepare(step)
-        self._is_in_step = self._has_worked = True
-        self._step = progress[0] = step
-
-    def _end_step(self, num_steps: int) -> None:
-        """Note that the last step of a loop has ended, and how many were made."""
-        self._step = num_steps
-        if self._is_in_step:
-            self._is_in_step = False
-            self._is_at_boundary = self._gradients.end_step()
-
-    def _end_batches(self) -> None:
-        """End the batches of an epoch, which the script may have left before the last one."""
-        self._end_step(self._steps_made())
-        if self._feed is not None:
-            self._feed.end_epoch()
-
-    def _steps_made(self) -> int:
-        """Return how many steps were made; a step that the script left before it changed anything is not."""
-        if not self._is_in_step:
-            return self._step
-        # A checkpoint of that number may exist: what is saved later needs another one.
-        is_sealed = self._service is not None and self._service.sealed_step == self._step
-        return self._step + (1 if self._gradients.has_stepped or is_sealed else 0)
-
-    def _leave(self, *, is_held: bool = False) -> None:
-        """Make the state at which the script leaves its loop the last one."""
-        self._is_in_loop = False
-        self._end_step(self._steps_made())
-        planned = self._progress()[1]
-        self._left = {"length": self._length, "planned": planned if planned >= 0 else None}
-        if self._service is not None:
-            self._service.leave_loop(self._step, left=self._left, saves=self._has_worked, is_held=is_held)
-
-    def _end_loop(self) -> None:
-        self._is_in_loop = False
-        if self._service is not None:
-            self._service.end_loop(self._step, left=self._left, saves=self._has_worked)
-
-    def _progress(self) -> MutableSequence[int]:
-        return array("q", [self._start, -1, self._start]) if self._service is None else self._service.progress
+    def _begin_loop(self, length: int) -> bool:
+        return self._loop.begin(length, left=None if self._restored is None else self._restored.left)
 
     def _describe(self) -> tuple[dict[str, Json], dict[str, Json]]:
         """Return what a save at this boundary holds beside the objects' state."""
@@ -358,29 +290,15 @@ class Session:
         if self._epochs is not None and position is not None:
             position["ended"] = self._epochs.has_ended_batches
             rank_state["epoch_random"] = self._epochs.random
-        shared = {"seed": self._seed, "position": position, "left": self._left}
+        shared = {"seed": self._seed, "position": position, "left": self._loop.left}
         return shared, flatten("rank", rank_state, None)
 
     # --- resuming -------------------------------------------------------------------------------
 
-    def _load(self, restored: Checkpoint) -> None:
-        restored.load(self._objects)
-        self._step = self._start = restored.step
-        self._seed = restored.seed
-        if restored.world_size == self._world.world_size:
-            saved = restored.rank_state(self._world.rank)
-            self._rank_state = rebuild("state of this rank", saved)
-        elif self._world.rank == 0:
-            _log.warning(
-                "a checkpoint of %d ranks is resumed by %d: random generators are seeded anew",
-                restored.world_size,
-                self._world.world_size,
-            )
-
     def _resume_loader(self, loader: Any) -> ResumedLoader | None:
         if loader is None or not is_stateful(loader):
             return None
-        state = self._rank_state.get("dataloader")
+        state = None if self._restored is None else self._restored.loader_state
         if state is not None:
             loader.load_state_dict(state)
         return ResumedLoader(
@@ -398,62 +316,29 @@ class Session:
             devices=self._devices,
         )
 
-    @staticmethod
-    def _position_of(restored: Checkpoint) -> dict[str, Any]:
-        position = restored.position
-        if position is None:
-            raise SessionError("the checkpoint was saved in a loop over run.steps(): use that again")
-        return position
-
-    def _resume_feed(self, feed: Feed, restored: Checkpoint) -> None:
-        position = self._position_of(restored)
-        if not self._rank_state:
-            self._reseed()
-        feed.resume(position, self._rank_state.get("feed"), world_size=restored.world_size)
-
     def _restore_randomness(self, moment: str = "random") -> None:
-        if self._restored is None:
-            return
-        if not self._rank_state:
-            self._reseed()
-            return
-        try:
-            state = self._rank_state.get(moment) or self._rank_state["random"]
-            randomness.restore(state, self._devices)
-        except (TypeError, ValueError, LookupError, RuntimeError) as error:
-            raise CheckpointError(f"the checkpoint's random generators are malformed: {error}") from error
+        if self._restored is not None:
+            self._restored.restore_randomness(self._devices, moment)
 
     def _watch_randomness(self) -> None:
         """From now on, until the loop begins, notice what is drawn from the random generators."""
-        if self._service is not None and not self._has_begun_loop:
+        if self._service is not None and not self._loop.has_begun:
             self._random_at_open = randomness.capture(self._devices)
-
-    def _reseed(self) -> None:
-        randomness.reseed(self._seed, self._start, self._world.rank)
 
     # --- with an agent --------------------------------------------------------------------------
 
     def connect(self, directory: Path) -> None:
         """Start serving the agent with this hand-off directory; opening the session calls it."""
         sigterm.watch()
-        self._service = Service(
-            directory, world=self._world, objects=self._objects, start=self._start, describe=self._describe
+        world, objects = self._world, self._objects
+        self._loop.serve(
+            Service(directory, world=world, objects=objects, start=self._start, describe=self._describe)
         )
         self._watch_randomness()
 
     def close(self) -> None:
         """Stop serving the agent; for the end of the process."""
-        self._gradients.close()
-        if self._service is None:
-            return
-        try:
-            # An exception has ended the loop and was caught, as SystemExit is by Python, or the script still
-            # holds the iterator. Whether it was by its own will, only its exit status tells.
-            if self._is_in_loop and getattr(sys, "last_value", None) is None:
-                self._leave(is_held=True)
-        finally:
-            service, self._service = self._service, None
-            service.close()
+        self._loop.close()
 
 
 @dataclass
@@ -470,41 +355,3 @@ class _Epochs:
     """Whether a save now is one between the last batch and the code that comes then."""
     random: dict[str, Any] | None = None
     """The state of the random generators at the beginning of the epoch."""
-
-
-_open_lock = threading.Lock()
-_open_handoffs: set[str] = set()
-
-
-def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) -> Session:
-    """Open the session of this process, as ``cloudspot.train.session()`` says."""
-    tell_of_errors()
-    tracked = {name: each for name, each in objects.items() if each is not None}
-    checkpoint.check_tracked(tracked)
-    world = current_world()
-    _check_exact(tracked.get("model"), world, exact=exact)
-    directory = os.environ.get(handoff.HANDOFF)
-    if directory is not None:
-        with _open_lock:
-            if directory in _open_handoffs:
-                raise SessionError("this process has a session already: open it once and pass it on")
-            _open_handoffs.add(directory)
-    restore = os.environ.get(handoff.RESTORE)
-    restored = Checkpoint(Path(restore)) if restore else None
-    session = Session(tracked, dataloader=dataloader, world=world, restored=restored)
-    if directory is not None:
-        session.connect(Path(directory))
-        atexit.register(session.close)
-    return session
-
-
-def _check_exact(model: Any, world: World, *, exact: bool) -> None:
-    # The order of three summands matters, and DDP rearranges its buckets after the first backward pass, which
-    # a resumed run does at another step. With find_unused_parameters it never rearranges them.
-    if not exact or world.world_size < 3 or not isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        return
-    if not model.find_unused_parameters:
-        raise SessionError(
-            f"session(exact=True) with {world.world_size} ranks needs"
-            " DistributedDataParallel(..., find_unused_parameters=True)"
-        )

@@ -197,13 +197,13 @@ def submit(store, spec):
     )
     store.inner.put(keys.spec(JOB), codec.encode(submission))
     store.inner.put(keys.index(JOB), b"")
-    store.inner.put(keys.secrets(JOB), b"{}")
+    store.inner.put(keys.secrets(JOB, 0), b"{}")
 
 
 def stop(store):
     while True:
         try:
-            request_stop(patient(store, sleep=lambda seconds: None), JOB, "user")
+            request_stop(patient(store, sleep=lambda seconds: None), JOB, "user", resumption=0)
         except TransientError:
             yield 1.0
         else:
@@ -246,7 +246,7 @@ def check(world, store, cloud):
     left = [one.id for one in cloud.machines.values() if not one.has_ended]
     assert left == []
     assert all(1 <= one.launch <= len(history.launches) for one in cloud.machines.values())
-    assert list(store.inner.list_objects(keys.secrets(JOB))) == []
+    assert list(store.inner.list_objects(keys.secrets(JOB, 0))) == []
     check_journal(Journal(store.inner, JOB).read())
     return Result(
         outcome=history.finished.outcome,

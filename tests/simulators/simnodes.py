@@ -281,7 +281,7 @@ class SimNode:
 
     def _is_stopped(self) -> bool:
         try:
-            self._store.get(keys.stop(self._job_id))
+            self._store.get(keys.stop(self._job_id, 0))
         except ObjectMissing:
             return False
         return True

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import cloudspot.train as spot
-from cloudspot.train import handoff, interval, service, training
+from cloudspot.train import handoff, interval, opening, service
 from cloudspot.train.checkpoint import weights_sha256
 from cloudspot.train.distributed import World
 
@@ -534,10 +534,10 @@ def wrapped_model():
 def test_exact_with_three_ranks_insists_on_buckets_that_stay(wrapped_model):
     three, two = World(0, 3, 0, 3), World(0, 2, 0, 2)
     with pytest.raises(spot.SessionError, match="find_unused_parameters=True"):
-        training._check_exact(wrapped_model(), three, exact=True)
-    training._check_exact(wrapped_model(find_unused_parameters=True), three, exact=True)
-    training._check_exact(wrapped_model(), three, exact=False)
-    training._check_exact(wrapped_model(), two, exact=True)
+        opening.check_exact(wrapped_model(), three, exact=True)
+    opening.check_exact(wrapped_model(find_unused_parameters=True), three, exact=True)
+    opening.check_exact(wrapped_model(), three, exact=False)
+    opening.check_exact(wrapped_model(), two, exact=True)
 
 
 @pytest.mark.parametrize("state", [None, {}, {"python": 3}, {"python": {"$reduce": ["os.system", "true"]}}])

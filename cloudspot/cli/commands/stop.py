@@ -32,7 +32,7 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
         state = job_state(job.first_history)
         output.echo(f"job {job.id} has already ended: {state}")
         ctx.exit(exit_codes.OF_OUTCOME[state] if wait else exit_codes.SUCCEEDED)
-    request_stop(job.store, job.id, "user")
+    request_stop(job.store, job.id, "user", resumption=job.first_history.submission.resumption)
     output.echo(_answer(job))
     if wait:
         ctx.exit(follow(job))

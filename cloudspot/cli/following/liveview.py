@@ -146,7 +146,7 @@ def look(
         detail=_detail(history),
         provider=history.submission.provider,
         num_attempts=len(history.attempts),
-        elapsed_seconds=max(0.0, (end - history.submission.at).total_seconds()),
+        elapsed_seconds=max(0.0, (end - history.first_submission.at).total_seconds()),
         step=step,
         steps_total=total,
         counts_steps=not history.has_no_session,
