@@ -92,7 +92,7 @@ class _Watched:
         self._has_stepped = True
         if self._needs_marks:
             self._marks = [
-                None if gradient is None else (weakref.ref(gradient), gradient._version)  # noqa: SLF001 - public in all but name
+                None if gradient is None else (weakref.ref(gradient), _version(gradient))
                 for gradient in self._gradients()
             ]
 
@@ -106,11 +106,18 @@ class _Watched:
             if gradient is None:
                 continue
             mark = marks[index] if marks is not None and index < len(marks) else None
-            if mark is None or mark[0]() is not gradient or mark[1] != gradient._version:  # noqa: SLF001
+            if mark is None or mark[0]() is not gradient or mark[1] != _version(gradient):
                 return True
         return False
 
     def _gradients(self) -> Iterator[Any]:
-        gradients = (each.grad for group in self._optimizer.param_groups for each in group["params"])
-        # FSDP adds to what a DTensor holds, which the DTensor itself does not count as a change.
-        return (local_of(each) if is_sharded(each) else each for each in gradients)
+        return (each.grad for group in self._optimizer.param_groups for each in group["params"])
+
+
+def _version(gradient: Any) -> int:
+    """Return a number that grows with each change of the gradient."""
+    version: int = gradient._version  # noqa: SLF001 - public in all but name
+    # FSDP adds to what a DTensor holds, which the DTensor itself does not count as a change.
+    if is_sharded(gradient):
+        version += local_of(gradient)._version  # noqa: SLF001
+    return version

@@ -102,6 +102,19 @@ def tied(module: Any) -> dict[str, str]:
     return {name: several[0] for several in names.values() if len(several) > 1 for name in several}
 
 
+def own_statistics(module: Any) -> list[str]:
+    """Return the names of the layers of a sharded module that gather other statistics on each rank."""
+    if not any(map(is_sharded, module.parameters())):
+        return []
+    return [
+        name
+        for name, each in module.named_modules()
+        if isinstance(each, torch.nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - their base has no public name
+        and not isinstance(each, torch.nn.SyncBatchNorm)
+        and each.track_running_stats
+    ]
+
+
 def has_unreduced_gradients(module: Any) -> bool:
     """Return whether FSDP keeps gradients of the module that it has yet to reduce over the ranks.
 

@@ -95,7 +95,8 @@ def test_a_reclaim_changes_no_bit(courier, trainer, tmp_path, layout, num_ranks,
     write_torch_file(last, tmp_path / "model.pt", objects=["model"], nested=False)
     exported = torch.load(tmp_path / "model.pt")
     assert_same(exported, torch.load(trainer.results / "state.pt"))
-    assert courier.final()["weights_sha256"] is None
+    final = courier.final()
+    assert (final["weights_sha256"], final["are_weights_sharded"]) == (None, True)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from fake_world import fake_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from cloudspot.train import CheckpointError, SessionError, boxes, checkpoint, sharding
 from cloudspot.train.checkpoint import Checkpoint
 from cloudspot.train.partition import plan
+from cloudspot.train.pending_gradients import PendingGradients
 from cloudspot.train.tree import tensor_bytes
 
 
@@ -288,3 +290,59 @@ def test_the_weights_of_a_sharded_model_have_no_hash_unless_one_rank_holds_them_
         assert checkpoint.weights_sha256(alone) == expected
     with fake_world(0, 2):
         assert checkpoint.weights_sha256(objects_of("fsdp-2")["model"]) is None
+
+
+def test_gradients_that_fsdp_has_yet_to_reduce_are_pending():
+    """They are in no ``.grad``: only FSDP knows of them."""
+    with fake_world(0, 2):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        for each in (*model, model):
+            fully_shard(each, mesh=init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.SGD(model.parameters())
+        gradients = PendingGradients({"model": model, "optimizer": optimizer}, rank=0)
+
+        def ends_at_a_boundary(*, is_reduced, has_step):
+            model.set_requires_gradient_sync(is_reduced)
+            model(torch.ones(2, 4)).sum().backward()
+            if has_step:
+                optimizer.step()
+                optimizer.zero_grad()
+            return gradients.end_step()
+
+        assert ends_at_a_boundary(is_reduced=True, has_step=True)
+        assert not ends_at_a_boundary(is_reduced=False, has_step=False)
+        assert not ends_at_a_boundary(is_reduced=False, has_step=False)
+        assert not ends_at_a_boundary(is_reduced=True, has_step=False)
+        assert ends_at_a_boundary(is_reduced=True, has_step=True)
+        assert not ends_at_a_boundary(is_reduced=False, has_step=True)
+        assert ends_at_a_boundary(is_reduced=True, has_step=True)
+        gradients.close()
+
+
+def test_gradients_that_fsdp_adds_to_are_pending():
+    """FSDP adds to what is inside the DTensor, a script changes the DTensor: either has its own version."""
+    with fake_world(0, 2):
+        model = torch.nn.Linear(4, 4)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.SGD(model.parameters())
+        gradients = PendingGradients({"optimizer": optimizer}, rank=0)
+        ends = []
+        for kind in ("backward", "step", "backward", "step", "nothing", "change", "step"):
+            if kind == "change":
+                model.weight.grad.mul_(0.5)
+            elif kind != "nothing":
+                model(torch.ones(2, 4)).sum().backward()
+            if kind == "step":
+                optimizer.step()
+            ends.append(gradients.end_step())
+        assert ends == [False, True, False, True, True, False, True]
+        gradients.close()
+
+
+def test_statistics_that_differ_between_ranks_are_found_in_sharded_models():
+    with fake_world(0, 2):
+        layers = [torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.SyncBatchNorm(4)]
+        model = torch.nn.Sequential(*layers, torch.nn.BatchNorm1d(4, track_running_stats=False))
+        assert sharding.own_statistics(model) == []
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        assert sharding.own_statistics(model) == ["1"]
