@@ -7,6 +7,7 @@ after its void stands or its death is proven, and because journal records and sl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from cloudspot.controller.actions import (
@@ -81,9 +82,11 @@ def _release(observed: Observed) -> tuple[Action, ...]:
     return (Release(),)
 
 
-def exceeded_limit(spec: JobSpec, history: History, observed: Observed, now: datetime) -> StopReason | None:
+def exceeded_limit(
+    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] = ()
+) -> StopReason | None:
     """Return the limit that the job has reached (``max_cost`` or ``max_runtime``), or None."""
-    ledger = bill(history, now, instances=observed.instances or ())
+    ledger = bill(history, now, instances=instances)
     limits = spec.limits
     comparable = limits.currency is None or limits.currency == ledger.currency
     if limits.max_cost is not None and comparable and ledger.spent >= limits.max_cost:
@@ -96,7 +99,7 @@ def exceeded_limit(spec: JobSpec, history: History, observed: Observed, now: dat
 def _enforce_limits(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
     if history.stop is not None:
         return ()
-    reason = exceeded_limit(spec, history, observed, now)
+    reason = exceeded_limit(spec, history, now, instances=observed.instances or ())
     return () if reason is None else (RequestStop(reason),)
 
 
@@ -107,8 +110,10 @@ def _next_launch(spec: JobSpec, history: History, observed: Observed, now: datet
         return (Finish(number, verdict.outcome, verdict.detail, verdict.exit_code),)
     if isinstance(verdict, Wait):
         return (verdict,)
-    if history.stop is None and exceeded_limit(spec, history, observed, now) is not None:
-        return ()
+    if history.stop is None:
+        instances = observed.instances or ()
+        if exceeded_limit(spec, history, now, instances=instances) is not None:
+            return ()
     if observed.instances is None:
         # No launch on a provider that cannot list what it runs.
         return ()

@@ -149,17 +149,24 @@ class Controller:
         return _run(self.steps())
 
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
-        """Tick until the job is finished and its machines are gone; return its records.
+        """Tick until the job is finished and its machines are gone, or it is suspended; return its records.
 
+        A job that is suspended already is driven until it runs again, and on.
         ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried with
         growing waits. A machine that has not ended within ``END_LIMIT_SECONDS`` is left to others.
         """
         failures = 0
         finished_at: float | None = None
+        was_suspended: bool | None = None
         while True:
             tick = self.tick()
             if on_tick is not None:
                 on_tick(tick)
+            if tick.history is not None:
+                is_suspended = tick.history.suspended is not None
+                if is_suspended and was_suspended is False:
+                    return tick.history
+                was_suspended = is_suspended
             if tick.history is not None and tick.history.finished is not None:
                 monotonic = self._clock.monotonic()
                 finished_at = monotonic if finished_at is None else finished_at

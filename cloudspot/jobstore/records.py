@@ -66,7 +66,8 @@ class _Written(Dated, frozen=True, kw_only=True):
 class CheckpointId(msgspec.Struct, frozen=True, order=True):
     """A checkpoint of a job, named by the generation that made it and its step."""
 
-    generation: Ordinal
+    generation: OrdinalOrZero
+    """0: the job was forked with it."""
     step: Tally
 
     def __str__(self) -> str:
@@ -85,6 +86,13 @@ class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """The digest of the code in it; an image with the same digest does not need the archive."""
     requirements: tuple[str, ...]
     """The distributions of that code."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint of another job."""
+
+    job_id: str
+    checkpoint: CheckpointId
 
 
 class Submission(_Written, frozen=True, kw_only=True):
@@ -107,6 +115,8 @@ class Submission(_Written, frozen=True, kw_only=True):
     resumption: OrdinalOrZero = 0
     """0: the job's first submission, under ``jobs/<id>/spec``. Else the number of the resumption that it is
     for; it lies under ``jobs/<id>/submissions/<hash>``, and counts once a ``Resumed`` names it."""
+    forked_from: Origin | None = None
+    """Where the checkpoint came from with which the job began, as its generation 0."""
 
 
 class StopRequest(_Written, frozen=True, kw_only=True):
@@ -391,7 +401,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 class Part(Dated, frozen=True, kw_only=True):
     """``parts/<rank>``: what one rank (of a session) or one node (of a directory) has uploaded."""
 
-    generation: Ordinal
+    generation: OrdinalOrZero
     step: Tally
     rank: Rank
     num_parts: NodeCount
@@ -413,7 +423,7 @@ class Part(Dated, frozen=True, kw_only=True):
 class Commit(_Written, frozen=True, kw_only=True):
     """``commits/<generation>-<step>``: the manifest. The checkpoint exists when this does."""
 
-    generation: Ordinal
+    generation: OrdinalOrZero
     step: Tally
     kind: CheckpointKind
     size: Tally
@@ -444,6 +454,8 @@ class Summary(Dated, frozen=True, kw_only=True):
     metrics: dict[str, float]
     detail: str
     at: datetime
+    others: dict[str, Amount] = msgspec.field(default_factory=dict)
+    """What was spent in other currencies, on other providers."""
     # Older summaries lack what follows.
     name: str | None = None
     """The job file's."""

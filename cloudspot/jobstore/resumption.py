@@ -76,7 +76,7 @@ def resume(
         TransientError: the store failed. Whether the job was resumed shows in its records.
     """
     check_resumable(history)
-    check_secrets(spec, environ)
+    check_secrets(spec.run.secrets, environ)
     store = patient(store)
     submission = _next_submission(history, spec, provider, agent)
     try:
@@ -127,6 +127,7 @@ def _next_submission(
         if agent is None
         else StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements),
         has_own_code=first.has_own_code,
+        forked_from=first.forked_from,
         resumption=history.submission.resumption + 1,
         at=datetime.now(timezone.utc),
         writer=new_nonce(),

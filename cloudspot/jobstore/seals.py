@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cloudspot.decoding import EARLIEST, LATEST, NodeCount, Ordinal, Rank, Seconds, Tally, convert
+from cloudspot.decoding import EARLIEST, LATEST, NodeCount, OrdinalOrZero, Rank, Seconds, Tally, convert
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import Part
 from cloudspot.train.boxes import Box
@@ -44,7 +44,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """What :mod:`cloudspot.train.handoff` says of a seal; typed, and otherwise not yet checked."""
 
-    generation: Ordinal
+    generation: OrdinalOrZero
     step: Tally
     rank: Rank
     world_size: NodeCount

@@ -21,7 +21,7 @@ from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, OpenProgress, make_bund
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.job_lists import forget_recent, mark_live, note_recent, unmark_live
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import StagedAgent, StopReason, StopRequest, Submission, new_nonce
+from cloudspot.jobstore.records import Origin, StagedAgent, StopReason, StopRequest, Submission, new_nonce
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.jobstore.stored_records import create_record, find_bytes, find_meta, find_record
 
@@ -54,26 +54,57 @@ def submit(
 ) -> Submission:
     """Submit the job under ``job_id`` and return its record.
 
+    Bundles the code in ``workdir`` and goes on as ``submit_bundle`` does, which has the other arguments.
+
+    Raises:
+        BundleError: the code cannot be bundled.
+    """
+    check_secrets(spec.run.secrets, environ)
+    bundle = make_bundle(
+        workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, open_progress=open_progress
+    )
+    submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent)
+    return submit_bundle(
+        store,
+        submission,
+        bundle=bundle,
+        environ=environ,
+        agent=agent,
+        adopt=adopt,
+        open_progress=open_progress,
+    )
+
+
+def submit_bundle(
+    store: ObjectStore,
+    submission: Submission,
+    *,
+    bundle: Bundle,
+    environ: Mapping[str, str],
+    agent: AgentArchive | None,
+    adopt: Callable[[str], None] = lambda _sha256: None,
+    open_progress: OpenProgress = no_progress,
+    bring: Callable[[], None] = lambda: None,
+) -> Submission:
+    """Put the submission that ``new_submission`` has made, and first all that it needs; return the record.
+
     Errors on this side are found before anything is stored. The job exists when its record does, which is
-    put last: a submission that is cut short leaves the reserved id and at worst code and secrets that nothing
-    reads. ``agent`` is staged for machines whose image has no cloudspot. ``adopt`` is called with the hash of
-    the submission before they are put. ``open_progress`` hears of bundling and uploading.
+    put last: a submission that is cut short leaves the reserved id and at worst objects that nothing reads.
+    ``environ`` has the secrets. ``agent`` is staged for machines whose image has no cloudspot. ``adopt`` is
+    called with the hash of the submission before that is put. ``open_progress`` hears of bundling and
+    uploading. ``bring`` puts what else the job needs, once its id is reserved.
 
     Raises:
         SpecError: the id is not a DNS label, or a secret is not set in ``environ``.
-        BundleError: the code cannot be bundled.
         StoreRefused: the store breaks a promise.
         JobExists: the id is taken.
         TransientError: the store failed. The job was not submitted, unless the message says that this is
             unknown.
     """
+    job_id = submission.job_id
     if keys.JOB_ID.fullmatch(job_id) is None:
         raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
-    check_secrets(spec, environ)
-    bundle = make_bundle(
-        workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, open_progress=open_progress
-    )
-    submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent)
+    check_secrets(submission.secret_names, environ)
     store = patient(store)
     probe(store)
     # The content tells our reservation from another's if the answer to the put is lost.
@@ -89,6 +120,7 @@ def submit(
         if agent is not None and submission.agent is not None:
             put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
         put_secrets(store, submission, environ)
+        bring()
         data = codec.encode(submission)
         adopt(hash_of(data))
         note_recent(store, submission)
@@ -167,7 +199,13 @@ def submission_key(submission: Submission) -> str:
 
 
 def new_submission(
-    spec: JobSpec, *, provider: str, bundle: Bundle, job_id: str, agent: AgentArchive | None = None
+    spec: JobSpec,
+    *,
+    provider: str,
+    bundle: Bundle,
+    job_id: str,
+    agent: AgentArchive | None = None,
+    forked_from: Origin | None = None,
 ) -> Submission:
     """Return the record that ``submit`` puts for this code; pure except for the time and the nonce."""
     return Submission(
@@ -183,6 +221,7 @@ def new_submission(
         agent=None
         if agent is None
         else StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements),
+        forked_from=forked_from,
     )
 
 
@@ -247,12 +286,12 @@ def request_stop(store: ObjectStore, job_id: str, reason: StopReason, *, resumpt
     return create_record(store, keys.stop(job_id, resumption), request)
 
 
-def check_secrets(spec: JobSpec, environ: Mapping[str, str]) -> None:
-    """Check that all of the job's secrets are set in the environment.
+def check_secrets(names: Collection[str], environ: Mapping[str, str]) -> None:
+    """Check that the secrets of these names are set in the environment.
 
     Raises:
         SpecError: the message names those that are not.
     """
-    missing = [name for name in spec.run.secrets if name not in environ]
+    missing = [name for name in names if name not in environ]
     if missing:
         raise SpecError(f"run.secrets: {', '.join(missing)} is not set in the environment; export it first")

@@ -42,12 +42,6 @@ def note_job(job_id: str, *, store_url: str, sha256: str) -> None:
             write_whole(directory / _note(job_id, store_url), text, mode=0o600)
 
 
-def forget_job(job_id: str, *, store_url: str) -> None:
-    """Take the note back; a missing one is no error. Raises as ``note_job`` does."""
-    with _usable():
-        (_directory() / _note(job_id, store_url)).unlink(missing_ok=True)
-
-
 def check_job(job_id: str, *, store_url: str, sha256: str) -> None:
     """Refuse a job that was not noted, or not with this submission.
 

@@ -9,7 +9,6 @@ from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, store_option
-from cloudspot.controller.loop import Controller
 from cloudspot.errors import NotAdopted
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.story.progress import last_commit_id
@@ -38,7 +37,7 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
         ctx.exit(follow(job))
     # One pass, for a job that nothing else drives: without a machine, it ends right here.
     try:
-        Controller(job.store, job.id, job.provider).run_pass()
+        job.controller().run_pass()
     except NotAdopted as error:
         output.warn(f"this is left to the computer that drives it: {error}")
         return

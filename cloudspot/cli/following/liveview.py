@@ -62,6 +62,8 @@ class View:
     spent: float
     on_demand: float
     currency: str
+    others: Mapping[str, float]
+    """What was spent in other currencies."""
     commit: CheckpointId | None
     commit_age_seconds: float | None
     upload_seconds: float | None
@@ -160,6 +162,7 @@ def look(
         spent=ledger.spent,
         on_demand=ledger.on_demand_equivalent,
         currency=ledger.currency,
+        others=ledger.others,
         commit=newest,
         commit_age_seconds=None if committed is None else max(0.0, (now - committed).total_seconds()),
         upload_seconds=max(uploads, default=None),
