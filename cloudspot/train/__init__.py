@@ -71,8 +71,8 @@ def session(
         scaler: A ``torch.amp.GradScaler``.
         exact: With three or more ranks, require a DistributedDataParallel whose buckets do not change
             after the first step, so that resuming is bit-equal there too.
-        others: Further objects with ``state_dict`` and ``load_state_dict`` that are equal on all ranks,
-            under names of your choice.
+        others: Further objects with ``state_dict`` and ``load_state_dict`` that are equal on all ranks, or
+            sharded over them, under names of your choice.
 
     Raises:
         SessionError: an object cannot be saved (as ``FullyShardedDataParallel``, the first FSDP), or the

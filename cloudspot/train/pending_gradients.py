@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from cloudspot.train.sharding import has_unreduced_gradients, is_sharded, local_of
+from cloudspot.train.sharding import fsdp_modules, has_unreduced_gradients, is_sharded, local_of
 
 _log = logging.getLogger("cloudspot")
 
@@ -31,7 +31,9 @@ class PendingGradients:
         self._watched = [
             _Watched(name, each) for name, each in objects.items() if hasattr(each, "param_groups")
         ]
-        self._models = [(name, each) for name, each in objects.items() if isinstance(each, torch.nn.Module)]
+        self._fsdp_modules = [
+            (name, fsdp_modules(each)) for name, each in objects.items() if isinstance(each, torch.nn.Module)
+        ]
         self._rank = rank
         self._num_pending = 0
         self._has_stepped = False
@@ -50,7 +52,9 @@ class PendingGradients:
         if not self._watched:
             return True
         pending = [each.name for each in self._watched if each.is_pending()]
-        pending += [name for name, each in self._models if has_unreduced_gradients(each)]
+        pending += [
+            name for name, modules in self._fsdp_modules if any(map(has_unreduced_gradients, modules))
+        ]
         self._num_pending = self._num_pending + 1 if pending else 0
         if self._num_pending < LONGEST_ACCUMULATION_STEPS:
             return not pending

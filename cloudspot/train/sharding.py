@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,7 +46,8 @@ def describe(path: str, tensor: Any) -> tuple[tuple[Shard, ...], Any]:
         raise SessionError(f"{path} is a DTensor that cannot be saved: {error}") from error
     if tensor.numel() == 0:
         return (), local.new_empty(shape)
-    if tuple(local.shape) != box.shape:
+    # Of what has no elements, FSDP does not keep the other dimensions.
+    if tuple(local.shape) != box.shape and (local.numel() or box.num_elements):
         raise SessionError(
             f"{path} is a DTensor that cannot be saved: this rank should hold {list(box.shape)} of"
             f" {list(shape)}, and has {list(local.shape)}"
@@ -115,11 +116,20 @@ def own_statistics(module: Any) -> list[str]:
     ]
 
 
-def has_unreduced_gradients(module: Any) -> bool:
-    """Return whether FSDP keeps gradients of the module that it has yet to reduce over the ranks.
+def fsdp_modules(module: Any) -> list[Any]:
+    """Return the modules in a module, or it itself, that ``fully_shard`` was called with."""
+    return [each for each in module.modules() if hasattr(each, "_get_fsdp_state")]
+
+
+def has_unreduced_gradients(fsdp_module: Any) -> bool:
+    """Return whether FSDP keeps gradients of one of ``fsdp_modules`` that it has yet to reduce.
 
     They are not in ``.grad``: ``set_requires_gradient_sync(False)`` accumulates them elsewhere.
     """
+    state = fsdp_module._get_fsdp_state()  # noqa: SLF001 - FSDP tells nobody of these gradients
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch < 2.10
+        groups = [state._fsdp_param_group] if state._fsdp_param_group else []  # noqa: SLF001
     return any(
         getattr(group, "_partial_reduce_output", None) is not None
         or any(
@@ -127,18 +137,8 @@ def has_unreduced_gradients(module: Any) -> bool:
             or getattr(getattr(each, "_unsharded_param", None), "grad", None) is not None
             for each in group.fsdp_params
         )
-        for group in _fsdp_groups(module)
+        for group in groups
     )
-
-
-def _fsdp_groups(module: Any) -> Iterator[Any]:
-    for each in module.modules():
-        if hasattr(each, "_get_fsdp_state"):
-            state = each._get_fsdp_state()  # noqa: SLF001 - FSDP tells nobody of these gradients
-            groups = getattr(state, "_fsdp_param_groups", None)
-            if groups is None:  # torch < 2.10
-                groups = [state._fsdp_param_group] if state._fsdp_param_group else []  # noqa: SLF001
-            yield from groups
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,6 +1,7 @@
 """DTensors of any mesh: saved rank by rank and loaded into other meshes, without a process for each rank."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from cloudspot.train import CheckpointError, SessionError, boxes, checkpoint, sharding
@@ -76,6 +78,10 @@ LAYOUTS = {
     "slices": ((2, 2), lambda _, full, mesh: distribute(full, mesh["one"], [Shard(0)])),
     "tp": ((2, 2), lambda _, full, mesh: distribute(full, mesh, [Shard(0), Shard(full.ndim - 1)])),
     "fsdp-over-rows": ((2, 2), lambda _, full, mesh: fsdp_over_tp(full, mesh, 0)),
+    "flattened": (
+        (2, 2),
+        lambda _, full, mesh: distribute(full, mesh._flatten("all"), [Shard(0)]),
+    ),
     "fsdp-over-columns": ((3, 2), lambda _, full, mesh: fsdp_over_tp(full, mesh, full.ndim - 1)),
 }
 
@@ -205,6 +211,32 @@ def test_the_box_of_each_rank_is_what_torch_gives_it(shape, mesh_shape, data):
             assert [each.box for each in shards if rank in each.holders] == [box] * (box.num_elements > 0)
         else:
             assert box == boxes.whole(shape)
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 8, 13])
+@pytest.mark.parametrize("mesh_shape", [(2, 2), (2, 3), (3, 2), (4, 2), (2, 2, 2)])
+def test_the_box_of_each_rank_is_what_fsdp_has_left_it_of_what_tensor_parallelism_has(mesh_shape, length):
+    names = ("replicate", "shard", "tp")[-len(mesh_shape) :]
+    num_ranks = int(torch.tensor(mesh_shape).prod())
+    for rank in range(num_ranks):
+        with fake_world(rank, num_ranks):
+            mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
+            torch.manual_seed(1)
+            model = torch.nn.Sequential(torch.nn.Linear(5, length), torch.nn.Linear(length, 4))
+            full = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            styles = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+            parallelize_module(model, mesh["tp"], styles, src_data_rank=None)
+            fully_shard(model, mesh=mesh[names[:-1]])
+            for name, tensor in model.state_dict().items():
+                shards, local = sharding.describe(name, tensor)
+                assert boxes.problem([each.box for each in shards], full[name].shape) is None
+                box = sharding.box_of(tensor)
+                mine = tuple(slice(a, a + n) for a, n in zip(*box, strict=True))
+                assert torch.equal(local.flatten(), full[name][mine].flatten()), (name, rank)
+                held = [each for each in shards if rank in each.holders]
+                assert [each.box for each in held] == [box] * (box.num_elements > 0)
+                num_copies = math.prod(mesh_shape[:-2]) * (mesh_shape[-1] if name == "1.bias" else 1)
+                assert {len(each.holders) for each in shards} == {num_copies}
 
 
 def test_the_shards_of_a_doomed_rank_stay_and_its_replicas_take_over():
