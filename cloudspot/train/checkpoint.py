@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import json
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +12,10 @@ from typing import Any
 import torch
 
 from cloudspot.train import boxes, sharding
-from cloudspot.train.boxes import Box
 from cloudspot.train.errors import CheckpointError, SessionError
-from cloudspot.train.handoff import RESTORE_MANIFEST
 from cloudspot.train.partition import Item, Shard
-from cloudspot.train.tree import DTYPES, Json, Keys, dtype_name, escape, flatten, rebuild, tensor_bytes
-
-FORMAT = 1
-
+from cloudspot.train.restored_files import RestoredFiles, StoredTensor, checked, json_object, number
+from cloudspot.train.tree import Json, Keys, dtype_name, escape, flatten, rebuild, tensor_bytes
 
 # --- taking -------------------------------------------------------------------------------------
 
@@ -159,35 +153,21 @@ class Checkpoint:
         Raises:
             CheckpointError: something is missing, malformed, or points outside its file.
         """
-        self._directory = directory
-        manifest = _read_manifest(directory)
-        self.step = _number(manifest, "step")
-        self.world_size = _number(manifest, "world_size")
-        parts = manifest.get("parts")
-        if not isinstance(parts, list) or len(parts) != self.world_size:
-            raise CheckpointError(f"{RESTORE_MANIFEST} does not list {self.world_size} parts")
-        self._items: dict[str, _Stored] = {}
-        self._seals: dict[int, dict[str, Any]] = {}
-        for part in parts:
-            self._open_part(part)
-        if set(self._seals) != set(range(self.world_size)):
-            raise CheckpointError(f"{RESTORE_MANIFEST} does not list each rank's part once")
-        if len({seal.get("plan") for seal in self._seals.values()}) != 1:
-            raise CheckpointError("the parts come from different plans")
-        for name, stored in self._items.items():
-            problem = boxes.problem(list(stored.pieces), stored.shape) if stored.is_sharded else None
-            if problem is not None:
-                raise CheckpointError(f"the checkpoint's {name} has {problem}")
+        files = RestoredFiles(directory)
+        self.step = files.step
+        self.world_size = files.world_size
+        self._seals = files.seals
+        self._tensors = files.tensors
 
     @property
     def shared(self) -> dict[str, Json]:
         """The JSON state that all ranks share."""
-        return _object(self._seals[0], "objects")
+        return json_object(self._seals[0], "objects")
 
     @property
     def seed(self) -> int:
         """The seed for the random generators of a world of another size."""
-        return _number(self.shared, "seed", limit=2**64)
+        return number(self.shared, "seed", limit=2**64)
 
     @property
     def position(self) -> dict[str, Any] | None:
@@ -198,13 +178,13 @@ class Checkpoint:
         position = self.shared.get("position")
         if position is None:
             return None
-        position = _object(self.shared, "position")
+        position = json_object(self.shared, "position")
         samples = position.get("samples")
         return {
-            "epoch": _number(position, "epoch"),
-            "batch": _number(position, "batch"),
-            "base": _checked("the position's base", position.get("base", 0)),
-            "samples": None if samples is None else _number(position, "samples"),
+            "epoch": number(position, "epoch"),
+            "batch": number(position, "batch"),
+            "base": checked("the position's base", position.get("base", 0)),
+            "samples": None if samples is None else number(position, "samples"),
             "order": position.get("order"),
             "ended": position.get("ended") is True,
         }
@@ -214,16 +194,16 @@ class Checkpoint:
         """How long the loop was that the script left at this checkpoint, or None: see ``Session``."""
         if self.shared.get("left") is None:
             return None
-        left = _object(self.shared, "left")
+        left = json_object(self.shared, "left")
         planned = left.get("planned")
         return {
-            "length": _number(left, "length"),
-            "planned": None if planned is None else _number(left, "planned"),
+            "length": number(left, "length"),
+            "planned": None if planned is None else number(left, "planned"),
         }
 
     def rank_state(self, rank: int) -> dict[str, Json]:
         """Return the JSON state of one rank of the world that saved."""
-        return _object(self._seals[rank], "rank_state")
+        return json_object(self._seals[rank], "rank_state")
 
     def load(self, objects: Mapping[str, Any]) -> None:
         """Load the saved state into the objects, however either is sharded: no rank waits for another.
@@ -234,7 +214,7 @@ class Checkpoint:
         Raises:
             CheckpointError: names, shapes or types differ, or an object refuses its state.
         """
-        trees = _object(self.shared, "state")
+        trees = json_object(self.shared, "state")
         _compare("the checkpoint", set(trees), "session()", set(objects))
         loads = []
         for name, tracked in objects.items():
@@ -253,6 +233,7 @@ class Checkpoint:
                 raise CheckpointError(
                     f"session({name}=...) refuses the checkpoint's state: {error}"
                 ) from error
+        self._tensors.clear()
 
     def _state_for(self, name: str, tree: Json, inner: Any, fresh: Any) -> Any:
         """Return the saved state of an object, sharded as its ``fresh`` state and its parameters are."""
@@ -310,111 +291,11 @@ class Checkpoint:
         stored = self._stored(name)
         return torch.empty(stored.shape, dtype=stored.dtype, device="meta")
 
-    def _stored(self, name: Any) -> _Stored:
+    def _stored(self, name: Any) -> StoredTensor:
         try:
-            return self._items[name]
+            return self._tensors[name]
         except (KeyError, TypeError):
             raise CheckpointError(f"the checkpoint holds no tensor {name!r}") from None
-
-    def _open_part(self, part: Any) -> None:
-        if not isinstance(part, dict) or not isinstance(part.get("file"), str):
-            raise CheckpointError(f"{RESTORE_MANIFEST} names a part without a file")
-        name, seal = part["file"], _object(part, "seal")
-        if Path(name).name != name or name in {"", ".", ".."}:
-            raise CheckpointError(f"{RESTORE_MANIFEST} names {name!r}, which is not a plain file name")
-        if seal.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{name} has format {seal.get('format')!r}; this cloudspot reads format {FORMAT}"
-            )
-        rank, nbytes = _number(part, "rank"), _number(seal, "nbytes")
-        if _number(seal, "step") != self.step or _number(seal, "rank") != rank:
-            raise CheckpointError(f"{name} belongs to another checkpoint or rank")
-        self._seals[rank] = seal
-        items = seal.get("items")
-        if not isinstance(items, list):
-            raise CheckpointError(f"{name} has no table of items")
-        data = self._map(name, nbytes)
-        for item in items:
-            self._add_item(name, item, data, nbytes)
-
-    def _map(self, name: str, nbytes: int) -> Any:
-        try:
-            with (self._directory / name).open("rb") as file:
-                size = file.seek(0, 2)
-                if size < nbytes:
-                    raise CheckpointError(f"{name} has {size} bytes; its seal says {nbytes}")
-                if nbytes == 0:
-                    return torch.empty(0, dtype=torch.uint8)
-                # Copy-on-write, because torch warns of read-only memory; nobody writes to it.
-                return torch.frombuffer(
-                    mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY), dtype=torch.uint8
-                )
-        except OSError as error:
-            raise CheckpointError(f"{name} of the restored checkpoint cannot be read: {error}") from error
-
-    def _add_item(self, file: str, item: Any, data: Any, nbytes: int) -> None:
-        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-            raise CheckpointError(f"{file} lists an item without a name")
-        name, dtype, shape = item["name"], DTYPES.get(str(item.get("dtype"))), item.get("shape")
-        if dtype is None or not isinstance(shape, list):
-            raise CheckpointError(f"{file}: {name} has type {item.get('dtype')!r} and shape {shape!r}")
-        count = 1
-        for length in shape:
-            count *= _checked(f"{name}: a length of its shape", length)
-        offset, size = _number(item, "offset"), _number(item, "nbytes")
-        itemsize = torch.empty(0, dtype=dtype).element_size()
-        if size != count * itemsize or offset % itemsize or offset + size > nbytes:
-            raise CheckpointError(
-                f"{file}: {name} of type {item['dtype']} and shape {shape} cannot lie at bytes {offset} to"
-                f" {offset + size} of {nbytes}"
-            )
-        view = data[offset : offset + size].view(dtype).view(shape)
-        global_shape, start = item.get("global_shape"), item.get("global_offset")
-        is_sharded = global_shape is not None or start is not None
-        whole_shape = _lengths(name, global_shape) if is_sharded else tuple(shape)
-        box = Box(_lengths(name, start), tuple(shape)) if is_sharded else boxes.whole(whole_shape)
-        stored = self._items.setdefault(name, _Stored(dtype, whole_shape, is_sharded=is_sharded))
-        if (dtype, whole_shape, is_sharded) != (stored.dtype, stored.shape, stored.is_sharded):
-            raise CheckpointError(f"the checkpoint's shards of {name} are not of one tensor")
-        if box in stored.pieces:
-            raise CheckpointError(f"the checkpoint holds {name} twice")
-        stored.pieces[box] = view
-
-
-class _Stored:
-    """A tensor in the checkpoint's files."""
-
-    def __init__(self, dtype: Any, shape: tuple[int, ...], *, is_sharded: bool) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self.is_sharded = is_sharded
-        self.pieces: dict[Box, Any] = {}
-        """Views of the files; they make up the tensor."""
-
-    def copy(self) -> Any:
-        """Return all of it, in memory of its own."""
-        found = self.read(boxes.whole(self.shape))
-        return found.clone() if len(self.pieces) == 1 else found
-
-    def read(self, box: Box) -> Any:
-        """Return what lies in a box, which has elements: a view, if one piece holds all of it."""
-        if box in self.pieces:
-            return self.pieces[box]
-        found = [(piece, each) for piece in self.pieces if (each := boxes.overlap(box, piece)) is not None]
-        if len(found) == 1:
-            piece, common = found[0]
-            return _narrow(self.pieces[piece], common, piece)
-        target = torch.empty(box.shape, dtype=self.dtype)
-        for piece, common in found:
-            _narrow(target, common, box).copy_(_narrow(self.pieces[piece], common, piece))
-        return target
-
-
-def _narrow(tensor: Any, box: Box, outer: Box) -> Any:
-    """Return the view of a box in a tensor that is itself the box ``outer``."""
-    for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
-        tensor = tensor.narrow(dim, start - outer.offset[dim], length)
-    return tensor
 
 
 def _at(state: Any, keys: Keys) -> Any:
@@ -432,39 +313,6 @@ def _parameter_of(parameters: Sequence[Any], keys: Keys) -> Any:
     if len(keys) != 3 or keys[0] != "state" or keys[2] == "step":
         return None
     return parameters[keys[1]] if type(keys[1]) is int and 0 <= keys[1] < len(parameters) else None
-
-
-def _lengths(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise CheckpointError(f"{name}: a shard needs a global_shape and a global_offset")
-    return tuple(_checked(f"{name}: the place of a shard", each) for each in value)
-
-
-def _read_manifest(directory: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((directory / RESTORE_MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{directory / RESTORE_MANIFEST} cannot be read: {error}") from error
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"{directory / RESTORE_MANIFEST} is not a JSON object")
-    return manifest
-
-
-def _object(parent: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = parent.get(key)
-    if not isinstance(value, dict):
-        raise CheckpointError(f"the checkpoint's {key!r} is not a JSON object")
-    return value
-
-
-def _number(parent: Mapping[str, Any], key: str, *, limit: int = 2**62) -> int:
-    return _checked(f"the checkpoint's {key!r}", parent.get(key), limit=limit)
-
-
-def _checked(what: str, value: Any, *, limit: int = 2**62) -> int:
-    if type(value) is not int or not 0 <= value < limit:
-        raise CheckpointError(f"{what} must be an integer >= 0: got {value!r}")
-    return value
 
 
 def _check_model(name: str, fresh: Mapping[str, Any], saved: Any) -> None:

@@ -58,6 +58,7 @@ Without a session the signal would end the process: send it only to the process 
 """
 
 RESTORE_MANIFEST = "restore.json"
+SEAL_FORMAT = 1
 PROGRESS = struct.Struct("<qqq")
 _SEAL = re.compile(r"(seal|taken)-(\d+)-(\d+)-(\d+)\.json")
 
