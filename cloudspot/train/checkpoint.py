@@ -91,7 +91,7 @@ def take(objects: Mapping[str, Any]) -> State:
     items = []
     for name, tensor in tensors.items():
         shards: tuple[Shard, ...] = ()
-        if sharding.is_sharded(tensor):
+        if sharding.is_dtensor(tensor):
             shards, tensors[name] = sharding.describe(name, tensor)
         items.append(
             Item(
@@ -131,7 +131,7 @@ def weights_sha256(model: Any) -> str | None:
         tensor = state[name]
         if not isinstance(tensor, torch.Tensor):
             continue  # extra state of a module
-        if sharding.is_sharded(tensor):
+        if sharding.is_dtensor(tensor):
             shape, tensor = tensor.shape, sharding.local_of(tensor)
             if tensor.shape != shape:
                 return None
@@ -241,7 +241,7 @@ class Checkpoint:
 
             def place(item: Any, keys: Keys) -> Any:
                 like = _at(fresh, keys)
-                if not sharding.is_sharded(like):
+                if not sharding.is_dtensor(like):
                     # A view of the file: the copy into the parameter is the only one.
                     return self.item(item)
                 # The state is the parameter, so this is the only copy here too, and none of all ranks.
@@ -256,13 +256,13 @@ class Checkpoint:
             like = _at(fresh, keys)
             if like is None:
                 like = _parameter_of(parameters, keys)
-                # Whole state of another shape, such as a count of steps, was never a DTensor.
-                if like is not None and not stored.is_sharded and stored.shape != tuple(like.shape):
+                # State of another shape, such as a table of levels, need not have been a DTensor.
+                if like is not None and not stored.is_dtensor and stored.shape != tuple(like.shape):
                     like = None
-            if not sharding.is_sharded(like):
+            if not sharding.is_dtensor(like):
                 # The object may keep what it is given, so it gets a copy.
                 return stored.copy()
-            tensor = sharding.empty(stored.shape, stored.dtype, like=like)
+            tensor = sharding.empty(stored.shape, stored.dtype, like=like, divided=stored.divided)
             self._read_into(item, tensor)
             return tensor
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from cloudspot.train.sharding import fsdp_modules, has_unreduced_gradients, is_sharded, local_of
+from cloudspot.train.sharding import fsdp_modules, has_unreduced_gradients, is_dtensor, local_of
 
 _log = logging.getLogger("cloudspot")
 
@@ -122,6 +122,6 @@ def _version(gradient: Any) -> int:
     """Return a number that grows with each change of the gradient."""
     version: int = gradient._version  # noqa: SLF001 - public in all but name
     # FSDP adds to what a DTensor holds, which the DTensor itself does not count as a change.
-    if is_sharded(gradient):
+    if is_dtensor(gradient):
         version += local_of(gradient)._version  # noqa: SLF001
     return version

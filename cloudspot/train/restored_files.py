@@ -48,7 +48,7 @@ class RestoredFiles:
         if len({seal.get("plan") for seal in self.seals.values()}) != 1:
             raise CheckpointError("the parts come from different plans")
         for name, stored in self.tensors.items():
-            problem = boxes.problem(list(stored.pieces), stored.shape) if stored.is_sharded else None
+            problem = boxes.problem(list(stored.pieces), stored.shape) if stored.is_dtensor else None
             if problem is not None:
                 raise CheckpointError(f"the checkpoint's {name} has {problem}")
 
@@ -106,11 +106,11 @@ class RestoredFiles:
             )
         view = data[offset : offset + size].view(dtype).view(shape)
         global_shape, start = item.get("global_shape"), item.get("global_offset")
-        is_sharded = global_shape is not None or start is not None
-        whole_shape = _lengths(name, global_shape) if is_sharded else tuple(shape)
-        box = Box(_lengths(name, start), tuple(shape)) if is_sharded else boxes.whole(whole_shape)
-        stored = self.tensors.setdefault(name, StoredTensor(dtype, whole_shape, is_sharded=is_sharded))
-        if (dtype, whole_shape, is_sharded) != (stored.dtype, stored.shape, stored.is_sharded):
+        is_dtensor = global_shape is not None or start is not None
+        whole_shape = _lengths(name, global_shape) if is_dtensor else tuple(shape)
+        box = Box(_lengths(name, start), tuple(shape)) if is_dtensor else boxes.whole(whole_shape)
+        stored = self.tensors.setdefault(name, StoredTensor(dtype, whole_shape, is_dtensor=is_dtensor))
+        if (dtype, whole_shape, is_dtensor) != (stored.dtype, stored.shape, stored.is_dtensor):
             raise CheckpointError(f"the checkpoint's shards of {name} are not of one tensor")
         if box in stored.pieces:
             raise CheckpointError(f"the checkpoint holds {name} twice")
@@ -120,13 +120,19 @@ class RestoredFiles:
 class StoredTensor:
     """A tensor in the checkpoint's files."""
 
-    def __init__(self, dtype: Any, shape: tuple[int, ...], *, is_sharded: bool) -> None:
+    def __init__(self, dtype: Any, shape: tuple[int, ...], *, is_dtensor: bool) -> None:
         """Describe a tensor, of which no piece is known yet."""
         self.dtype = dtype
         self.shape = shape
-        self.is_sharded = is_sharded
+        self.is_dtensor = is_dtensor
+        """Whether it was a DTensor; one piece may be all of it."""
         self.pieces: dict[Box, Any] = {}
         """Views of the files; they make up the tensor."""
+
+    @property
+    def divided(self) -> set[int]:
+        """The dimensions along which it is divided into pieces."""
+        return {dim for piece in self.pieces for dim, n in enumerate(piece.shape) if n != self.shape[dim]}
 
     def copy(self) -> Any:
         """Return all of it, in memory of its own."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from cloudspot.train.errors import SessionError
 from cloudspot.train.partition import Shard
 
 
-def is_sharded(value: Any) -> bool:
+def is_dtensor(value: Any) -> bool:
     """Return whether the value is a DTensor, sharded or not."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
@@ -33,7 +33,7 @@ def local_of(tensor: Any) -> Any:
 def describe(path: str, tensor: Any) -> tuple[tuple[Shard, ...], Any]:
     """Return the boxes of a DTensor with the ranks that hold them, and the live tensor of this rank's box.
 
-    There are no boxes if every rank holds all of it.
+    There is one box if every rank holds all of it, and none if it has no elements.
 
     Raises:
         SessionError: the DTensor is on a mesh of some of the ranks only, or is placed in a way that no box
@@ -68,10 +68,11 @@ def box_of(tensor: Any) -> Box:
     return box
 
 
-def empty(shape: tuple[int, ...], dtype: Any, *, like: Any) -> Any:
+def empty(shape: tuple[int, ...], dtype: Any, *, like: Any, divided: Collection[int]) -> Any:
     """Return a DTensor without values, placed as ``like`` is.
 
-    In a dimension in which it has another length than ``like``, it is not divided.
+    If it has another shape than ``like``, it is divided only in the dimensions ``divided``, and of these only
+    in those in which it is as long as ``like``.
     """
     if shape == tuple(like.shape):
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
@@ -79,7 +80,7 @@ def empty(shape: tuple[int, ...], dtype: Any, *, like: Any) -> Any:
 
     placements = [
         each
-        if not _is_replicated(each) and each.dim < len(shape) and shape[each.dim] == like.shape[each.dim]
+        if not _is_replicated(each) and each.dim in divided and shape[each.dim] == like.shape[each.dim]
         else Replicate()
         for each in like.placements
     ]
@@ -98,14 +99,14 @@ def tied(module: Any) -> dict[str, str]:
     """
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if is_sharded(parameter):
+        if is_dtensor(parameter):
             names.setdefault(id(parameter), []).append(name)
     return {name: several[0] for several in names.values() if len(several) > 1 for name in several}
 
 
 def own_statistics(module: Any) -> list[str]:
     """Return the names of the layers of a sharded module that gather other statistics on each rank."""
-    if not any(map(is_sharded, module.parameters())):
+    if not any(map(is_dtensor, module.parameters())):
         return []
     return [
         name
@@ -155,8 +156,6 @@ def _held(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tup
         if box.num_elements:
             holders.setdefault(box, []).append(rank)
     assert mine is not None, "this rank is in the mesh"
-    if list(holders.values()) == [list(range(torch.distributed.get_world_size()))]:
-        return mine, ()
     return mine, tuple(Shard(box, tuple(ranks)) for box, ranks in sorted(holders.items()))
 
 

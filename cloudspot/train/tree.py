@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from cloudspot.train.errors import CheckpointError, SessionError
-from cloudspot.train.sharding import is_sharded, local_of
+from cloudspot.train.sharding import is_dtensor, local_of
 
 Json = Any
 """A JSON value."""
@@ -113,7 +113,7 @@ class _Flattening:
                 " torch.distributed.fsdp.fully_shard"
             )
         value = value.detach()
-        if is_sharded(value):
+        if is_dtensor(value):
             if self._tensors is None:
                 raise SessionError(f"{path} is a DTensor in a state that each rank saves for itself")
             kind = type(local_of(value))
@@ -131,7 +131,7 @@ class _Flattening:
             return {"$tensor": {"dtype": name, "shape": list(cpu.shape), "data": data}}
         # Tied weights have two names and are written once.
         identity: tuple[Any, ...]
-        if is_sharded(value):
+        if is_dtensor(value):
             identity = (self._tied.get(path, path),)
         else:
             identity = (value.data_ptr(), name, tuple(value.shape), value.stride())

@@ -105,16 +105,21 @@ def step(objects):
     objects["optimizer"].zero_grad()
 
 
-def save(directory, layout, *, avoid=()):
+def save_layout(directory, layout):
     """Write what all ranks hold after two steps as a restored checkpoint; return the seals."""
-    num_ranks, seals = num_ranks_of(layout), []
+    return save(directory, num_ranks_of(layout), lambda: objects_of(layout), step, step)
+
+
+def save(directory, num_ranks, make, *steps):
+    """Write what all ranks hold after the steps as a restored checkpoint; return the seals."""
+    seals = []
     for rank in range(num_ranks):
         with fake_world(rank, num_ranks):
-            objects = objects_of(layout)
-            step(objects)
-            step(objects)
+            objects = make()
+            for each in steps:
+                each(objects)
             state = checkpoint.take(objects)
-            table = plan(state.items, world_size=num_ranks, avoid=avoid)
+            table = plan(state.items, world_size=num_ranks)
             data = bytearray(table.part_bytes[rank])
             for each in table.parts[rank]:
                 tensor = state.tensors[each.item.name].contiguous()
@@ -157,7 +162,7 @@ def check_rank(layout, rank, objects, expected):
     assert found.keys() - {"model/again"} == expected.keys()
     for name, tensor in found.items():
         full = expected["model/matrix" if name == "model/again" else name]
-        if not sharding.is_sharded(tensor):
+        if not sharding.is_dtensor(tensor):
             assert torch.equal(tensor, full), name
             continue
         box = sharding.box_of(tensor)
@@ -166,13 +171,13 @@ def check_rank(layout, rank, objects, expected):
         assert torch.equal(sharding.local_of(tensor), full), (name, rank)
     for key, tensor in fresh.items():
         now = objects["model"].state_dict()[key]
-        assert sharding.is_sharded(now) == sharding.is_sharded(tensor)
+        assert sharding.is_dtensor(now) == sharding.is_dtensor(tensor)
         assert getattr(now, "placements", None) == getattr(tensor, "placements", None)
 
 
 @pytest.mark.parametrize("old", LAYOUTS)
 def test_any_mesh_loads_what_any_other_has_saved(tmp_path, old):
-    seals = save(tmp_path, old)
+    seals = save_layout(tmp_path, old)
     saved, then = expected_after(2), expected_after(3)
     one = Checkpoint(tmp_path)
     assert {name for seal in seals for name in (item["name"] for item in seal["items"])} == saved.keys()
@@ -205,12 +210,9 @@ def test_the_box_of_each_rank_is_what_torch_gives_it(shape, mesh_shape, data):
         shards, local = sharding.describe("w", tensor)
         box = sharding.box_of(tensor)
         assert torch.equal(local, full[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))])
-        if shards:
-            assert boxes.problem([each.box for each in shards], shape) is None
-            rank = dist.get_rank()
-            assert [each.box for each in shards if rank in each.holders] == [box] * (box.num_elements > 0)
-        else:
-            assert box == boxes.whole(shape)
+        assert boxes.problem([each.box for each in shards], shape) is None
+        rank = dist.get_rank()
+        assert [each.box for each in shards if rank in each.holders] == [box] * (box.num_elements > 0)
 
 
 @pytest.mark.parametrize("length", [1, 3, 7, 8, 13])
@@ -254,6 +256,50 @@ def test_the_shards_of_a_doomed_rank_stay_and_its_replicas_take_over():
     assert names[0] == ["model/alone", "model/count"]  # the buffer is pinned
     assert names[1] == ["model/alone"]
     assert sorted(names[2] + names[3]) == ["model/alone"] * 2 + ["model/copied"] * 2 + ["model/everywhere"]
+
+
+class Averages(torch.optim.Optimizer):
+    """Keeps averages of a gradient's rows and columns, DTensors of other shapes, and a plain table."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["rows"] = parameter.detach()[:, :1].clone()
+            state["columns"] = parameter.new_zeros((1, parameter.shape[1])) + 2
+            state["scale"] = parameter.new_zeros(()) + 3
+            state["levels"] = torch.arange(4.0)
+            state["step"] = torch.tensor(5.0)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_state_of_other_shapes_than_the_parameters_is_divided_as_it_was(tmp_path, num_ranks):
+    full = torch.arange(20.0).reshape(5, 4)
+
+    def objects():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        model = Weights({"w": distribute(full, mesh, [Shard(0)])})
+        return {"model": model, "optimizer": Averages(model.parameters())}
+
+    save(tmp_path, 2, objects, lambda made: made["optimizer"].step())
+    with fake_world(0, num_ranks):
+        made = objects()
+        Checkpoint(tmp_path).load(made)
+        [found] = made["optimizer"].state.values()
+        found = dict(found)
+        made["optimizer"].step()
+        [expected] = made["optimizer"].state.values()
+        assert found.keys() == expected.keys()
+        for key, tensor in found.items():
+            assert type(tensor) is type(expected[key]), key
+            assert tensor.shape == expected[key].shape
+            if sharding.is_dtensor(tensor):
+                assert tensor.placements == expected[key].placements, key
+                assert torch.equal(sharding.local_of(tensor), sharding.local_of(expected[key])), key
+            else:
+                assert torch.equal(tensor, expected[key])
 
 
 def test_what_boxes_cannot_describe_is_refused_by_name():
@@ -302,7 +348,7 @@ def also_whole(seals):
 
 @pytest.mark.parametrize("harm", [hole, twice, other_shape, no_offset, other_type, also_whole])
 def test_shards_that_do_not_make_up_a_tensor_are_refused(tmp_path, harm):
-    save(tmp_path, "fsdp-2")
+    save_layout(tmp_path, "fsdp-2")
     manifest = json.loads((tmp_path / "restore.json").read_text())
     seals = [part["seal"] for part in manifest["parts"]]
     for seal in seals:
