@@ -39,7 +39,7 @@ class Item:
     pinned: bool = False
     """Rank 0 always writes it: it is a buffer of the model, in which ranks may differ."""
     shards: tuple[Shard, ...] = ()
-    """The boxes that make up a DTensor. Empty if it is none or has no elements: every rank holds all of it."""
+    """The boxes that make up a DTensor; empty if it is none or has no elements: every rank holds all."""
 
     @property
     def nbytes(self) -> int:
