@@ -2,6 +2,7 @@
 
 import pytest
 
+from cloudspot.cli import moving
 from cloudspot.cli.commands import resume as resume_module
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.job_lists import list_jobs, list_live
@@ -127,18 +128,18 @@ def test_killed_at_any_request_nothing_is_lost_or_runs_twice_and_the_next_try_fi
     """It takes the whole command: some 150 requests, each of which is the last of some try."""
     jobs.stopped()
     source = jobs.store
-    real = resume_module.open_named_store
+    real = moving.open_named_store
     fates = set()
     for calls in range(0, 1000, step):
         jobs.store = copied(source, f"file://{tmp_path}/source-{calls}")
         target = FileStore(f"{other.url}-{calls}")
         adopt_here(jobs)
         Dying.left = calls
-        monkeypatch.setattr(resume_module, "open_named_store", lambda url: Dying(real(url)))
+        monkeypatch.setattr(moving, "open_named_store", lambda url: Dying(real(url)))
         try:
             move(jobs, target)
         except Killed:
-            monkeypatch.setattr(resume_module, "open_named_store", real)
+            monkeypatch.setattr(moving, "open_named_store", real)
         else:
             break
         is_resumed = JOB in list_jobs(target) and target_is_resumed(target)
