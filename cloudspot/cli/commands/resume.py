@@ -33,6 +33,7 @@ from cloudspot.jobfile.spec import JobSpec, change_job
 from cloudspot.jobstore import resumption
 from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import write_summary
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.jobstore.submission import check_secrets, read_secrets, request_stop
@@ -93,7 +94,7 @@ def resume(
     if as_json and not detach:
         raise SpecError("--json needs --detach; a followed job prints its log")
     job, target = _find(job_id, store_url, source_url)
-    history = _ended(job)
+    history = _ended(job, target)
     spec, provider = open_pinned(change_job(job.spec, overrides), provider_name or job.provider.name)
     if not is_adopted:
         _check_adopted(job, provider, history)
@@ -144,7 +145,17 @@ def _find(text: str, store_url: str | None, source_url: str | None) -> tuple[Job
     if elsewhere in {None, target.canonical_url} or not is_asked:
         return job, None
     # It was here before, and comes back.
-    return Job(_open_source(source_url, elsewhere), job.id), target
+    source = _open_source(source_url, elsewhere)
+    try:
+        return Job(source, find_job(source, job.id)), target
+    except JobNotFound:
+        if source_url is not None:
+            raise
+        here = target.url
+        raise CloudspotError(
+            f"job {job.id} is on its way from {here} to {elsewhere}; first finish that with: "
+            f"cloudspot resume {job.id} --from {here} --store {elsewhere}"
+        ) from None
 
 
 def _open_source(named: str | None, default: str | None) -> ObjectStore:
@@ -152,14 +163,14 @@ def _open_source(named: str | None, default: str | None) -> ObjectStore:
     return open_named_store(None if url is None else named_store(url, STORE_VARIABLE).url)
 
 
-def _ended(job: Job) -> History:
+def _ended(job: Job, target: ObjectStore | None) -> History:
     """Return the job's records; CloudspotError if it has not ended."""
     history = job.history()
     if history.finished is None and is_over(history):
         # Its nodes have ended it, and nothing drives it: write that down.
         job.controller().run_pass()
         history = job.history()
-    if history.moved_to is None:
+    if target is None or history.moved_to != target.canonical_url:  # else its copy was cut short
         resumption.check_resumable(job.store, history)
     return history
 
@@ -168,8 +179,10 @@ def _move(job: Job, provider: Provider, target: ObjectStore) -> Job:
     """Copy the job to another store, the only one that may resume it from then on; return it there."""
     costs = describe_copy(plan_copy(job.store, job.id))
     output.echo(f"copying job {job.id} to {target.url}: {costs}", error=True)
-    if not job.log_sink.is_in_store:
-        output.warn(f"the log of job {job.id} up to now is not in {job.store.url}, and stays where it is")
+    if not isinstance(job.log_sink, ObjectStoreLogSink):
+        output.warn(
+            f"the log up to now is not copied; read it with: cloudspot logs {job.id} --store {job.store.url}"
+        )
     history = job.history()
     if not resumption.move_away(job.store, history, target):
         raise CloudspotError(f"something has happened to job {job.id} meanwhile; look at it and try again")
