@@ -16,6 +16,7 @@ from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore import keys, manifests, resumption
 from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy, reserve
+from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import write_summary
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.jobstore.stored_records import find_meta
@@ -55,7 +56,15 @@ def find_resumable(
     if elsewhere is None or elsewhere == target.canonical_url or not is_asked:
         return job, None
     # It was here before, and comes back.
-    return Job(open_named_store(elsewhere), job.id), target
+    source = open_named_store(elsewhere)
+    try:
+        return Job(source, find_job(source, job.id)), target
+    except JobNotFound:
+        here = target.url
+        raise CloudspotError(
+            f"job {job.id} is on its way from {here} to {elsewhere}; first finish that with: "
+            f"cloudspot resume {job.id} --from {here} --store {elsewhere}"
+        ) from None
 
 
 def leave_provider(job: Job, *, is_moving: bool) -> None:
@@ -106,8 +115,10 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
         manifests.complete(job.store, job.id, history.generations[-1].number)
     plan = plan_copy(job.store, job.id)
     output.echo(f"copying job {job.id} to {target.url}: {describe_copy(plan)}", error=True)
-    if not job.log_sink.is_in_store:
-        output.warn(f"the log of job {job.id} up to now is not in {job.store.url}, and stays where it is")
+    if not isinstance(job.log_sink, ObjectStoreLogSink):
+        output.warn(
+            f"the log up to now is not copied; read it with: cloudspot logs {job.id} --store {job.store.url}"
+        )
     reserve(plan, job.store, target)
     if not resumption.move_away(job.store, history, target):
         raise CloudspotError(resumption.CHANGED.format(job.id))

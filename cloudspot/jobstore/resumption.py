@@ -54,7 +54,7 @@ def check_resumable(store: ObjectStore, history: History) -> None:
     if history.finished is not None and history.finished.outcome == "succeeded":
         raise CloudspotError(
             f"job {job_id!r} has succeeded, so there is nothing to resume; begin a new job from one of its "
-            f"checkpoints with: cloudspot fork {job_id}"
+            f"checkpoints with: cloudspot fork {job_id} --store {store.url}"
         )
     if launch is not None:
         raise CloudspotError(f"launch {launch.number} of job {job_id!r} is not over: stop the job first")
