@@ -13,7 +13,7 @@ from cloudspot.train.arena import Arena, Slot
 from cloudspot.train.boundary_marks import Description
 from cloudspot.train.handoff import write_json
 from cloudspot.train.partition import Item, Plan, plan
-from cloudspot.train.rounds import INTERVAL, SaveOrder
+from cloudspot.train.save_order import INTERVAL, SaveOrder
 from cloudspot.train.tree import Json
 
 _SLOT_POLL_SECONDS = 0.01

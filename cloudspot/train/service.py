@@ -17,7 +17,7 @@ from cloudspot.train.arena import Arena
 from cloudspot.train.boundary_marks import BoundaryMarks, Mark
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
-from cloudspot.train.rounds import DRAIN, REWOUND, SaveOrder
+from cloudspot.train.save_order import DRAIN, REWOUND, SaveOrder
 from cloudspot.train.saving import Copied, Describe, Saver
 from cloudspot.train.uncaught_errors import expect_errors
 

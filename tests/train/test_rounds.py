@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore
 
-from cloudspot.train import rounds
-from cloudspot.train.rounds import DRAIN, INTERVAL, REWOUND, Rounds, SaveOrder
+from cloudspot.train import presiding, rounds, step_seconds
+from cloudspot.train.rounds import Rounds
+from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder
 
 
 class WouldWait(Exception):
@@ -436,7 +437,7 @@ def test_an_interval_round_is_off_when_a_rank_does_not_answer():
     zero.request_interval()
     settle(zero)
     assert try_begin(zero, 0) is False
-    now[0] += rounds.INTERVAL_GUARD_SECONDS + 0.1
+    now[0] += presiding.INTERVAL_GUARD_SECONDS + 0.1
     settle(zero)
     assert try_begin(zero, 0) is True
 
@@ -479,7 +480,7 @@ def test_with_the_shortest_steps_the_ranks_do_not_run_ahead_without_bounds():
     settle(*ranks)
     ranks[0].request_drain(guard=100.0, notice=False)
     settle(*ranks)
-    assert ranks[0]._order == SaveOrder(DRAIN, 100 + rounds.MAX_LOOKAHEAD_STEPS, rooms=ROOMS[:2])
+    assert ranks[0]._order == SaveOrder(DRAIN, 100 + step_seconds.MAX_LOOKAHEAD_STEPS, rooms=ROOMS[:2])
 
 
 def test_a_notice_in_a_round_of_another_rank_brings_the_guard_nearer():
