@@ -27,12 +27,13 @@ IDLE_SHARE = 0.005
 """The share of the time that marks may take while the script has not asked whether it has to leave."""
 USED_SHARE = 0.02
 """The same once it has, for marks that take longer than ``ALWAYS_SECONDS``."""
+ALWAYS_SECONDS = 2e-3
 SMALL_BYTES = 1 << 20
 """Up to so many bytes of tensors of an object that is neither a model nor an optimizer are copied."""
 NUM_SAMPLES = 64
 """``parameter.data`` has a version of its own, so that what is written to it shows nowhere else. A moving
 average that is swapped in changes every weight, so that a few show it."""
-ALWAYS_SECONDS = 2e-3
+_TORCHS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,11 @@ class BoundaryMarks:
             for name, each in objects.items()
             if name not in self._optimizers and isinstance(each, torch.nn.Module)
         }
+        # Their ``state_dict`` may do anything: scripts that do not use this must not meet it at each boundary.
+        self._has_scripts_objects = not all(
+            name in self._optimizers or name in self._models or isinstance(each, _TORCHS)
+            for name, each in objects.items()
+        )
         self._listings: tuple[_Listing, _Listing] | None = None
         self._num_listed = -1
         self._marks: deque[Mark] = deque(maxlen=2)
@@ -147,8 +153,9 @@ class BoundaryMarks:
     ) -> None:
         """Mark a boundary, unless that would take too large a share of the time and it is not ``is_rare``."""
         begun = time.perf_counter()
-        if not is_rare and not self._is_affordable(begun - self._ended_at):
-            self._unmarked = "nothing was noted of it, as steps are short; call run.check() before the loop"
+        may_mark = self.is_used or not self._has_scripts_objects
+        if not may_mark or not (is_rare or self._is_affordable(begun - self._ended_at)):
+            self._unmarked = "nothing was noted of it: call run.check() before the loop"
             return
         try:
             # Adam's tensors come with its first step.

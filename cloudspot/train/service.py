@@ -9,6 +9,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Mapping, MutableSequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
 from cloudspot.train.save_order import DRAIN, REWOUND, SaveOrder
 from cloudspot.train.saving import Copied, Describe, Saver
-from cloudspot.train.uncaught_errors import expect_errors
+from cloudspot.train.uncaught_errors import expecting_errors
 
 _log = logging.getLogger("cloudspot")
 
@@ -90,7 +91,8 @@ class Service:
             room=self._saver.room,
             rewindable=self,
         )
-        expect_errors(self._has_rewound)
+        self._closing = ExitStack()
+        self._closing.enter_context(expecting_errors(self._has_rewound))
         self._link.start()
         self.rounds = self._link.rounds
         """To be asked at each boundary."""
@@ -282,6 +284,7 @@ class Service:
 
     def close(self) -> None:
         """Stop the background threads and release the arena; for the end of the process."""
+        self._closing.close()
         self._link.close()
         self._marks.close()
         self._saver.close()

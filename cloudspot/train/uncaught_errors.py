@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -15,12 +15,17 @@ from cloudspot.train import handoff
 _told: set[int] = set()
 """The processes that do so already; a fork is another process, and not a rank."""
 
-_is_expected: list[Callable[[], bool]] = []
+_expectations: list[Callable[[], bool]] = []
 
 
-def expect_errors(is_expected: Callable[[], bool]) -> None:
-    """From now on, an uncaught error ends this process with status 0 and in silence if ``is_expected()``."""
-    _is_expected.append(is_expected)
+@contextmanager
+def expecting_errors(is_expected: Callable[[], bool]) -> Iterator[None]:
+    """Let an uncaught error end this process with status 0 and in silence if ``is_expected()``."""
+    _expectations.append(is_expected)
+    try:
+        yield
+    finally:
+        _expectations.remove(is_expected)
 
 
 def tell_of_errors() -> None:
@@ -38,7 +43,7 @@ def tell_of_errors() -> None:
     print_error = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if os.getpid() == pid and any(each() for each in _is_expected):
+        if os.getpid() == pid and any(each() for each in _expectations):
             leave_at_once()
         print_error(kind, error, traceback)
         if os.getpid() != pid:

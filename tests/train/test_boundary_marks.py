@@ -153,6 +153,25 @@ def test_a_state_that_cannot_be_noted_ends_no_training(make):
     assert marks.problem == "not now"
 
 
+def test_the_scripts_own_objects_are_left_alone_until_it_checks(make):
+    called = []
+
+    class Counting(Shadow):
+        def state_dict(self):
+            called.append(True)
+            return super().state_dict()
+
+    model = torch.nn.Linear(4, 2)
+    marks = BoundaryMarks({"model": model, "average": Counting(model)})
+    marks.mark(0, 0, lambda: DESCRIPTION, is_rare=True)
+    assert (called, marks.standing()) == ([], ())
+    assert marks.problem == "nothing was noted of it: call run.check() before the loop"
+    marks.is_used = True
+    marks.mark(1, 1, lambda: DESCRIPTION)
+    assert called == [True]
+    assert [mark.number for mark in marks.standing()] == [1]
+
+
 def test_of_two_boundaries_without_a_change_between_them_both_stand(make):
     model = torch.nn.Linear(4, 2)
     marks = make({"model": model})
