@@ -132,7 +132,7 @@ class BoundaryMarks:
             for name, each in objects.items()
             if name not in self._optimizers and isinstance(each, torch.nn.Module)
         }
-        # Their ``state_dict`` may do anything: scripts that do not use this must not meet it at each boundary.
+        # Their ``state_dict`` may do anything: a script that never checks is not to meet that.
         self._has_scripts_objects = not all(
             name in self._optimizers or name in self._models or isinstance(each, _TORCHS)
             for name, each in objects.items()

@@ -293,7 +293,7 @@ def test_a_notice_in_an_evaluation_loses_no_step(courier, evaluated, options, no
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("options", [("--evaluates", each) for each in ("all", "0", "1")], ids=" ".join)
-def test_a_notice_at_any_moment_among_evaluations_changes_no_bit(courier, evaluated, options):
+def test_a_notice_at_any_moment_among_evaluations_changes_no_bit(courier, evaluated, wait_until, options):
     chance = random.Random(options[1])
     expected = evaluated(options, courier)
     restore, num_drained = None, 0
@@ -301,7 +301,8 @@ def test_a_notice_at_any_moment_among_evaluations_changes_no_bit(courier, evalua
         environment = courier.begin(restore)
         with ThreadPoolExecutor() as pool:
             ended = pool.submit(courier.run_ranks, EVALUATING, *options, num_ranks=2, environment=environment)
-            time.sleep(chance.uniform(0.2, 1.5))
+            wait_until(handoff.begun_loop_path(courier.handoff, 1).exists)
+            time.sleep(chance.uniform(0.0, 0.4))
             courier.drain()
             output = ended.result(120)
         assert "Traceback" not in output
