@@ -431,7 +431,7 @@ class Rounds:
             rewind.is_off = True
         if boundary is not None or rewind.is_off:
             with self._changed:
-                self._limit, self._can_rewind = None, False
+                self._limit, self._can_rewind = None, boundary is not None
                 if self._is_held_by_rewind:
                     self._hold, self._is_held_by_rewind = None, False
                 self._changed.notify_all()
