@@ -189,7 +189,14 @@ class Resumed(_Written, frozen=True, kw_only=True, tag="resumed"):
     """See ``submission.hash_of``."""
 
 
-Turn = Finished | Suspended | Resumed
+class Moved(_Written, frozen=True, kw_only=True, tag="moved"):
+    """The job, which has ended, goes on in another store or not at all: no copy elsewhere may be resumed."""
+
+    to: str
+    """That store's URL in its one form."""
+
+
+Turn = Finished | Suspended | Resumed | Moved
 """What the journal holds beside launches."""
 JournalRecord = Intent | Closed | Turn
 
