@@ -68,6 +68,7 @@ class Service:
         self._saver = Saver(arena)
         self._marks = BoundaryMarks(objects)
         self._standing: dict[int, Mark] = {}
+        self._sealed_boundary: int | None = None
         self._rewound: tuple[Mark, Copied | None] | None = None
         # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
@@ -140,6 +141,8 @@ class Service:
             if not is_end_of_epoch and step not in {self._start, self.sealed_step}:
                 stall = self._save(order, step, None)
                 self._link.saved(stall)
+                if stall is not None:
+                    self._sealed_boundary = number
             self.rounds.served()
             order = self.rounds.begin(number)
         self._marks.mark(number, step, self._describe, is_rare=is_end_of_epoch)
@@ -175,6 +178,9 @@ class Service:
         """Copy this rank's part of the state at one of them; return whether it still stood afterwards."""
         mark = self._standing[number]
         copied = None
+        if mark.step == self.sealed_step and number != self._sealed_boundary:
+            # After an epoch's last batch come two boundaries, and the later one has a seal by that name.
+            return False
         try:
             if mark.step not in {self._start, self.sealed_step}:
                 with self._marks.after(mark):

@@ -1,5 +1,6 @@
 """``run.check()``: a notice in the middle of an evaluation loses no step, and no bit."""
 
+import dataclasses
 import random
 
 import pytest
@@ -328,6 +329,29 @@ def test_a_boundary_that_was_saved_already_is_not_saved_again(open_session, cour
                 run.check()
             train_step(model, optimizer, torch.randn(4, 2))
     assert courier.drained() == {"step": 3}
+
+
+def test_of_two_boundaries_of_one_number_the_one_that_is_not_sealed_is_refused(
+    open_session, courier, until_held
+):
+    """After an epoch's last batch: a rank that has sealed the later one must not mix it with others' earlier one."""
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    run = open_session(courier.begin(), model=model, optimizer=optimizer)
+    run.check()
+    service = run._service
+    for step in run.steps(4):
+        if step == 2:
+            service._saver._claiming.join()
+            service._link.rounds.request_interval()
+            until_held(run)
+        if step == 3:
+            assert list(courier.seals()) == [3]
+            (mark,) = service._marks.standing()
+            service._standing = {mark.number: mark, 99: dataclasses.replace(mark, number=99)}
+            assert not service.copy(99, frozenset(), ())
+            assert service.copy(mark.number, frozenset(), ())
+        train_step(model, optimizer, torch.randn(4, 2))
 
 
 def test_outside_of_the_loop_and_before_its_first_step_a_check_saves_nothing(
