@@ -349,6 +349,8 @@ class Final(msgspec.Struct, frozen=True, kw_only=True):
     step: Tally | None
     """None: the script had no session, so steps were not counted."""
     weights_sha256: str | None
+    are_weights_sharded: bool = False
+    """Whether there is no hash because no rank held all of the weights."""
     metrics: dict[str, float]
     left_early: bool = False
     """Whether the script has left its loop before the end."""

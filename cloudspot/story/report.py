@@ -180,6 +180,7 @@ def _final(history: History) -> dict[str, Any] | None:
                 return {
                     "step": newest.step if step is None and newest is not None else step,
                     "weights_sha256": one.final.weights_sha256,
+                    "are_weights_sharded": one.final.are_weights_sharded,
                     "metrics": dict(one.final.metrics) or _reported_metrics(history),
                 }
     return None

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from cloudspot.train import checkpoint
+from cloudspot.train import checkpoint, sharding
 from cloudspot.train.tree import Json, flatten, rebuild
 
 IDLE_SHARE = 0.005
@@ -99,11 +99,14 @@ class _Listing:
 
     def samples(self) -> tuple[Any, ...]:
         """Return an element of each of up to ``NUM_SAMPLES`` tensors."""
-        alive = [tensor for each in self._references if (tensor := each()) is not None and tensor.numel() > 0]
+        alive = [tensor for each in self._references if (tensor := each()) is not None]
         elements: dict[tuple[Any, Any], list[Any]] = {}
-        for tensor in alive[:: -(-len(alive) // NUM_SAMPLES) or 1]:
-            middle = tensor.detach()[tuple(length // 2 for length in tensor.shape)]
-            elements.setdefault((tensor.device, tensor.dtype), []).append(middle)
+        for each in alive[:: -(-len(alive) // NUM_SAMPLES) or 1]:
+            # What this rank holds: to index a divided tensor, ranks would have to meet.
+            tensor = each.detach().to_local() if sharding.is_dtensor(each) else each.detach()
+            if tensor.numel() > 0:
+                middle = tensor[tuple(length // 2 for length in tensor.shape)]
+                elements.setdefault((tensor.device, tensor.dtype), []).append(middle)
         return tuple(map(torch.stack, elements.values()))
 
 
@@ -320,7 +323,7 @@ def _rebuilt(name: str, tracked: Any, other: _Other) -> dict[str, Any]:
     if tensors is None:
         tensors = {}
         flatten(name, _state_of(tracked), tensors)
-    state: dict[str, Any] = rebuild(name, other.tree, tensors.__getitem__)
+    state: dict[str, Any] = rebuild(name, other.tree, lambda item, _: tensors[item])
     if isinstance(tracked, torch.amp.GradScaler):
         return {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in state.items()}
     return state

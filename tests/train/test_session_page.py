@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cloudspot.train as spot
+from cloudspot.train import sharding
 from cloudspot.train.training import Session
 
 PAGE = (Path(__file__).parents[2] / "docs" / "session.md").read_text()
@@ -69,9 +71,21 @@ def names(open_session, tick):
     }
 
 
+@pytest.fixture
+def process_group():
+    """A group of this process alone, as torchrun would make."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    sharding._held.cache_clear()
+    dist.destroy_process_group()
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize(("head", "code"), EXAMPLES, ids=[head for head, _ in EXAMPLES])
-def test_an_example_ends_as_if_nobody_had_disturbed_it(compare, head, code):
+def test_an_example_ends_as_if_nobody_had_disturbed_it(compare, request, head, code):
+    if "fully_shard" in code:
+        request.getfixturevalue("process_group")
+
     def training(open_session, tick):
         exec(compile(code, head, "exec"), names(open_session, tick))
 
@@ -84,4 +98,4 @@ def test_the_page_names_every_argument_and_all_that_a_session_offers():
     missing = [name for name in arguments if f"`{name}`" not in PAGE]
     missing += [name for name in offered if re.search(rf"`run\.{name}\b", PAGE) is None]
     assert missing == []
-    assert len(EXAMPLES) == PAGE.count("```python") == 10
+    assert len(EXAMPLES) == PAGE.count("```python") == 11

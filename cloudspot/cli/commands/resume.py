@@ -193,7 +193,7 @@ def _move(job: Job, provider: Provider, target: ObjectStore) -> Job:
 def _check_adopted(job: Job, provider: Provider, history: History) -> None:
     sha256 = history.submission_sha256
     try:
-        provider.check_adopted(job.id, store_url=store_label(job.store), sha256=sha256)
+        provider.check_adopted(job.id, store_url=store_label(job.store), sha256=sha256, is_resumed=True)
     except NotAdopted as error:
         raise NotAdopted(
             f"job {job.id!r} in {job.store.url} did not run on this computer, and machines of provider "
