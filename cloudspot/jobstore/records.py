@@ -115,6 +115,8 @@ class Submission(_Written, frozen=True, kw_only=True):
     resumption: OrdinalOrZero = 0
     """0: the job's first submission, under ``jobs/<id>/spec``. Else the number of the resumption that it is
     for; it lies under ``jobs/<id>/submissions/<hash>``, and counts once a ``Resumed`` names it."""
+    num_launches_before: OrdinalOrZero = 0
+    """How many launches the job had when it was resumed: their failures count no more."""
     forked_from: Origin | None = None
     """Where the checkpoint came from with which the job began, as its generation 0."""
 

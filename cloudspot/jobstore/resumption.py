@@ -180,6 +180,7 @@ def _next_submission(
         else StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements),
         has_own_code=first.has_own_code,
         forked_from=first.forked_from,
+        num_launches_before=len(history.launches),
         resumption=history.submission.resumption + 1,
         at=datetime.now(timezone.utc),
         writer=resumed_writer(first.writer, history.submission.resumption + 1),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import signal
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cloudspot.agent.node import NodeMemory
 from cloudspot.agent.rank_reports import RankError
-from cloudspot.jobstore.records import FailureKind
+from cloudspot.jobstore.records import FailureKind, Generation
 
 FAILED: Final = "trainer-failed"
 STUCK: Final = "trainer-stuck"
@@ -104,6 +105,25 @@ def fingerprint_of(exit_code: int, error: RankError | None) -> str | None:
     first_line = error.message.strip().partition("\n")[0]
     text = f"{error.type} {_WITH_DIGIT.sub('#', first_line)}"
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
+
+
+def restarts_in_a_row(generations: Sequence[Generation], kind: Collection[str]) -> int:
+    """Return how many of the newest generations follow a failure of that kind, since the last new checkpoint.
+
+    The failure before which that checkpoint was made is the first in its row. What the newest generation has
+    committed does not count: all nodes see the same records of the others.
+    """
+    count = 0
+    for number in reversed(range(len(generations))):
+        generation = generations[number]
+        count += generation.why in kind
+        if number and _restored_step(generation) > _restored_step(generations[number - 1]):
+            break
+    return count
+
+
+def _restored_step(generation: Generation) -> int:
+    return -1 if generation.restore_from is None else generation.restore_from.step
 
 
 def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int) -> float | GiveUp:

@@ -9,7 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudspot.agent.delivery.courier import Courier
-from cloudspot.agent.ending.restart_policy import FAILED, NOT_CONNECTED, STUCK, WEIGHT, Failure, GiveUp, judge
+from cloudspot.agent.ending.restart_policy import (
+    FAILED,
+    NOT_CONNECTED,
+    STUCK,
+    WEIGHT,
+    Failure,
+    GiveUp,
+    judge,
+    restarts_in_a_row,
+)
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.membership.failure_votes import not_reached
@@ -191,7 +200,9 @@ class GenerationEnd:
         known = context.insist(lambda: generations.read_generations(context.store, context.job_id))
         # Another node may have proposed the next one already, for this very failure.
         kind = {NOT_CONNECTED} if end.why == NOT_CONNECTED else {FAILED, STUCK}
-        num_restarts = sum(one.why in kind for one in known[: status.generation])
+        first_launch = context.job.submission.num_launches_before + 1
+        current = [one for one in known[: status.generation] if one.launch >= first_launch]
+        num_restarts = restarts_in_a_row(current, kind)
         max_restarts = context.job.spec.limits.max_restarts
         verdict = judge(failure, context.memory, num_restarts=num_restarts, max_restarts=max_restarts)
         if isinstance(verdict, GiveUp):

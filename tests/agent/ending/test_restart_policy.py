@@ -1,6 +1,8 @@
 """What follows a failed training."""
 
+import msgspec
 import pytest
+from made_records import Records
 
 from cloudspot.agent.ending.restart_policy import (
     FAILED,
@@ -11,6 +13,7 @@ from cloudspot.agent.ending.restart_policy import (
     fingerprint_of,
     has_connected,
     judge,
+    restarts_in_a_row,
 )
 from cloudspot.agent.node import NodeMemory
 from cloudspot.agent.rank_reports import RankError
@@ -160,3 +163,16 @@ def test_the_same_error_is_known_again_with_other_numbers_and_whatever_its_statu
 )
 def test_another_error_is_another_failure(status, other):
     assert fingerprint_of(status, other) not in {fingerprint_of(1, SHAPES), fingerprint_of(3, None), None}
+
+
+def test_failures_count_since_the_last_new_checkpoint():
+    told = [("first", None), (FAILED, 50), ("drained", 60), (FAILED, 60), (STUCK, 60), (FAILED, 55)]
+    generations = [
+        msgspec.structs.replace(
+            Records().generation(number, restored=None if step is None else (number - 1, step)), why=why
+        )
+        for number, (why, step) in enumerate(told, start=1)
+    ]
+    counts = [restarts_in_a_row(generations[:n], {FAILED, STUCK}) for n in range(1, len(told) + 1)]
+    # 50 and 60 were progress, and 55 is none.
+    assert counts == [0, 1, 0, 1, 2, 3]
