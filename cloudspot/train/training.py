@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,10 @@ class Session:
 
     # --- the loop -------------------------------------------------------------------------------
 
-    def steps(self, total: int) -> Iterator[int]:
+    def steps(self, total: int | None) -> Iterator[int]:
         """Yield the steps from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
+
+        None: until the script leaves the loop.
 
         The training may be saved between two steps, but not while a tracked optimizer has gradients that it
         has yet to use. When the machine has to go, SystemExit is raised there, and code after the loop does
@@ -131,14 +134,14 @@ class Session:
         if self._restored is not None:
             self._restored.check_steps()
         self._restore_randomness()
-        loop.progress[1] = total
-        if not self._begin_loop(total):
+        loop.progress[1] = -1 if total is None else total
+        if not self._begin_loop(total or 0):
             with LoopExit(loop.leave):
-                for step in range(loop.step, total):
+                for step in count(loop.step) if total is None else range(loop.step, total):
                     loop.begin_step(step)
                     loop.progress[2] = step + 1
                     yield step
-            loop.end_step(max(total, self._start))
+            loop.end_step(None if total is None else max(total, self._start))
         loop.end()
 
     def batches(self, loader: Any, *, epochs: int = 1) -> Iterator[Any]:
