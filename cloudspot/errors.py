@@ -46,6 +46,10 @@ class JobExists(CloudspotError):
     exit_code = 2
 
 
+class JobResumed(CloudspotError):
+    """The job was resumed since its driver read what was submitted: open it anew."""
+
+
 class NotAdopted(CloudspotError):
     """The job would run on the driver's own computer, but comes from elsewhere: adopt it, or leave it."""
 

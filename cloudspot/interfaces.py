@@ -459,8 +459,7 @@ class Provider(ABC):
         """Refuse to drive the job from this computer unless it was adopted; called by each driver of it.
 
         For a provider whose machines are the driver's own computer: whoever can write to a store would
-        otherwise choose what runs here. ``release`` may forget the job. By default all jobs are driven, since
-        their machines are elsewhere.
+        otherwise choose what runs here. By default all jobs are driven, since their machines are elsewhere.
 
         Raises:
             NotAdopted: the job was not adopted here, or with another submission.

@@ -123,7 +123,10 @@ class Life:
         self._await_slots()
         gathered_at = time.monotonic()
         run = context.job.spec.run
-        secrets = context.insist(lambda: read_secrets(context.store, context.job_id, run.secrets))
+        resumption = context.job.submission.resumption
+        secrets = context.insist(
+            lambda: read_secrets(context.store, context.job_id, run.secrets, resumption=resumption)
+        )
         environment = {**os.environ, **run.env, **secrets}
         python_path = [str(context.node.python_path), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))

@@ -16,10 +16,11 @@ from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.store_retry import insist
 from cloudspot.disk.locks import lock
-from cloudspot.errors import PluginError, SpecError
+from cloudspot.errors import CloudspotError, CorruptData, PluginError, SpecError
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import keys, launches
-from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore import launches
+from cloudspot.jobstore.reader import job_file_of
+from cloudspot.jobstore.submission import read_submission_of
 from cloudspot.registry import open_provider, open_store
 
 _log = logging.getLogger("cloudspot.agent")
@@ -68,20 +69,21 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
 
 def _live(node: Node, pipe: NoticePipe) -> None:
     store = open_store(node.store_url)
-    reader = HistoryReader(store, node.job_id)
     try:
-        submission, spec = insist(reader.read_job, deadline=time.monotonic() + START_SECONDS)
-        if reader.read_submission()[1] != node.submission_sha256:
-            raise SpecError(f"{keys.spec(node.job_id)} is not what the launch was requested for")
+        submission = insist(
+            lambda: read_submission_of(store, node.job_id, node.submission_sha256),
+            deadline=time.monotonic() + START_SECONDS,
+        )
+        spec = job_file_of(submission)
         provider = open_provider(node.provider, spec)
-    except SpecError as error:
+    except (CorruptData, SpecError) as error:
         refuse(node, store, error)
         return
     identity = insist(provider.node_identity, deadline=time.monotonic() + START_SECONDS)
     Life(node, store, provider, Job(submission, spec, identity), pipe).run()
 
 
-def refuse(node: Node, store: ObjectStore, error: SpecError) -> None:
+def refuse(node: Node, store: ObjectStore, error: CloudspotError) -> None:
     """Claim the node's slot only to say for good that no node can run the job as it is in the store.
 
     If nothing were said, the launch would be voided, and the next one would cost as much again.

@@ -7,6 +7,8 @@ FAILED = 1
 """The job failed, or an error whose class defines no status of its own."""
 STOPPED = 10
 """The job was stopped before its end, by a person or by one of its limits."""
+SUSPENDED = 11
+"""The job has waited in vain for ``spot.max_wait``; a driver launches it again once there is capacity."""
 INTERRUPTED = 130
 """Ctrl-C: 128 + SIGINT, as in shells. A submitted job goes on."""
 PIPE_CLOSED = 141

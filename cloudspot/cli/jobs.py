@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from cloudspot.cli.config import default_store
 from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation
@@ -13,15 +16,21 @@ from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore.records import CheckpointId, Submission
 from cloudspot.jobstore.store_probe import store_time
 from cloudspot.registry import open_provider, open_store
 
+if TYPE_CHECKING:
+    from cloudspot.controller.loop import Controller
+
 SILENT_SECONDS = 600.0
 """A node that is alive reports every few seconds, unless it cannot reach the store."""
+STEPS_NAMED = 20
+"""How many steps are named in the error for a missing one."""
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 """Base 32 without the characters that are mistaken for one another."""
 _SUFFIX_LENGTH = 4
@@ -129,10 +138,32 @@ class Job:
         """Open the provider that the job was submitted to."""
         return open_provider(self.submitted[0].provider, self.spec)
 
+    def controller(self, *, sleep: Callable[[float], None] = time.sleep) -> Controller:
+        """Return a controller of the job as it is submitted now; ``sleep`` is how it waits."""
+        from cloudspot.controller.loop import Controller  # which few of the commands need
+
+        provider = self.provider
+        return Controller(self.store, self.id, provider, sleep=sleep, reader=self.reader)
+
     @cached_property
     def log_sink(self) -> LogSink:
         """Return where the job's log lines are."""
         return self.provider.log_sink(self.store, self.id) or ObjectStoreLogSink(self.store, self.id)
+
+    def checkpoints_at(self, step: int | None) -> Sequence[CheckpointId]:
+        """Return the checkpoints (of that step, which must have one), the best to resume from first."""
+        history = self.first_history
+        best = lineage(history.generations, history.commits)
+        found = [*best, *(each for each in history.commits[::-1] if each not in best)]
+        if step is None:
+            return found
+        wanted = [each for each in found if each.step == step]
+        if not wanted:
+            steps = sorted({each.step for each in found})
+            more = "..., " if len(steps) > STEPS_NAMED else ""
+            named = more + ", ".join(map(str, steps[-STEPS_NAMED:]))
+            raise SpecError(f"job {self.id} has no checkpoint of step {step}; it has: {named or 'none'}")
+        return wanted
 
     def check_silence(self) -> None:
         """Refuse if a node of the job has reported lately, by the store's clock: its machine lives.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import msgspec
 
 from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
@@ -46,17 +48,32 @@ def prepare_job(
     """
     spec = load_job(job_file, overrides=overrides)
     workdir = check_files(spec, job_file.resolve().parent)
-    provider = open_provider(provider_name, spec)
-    pinned = provider.pinned_options()
-    if pinned:
-        table = {**spec.providers.get(provider_name, {}), **pinned}
-        spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
-        provider = open_provider(provider_name, spec)
+    spec, provider = open_pinned(spec, provider_name)
     if store_url is None:
         in_file = None if spec.store is None else ChosenStore(spec.store, f"store in {job_file}")
         chosen = current_invocation().chosen_store = in_file or unnamed_store(provider)
         store_url = chosen.url
     return PreparedJob(spec, workdir, provider, open_store(store_url))
+
+
+def open_pinned(spec: JobSpec, provider_name: str) -> tuple[JobSpec, Provider]:
+    """Open the provider, and return it with the job file that holds its pinned options; errors as above."""
+    provider = open_provider(provider_name, spec)
+    pinned = provider.pinned_options()
+    if not pinned:
+        return spec, provider
+    table = {**spec.providers.get(provider_name, {}), **pinned}
+    spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
+    return spec, open_provider(provider_name, spec)
+
+
+def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment with the job's secrets: stored ones, those that are set, or what is typed."""
+    found = {**stored, **os.environ}
+    for name in spec.run.secrets:
+        if name not in found and output.can_ask():
+            found[name] = click.prompt(f"secret {name}", hide_input=True, err=True)
+    return found
 
 
 def warn_of_lost_work(job: PreparedJob) -> None:
@@ -79,11 +96,11 @@ def opens_session(script: Path) -> bool:
         return False
 
 
-def agent_archive(job: PreparedJob) -> AgentArchive | None:
-    """Return the archive from which the job's machines install the agent; None if their image has it.
+def agent_archive(provider: Provider, store: ObjectStore) -> AgentArchive | None:
+    """Return the archive from which a job's machines install the agent; None if their image has it.
 
     CloudspotError if cloudspot or the plugin is not installed as a distribution here.
     """
-    if job.provider.boot_profile().has_cloudspot:
+    if provider.boot_profile().has_cloudspot:
         return None
-    return make_agent_archive(plugin_distributions(job.provider.name, job.store.url))
+    return make_agent_archive(plugin_distributions(provider.name, store.url))

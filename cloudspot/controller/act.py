@@ -14,6 +14,7 @@ from cloudspot.controller.actions import (
     OpenLaunch,
     Release,
     RequestStop,
+    Suspend,
     Terminate,
     VoidSlot,
     Wait,
@@ -32,7 +33,7 @@ from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.job_lists import mark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
-from cloudspot.jobstore.records import Closed, Finished, Intent, VoidOutcome, new_nonce
+from cloudspot.jobstore.records import Closed, Finished, Intent, Suspended, VoidOutcome, new_nonce
 from cloudspot.jobstore.submission import delete_secrets, request_stop
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import bill
@@ -91,11 +92,14 @@ class Actor:
             self._journal.append(self._closed(action), action.number)
         elif isinstance(action, Finish):
             self._journal.append(self._finished(action), action.number)
+        elif isinstance(action, Suspend):
+            self._journal.append(self._suspended(action), action.number)
         elif isinstance(action, VoidSlot):
             detail = void_detail(action.outcome, action.detail)
             void_slot(self._store, self._job_id, action.launch, action.rank, detail)
         elif isinstance(action, RequestStop):
-            request_stop(self._store, self._job_id, action.reason)
+            resumption = history.submission.resumption
+            request_stop(self._store, self._job_id, action.reason, resumption=resumption)
         elif isinstance(action, Create):
             return self._create(history.launches[action.launch - 1], events)
         elif isinstance(action, Announce):
@@ -105,7 +109,7 @@ class Actor:
             self._terminate(action, events)
             return False
         elif isinstance(action, CleanUp):
-            self._clean_up()
+            self._clean_up(history)
             return False
         elif isinstance(action, Release):
             self._release()
@@ -166,6 +170,9 @@ class Actor:
             writer=new_nonce(),
         )
 
+    def _suspended(self, action: Suspend) -> Suspended:
+        return Suspended(detail=action.detail, at=self._clock.now(), writer=new_nonce())
+
     def _create(self, launch: LaunchHistory, events: list[Event]) -> bool:
         """Send the intent's own bytes; the request is never rendered again."""
         intent = launch.intent
@@ -206,9 +213,9 @@ class Actor:
                 events.append(Event(EventKind.WARNED, f"terminating {one}: {action.why}"))
             self._told[one] = monotonic
 
-    def _clean_up(self) -> None:
+    def _clean_up(self, history: History) -> None:
         if not self._is_clean:
-            delete_secrets(self._store, self._job_id)
+            delete_secrets(self._store, self._job_id, resumption=history.submission.resumption)
             self._is_clean = True
 
     def _release(self) -> None:

@@ -75,6 +75,14 @@ class Finish:
 
 
 @dataclass(frozen=True)
+class Suspend:
+    """Append the suspension of the job at journal record ``number``."""
+
+    number: int
+    detail: str
+
+
+@dataclass(frozen=True)
 class Terminate:
     """End machines."""
 
@@ -105,6 +113,8 @@ class Wait:
 
     seconds: float
     why: str
+    suspends: str | None = None
+    """Why the job is suspended meanwhile; None: it is not."""
 
 
 Action = (
@@ -117,6 +127,7 @@ Action = (
     | Finish
     | Terminate
     | RequestStop
+    | Suspend
     | CleanUp
     | Release
     | Wait

@@ -7,6 +7,7 @@ after its void stands or its death is proven, and because journal records and sl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from cloudspot.controller.actions import (
@@ -19,6 +20,7 @@ from cloudspot.controller.actions import (
     OpenLaunch,
     Release,
     RequestStop,
+    Suspend,
     Terminate,
     VoidSlot,
     Wait,
@@ -33,7 +35,7 @@ from cloudspot.controller.attempt import (
     provider_proves_death,
     void_outcome,
 )
-from cloudspot.controller.observed import Observed
+from cloudspot.controller.observed import Observed, stop_of
 from cloudspot.controller.policy import GiveUp, choose_offer
 from cloudspot.controller.reap import reapable
 from cloudspot.controller.restarts import judge
@@ -45,7 +47,7 @@ from cloudspot.jobstore.delivering import (
     may_deliver,
 )
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Ending, LaunchOutcome, StopReason, VoidOutcome
+from cloudspot.jobstore.records import LaunchOutcome, StopReason, VoidOutcome
 from cloudspot.model import Instance, InstanceState
 from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import End, succeeded
@@ -65,7 +67,7 @@ def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -
         if launch is None
         else _advance(spec, history, launch, observed, now)
     )
-    if any(isinstance(action, CloseLaunch | Finish) for action in step):
+    if any(isinstance(action, CloseLaunch | Finish | Suspend) for action in step):
         return (*reap, *step)
     is_given_up = any(isinstance(action, VoidSlot) for action in step)
     told = () if launch is None or is_given_up else announcement(launch, observed)
@@ -80,9 +82,11 @@ def _release(observed: Observed) -> tuple[Action, ...]:
     return (Release(),)
 
 
-def exceeded_limit(spec: JobSpec, history: History, observed: Observed, now: datetime) -> StopReason | None:
+def exceeded_limit(
+    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] = ()
+) -> StopReason | None:
     """Return the limit that the job has reached (``max_cost`` or ``max_runtime``), or None."""
-    ledger = bill(history, now, instances=observed.instances or ())
+    ledger = bill(history, now, instances=instances)
     limits = spec.limits
     comparable = limits.currency is None or limits.currency == ledger.currency
     if limits.max_cost is not None and comparable and ledger.spent >= limits.max_cost:
@@ -95,7 +99,7 @@ def exceeded_limit(spec: JobSpec, history: History, observed: Observed, now: dat
 def _enforce_limits(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
     if history.stop is not None:
         return ()
-    reason = exceeded_limit(spec, history, observed, now)
+    reason = exceeded_limit(spec, history, now, instances=observed.instances or ())
     return () if reason is None else (RequestStop(reason),)
 
 
@@ -106,14 +110,18 @@ def _next_launch(spec: JobSpec, history: History, observed: Observed, now: datet
         return (Finish(number, verdict.outcome, verdict.detail, verdict.exit_code),)
     if isinstance(verdict, Wait):
         return (verdict,)
-    if history.stop is None and exceeded_limit(spec, history, observed, now) is not None:
-        return ()
+    if history.stop is None:
+        instances = observed.instances or ()
+        if exceeded_limit(spec, history, now, instances=instances) is not None:
+            return ()
     if observed.instances is None:
         # No launch on a provider that cannot list what it runs.
         return ()
     if observed.offers is None:
         return (FetchOffers(),)
     offer = choose_offer(spec, history, observed.offers, now)
+    if isinstance(offer, Wait) and offer.suspends is not None and history.suspended is None:
+        return (Suspend(number, offer.suspends),)
     if isinstance(offer, Wait):
         return (offer,)
     if isinstance(offer, GiveUp):
@@ -201,7 +209,7 @@ def _watch_attempt(
             return ()
         return _close(history, launch, *attempt_outcome(history, launch, observed), observed, now)
     if history.stop is not None:
-        waited = observed.ending_seconds.get(Ending(), 0.0)
+        waited = observed.ending_seconds.get(stop_of(history), 0.0)
         late = [r for r in alive if not _may_deliver(launch, r, observed, waited, STOP_GRACE_SECONDS)]
         if late:
             return _terminate(launch, late, f"still running {waited // 60:g} minutes after the stop")

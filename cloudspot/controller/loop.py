@@ -11,19 +11,27 @@ from dataclasses import dataclass
 import msgspec
 
 from cloudspot.controller.act import Actor
-from cloudspot.controller.actions import Action, CloseLaunch, FetchOffers, Finish, OpenLaunch, Terminate
+from cloudspot.controller.actions import (
+    Action,
+    CloseLaunch,
+    FetchOffers,
+    Finish,
+    OpenLaunch,
+    Suspend,
+    Terminate,
+)
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.decide import decide
 from cloudspot.controller.handover import Handover
 from cloudspot.controller.memory import Memory
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
-from cloudspot.errors import TransientError
+from cloudspot.errors import JobResumed, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import unmark_live
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader, write_summary
+from cloudspot.jobstore.reader import HistoryReader, job_file_of, write_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.jobstore.settled_launches import settled_launches, write_settled
 from cloudspot.model import Instance, InstanceState, Offer
@@ -99,6 +107,7 @@ class Controller:
         clock: Clock = SYSTEM_CLOCK,
         sleep: Callable[[float], None] = time.sleep,
         poll_seconds: float = POLL_SECONDS,
+        reader: HistoryReader | None = None,
     ) -> None:
         self._store = patient(store, sleep=sleep)
         self._job_id = job_id
@@ -108,7 +117,9 @@ class Controller:
         self._clock = clock
         self._sleep = sleep
         self._poll_seconds = poll_seconds
-        self._reader = HistoryReader(self._store, job_id)
+        self._reader = reader or HistoryReader(self._store, job_id)
+        self._submission_sha256 = self._reader.submission_sha256
+        """By which the provider was opened; None: by the one that is read first."""
         self._memory = Memory()
         self._actor = Actor(self._store, job_id, provider, memory=self._memory, clock=clock)
         self._handover = Handover(self._store, job_id, memory=self._memory, clock=clock)
@@ -132,22 +143,30 @@ class Controller:
             JobNotFound: the store holds no such job.
             AuthError: a right is missing, so nothing else will work either.
             CorruptData: a record is malformed.
-            NotAdopted: its machines would be this computer, and nobody submitted or adopted it here.
+            JobResumed: it goes on by another submission, so its provider may be another one.
+        NotAdopted: its machines would be this computer, and nobody submitted or adopted it here.
         """
         return _run(self.steps())
 
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
-        """Tick until the job is finished and its machines are gone; return its records.
+        """Tick until the job is finished and its machines are gone, or it is suspended; return its records.
 
+        A job that is suspended already is driven until it runs again, and on.
         ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried with
         growing waits. A machine that has not ended within ``END_LIMIT_SECONDS`` is left to others.
         """
         failures = 0
         finished_at: float | None = None
+        was_suspended: bool | None = None
         while True:
             tick = self.tick()
             if on_tick is not None:
                 on_tick(tick)
+            if tick.history is not None:
+                is_suspended = tick.history.suspended is not None
+                if is_suspended and was_suspended is False:
+                    return tick.history
+                was_suspended = is_suspended
             if tick.history is not None and tick.history.finished is not None:
                 monotonic = self._clock.monotonic()
                 finished_at = monotonic if finished_at is None else finished_at
@@ -203,6 +222,7 @@ class Controller:
         yield "read history"
         history, instances = self._read_history(listing, problems)
         if history is not None:
+            self._check_submission(history)
             check_adopted(self._store, self._provider, history)
             events += diff(self._last, history)
             self._last = history
@@ -237,7 +257,8 @@ class Controller:
         """Take the settled job from the list of live ones; it is settled only once that has succeeded."""
         assert tick.history is not None, "a job is settled by its records"
         try:
-            unmark_live(self._store, tick.history.submission.job_id, tick.history.submission.writer)
+            for writer in {tick.history.first_submission.writer, tick.history.submission.writer}:
+                unmark_live(self._store, self._job_id, writer)
         except TransientError as error:
             return dataclasses.replace(tick, problems=(str(error),))
         return tick
@@ -257,8 +278,6 @@ class Controller:
         asked = self._clock.monotonic()
         history: History | None = None
         try:
-            if self._spec is None:
-                _, self._spec = self._reader.read_job()
             history = self._reader.read()
         except TransientError as error:
             problems.append(str(error))
@@ -271,6 +290,12 @@ class Controller:
         self._memory.note_listing(instances, listing.asked)
         self._memory.note_history(history, asked)
         return history, instances
+
+    def _check_submission(self, history: History) -> None:
+        self._submission_sha256 = self._submission_sha256 or history.submission_sha256
+        if history.submission_sha256 != self._submission_sha256:
+            raise JobResumed(f"job {self._job_id!r} was resumed with another submission")
+        self._spec = self._spec or job_file_of(history.submission)
 
     def _fetch_offers(self, spec: JobSpec, problems: list[str]) -> tuple[Offer, ...] | None:
         try:
@@ -312,7 +337,7 @@ class Controller:
                 problems.append(str(error))
                 if not isinstance(action, Terminate):
                     break
-            if isinstance(action, OpenLaunch | CloseLaunch | Finish):
+            if isinstance(action, OpenLaunch | CloseLaunch | Finish | Suspend):
                 break  # Won or lost, the journal has moved on; the rest is decided on what it says now.
         return acted
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from cloudspot.controller.lasting import BEGUN, lengthened, looks_still
-from cloudspot.controller.observed import CreateFailure, Observed
+from cloudspot.controller.observed import CreateFailure, Observed, stop_of
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Ending, KnownEnding, Lasting, Suspect, Suspicions, new_nonce
 from cloudspot.model import Instance, InstanceState, Offer
@@ -127,7 +127,7 @@ class Memory:
         endings = [Ending(one.number) for one in history.launches if one.closed is not None]
         launch = history.open_launch
         if launch is not None and launch.is_attempt:
-            endings += [] if history.stop is None else [Ending()]
+            endings += [] if history.stop is None else [stop_of(history)]
             endings += [
                 Ending(launch.number, rank)
                 for rank, slot in launch.slots.items()

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import Ending, VoidOutcome
 from cloudspot.model import Instance, Offer
+
+
+def stop_of(history: History) -> Ending:
+    """Return the ending that a request to stop the job is."""
+    return Ending(resumption=history.submission.resumption)
 
 
 @dataclass(frozen=True)

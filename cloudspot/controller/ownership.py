@@ -72,5 +72,5 @@ def _ended_before(instance: Instance, history: History) -> bool:
     return (
         instance.state is InstanceState.ENDED
         and instance.ended_at is not None
-        and instance.ended_at < history.submission.at
+        and instance.ended_at < history.first_submission.at
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -42,14 +43,14 @@ def choose_offer(
     The cheapest comes first; among equals, the zone whose last reclaim is longest ago. An offer that
     was just refused for capacity or quota cools down; one that can never work is not tried again.
 
-    ``spot`` waits for spot until ``spot.max_wait`` is over (since the job last ran or was submitted),
-    and then gives up. ``spot-then-on-demand`` then takes on-demand, and takes it at once if there is no
-    spot offer at all or ``spot.deadline`` is near. ``on-demand`` takes nothing else.
+    ``spot`` waits for spot; when ``spot.max_wait`` is over (since the job last ran, or was submitted or
+    resumed), the wait suspends the job. ``spot-then-on-demand`` takes on-demand then, or at once if there is
+    no spot offer at all or ``spot.deadline`` is near. ``on-demand`` takes nothing else.
     """
     refused = _refused(history)
     if len(refused) >= MAX_REFUSALS_IN_A_ROW and all(
         one.closed is not None and one.closed.outcome == "refused"
-        for one in history.launches[-MAX_REFUSALS_IN_A_ROW:]
+        for one in history.current_launches[-MAX_REFUSALS_IN_A_ROW:]
     ):
         return GiveUp(f"{MAX_REFUSALS_IN_A_ROW} offers in a row were refused: {_last_detail(history)}")
     usable = [offer for offer in offers if offer.key not in refused]
@@ -80,7 +81,8 @@ def _choose_spot(
         max_wait = DEFAULT_MAX_WAIT_SECONDS
     over_in = None if max_wait is None else max_wait - (now - waiting_since(history)).total_seconds()
     if over_in is not None and over_in <= 0 and not may_fall_back:
-        return GiveUp(f"no spot capacity within spot.max_wait of {max_wait:g} s")
+        why = f"no spot capacity within spot.max_wait of {max_wait:g} s"
+        return dataclasses.replace(_wait(spot, history, now, ()), suspends=why)
     if may_fall_back and (not spot or (over_in is not None and over_in <= 0)):
         fallback = _cheapest(on_demand, history, now)
         return fallback or _wait((*spot, *on_demand), history, now, ())
@@ -97,8 +99,8 @@ def in_order(spec: JobSpec, offers: Sequence[Offer]) -> tuple[Offer, ...]:
 
 
 def waiting_since(history: History) -> datetime:
-    """Return when the job last ran, or when it was submitted if it never did."""
-    ran = [one.closed.at for one in history.launches if one.closed is not None and one.is_attempt]
+    """Return when the job last ran, or when it was submitted, or resumed, if it has not run since."""
+    ran = [one.closed.at for one in history.current_launches if one.closed is not None and one.is_attempt]
     return ran[-1] if ran else history.submission.at
 
 
@@ -106,7 +108,7 @@ def cool_until(offer: Offer, history: History) -> datetime | None:
     """Return until when the offer is left alone; None: it may be tried now."""
     refusals = 0
     newest = None
-    for launch in reversed(history.launches):
+    for launch in reversed(history.current_launches):
         if launch.intent.offer.key != offer.key or launch.closed is None:
             continue
         if launch.closed.outcome not in {"capacity", "quota"}:
@@ -171,11 +173,11 @@ def _wait(offers: Sequence[Offer], history: History, now: datetime, also: Iterab
 def _refused(history: History) -> set[str]:
     return {
         one.intent.offer.key
-        for one in history.launches
+        for one in history.current_launches
         if one.closed is not None and one.closed.outcome == "refused"
     }
 
 
 def _last_detail(history: History) -> str:
-    closed = [one.closed for one in history.launches if one.closed is not None]
+    closed = [one.closed for one in history.current_launches if one.closed is not None]
     return next((one.detail for one in reversed(closed) if one.outcome == "refused"), "")

@@ -14,7 +14,7 @@ from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.decoding import decode
-from cloudspot.errors import CloudspotError, JobNotFound, as_cloudspot_error
+from cloudspot.errors import CloudspotError, JobNotFound, JobResumed, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
@@ -91,7 +91,11 @@ class Reconciler:
 
     def _drive(self, job_id: str) -> Reconciled:
         try:
-            tick = self._controller(job_id).run_pass()
+            try:
+                tick = self._controller(job_id).run_pass()
+            except JobResumed:
+                del self._controllers[job_id]
+                tick = self._controller(job_id).run_pass()
         except JobNotFound as error:
             self._controllers.pop(job_id, None)
             with suppress(CloudspotError):  # The next pass tries again.
@@ -133,13 +137,14 @@ class Reconciler:
 
     def _controller(self, job_id: str) -> Controller:
         if job_id not in self._controllers:
-            submission, spec = HistoryReader(self._store, job_id).read_job()
+            reader = HistoryReader(self._store, job_id)
+            submission, spec = reader.read_job()
             provider = self._open_provider(submission.provider, spec)
             # Options are part of what it lists: a region, say.
             options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")
             self._providers[submission.provider, options] = provider
             self._controllers[job_id] = Controller(
-                self._store, job_id, provider, clock=self._clock, sleep=self._sleep
+                self._store, job_id, provider, clock=self._clock, sleep=self._sleep, reader=reader
             )
         return self._controllers[job_id]
 

@@ -37,13 +37,13 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
     and is replaced at once.) A refusal for lack of capacity or quota is neither: the policy turns to other
     offers.
     """
-    last = history.launches[-1] if history.launches else None
+    last = history.current_launches[-1] if history.current_launches else None
     assert last is None or last.closed is not None
     end = end_by_nodes(history)
     if end is not None:
         return end
     if last is None or last.closed is None:
-        return Go("first")
+        return Go("resumed" if history.launches else "first")
     failures = _in_a_row(history, is_failure)
     if len(failures) > spec.limits.max_restarts:
         newest = failures[0]
@@ -84,7 +84,7 @@ def _grown(count: int) -> float:
 def _in_a_row(history: History, kind: Callable[[LaunchHistory], bool]) -> list[LaunchHistory]:
     """Return the launches of that kind since, and with, the one of the last new checkpoint, newest first."""
     found = []
-    for launch in reversed(history.launches):
+    for launch in reversed(history.current_launches):
         if launch.closed is not None and kind(launch):
             found.append(launch)
         if made_progress(history, launch):

@@ -219,14 +219,25 @@ def load_job(path: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
     Raises:
         SpecError: the message names the file, the field, what was found and, if any, the nearest right name.
     """
-    raw = read_toml(path)
+    return _with_overrides(read_toml(path), overrides, str(path))
+
+
+def change_job(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
+    """Return the spec with ``overrides``, as for ``load_job``; raises as that does."""
+    raw = spec_to_json(spec)
+    if any(text.partition("=")[0].strip() == "limits.max_cost" for text in overrides):
+        raw["limits"]["currency"] = None  # It belongs to the amount that is replaced.
+    return _with_overrides(raw, overrides, "the job file as it was submitted")
+
+
+def _with_overrides(raw: dict[str, Any], overrides: Sequence[str], name: str) -> JobSpec:
     changed = [apply_override(raw, text, JobSpec) for text in overrides]
     try:
         return _decode(raw)
     except FieldError as error:
         # The field itself, one inside it, or the table that an override made of a plain field.
         is_ours = any(error.path[: len(key)] == key[: len(error.path)] for key in changed if error.path)
-        raise SpecError(f"{'--set' if is_ours else path}: {error}") from None
+        raise SpecError(f"{'--set' if is_ours else name}: {error}") from None
 
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:

@@ -6,25 +6,43 @@ from collections.abc import Mapping, Sequence
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import Closed, Exit, Generation, Intent, JournalRecord, Notice
+from cloudspot.jobstore.records import (
+    Closed,
+    Exit,
+    Generation,
+    Intent,
+    JournalRecord,
+    Notice,
+    Resumed,
+    Suspended,
+)
 
 
 def check_journal(job_id: str, journal: Sequence[JournalRecord]) -> None:
-    """Check that launches are numbered from 1, that each is closed before the next, and that the end is last.
+    """Check that launches and resumptions are numbered from 1, and that nothing overlaps them.
+
+    Each launch is closed before anything else but the end, and only a resumption follows an end.
 
     Raises:
         CorruptData: the message names the first key that does not fit.
     """
-    opened = closed = 0
+    opened = closed = resumed = 0
+    has_ended = False
     for number, record in enumerate(journal, start=1):
         if isinstance(record, Intent):
-            fits = record.launch == opened + 1 == closed + 1
+            fits = record.launch == opened + 1 == closed + 1 and not has_ended
             opened = record.launch
         elif isinstance(record, Closed):
-            fits = record.launch == opened == closed + 1
+            fits = record.launch == opened == closed + 1 and not has_ended
             closed = record.launch
+        elif isinstance(record, Resumed):
+            fits = record.resumption == resumed + 1 and opened == closed
+            resumed, has_ended = record.resumption, False
+        elif isinstance(record, Suspended):
+            fits = opened == closed and not has_ended
         else:
-            fits = number == len(journal)
+            fits = not has_ended
+            has_ended = True
         if not fits:
             key = keys.journal(job_id, number)
             raise CorruptData(f"{key} does not follow from the records before it: {_described(record)}")
@@ -33,7 +51,11 @@ def check_journal(job_id: str, journal: Sequence[JournalRecord]) -> None:
 def _described(record: JournalRecord) -> str:
     if isinstance(record, Intent | Closed):
         return f"it {'opens' if isinstance(record, Intent) else 'closes'} launch {record.launch}"
-    return "it ends the job, and others follow it"
+    if isinstance(record, Resumed):
+        return f"it is resumption {record.resumption}"
+    if isinstance(record, Suspended):
+        return "it suspends the job"
+    return "it ends the job"
 
 
 def check_generation(generation: Generation, number: int, key: str) -> None:

@@ -52,7 +52,8 @@ def lineage(generations: Sequence[Generation], commits: Sequence[CheckpointId]) 
     successor had chosen an older checkpoint is no candidate: a zombie outranks nobody. It becomes one only if
     that older checkpoint is gone and nothing was committed since, so that there is nobody to outrank.
     """
-    by_number = {generation.number: generation for generation in generations}
+    by_number: dict[int, Generation | None] = {one.number: one for one in generations}
+    by_number[0] = None  # no training: the checkpoint with which the job was forked
     kept = set(commits)
     steps_of: dict[int, list[int]] = {}
     for commit in sorted(kept, reverse=True):
@@ -66,7 +67,8 @@ def lineage(generations: Sequence[Generation], commits: Sequence[CheckpointId]) 
             for step in steps_of.get(number, ())
             if newest_step is None or step <= newest_step
         ]
-        restored = by_number[number].restore_from
+        generation = by_number[number]
+        restored = None if generation is None else generation.restore_from
         if restored is None or restored.generation >= number:
             break  # The first of its line, or a record that no reader lets through.
         is_gone = not candidates and restored not in kept

@@ -16,10 +16,14 @@ from cloudspot.jobstore.records import (
     Generation,
     Heartbeat,
     Intent,
+    JournalRecord,
     Notice,
+    Resumed,
     Slot,
     StopRequest,
     Submission,
+    Suspended,
+    Turn,
 )
 
 One = TypeVar("One")
@@ -69,10 +73,13 @@ class LaunchHistory:
 class History:
     """Everything that the bucket says about one job, at one moment."""
 
+    first_submission: Submission
     submission: Submission
+    """The newest, by which the job goes on."""
     submission_sha256: str
-    """Of what it says: see ``submission.hash_of``."""
+    """Of what that one says: see ``submission.hash_of``."""
     stop: StopRequest | None
+    """Since the job was last resumed."""
     launches: tuple[LaunchHistory, ...]
     """In order; launch k is at index k - 1."""
     generations: tuple[Generation, ...]
@@ -80,8 +87,24 @@ class History:
     commits: tuple[CheckpointId, ...]
     """Ascending."""
     finished: Finished | None
+    """The end that stands: an older one was taken back by a resumption."""
     num_records: int
     """The journal's length: the next record's number is one more."""
+    turns: tuple[tuple[int, Turn], ...] = ()
+    """Ends, suspensions and resumptions, in order, each with how many launches are before it."""
+
+    @cached_property
+    def current_launches(self) -> tuple[LaunchHistory, ...]:
+        """Return the launches since the job was last resumed: those by which its future is judged."""
+        return self.launches[max((n for n, turn in self.turns if isinstance(turn, Resumed)), default=0) :]
+
+    @cached_property
+    def suspended(self) -> Suspended | None:
+        """Return the suspension that stands: nothing of the job has run, and nobody resumed it, since."""
+        num_launches, newest = self.turns[-1] if self.turns else (0, None)
+        if not isinstance(newest, Suspended):
+            return None
+        return None if any(launch.is_attempt for launch in self.launches[num_launches:]) else newest
 
     @property
     def attempts(self) -> tuple[LaunchHistory, ...]:
@@ -113,6 +136,18 @@ class History:
         if self.launches and self.launches[-1].closed is None:
             return self.launches[-1]
         return None
+
+
+def turns_of(journal: Iterable[JournalRecord]) -> tuple[tuple[int, Turn], ...]:
+    """Return what the journal holds beside launches, in order, each with how many launches are before it."""
+    found: list[tuple[int, Turn]] = []
+    num_launches = 0
+    for record in journal:
+        if isinstance(record, Intent):
+            num_launches += 1
+        elif not isinstance(record, Closed):
+            found.append((num_launches, record))
+    return tuple(found)
 
 
 def _grouped(values: Iterable[One], key: Callable[[One], int]) -> dict[int, list[One]]:

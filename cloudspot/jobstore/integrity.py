@@ -71,8 +71,8 @@ def _commit_problems(commit: Commit) -> Iterator[str]:
 
 
 def _part_problems(part: Part, seal: Seal | None) -> Iterator[str]:
-    if part.generation < 1 or part.step < 0:
-        yield "generations count from 1, steps from 0"
+    if part.generation < 0 or part.step < 0:
+        yield "generations and steps count from 0"
     if not 0 <= part.rank < part.num_parts <= MAX_PARTS:
         yield f"rank {part.rank} of {part.num_parts} cannot be"
     for number, chunk in enumerate(part.chunks):

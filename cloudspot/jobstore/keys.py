@@ -6,7 +6,7 @@ import re
 
 JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A job id is a DNS label, so that it can be a tag, a label or a host name anywhere."""
-_SECRETS = re.compile(r"jobs/[^/]+/secrets")
+_SECRETS = re.compile(r"jobs/[^/]+/secrets(\.[0-9]+)?")
 
 
 def index_prefix() -> str:
@@ -48,13 +48,26 @@ def job_prefix(job_id: str) -> str:
 
 
 def spec(job_id: str) -> str:
-    """Return the key of the submission record; create-only."""
+    """Return the key of the job's first submission; create-only."""
     return f"jobs/{job_id}/spec"
 
 
-def secrets(job_id: str) -> str:
-    """Return the key of the job's secrets; deleted when the job ends."""
-    return f"jobs/{job_id}/secrets"
+def submissions_prefix(job_id: str) -> str:
+    """Return the prefix of the submissions with which the job was resumed, or was to be."""
+    return f"jobs/{job_id}/submissions/"
+
+
+def submission(job_id: str, sha256: str) -> str:
+    """Return the key of one of those, by ``submission.hash_of`` it; create-only."""
+    return submissions_prefix(job_id) + sha256
+
+
+def secrets(job_id: str, resumption: int) -> str:
+    """Return the key of the job's secrets; deleted when the job ends.
+
+    Each resumption (0: none yet) has its own, so that a driver that is late deletes none that are needed.
+    """
+    return f"jobs/{job_id}/secrets" + (f".{resumption}" if resumption else "")
 
 
 def is_secret(key: str) -> bool:
@@ -77,9 +90,9 @@ def settled_launches(job_id: str) -> str:
     return f"jobs/{job_id}/settled"
 
 
-def stop(job_id: str) -> str:
-    """Return the key of the request to stop; create-only."""
-    return f"jobs/{job_id}/stop"
+def stop(job_id: str, resumption: int) -> str:
+    """Return the key of the request to stop; create-only. Each resumption (0: none yet) has its own."""
+    return f"jobs/{job_id}/stop" + (f".{resumption}" if resumption else "")
 
 
 def journal_prefix(job_id: str) -> str:
@@ -197,9 +210,9 @@ def agent(sha256: str) -> str:
     return f"agents/{sha256}"
 
 
-def own_agent(job_id: str) -> str:
+def own_agent(job_id: str, sha256: str) -> str:
     """Return the key of the same where a job has them for itself."""
-    return f"jobs/{job_id}/agent"
+    return f"jobs/{job_id}/agents/{sha256}"
 
 
 def own_code(job_id: str) -> str:

@@ -14,7 +14,7 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.consistency import check_journal, check_members, check_place
 from cloudspot.jobstore.generations import read_generations
 from cloudspot.jobstore.heartbeat_size import change_count
-from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.history import History, LaunchHistory, turns_of
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
@@ -25,16 +25,19 @@ from cloudspot.jobstore.records import (
     Generation,
     Heartbeat,
     Intent,
+    JournalRecord,
     Notice,
+    Resumed,
     Slot,
     StopRequest,
     Submission,
     Summary,
+    Turn,
 )
 from cloudspot.jobstore.retention import read_commits
 from cloudspot.jobstore.settled_launches import find_settled
 from cloudspot.jobstore.stored_records import find_record
-from cloudspot.jobstore.submission import read_hashed_submission
+from cloudspot.jobstore.submission import read_first_submission, read_submission_of, submission_key
 from cloudspot.model import ObjectMeta
 
 _LAUNCH = r"(?P<launch>\d{6}|[1-9]\d{6,8})"
@@ -68,6 +71,18 @@ def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
     return summary
 
 
+def job_file_of(submission: Submission) -> JobSpec:
+    """Return the job file in the submission.
+
+    Raises:
+        SpecError: this version of cloudspot cannot read it.
+    """
+    try:
+        return spec_from_json(submission.spec)
+    except SpecError as error:
+        raise SpecError(f"{submission_key(submission)}: {error}") from error
+
+
 def write_summary(store: ObjectStore, summary: Summary) -> None:
     """Replace the job's advisory summary."""
     patient(store).put(keys.summary(summary.job_id), codec.encode(summary))
@@ -88,7 +103,8 @@ class HistoryReader:
         self._store = patient(store)
         self._job_id = job_id
         self._journal = Journal(self._store, job_id)
-        self._submission: tuple[Submission, str] | None = None
+        self._submissions: list[tuple[Submission, str]] = []
+        """The first, and those with which the job was resumed, each with its hash."""
         self._stop: StopRequest | None = None
         self._generations: tuple[Generation, ...] = ()
         self._slots: dict[int, dict[int, Slot]] = {}  # launch -> rank -> record; so are the others
@@ -114,13 +130,12 @@ class HistoryReader:
             CorruptData: a record is malformed, or does not fit the others; the message names its key.
             TransientError: the store does not answer; what was read so far is kept.
         """
-        submission, sha256 = self.read_submission()
-        if not self._has_recalled:
-            self._recall(submission)
-        journal = self._journal.read()
-        check_journal(self._job_id, journal)
+        journal = self._read_journal()
+        turns = turns_of(journal)
+        submission, sha256 = self._read_submissions(turns)
         if self._stop is None:
-            self._stop = find_record(self._store, keys.stop(self._job_id), StopRequest)
+            key = keys.stop(self._job_id, submission.resumption)
+            self._stop = find_record(self._store, key, StopRequest)
         intents = [record for record in journal if isinstance(record, Intent)]
         self._read_launches(intents)
         self._generations = read_generations(self._store, self._job_id, known=self._generations)
@@ -130,38 +145,56 @@ class HistoryReader:
         closed = {record.launch: record for record in journal if isinstance(record, Closed)}
         self._first_unsettled = 1 + sum(1 for intent in intents if intent.launch in closed)
         return History(
+            first_submission=self._submissions[0][0],
             submission=submission,
             submission_sha256=sha256,
             stop=self._stop,
             launches=tuple(self._fold_launch(intent, closed.get(intent.launch)) for intent in intents),
             generations=self._generations,
             commits=commits,
-            finished=next((record for record in journal if isinstance(record, Finished)), None),
+            finished=journal[-1] if journal and isinstance(journal[-1], Finished) else None,
             num_records=len(journal),
+            turns=turns,
         )
 
     def read_job(self) -> tuple[Submission, JobSpec]:
-        """Return the job's submission and the job file in it, without the rest of its history.
+        """Return the job's newest submission and the job file in it, without the rest of its history.
 
         Raises:
+            CorruptData: a record of the journal is malformed, or does not fit the others.
             JobNotFound: there is no such job, or its submission was cut short.
             SpecError: this version of cloudspot cannot read the job file.
         """
-        submission, _ = self.read_submission()
-        try:
-            return submission, spec_from_json(submission.spec)
-        except SpecError as error:
-            raise SpecError(f"{keys.spec(self._job_id)}: {error}") from error
+        submission, _ = self._read_submissions(turns_of(self._read_journal()))
+        return submission, job_file_of(submission)
 
-    def read_submission(self) -> tuple[Submission, str]:
-        """Return the job's submission, as it was first read, and ``hash_of`` it.
+    @property
+    def submission_sha256(self) -> str | None:
+        """Return ``hash_of`` the submission that was read last; None: none was."""
+        return self._submissions[-1][1] if self._submissions else None
 
-        Raises:
-            CorruptData: it is malformed, or another job's.
-            JobNotFound: there is no such job, or its submission was cut short.
-        """
-        self._submission = self._submission or read_hashed_submission(self._store, self._job_id)
-        return self._submission
+    def _read_journal(self) -> tuple[JournalRecord, ...]:
+        if not self._submissions:
+            self._submissions.append(read_first_submission(self._store, self._job_id))
+        if not self._has_recalled:
+            self._recall(self._submissions[0][0])
+        journal = self._journal.read()
+        check_journal(self._job_id, journal)
+        return journal
+
+    def _read_submissions(self, turns: Sequence[tuple[int, Turn]]) -> tuple[Submission, str]:
+        """Return the submission that counts, and ``hash_of`` it; what stood before it is not read."""
+        resumptions = [turn for _, turn in turns if isinstance(turn, Resumed)]
+        if len(resumptions) >= len(self._submissions):
+            newest = resumptions[-1]
+            submission = read_submission_of(self._store, self._job_id, newest.submission_sha256)
+            if submission.resumption != newest.resumption:
+                key = keys.submission(self._job_id, newest.submission_sha256)
+                raise CorruptData(f"{key} is not for resumption {newest.resumption}")
+            missing = len(resumptions) + 1 - len(self._submissions)
+            self._submissions += [(submission, newest.submission_sha256)] * missing
+            self._stop = None
+        return self._submissions[-1]
 
     def _recall(self, submission: Submission) -> None:
         """Take in what another reader has read of the launches that are settled."""
@@ -169,7 +202,9 @@ class HistoryReader:
         self._has_recalled = True
         if found is None:
             return
-        self._journal.recall([record for one in found.launches for record in (one.intent, one.closed)])
+        self._journal.recall(
+            [record for one in found.launches for record in (*one.before, one.intent, one.closed)]
+        )
         self._generations = found.generations
         for one in found.launches:
             launch = one.intent.launch

@@ -36,7 +36,9 @@ from cloudspot.decoding import (
 from cloudspot.model import EndReason, LaunchRequest, Offer
 
 JobOutcome = Literal["succeeded", "failed", "stopped"]
-JobState = Literal["queued", "launching", "running", "draining", "waiting", "stopping"] | JobOutcome
+JobState = (
+    Literal["queued", "launching", "running", "draining", "waiting", "suspended", "stopping"] | JobOutcome
+)
 StopReason = Literal["user", "max_cost", "max_runtime"]
 VoidOutcome = Literal["capacity", "quota", "refused", "voided"]
 """How a launch ends that never trained."""
@@ -64,7 +66,8 @@ class _Written(Dated, frozen=True, kw_only=True):
 class CheckpointId(msgspec.Struct, frozen=True, order=True):
     """A checkpoint of a job, named by the generation that made it and its step."""
 
-    generation: Ordinal
+    generation: OrdinalOrZero
+    """0: the job was forked with it."""
     step: Tally
 
     def __str__(self) -> str:
@@ -85,6 +88,13 @@ class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """The distributions of that code."""
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint of another job."""
+
+    job_id: str
+    checkpoint: CheckpointId
+
+
 class Submission(_Written, frozen=True, kw_only=True):
     """``jobs/<id>/spec``: all that was submitted; whatever a controller needs comes from here."""
 
@@ -102,6 +112,11 @@ class Submission(_Written, frozen=True, kw_only=True):
     """None: the image has cloudspot."""
     has_own_code: bool = False
     """Code and agent lie below the job's own prefix, as somebody was deleting those that jobs share."""
+    resumption: OrdinalOrZero = 0
+    """0: the job's first submission, under ``jobs/<id>/spec``. Else the number of the resumption that it is
+    for; it lies under ``jobs/<id>/submissions/<hash>``, and counts once a ``Resumed`` names it."""
+    forked_from: Origin | None = None
+    """Where the checkpoint came from with which the job began, as its generation 0."""
 
 
 class StopRequest(_Written, frozen=True, kw_only=True):
@@ -152,7 +167,7 @@ class Closed(_Written, frozen=True, kw_only=True, tag="closed"):
 
 
 class Finished(_Written, frozen=True, kw_only=True, tag="finished"):
-    """The job is over; nothing follows in the journal."""
+    """The job is over; only its resumption follows in the journal."""
 
     outcome: JobOutcome
     detail: str
@@ -160,7 +175,23 @@ class Finished(_Written, frozen=True, kw_only=True, tag="finished"):
     """0, the training script's own exit code if it failed, or 1."""
 
 
-JournalRecord = Intent | Closed | Finished
+class Suspended(_Written, frozen=True, kw_only=True, tag="suspended"):
+    """The job has waited for ``spot.max_wait``; a driver launches it again once there is capacity."""
+
+    detail: str
+
+
+class Resumed(_Written, frozen=True, kw_only=True, tag="resumed"):
+    """The job goes on with another submission, from its newest checkpoint."""
+
+    resumption: Ordinal
+    submission_sha256: Sha256
+    """See ``submission.hash_of``."""
+
+
+Turn = Finished | Suspended | Resumed
+"""What the journal holds beside launches."""
+JournalRecord = Intent | Closed | Turn
 
 
 # --- nodes --------------------------------------------------------------------------------------
@@ -368,7 +399,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 class Part(Dated, frozen=True, kw_only=True):
     """``parts/<rank>``: what one rank (of a session) or one node (of a directory) has uploaded."""
 
-    generation: Ordinal
+    generation: OrdinalOrZero
     step: Tally
     rank: Rank
     num_parts: NodeCount
@@ -390,7 +421,7 @@ class Part(Dated, frozen=True, kw_only=True):
 class Commit(_Written, frozen=True, kw_only=True):
     """``commits/<generation>-<step>``: the manifest. The checkpoint exists when this does."""
 
-    generation: Ordinal
+    generation: OrdinalOrZero
     step: Tally
     kind: CheckpointKind
     size: Tally
@@ -421,6 +452,8 @@ class Summary(Dated, frozen=True, kw_only=True):
     metrics: dict[str, float]
     detail: str
     at: datetime
+    others: dict[str, Amount] = msgspec.field(default_factory=dict)
+    """What was spent in other currencies, on other providers."""
     # Older summaries lack what follows.
     name: str | None = None
     """The job file's."""
@@ -433,6 +466,8 @@ class Summary(Dated, frozen=True, kw_only=True):
 class SettledLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """All records of a launch of which nothing new can come; by rank where they are several."""
 
+    before: tuple[Turn, ...] = ()
+    """What the journal has between the launch before and this one."""
     intent: Intent
     """Without its rendered request."""
     closed: Closed
@@ -446,7 +481,7 @@ class SettledLaunches(msgspec.Struct, frozen=True, kw_only=True):
     """``jobs/<id>/settled``: a copy of records that never change; overwritten, perhaps short or absent."""
 
     submission: str
-    """The nonce of the submission that they belong to."""
+    """The nonce of the job's first submission."""
     launches: tuple[SettledLaunch, ...]
     """From the first on, without a gap."""
     generations: tuple[Generation, ...]
@@ -482,6 +517,8 @@ class Ending(msgspec.Struct, frozen=True):
     """The launch that was closed; None: the whole job was asked to stop."""
     rank: Rank | None = None
     """The node of that launch that provably runs nothing any more; None: the launch was closed."""
+    resumption: OrdinalOrZero = 0
+    """The resumption that was asked to stop."""
 
 
 class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from cloudspot.jobstore.job_lists import forget_job, list_jobs
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Removal
-from cloudspot.jobstore.submission import read_submission, shared_keys
+from cloudspot.jobstore.submission import read_first_submission, shared_keys
 from cloudspot.model import ObjectMeta
 
 NUM_THREADS = 8
@@ -116,7 +116,7 @@ def _begin(store: ObjectStore, job_id: str) -> Removal:
     if begun is not None:
         return begun
     try:
-        shared = tuple(sorted(shared_keys(read_submission(store, job_id))))
+        shared = tuple(sorted(shared_keys(read_first_submission(store, job_id)[0])))
     except (JobNotFound, CorruptData):
         shared = ()  # It was cut short, or is malformed: what it may share stays.
     removal = Removal(shared=shared)
@@ -149,7 +149,7 @@ def _may_need(store: ObjectStore, job_id: str, shared: frozenset[str]) -> frozen
     """Return those of the keys that a job needs, or may need."""
     try:
         try:
-            return shared_keys(read_submission(store, job_id))
+            return shared_keys(read_first_submission(store, job_id)[0])
         except JobNotFound:
             # Under way, cut short, or half removed; the last has no use for them.
             return shared if read_entry(store, job_id).removal is None else frozenset()

@@ -19,7 +19,7 @@ from cloudspot.model import ObjectMeta
 ORPHAN_GRACE_SECONDS = 600.0
 """Chunks without a commit outlive the commit that made them useless by this much, by the store's clock: a
 commit of theirs that is on its way must not name what is gone."""
-_CHECKPOINT = re.compile(r"(?!0{6}-)(\d{6}|[1-9]\d{6,8})-(\d{12}|[1-9]\d{12,17})", re.ASCII)
+_CHECKPOINT = re.compile(r"(\d{6}|[1-9]\d{6,8})-(\d{12}|[1-9]\d{12,17})", re.ASCII)
 
 
 def read_commits(store: ObjectStore, job_id: str) -> tuple[CheckpointId, ...]:

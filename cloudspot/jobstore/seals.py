@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cloudspot.decoding import EARLIEST, LATEST, NodeCount, Ordinal, Rank, Seconds, Tally, convert
+from cloudspot.decoding import EARLIEST, LATEST, NodeCount, OrdinalOrZero, Rank, Seconds, Tally, convert
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import Part
 
@@ -29,7 +29,7 @@ class Item(msgspec.Struct, frozen=True):
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """What :mod:`cloudspot.train.handoff` says of a seal; typed, and otherwise not yet checked."""
 
-    generation: Ordinal
+    generation: OrdinalOrZero
     step: Tally
     rank: Rank
     world_size: NodeCount

@@ -9,6 +9,7 @@ id. A copy that cannot be read, or does not fit, counts as none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -19,7 +20,7 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.consistency import check_generation, check_journal, check_members, check_place
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import SettledLaunch, SettledLaunches, Submission
+from cloudspot.jobstore.records import SettledLaunch, SettledLaunches, Submission, Turn
 from cloudspot.jobstore.stored_records import find_record
 
 LATE_SECONDS = 60 * 60.0
@@ -47,10 +48,13 @@ def settled_launches(history: History, now: datetime) -> tuple[LaunchHistory, ..
 
 def write_settled(store: ObjectStore, history: History, launches: tuple[LaunchHistory, ...]) -> None:
     """Replace the job's copy; ``launches`` are those that ``settled_launches`` returned."""
-    submission = history.submission
+    submission = history.first_submission
+    before: dict[int, list[Turn]] = {}
+    for num_launches, turn in history.turns:
+        before.setdefault(num_launches + 1, []).append(turn)
     record = SettledLaunches(
         submission=submission.writer,
-        launches=tuple(_to_record(launch) for launch in launches),
+        launches=tuple(_to_record(launch, before.get(launch.number, ())) for launch in launches),
         generations=history.generations,
     )
     patient(store).put(keys.settled_launches(submission.job_id), codec.encode(record))
@@ -69,11 +73,12 @@ def find_settled(store: ObjectStore, submission: Submission) -> SettledLaunches 
     return found
 
 
-def _to_record(launch: LaunchHistory) -> SettledLaunch:
+def _to_record(launch: LaunchHistory, before: Sequence[Turn]) -> SettledLaunch:
     assert launch.closed is not None, "only closed launches settle"
     # The request is large, and only that of an open launch is ever needed.
     request = msgspec.structs.replace(launch.intent.request, body={})
     return SettledLaunch(
+        before=tuple(before),
         intent=msgspec.structs.replace(launch.intent, request=request),
         closed=launch.closed,
         slots=dict(launch.slots),
@@ -86,7 +91,8 @@ def _to_record(launch: LaunchHistory) -> SettledLaunch:
 def _check(found: SettledLaunches, job_id: str, key: str) -> None:
     """Check the copy as readers check the records themselves."""
     num_nodes = {one.intent.launch: one.intent.num_nodes for one in found.launches}
-    check_journal(job_id, [record for one in found.launches for record in (one.intent, one.closed)])
+    journal = [record for one in found.launches for record in (*one.before, one.intent, one.closed)]
+    check_journal(job_id, journal)
     for number, generation in enumerate(found.generations, start=1):
         check_generation(generation, number, key)
     check_members(job_id, found.generations, num_nodes)

@@ -21,7 +21,7 @@ from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, OpenProgress, make_bund
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.job_lists import forget_recent, mark_live, note_recent, unmark_live
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import StagedAgent, StopReason, StopRequest, Submission, new_nonce
+from cloudspot.jobstore.records import Origin, StagedAgent, StopReason, StopRequest, Submission, new_nonce
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.jobstore.stored_records import create_record, find_bytes, find_meta, find_record
 
@@ -54,27 +54,57 @@ def submit(
 ) -> Submission:
     """Submit the job under ``job_id`` and return its record.
 
+    Bundles the code in ``workdir`` and goes on as ``submit_bundle`` does, which has the other arguments.
+
+    Raises:
+        BundleError: the code cannot be bundled.
+    """
+    check_secrets(spec.run.secrets, environ)
+    bundle = make_bundle(
+        workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, open_progress=open_progress
+    )
+    submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent)
+    return submit_bundle(
+        store,
+        submission,
+        bundle=bundle,
+        environ=environ,
+        agent=agent,
+        adopt=adopt,
+        open_progress=open_progress,
+    )
+
+
+def submit_bundle(
+    store: ObjectStore,
+    submission: Submission,
+    *,
+    bundle: Bundle,
+    environ: Mapping[str, str],
+    agent: AgentArchive | None,
+    adopt: Callable[[str], None] = lambda _sha256: None,
+    open_progress: OpenProgress = no_progress,
+    bring: Callable[[], None] = lambda: None,
+) -> Submission:
+    """Put the submission that ``new_submission`` has made, and first all that it needs; return the record.
+
     Errors on this side are found before anything is stored. The job exists when its record does, which is
-    put last: a submission that is cut short leaves the reserved id and at worst code and secrets that nothing
-    reads. ``agent`` is staged for machines whose image has no cloudspot. ``adopt`` is called with the hash of
-    the submission before they are put. ``open_progress`` hears of bundling and uploading.
+    put last: a submission that is cut short leaves the reserved id and at worst objects that nothing reads.
+    ``environ`` has the secrets. ``agent`` is staged for machines whose image has no cloudspot. ``adopt`` is
+    called with the hash of the submission before that is put. ``open_progress`` hears of bundling and
+    uploading. ``bring`` puts what else the job needs, once its id is reserved.
 
     Raises:
         SpecError: the id is not a DNS label, or a secret is not set in ``environ``.
-        BundleError: the code cannot be bundled.
         StoreRefused: the store breaks a promise.
         JobExists: the id is taken.
         TransientError: the store failed. The job was not submitted, unless the message says that this is
             unknown.
     """
+    job_id = submission.job_id
     if keys.JOB_ID.fullmatch(job_id) is None:
         raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
-    check_secrets(spec, environ)
-    secrets = _Secrets(values={name: environ[name] for name in spec.run.secrets})
-    bundle = make_bundle(
-        workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, open_progress=open_progress
-    )
-    submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent)
+    check_secrets(submission.secret_names, environ)
     store = patient(store)
     probe(store)
     # The content tells our reservation from another's if the answer to the put is lost.
@@ -88,9 +118,9 @@ def submit(
         submission = msgspec.structs.replace(submission, has_own_code=has_own_code)
         put_bundle(store, code_key(submission), bundle, open_progress=open_progress)
         if agent is not None and submission.agent is not None:
-            _put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
-        if secrets.values:
-            store.put(keys.secrets(job_id), codec.encode(secrets))
+            put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
+        put_secrets(store, submission, environ)
+        bring()
         data = codec.encode(submission)
         adopt(hash_of(data))
         note_recent(store, submission)
@@ -101,8 +131,8 @@ def submit(
         with suppress(CloudspotError):
             unmark_live(store, submission.job_id, submission.writer)
             forget_recent(store, submission)
-            for key in (keys.secrets(job_id), keys.own_code(job_id), keys.own_agent(job_id)):
-                store.delete(key)
+            for meta in list(store.list_objects(keys.job_prefix(job_id))):
+                store.delete(meta.key)
             store.delete(keys.index(job_id))
         raise
     if create(store, keys.spec(job_id), data) is not None:
@@ -120,15 +150,10 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
 
 
-def read_submission(store: ObjectStore, job_id: str) -> Submission:
-    """Return the job's submission alone; raises as ``read_hashed_submission`` does."""
-    return read_hashed_submission(store, job_id)[0]
+def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, str]:
+    """Return the submission that made the job, and ``hash_of`` it as it is stored.
 
-
-def read_hashed_submission(store: ObjectStore, job_id: str) -> tuple[Submission, str]:
-    """Return the job's submission, and ``hash_of`` it as it is stored.
-
-    ``HistoryReader.read_job`` checks the job file in it too.
+    ``HistoryReader.read_job`` returns the newest, and checks the job file in it too.
 
     Raises:
         CorruptData: it is malformed, or another job's.
@@ -137,14 +162,50 @@ def read_hashed_submission(store: ObjectStore, job_id: str) -> tuple[Submission,
     data = find_bytes(patient(store), keys.spec(job_id))
     if data is None:
         raise JobNotFound(f"no job {job_id!r} in {store.url}")
-    submission = codec.decode(data, Submission, key=keys.spec(job_id))
+    return _decode(data, job_id, keys.spec(job_id)), hash_of(data)
+
+
+def read_submission_of(store: ObjectStore, job_id: str, sha256: str) -> Submission:
+    """Return the job's submission with this hash: its first, or one with which it was resumed.
+
+    Raises:
+        CorruptData: it is malformed, another job's, or not what the hash says.
+        JobNotFound: there is no such job.
+    """
+    first, first_sha256 = read_first_submission(store, job_id)
+    if first_sha256 == sha256:
+        return first
+    key = keys.submission(job_id, sha256)
+    data = find_bytes(patient(store), key)
+    if data is None:
+        raise CorruptData(f"neither {keys.spec(job_id)} nor {key} is the submission that is wanted")
+    if hash_of(data) != sha256:
+        raise CorruptData(f"{key} is not what its name says")
+    return _decode(data, job_id, key)
+
+
+def _decode(data: bytes, job_id: str, key: str) -> Submission:
+    submission = codec.decode(data, Submission, key=key)
     if submission.job_id != job_id:
-        raise CorruptData(f"{keys.spec(job_id)} holds the submission of job {submission.job_id!r}")
-    return submission, hash_of(data)
+        raise CorruptData(f"{key} holds the submission of job {submission.job_id!r}")
+    return submission
+
+
+def submission_key(submission: Submission) -> str:
+    """Return the key under which the submission lies."""
+    if submission.resumption == 0:
+        return keys.spec(submission.job_id)
+    return keys.submission(submission.job_id, hash_of(codec.encode(submission)))
 
 
 def new_submission(
-    spec: JobSpec, *, provider: str, bundle: Bundle, job_id: str, agent: AgentArchive | None = None
+    spec: JobSpec,
+    *,
+    provider: str,
+    bundle: Bundle,
+    job_id: str,
+    agent: AgentArchive | None = None,
+    forked_from: Origin | None = None,
 ) -> Submission:
     """Return the record that ``submit`` puts for this code; pure except for the time and the nonce."""
     return Submission(
@@ -160,6 +221,7 @@ def new_submission(
         agent=None
         if agent is None
         else StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements),
+        forked_from=forked_from,
     )
 
 
@@ -169,8 +231,9 @@ def code_key(submission: Submission) -> str:
 
 
 def agent_key(submission: Submission, agent: StagedAgent) -> str:
-    """Return the key of the job's staged agent."""
-    return keys.own_agent(submission.job_id) if submission.has_own_code else keys.agent(agent.sha256)
+    """Return the key of the staged agent; one that was staged for a resumption is the job's own."""
+    is_own = submission.has_own_code or submission.resumption > 0
+    return keys.own_agent(submission.job_id, agent.sha256) if is_own else keys.agent(agent.sha256)
 
 
 def shared_keys(submission: Submission) -> frozenset[str]:
@@ -183,7 +246,14 @@ def shared_keys(submission: Submission) -> frozenset[str]:
     )
 
 
-def _put_agent(store: ObjectStore, key: str, agent: AgentArchive, *, open_progress: OpenProgress) -> None:
+def put_secrets(store: ObjectStore, submission: Submission, environ: Mapping[str, str]) -> None:
+    """Put the values that the secrets of the submission have in ``environ``."""
+    if submission.secret_names:
+        secrets = _Secrets(values={name: environ[name] for name in submission.secret_names})
+        store.put(keys.secrets(submission.job_id, submission.resumption), codec.encode(secrets))
+
+
+def put_agent(store: ObjectStore, key: str, agent: AgentArchive, *, open_progress: OpenProgress) -> None:
     """Put the archive, unless it is there already; nodes check its bytes."""
     meta = find_meta(store, key)
     if meta is None or meta.size != len(agent.data):
@@ -191,7 +261,9 @@ def _put_agent(store: ObjectStore, key: str, agent: AgentArchive, *, open_progre
             create(store, key, agent.data)
 
 
-def read_secrets(store: ObjectStore, job_id: str, names: Collection[str]) -> dict[str, str]:
+def read_secrets(
+    store: ObjectStore, job_id: str, names: Collection[str], *, resumption: int
+) -> dict[str, str]:
     """Return the job's secrets of these names; empty if it has none or has ended.
 
     What else the object may hold is left out: it would be a variable of the training, such as LD_PRELOAD.
@@ -199,27 +271,27 @@ def read_secrets(store: ObjectStore, job_id: str, names: Collection[str]) -> dic
     Raises:
         CorruptData: the object is malformed; the message does not quote it.
     """
-    secrets = find_record(patient(store), keys.secrets(job_id), _Secrets)
+    secrets = find_record(patient(store), keys.secrets(job_id, resumption), _Secrets)
     return {} if secrets is None else {k: v for k, v in secrets.values.items() if k in names}
 
 
-def delete_secrets(store: ObjectStore, job_id: str) -> None:
-    """Delete the job's secrets; safe to repeat."""
-    patient(store).delete(keys.secrets(job_id))
+def delete_secrets(store: ObjectStore, job_id: str, *, resumption: int) -> None:
+    """Delete the secrets that were put for the resumption (0: none yet); safe to repeat."""
+    patient(store).delete(keys.secrets(job_id, resumption))
 
 
-def request_stop(store: ObjectStore, job_id: str, reason: StopReason) -> StopRequest:
-    """Ask the job to checkpoint and end; return the first request, which stands."""
+def request_stop(store: ObjectStore, job_id: str, reason: StopReason, *, resumption: int) -> StopRequest:
+    """Ask the job to checkpoint and end; return the first request, which stands until the next resumption."""
     request = StopRequest(reason=reason, at=datetime.now(timezone.utc), writer=new_nonce())
-    return create_record(store, keys.stop(job_id), request)
+    return create_record(store, keys.stop(job_id, resumption), request)
 
 
-def check_secrets(spec: JobSpec, environ: Mapping[str, str]) -> None:
-    """Check that all of the job's secrets are set in the environment.
+def check_secrets(names: Collection[str], environ: Mapping[str, str]) -> None:
+    """Check that the secrets of these names are set in the environment.
 
     Raises:
         SpecError: the message names those that are not.
     """
-    missing = [name for name in spec.run.secrets if name not in environ]
+    missing = [name for name in names if name not in environ]
     if missing:
         raise SpecError(f"run.secrets: {', '.join(missing)} is not set in the environment; export it first")

@@ -26,7 +26,7 @@ _KEY_BYTES = 32
 
 
 def note_job(job_id: str, *, store_url: str, sha256: str) -> None:
-    """Note that the job, with this very submission, may run here; safe to repeat. The first makes the key.
+    """Note that the job, with this submission too, may run here; safe to repeat. The first makes the key.
 
     Raises:
         SpecError: the directory of the notes is open to others, or cannot be written.
@@ -37,13 +37,9 @@ def note_job(job_id: str, *, store_url: str, sha256: str) -> None:
         with lock(directory / "lock"):
             if not (directory / _KEY).exists():
                 write_whole(directory / _KEY, secrets.token_bytes(_KEY_BYTES), mode=0o600)
-        write_whole(directory / _note(job_id, store_url), sha256.encode("ascii"), mode=0o600)
-
-
-def forget_job(job_id: str, *, store_url: str) -> None:
-    """Take the note back; a missing one is no error. Raises as ``note_job`` does."""
-    with _usable():
-        (_directory() / _note(job_id, store_url)).unlink(missing_ok=True)
+            noted = (_read(_note(job_id, store_url)) or b"").split()
+            text = b"\n".join([*noted, sha256.encode("ascii")])
+            write_whole(directory / _note(job_id, store_url), text, mode=0o600)
 
 
 def check_job(job_id: str, *, store_url: str, sha256: str) -> None:
@@ -54,7 +50,7 @@ def check_job(job_id: str, *, store_url: str, sha256: str) -> None:
         SpecError: as in ``note_job``.
     """
     noted = _read(_note(job_id, store_url))
-    if noted == sha256.encode():
+    if noted is not None and sha256.encode() in noted.split():
         return
     found = "was not submitted from here" if noted is None else "is not as it was submitted from here"
     raise NotAdopted(

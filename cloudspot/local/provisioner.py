@@ -166,10 +166,6 @@ class LocalProvisioner(Provisioner):
                     # If it has no supervisor to obey:
                     machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
 
-    def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Forget that the job may run here: it has ended."""
-        own_jobs.forget_job(job_id, store_url=store_url)
-
     def offers(self, resources: Resources) -> Sequence[Offer]:
         """Return the made-up offers of each zone.
 

@@ -119,7 +119,7 @@ def results(
         **{name: len(value[name]) for name in ("attempts", "generations", "notices")},
         "duration": value["time"]["total"],
         "unknown_seconds": value["time"]["unknown"],
-        "cost": {name: value["cost"][name] for name in ("spent", "on_demand_equivalent", "currency")},
+        "cost": {name: found for name, found in value["cost"].items() if name != "machine_seconds"},
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Generation
+from cloudspot.jobstore.records import Generation, Resumed, Suspended, Turn
 from cloudspot.story.outcomes import own_exit
 
 
@@ -25,6 +25,8 @@ class EventKind(enum.Enum):
     LAUNCH_CLOSED = "a launch can no longer train"
     STOP_REQUESTED = "somebody, or a limit, asked the job to checkpoint and end"
     JOB_FINISHED = "the job is over"
+    SUSPENDED = "the job has waited for as long as it may, and runs again once there is capacity"
+    RESUMED = "somebody has resumed the job"
     WAITING = "the controller waits before the next launch"
     WARNED = "something that the user should know"
 
@@ -63,10 +65,16 @@ def _diff(old: History | None, new: History) -> Iterator[Event]:
             if commit.generation in numbers and commit not in known:
                 yield Event(EventKind.COMMITTED, f"checkpoint at step {commit.step} committed")
         yield from _ended(before, launch)
-    if new.finished is not None and (old is None or old.finished is None):
-        end = new.finished
-        text = f"job {end.outcome}{_because(end.detail)}"
-        yield Event(EventKind.JOB_FINISHED, text, end.at, end.outcome)
+    for _, turn in new.turns[0 if old is None else len(old.turns) :]:
+        yield _turned(turn)
+
+
+def _turned(turn: Turn) -> Event:
+    if isinstance(turn, Suspended):
+        return Event(EventKind.SUSPENDED, f"job suspended{_because(turn.detail)}", turn.at)
+    if isinstance(turn, Resumed):
+        return Event(EventKind.RESUMED, "job resumed: it goes on from its newest checkpoint", turn.at)
+    return Event(EventKind.JOB_FINISHED, f"job {turn.outcome}{_because(turn.detail)}", turn.at, turn.outcome)
 
 
 def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Event]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -28,6 +28,7 @@ class LedgerLine:
     """None: it still runs."""
     seconds: float
     price_per_hour: float
+    currency: str
     spent: float
     on_demand_equivalent: float
     """What the same time would have cost on demand."""
@@ -40,6 +41,9 @@ class Ledger:
     spent: float
     on_demand_equivalent: float
     currency: str
+    """Of both; it is the newest launch's."""
+    others: Mapping[str, float]
+    """What was spent in other currencies, on other providers, by currency."""
     machine_seconds: float
     """Over all machines."""
     run_seconds: float
@@ -58,11 +62,16 @@ def bill(history: History, now: datetime, *, instances: Sequence[Instance] = ())
     longest: dict[int, float] = {}
     for line in lines:
         longest[line.launch] = max(longest.get(line.launch, 0.0), line.seconds)
-    offers = [launch.intent.offer for launch in history.launches]
+    currency = history.launches[-1].intent.offer.currency if history.launches else DEFAULT_CURRENCY
+    others: dict[str, float] = {}
+    for line in lines:
+        if line.currency != currency:
+            others[line.currency] = others.get(line.currency, 0.0) + line.spent
     return Ledger(
-        spent=sum(line.spent for line in lines),
-        on_demand_equivalent=sum(line.on_demand_equivalent for line in lines),
-        currency=offers[-1].currency if offers else DEFAULT_CURRENCY,
+        spent=sum(line.spent for line in lines if line.currency == currency),
+        on_demand_equivalent=sum(line.on_demand_equivalent for line in lines if line.currency == currency),
+        currency=currency,
+        others=others,
         machine_seconds=sum(line.seconds for line in lines),
         run_seconds=sum(longest.values()),
         lines=tuple(lines),
@@ -115,6 +124,7 @@ def _line(
         ended=ended,
         seconds=seconds,
         price_per_hour=offer.price_per_hour,
+        currency=offer.currency,
         spent=seconds * offer.price_per_hour / 3600,
         on_demand_equivalent=seconds * offer.on_demand_price_per_hour / 3600,
     )

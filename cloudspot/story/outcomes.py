@@ -26,7 +26,7 @@ class End:
 
 def end_by_nodes(history: History) -> End | None:
     """Return the end that needs nobody's judgement, once nothing of the last launch runs; None: not yet."""
-    last = history.launches[-1] if history.launches else None
+    last = history.current_launches[-1] if history.current_launches else None
     if last is not None and (
         succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded")
     ):

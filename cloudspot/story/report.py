@@ -9,7 +9,17 @@ from typing import Any
 import msgspec
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Commit, Exit, Finished, Generation, Heartbeat, Summary
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Commit,
+    Exit,
+    Finished,
+    Generation,
+    Heartbeat,
+    Resumed,
+    Summary,
+    Turn,
+)
 from cloudspot.model import Instance
 from cloudspot.story.advice import silence, warnings
 from cloudspot.story.answers import Answer
@@ -36,7 +46,7 @@ def show_json(
     chunks were found whole; None: not checked.
     """
     ledger = bill(history, now)
-    newest = last_commit_id(history)
+    newest, origin = last_commit_id(history), history.submission.forked_from
     commits = commits or {}
     times = timeline(history, now, commits=commits)
     end, over = ended_at(history), _end(history)
@@ -48,8 +58,10 @@ def show_json(
         "state": job_state(history),
         "detail": detail(history),
         "exit_code": None if over is None else over.exit_code,
-        "created": _time(history.submission.at),
+        "created": _time(history.first_submission.at),
         "finished": None if end is None else _time(end),
+        "forked_from": None if origin is None else {"id": origin.job_id, "step": origin.checkpoint.step},
+        "turns": [_turn(turn) for _, turn in history.turns],
         "stop_requested": None if history.stop is None else history.stop.reason,
         "attempts": [_attempt(history, launch, ledger) for launch in history.attempts],
         "launches": [_launch(launch) for launch in history.launches],
@@ -74,12 +86,18 @@ def show_json(
             "spent": round(ledger.spent, 6),
             "on_demand_equivalent": round(ledger.on_demand_equivalent, 6),
             "currency": ledger.currency,
+            "others": _rounded(ledger.others),
             "machine_seconds": round(ledger.machine_seconds, 3),
         },
         "ledger": [_ledger_line(line) for line in ledger.lines],
         "final": _final(history),
         "warnings": [*silence(history, now), *warnings(history)],
     }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    what = turn.outcome if isinstance(turn, Finished) else turn.__struct_config__.tag
+    return {"what": what, "at": _time(turn.at), "detail": "" if isinstance(turn, Resumed) else turn.detail}
 
 
 def _last_commit(checkpoint: CheckpointId, commit: Commit | None, *, verified: bool | None) -> dict[str, Any]:
@@ -100,7 +118,8 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
         attempts=len(history.attempts),
         spent=round(ledger.spent, 6),
         currency=ledger.currency,
-        submitted_at=history.submission.at,
+        others=_rounded(ledger.others),
+        submitted_at=history.first_submission.at,
         metrics=metrics(history),
         detail=detail(history),
         at=now,
@@ -116,7 +135,7 @@ def detail(history: History) -> str:
     end = _end(history)
     if end is not None:
         return end.detail
-    last = history.launches[-1] if history.launches else None
+    last = history.current_launches[-1] if history.current_launches else None
     if last is None:
         return ""
     if last.closed is not None:
@@ -197,6 +216,7 @@ def _launch(launch: LaunchHistory) -> dict[str, Any]:
     return {
         "launch": launch.number,
         "why": launch.intent.why,
+        "provider": launch.intent.request.provider,
         "instance_type": offer.instance_type,
         "zone": offer.zone,
         "market": offer.market.value,
@@ -245,6 +265,10 @@ def _notice(answer: Answer) -> dict[str, Any]:
         "commit": None if commit is None else msgspec.structs.asdict(commit),
         "commit_seconds": None if seconds is None else round(seconds, 3),
     }
+
+
+def _rounded(amounts: Mapping[str, float]) -> dict[str, float]:
+    return {currency: round(amount, 6) for currency, amount in amounts.items()}
 
 
 def _ledger_line(line: LedgerLine) -> dict[str, Any]:

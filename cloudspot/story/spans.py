@@ -20,6 +20,8 @@ STATES = (
     "lost",
     "saving",
     "waiting",
+    "suspended",
+    "ended",
     "unknown",
 )
 """What a job does, one thing at a time, roughly in the order in which it gets there."""

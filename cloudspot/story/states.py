@@ -21,9 +21,11 @@ def job_state(history: History) -> JobState:
     """
     if history.finished is not None:
         return history.finished.outcome
-    if not history.launches:
+    if history.suspended is not None and history.stop is None and history.open_launch is None:
+        return "suspended"
+    if not history.current_launches:
         return "queued" if history.stop is None else "stopped"
-    last = history.launches[-1]
+    last = history.current_launches[-1]
     if succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded"):
         return "succeeded"
     has_ended = last.closed is not None or _all_exited(last)
@@ -57,7 +59,7 @@ def ended_at(history: History) -> datetime | None:
     if not is_over(replace(history, finished=None)):
         return finished
     said = [] if history.stop is None else [history.stop.at]
-    for launch in history.launches[-1:]:
+    for launch in history.current_launches[-1:]:
         exits = [one.at for one in own_exits(launch)]
         said += exits or ([] if launch.closed is None else [launch.closed.at])
         said.append(launch.intent.at)

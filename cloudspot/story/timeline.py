@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Commit, Generation
+from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Resumed, Suspended
 from cloudspot.story.answers import Answer, answers
 from cloudspot.story.spans import STATES, NodeLine, Span, between, node_lines, trained
 from cloudspot.story.states import ended_at
@@ -58,9 +58,12 @@ class Timeline:
     def goodput(self) -> float | None:
         """Return the share of the job's time in which it made steps that count; None if no time has passed.
 
-        It is a lower bound where some of the time is ``unknown``.
+        It is a lower bound where some of the time is ``unknown``. From an end to the resumption that takes it
+        back, no time of the job passes.
         """
-        return self.seconds["training"] / self.total_seconds if self.total_seconds > 0 else None
+        seconds = self.seconds
+        lasted = self.total_seconds - seconds["ended"]
+        return seconds["training"] / lasted if lasted > 0 else None
 
 
 def timeline(
@@ -68,7 +71,7 @@ def timeline(
 ) -> Timeline:
     """Return the job's timeline at ``now``; ``commits``: those of ``wanted_commits`` that were found."""
     commits = commits or {}
-    start = history.submission.at
+    start = history.first_submission.at
     parts = stretches(history, now, commits=commits)
     marks = [Span("queued", start, start), *_marks(history, parts, now)]
     end = ended_at(history) or now
@@ -97,12 +100,22 @@ def wanted_commits(history: History) -> tuple[CheckpointId, ...]:
 def _marks(history: History, parts: tuple[Stretch, ...], now: datetime) -> Iterator[Span]:
     """Yield where each state begins, in order."""
     for launch in history.launches:
+        yield from _turns(history, launch.number - 1)
         yield Span("launching", launch.intent.at, launch.intent.at, launch.number)
         if launch.is_attempt:
             yield from _attempt_marks(history, launch, parts)
         over = _launch_end(history, launch, now)
         if over is not None:
             yield Span("waiting", over, over)
+    yield from _turns(history, len(history.launches))
+
+
+def _turns(history: History, num_launches: int) -> Iterator[Span]:
+    """Yield what begins with each turn after so many launches."""
+    for before, turn in history.turns:
+        if before == num_launches:
+            state = {Suspended: "suspended", Resumed: "queued"}.get(type(turn), "ended")
+            yield Span(state, turn.at, turn.at)
 
 
 def _launch_end(history: History, launch: LaunchHistory, now: datetime) -> datetime | None:

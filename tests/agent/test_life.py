@@ -256,7 +256,7 @@ def test_a_node_that_another_ones_stop_has_drained_hears_of_the_stop_itself(benc
     life = bench.life(SESSION + "begin(40)\nuntil(Path('go').exists)\ndrain(40)\n")
     thread = run(life)
     wait_for_step(life, 40, wait_until)
-    request_stop(bench.store, JOB, "user")
+    request_stop(bench.store, JOB, "user", resumption=0)
     (life.context.node.work / "go").touch()
     end(thread)
     record = bench.exit_record()
@@ -294,12 +294,12 @@ def test_a_requested_stop_drains_and_the_next_machine_would_resume(bench, wait_u
     life = bench.life(WAIT_FOR_DRAIN)
     thread = run(life)
     wait_for_step(life, 40, wait_until)
-    request_stop(bench.store, JOB, "user")
+    request_stop(bench.store, JOB, "user", resumption=0)
     end(thread)
     record = bench.exit_record()
     assert (record.outcome, record.step, record.committed) == ("stopped", 40, bench.id(1, 40))
     other = bench.life(SESSION + "finish(100)\n", launch=2, machine="other")
-    bench.store.delete(keys.stop(JOB))
+    bench.store.delete(keys.stop(JOB, 0))
     other.run()
     assert bench.exit_record(2).restored_step == 40
     assert "resumed at 40" in bench.log(other)
@@ -365,12 +365,12 @@ def test_a_setup_that_fails_says_so_with_its_last_lines(bench):
 
 
 def test_secrets_reach_the_script_and_no_record_or_log(bench):
-    bench.store.put(keys.secrets(JOB), b'{"values": {"TOKEN": "hunter2secret"}}')
+    bench.store.put(keys.secrets(JOB, 0), b'{"values": {"TOKEN": "hunter2secret"}}')
     script = SESSION + "assert os.environ['TOKEN'] == 'hunter2secret'\nfinish(100)\n"
     bench.life(script, run={"setup": 'test "$TOKEN" = hunter2secret', "secrets": ["TOKEN"]}).run()
     assert bench.exit_record().outcome == "succeeded"
     for meta in bench.store.list_objects("jobs/"):
-        assert meta.key == keys.secrets(JOB) or b"hunter2secret" not in bench.store.get(meta.key)
+        assert meta.key == keys.secrets(JOB, 0) or b"hunter2secret" not in bench.store.get(meta.key)
     for path in (bench.root / "machine").rglob("*"):
         assert not path.is_file() or b"hunter2secret" not in path.read_bytes() or path.name == "train.py"
 
@@ -445,7 +445,7 @@ sys.exit(3)
     (life.context.node.work / "go").touch()
     wait_until(files.exited_path(life.context.node.handoff(1), 0).exists)
     assert len(marked_processes(files.HANDOFF, str(life.context.node.handoff(1)))) > 0
-    request_stop(bench.store, JOB, "user")
+    request_stop(bench.store, JOB, "user", resumption=0)
     end(thread)
 
 

@@ -1,6 +1,7 @@
 """The agent's process: what ends it, and what it says where it cannot even read the job."""
 
 import os
+import re
 import subprocess
 import sys
 from unittest import mock
@@ -101,7 +102,8 @@ def test_a_submission_that_was_replaced_after_the_launch_was_requested_is_not_ru
     assert len(lives) == 1
     record = given.exit_record()
     assert (record.outcome, record.permanent) == ("failed", True)
-    assert (
-        record.detail
-        == f"the node cannot run the job: jobs/{JOB}/spec is not what the launch was requested for"
+    assert re.fullmatch(
+        f"the node cannot run the job: neither jobs/{JOB}/spec nor jobs/{JOB}/submissions/[0-9a-f]{{64}} is the"
+        " submission that is wanted",
+        record.detail,
     )

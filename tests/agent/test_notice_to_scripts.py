@@ -77,7 +77,7 @@ def test_what_it_saves_after_the_signal_is_committed_and_status_0_is_a_drain(ben
 
 def test_a_stop_saves_what_it_has(bench, start):
     _, thread = start()
-    request_stop(bench.store, JOB, "user")
+    request_stop(bench.store, JOB, "user", resumption=0)
     end(thread)
     assert (bench.exit_record().outcome, bench.commits()) == ("stopped", (bench.id(1, 107),))
 

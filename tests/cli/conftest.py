@@ -384,8 +384,8 @@ def four_jobs(jobs, tmp_path, monkeypatch):
         jobs.running(job_id)
         jobs.add_log(job_id, "1-0", ["step 1", "step 17"], minutes=101)
         jobs.add_checkpoint(job_id, 1, 10)
-    request_stop(jobs.store, ODD[1], "user")
-    jobs.put(keys.secrets(ODD[1]), _Secrets(values={"TOKEN": "secret"}))
+    request_stop(jobs.store, ODD[1], "user", resumption=0)
+    jobs.put(keys.secrets(ODD[1], 0), _Secrets(values={"TOKEN": "secret"}))
     absent = Suspect(
         rank=0, instance_id="m-1", counter=1, silent=None, absent=Lasting(seconds=5.0, until=at(102))
     )

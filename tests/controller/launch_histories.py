@@ -12,13 +12,14 @@ from simulation import START, Odds, SimStore, Violation, World
 from cloudspot.controller.decide import SILENT_LIMIT_SECONDS
 from cloudspot.controller.lasting import MAX_PASS_GAP_SECONDS
 from cloudspot.controller.loop import Controller
-from cloudspot.errors import TransientError
+from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys, parallel
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Closed, Finished, Intent, Submission
+from cloudspot.jobstore.reader import HistoryReader, job_file_of
+from cloudspot.jobstore.records import Closed, Finished, Intent, Resumed, Submission, Suspended
+from cloudspot.jobstore.resumption import resume
 from cloudspot.jobstore.submission import request_stop
 
 JOB = "digits-1"
@@ -88,10 +89,33 @@ def interrupted(world, steps):
             next(steps)
         except StopIteration as end:
             return end.value
+        except JobResumed:
+            return None  # It was opened for what was submitted before.
         if world.chance(0.03):
             yield rng.uniform(0, 900)
         elif world.chance(0.3):
             yield rng.uniform(0, 5)
+
+
+def resuming(world, store, cloud, lives):
+    """Be people who resume the job at odd moments, each killed in the middle or not, and then drive it."""
+    for _ in range(world.rng.randint(1, 3)):
+        yield world.rng.uniform(0, 3000)
+        patience = patient(store, sleep=world.sleep)
+        try:
+            history = HistoryReader(patience, JOB).read()
+            resume(
+                patience,
+                history,
+                spec=job_file_of(history.submission),
+                provider="sim",
+                environ={"TOKEN": "t"},
+            )
+        except CloudspotError:
+            continue
+        finally:
+            # Whether it was resumed or not: the mark tells drivers to look.
+            lives.append(world.start(staying(world, store, cloud)))
 
 
 def stay_or_die(rng):
@@ -117,6 +141,7 @@ class Result:
     num_launches: int
     num_attempts: int
     num_commits: int
+    num_resumptions: int
     seconds: float
 
 
@@ -141,7 +166,15 @@ def first_violation(like="", *, num_tries=NUM_TRIES, known=(), **options):
 
 
 def _play(
-    seed, *, nodes=None, training=None, change_cloud=None, odds=None, drivers=stay_or_die, has_outages=False
+    seed,
+    *,
+    nodes=None,
+    training=None,
+    change_cloud=None,
+    odds=None,
+    drivers=stay_or_die,
+    has_outages=False,
+    resumes=False,
 ):
     rng = random.Random(seed)
     nodes = nodes or rng.choice([(1, 1), (1, 1), (2, 2), (1, 2)])
@@ -175,6 +208,8 @@ def _play(
     lives = [world.start(driver(world, store, cloud), delay=rng.uniform(0, 30)) for driver in drivers(rng)]
     if rng.random() < 0.15:
         world.start(stop(store), delay=rng.uniform(0, 1000))
+    if resumes:
+        lives += [world.start(resuming(world, store, cloud, lives)) for _ in range(2)]
     while not all(life.is_over for life in lives):
         if world.time > LIMIT_SECONDS or not world.step():
             is_finished = HistoryReader(store.inner, JOB).read().finished is not None
@@ -190,6 +225,7 @@ def submit(store, spec):
         spec=spec_to_json(spec),
         code_sha256="0" * 64,
         code_bytes=0,
+        has_own_code=True,
         secret_names=("TOKEN",),
         version="0",
         at=START,
@@ -197,13 +233,14 @@ def submit(store, spec):
     )
     store.inner.put(keys.spec(JOB), codec.encode(submission))
     store.inner.put(keys.index(JOB), b"")
-    store.inner.put(keys.secrets(JOB), b"{}")
+    store.inner.put(keys.secrets(JOB, 0), b"{}")
+    store.inner.put(keys.own_code(JOB), b"")
 
 
 def stop(store):
     while True:
         try:
-            request_stop(patient(store, sleep=lambda seconds: None), JOB, "user")
+            request_stop(patient(store, sleep=lambda seconds: None), JOB, "user", resumption=0)
         except TransientError:
             yield 1.0
         else:
@@ -246,25 +283,32 @@ def check(world, store, cloud):
     left = [one.id for one in cloud.machines.values() if not one.has_ended]
     assert left == []
     assert all(1 <= one.launch <= len(history.launches) for one in cloud.machines.values())
-    assert list(store.inner.list_objects(keys.secrets(JOB))) == []
-    check_journal(Journal(store.inner, JOB).read())
+    assert list(store.inner.list_objects(keys.secrets(JOB, history.submission.resumption))) == []
+    journal = Journal(store.inner, JOB).read()
+    check_journal(journal)
     return Result(
         outcome=history.finished.outcome,
         was_stopped=history.stop is not None,
         num_launches=len(history.launches),
         num_attempts=len(history.attempts),
         num_commits=len(history.commits),
+        num_resumptions=sum(isinstance(record, Resumed) for record in journal),
         seconds=world.time,
     )
 
 
 def check_journal(journal):
-    """Launches are numbered without a gap, each is closed before the next, and the end is the end."""
-    expected = []
-    for record in journal[:-1]:
+    """Launches are numbered without a gap, and each is closed before what follows; an end may be taken back."""
+    expected, before = [], None
+    for record in journal:
         kind = Closed if expected and expected[-1] is Intent else Intent
-        assert type(record) is kind
-        expected.append(kind)
-        assert record.launch == (len(expected) + 1) // 2
+        if kind is Intent and isinstance(record, Finished | Resumed | Suspended):
+            assert not isinstance(before, Finished) or isinstance(record, Resumed)
+        else:
+            assert type(record) is kind
+            assert not isinstance(before, Finished)
+            expected.append(kind)
+            assert record.launch == (len(expected) + 1) // 2
+        before = record
     assert type(journal[-1]) is Finished
     assert not expected or expected[-1] is Closed

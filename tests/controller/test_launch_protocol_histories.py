@@ -41,6 +41,12 @@ def test_no_history_has_two_live_attempts_and_each_comes_to_its_end(part):
     assert sum(one.outcome == "stopped" for one in results) > 0
 
 
+def test_people_who_resume_the_job_at_any_moment_start_no_second_attempt():
+    results = [play(seed, resumes=True, nodes=(1, 1)) for seed in range(300)]
+    assert sum(one.num_resumptions > 0 for one in results) > 50
+    assert sum(one.num_resumptions > 1 for one in results) > 5
+
+
 def test_decide_is_pure_in_whatever_histories_bring(change_decisions):
     seen = set()
 

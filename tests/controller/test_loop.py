@@ -99,7 +99,7 @@ class House:
         spec = {**history.submission.spec, **tables}
         self.store.put(keys.spec(JOB), codec.encode(records.change(history.submission, spec=spec)))
         self.store.put(keys.index(JOB), b"")
-        self.store.put(keys.secrets(JOB), b"{}")
+        self.store.put(keys.secrets(JOB, 0), b"{}")
         training = training or Training()
         self.cloud = Cloud(
             self.world,
@@ -123,7 +123,7 @@ class House:
         submission = codec.decode(self.store.get(keys.spec(JOB)), Submission)
         store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(submission, writer="another")))
         store.put(keys.index(JOB), b"")
-        store.put(keys.secrets(JOB), b"{}")
+        store.put(keys.secrets(JOB, 0), b"{}")
         self.stores[url] = store
         return store
 
@@ -170,7 +170,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing_behind(house):
     assert history.finished.outcome == "succeeded"
     assert [type(record) for record in house.journal] == [Intent, Closed, Finished]
     assert house.machine().has_ended
-    assert list(house.store.list_objects(keys.secrets(JOB))) == []
+    assert list(house.store.list_objects(keys.secrets(JOB, 0))) == []
     assert read_summary(house.store, JOB).state == "succeeded"
     told = [
         kind
@@ -345,7 +345,7 @@ def test_a_job_that_is_not_there_is_an_error(house):
 def test_a_machine_is_told_to_end_once_and_again_after_a_while(house):
     controller = house.controller()
     controller.run_pass()
-    request_stop(house.store, JOB, "user")
+    request_stop(house.store, JOB, "user", resumption=0)
     controller.run_pass()
     assert house.history.launches[0].is_void
     told = len(house.cloud.terminated)
@@ -363,7 +363,7 @@ def test_a_stop_checkpoints_and_ends_the_job(house):
         controller.run_pass()
         house.run(5)
     house.run(60)
-    request_stop(house.store, JOB, "user")
+    request_stop(house.store, JOB, "user", resumption=0)
     history = controller.run_until_finished()
     assert (history.finished.outcome, history.finished.exit_code) == ("stopped", 0)
     assert history.launches[0].closed.outcome == "stopped"
@@ -505,7 +505,7 @@ def test_a_pass_tells_what_all_its_ticks_saw_and_never_sleeps(house):
 def test_a_launch_made_void_by_a_stop_is_closed_and_the_job_stopped(house):
     controller = house.controller()
     controller.run_pass()
-    request_stop(house.store, JOB, "user")
+    request_stop(house.store, JOB, "user", resumption=0)
     tick = controller.tick()
     assert types(tick.actions) == [VoidSlot]
     assert types(controller.tick().actions)[0] is Terminate

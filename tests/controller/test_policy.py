@@ -105,15 +105,16 @@ def test_max_wait_counts_from_when_the_job_last_ran(records, cheap, on_demand):
     assert choose(records, history, cheap, on_demand, at=5060.0, max_wait=60.0) == on_demand
 
 
-def test_policy_spot_never_buys_on_demand_and_gives_up_after_max_wait(records, cheap, on_demand):
+def test_policy_spot_never_buys_on_demand_and_is_suspended_after_max_wait(records, cheap, on_demand):
     history = records.history(records.capacity(1, at=100.0, offer=cheap))
     spot = {"policy": "spot"}
     assert choose(records, history, cheap, on_demand, at=150.0, **spot) == Wait(
         10.0, "no offer has capacity now"
     )
-    assert choose(records, history, cheap, on_demand, at=150.0, max_wait=120.0, **spot) == GiveUp(
-        "no spot capacity within spot.max_wait of 120 s"
+    assert choose(records, history, cheap, on_demand, at=150.0, max_wait=120.0, **spot) == Wait(
+        10.0, "no offer has capacity now", suspends="no spot capacity within spot.max_wait of 120 s"
     )
+    assert choose(records, history, cheap, on_demand, at=160.0, max_wait=120.0, **spot) == cheap
 
 
 def test_policy_on_demand_takes_nothing_else_and_waits_for_it(records, cheap, on_demand):

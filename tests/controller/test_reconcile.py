@@ -476,7 +476,7 @@ def test_passes_end_a_node_that_ignores_a_stop_after_its_grace_whatever_clock_sa
     said_at = town.world.now() + timedelta(minutes=minutes_off)
     asked_at = town.world.time
     stop = records.change(records.stop(), at=said_at)
-    town.store.put(keys.stop("one"), codec.encode(stop))
+    town.store.put(keys.stop("one", 0), codec.encode(stop))
     counters = itertools.count(1000)
 
     def terminated():
@@ -509,7 +509,7 @@ def test_passes_that_are_a_new_process_each_end_a_machine_that_outlives_its_clos
 def test_the_second_of_rare_passes_knows_how_long_it_is_since_a_stop(town, records):
     machine = town.start("one")
     town.world.kill(machine.life)
-    town.store.put(keys.stop("one"), codec.encode(records.stop(at=0)))
+    town.store.put(keys.stop("one", 0), codec.encode(records.stop(at=0)))
     gone = town.passes_until(
         lambda: machine.states[-1][1].value != "running", seconds=STOP_GRACE_SECONDS + 60
     )

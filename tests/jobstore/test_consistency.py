@@ -27,6 +27,8 @@ MADE = Records()
             MADE.finished(),
         ],
         [MADE.finished()],
+        [MADE.finished(), MADE.resumed(1), MADE.suspended(), MADE.resumed(2), MADE.intent(1)],
+        [MADE.intent(1), MADE.closed("lost", 1), MADE.finished(), MADE.resumed(1), MADE.intent(2)],
     ],
 )
 def test_a_journal_in_order_is_accepted(journal):
@@ -41,7 +43,13 @@ def test_a_journal_in_order_is_accepted(journal):
         ([MADE.intent(1), MADE.intent(2)], 2, "it opens launch 2"),
         ([MADE.intent(1), MADE.closed("lost", 7)], 2, "it closes launch 7"),
         ([MADE.intent(1), MADE.closed("lost", 1), MADE.closed("lost", 1)], 3, "it closes launch 1"),
-        ([MADE.finished(), MADE.intent(1)], 1, "it ends the job, and others follow it"),
+        ([MADE.finished(), MADE.intent(1)], 2, "it opens launch 1"),
+        ([MADE.finished(), MADE.finished()], 2, "it ends the job"),
+        ([MADE.finished(), MADE.suspended()], 2, "it suspends the job"),
+        ([MADE.intent(1), MADE.suspended()], 2, "it suspends the job"),
+        ([MADE.intent(1), MADE.resumed(1)], 2, "it is resumption 1"),
+        ([MADE.finished(), MADE.resumed(2)], 2, "it is resumption 2"),
+        ([MADE.finished(), MADE.resumed(1), MADE.finished(), MADE.resumed(1)], 4, "it is resumption 1"),
     ],
 )
 def test_a_journal_out_of_order_names_the_record_that_does_not_follow(journal, number, what):

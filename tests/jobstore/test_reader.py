@@ -143,7 +143,7 @@ def test_a_whole_job_is_folded(store, checkpoints):
     second = job.intend(2)
     void = void_slot(store, "x", 2, 0, "no capacity")
     stop = StopRequest(reason="user", at=AT, writer="w")
-    store.put(keys.stop("x"), codec.encode(stop))
+    store.put(keys.stop("x", 0), codec.encode(stop))
     history = HistoryReader(store, "x").read()
     one, two = history.launches
     assert (one.intent, one.closed, one.slots, one.exits) == (first, closed, slots, exits)

@@ -15,7 +15,7 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission, new_nonce
 from cloudspot.jobstore.removal import measure, read_entry, remove_job
-from cloudspot.jobstore.submission import read_submission
+from cloudspot.jobstore.submission import read_first_submission
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 
@@ -57,8 +57,8 @@ def write_job(store, job_id, checkpoints, **options):
         store.put(keys.journal(job_id, number), b"{}")
     for key in (
         keys.summary(job_id),
-        keys.secrets(job_id),
-        keys.stop(job_id),
+        keys.secrets(job_id, 0),
+        keys.stop(job_id, 0),
         keys.slot(job_id, 1, 0),
         keys.heartbeat(job_id, 1, 0),
         keys.log_segment(job_id, "1-0", "2026-11-20", 0),
@@ -223,7 +223,7 @@ def test_what_a_controller_writes_in_the_middle_does_not_stay(store, checkpoints
 
 def test_a_submission_that_was_cut_short_goes_too(store):
     store.put(keys.index("x"), b"0123456789abcdef")
-    store.put(keys.secrets("x"), b"{}")
+    store.put(keys.secrets("x", 0), b"{}")
     assert read_entry(store, "x").removal is None
     remove_job(store, "x")
     assert all_keys(store) == set()
@@ -369,7 +369,7 @@ def test_a_removal_that_was_suspended_before_it_deletes_the_code_deletes_nobodys
     store, found = InMemoryStore(), []
     for job_id in ("a", "b"):
         submit_for_real(store, job_id)
-    code = keys.code(read_submission(store, "a").code_sha256)
+    code = keys.code(read_first_submission(store, "a")[0].code_sha256)
 
     def kill(hook, key):
         raise Killed
@@ -396,7 +396,7 @@ def test_a_removal_that_was_suspended_before_it_deletes_the_code_deletes_nobodys
 def test_a_removal_that_was_killed_costs_others_a_copy_of_their_own_and_nothing_else(submit_for_real):
     store = InMemoryStore()
     submit_for_real(store, "old")
-    code = keys.code(read_submission(store, "old").code_sha256)
+    code = keys.code(read_first_submission(store, "old")[0].code_sha256)
 
     class Dead(FaultyStore):
         def delete(self, key):

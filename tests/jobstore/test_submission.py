@@ -81,14 +81,14 @@ def test_a_submitted_job_is_all_that_a_controller_and_a_node_need(store, spec, w
     assert len(data) == submission.code_bytes
     extract_bundle(data, tmp_path / "out", sha256=submission.code_sha256)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.py"]
-    assert read_secrets(store, "digits-1", NAMES) == {"TOKEN": ENVIRON["TOKEN"], "EMPTY": ""}
+    assert read_secrets(store, "digits-1", NAMES, resumption=0) == {"TOKEN": ENVIRON["TOKEN"], "EMPTY": ""}
     assert keys_of(store) == sorted(
         [
             keys.code(submission.code_sha256),
             keys.index("digits-1"),
             keys.live("digits-1", submission.writer),
             keys.recent("digits-1", milliseconds=int(submission.at.timestamp() * 1000)),
-            keys.secrets("digits-1"),
+            keys.secrets("digits-1", 0),
             keys.spec("digits-1"),
         ]
     )
@@ -100,32 +100,32 @@ def test_a_secret_is_in_its_own_object_and_in_no_other(store, spec, work):
     written = msgspec.json.encode(ENVIRON["TOKEN"])[1:-1]
     for key in keys_of(store):
         holds = any(form in store.get(key) for form in (b"hunter2", written, ENVIRON["TOKEN"].encode()))
-        assert holds == (key == keys.secrets("digits-1"))
+        assert holds == (key == keys.secrets("digits-1", 0))
         assert b"not asked for" not in store.get(key)
-    delete_secrets(store, "digits-1")
-    delete_secrets(store, "digits-1")
-    assert read_secrets(store, "digits-1", NAMES) == {}
+    delete_secrets(store, "digits-1", resumption=0)
+    delete_secrets(store, "digits-1", resumption=0)
+    assert read_secrets(store, "digits-1", NAMES, resumption=0) == {}
     assert not [key for key in keys_of(store) if b"hunter2" in store.get(key)]
 
 
 def test_a_job_without_secrets_has_no_such_object(store, spec, work):
     bare = msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, secrets=()))
     do(store, bare, work, environ={})
-    assert keys.secrets("digits-1") not in keys_of(store)
-    assert read_secrets(store, "digits-1", NAMES) == {}
+    assert keys.secrets("digits-1", 0) not in keys_of(store)
+    assert read_secrets(store, "digits-1", NAMES, resumption=0) == {}
 
 
 def test_a_secret_that_the_job_does_not_name_reaches_nobody(store, spec, work):
     do(store, spec, work)
     values = {"TOKEN": "changed", "LD_PRELOAD": "/tmp/evil.so"}
-    store.put(keys.secrets("digits-1"), msgspec.json.encode({"values": values}))
-    assert read_secrets(store, "digits-1", NAMES) == {"TOKEN": "changed"}
+    store.put(keys.secrets("digits-1", 0), msgspec.json.encode({"values": values}))
+    assert read_secrets(store, "digits-1", NAMES, resumption=0) == {"TOKEN": "changed"}
 
 
 def test_malformed_secrets_are_not_quoted(store):
-    store.put(keys.secrets("x"), b'{"values":{"A":"hunter2","B":{"hunter2":1}}}')
+    store.put(keys.secrets("x", 0), b'{"values":{"A":"hunter2","B":{"hunter2":1}}}')
     with pytest.raises(CorruptData) as caught:
-        read_secrets(store, "x", NAMES)
+        read_secrets(store, "x", NAMES, resumption=0)
     assert "hunter2" not in str(caught.value)
 
 
@@ -171,7 +171,7 @@ def test_of_many_who_submit_one_id_at_once_exactly_one_succeeds(store, spec, wor
         thread.join()
     [winner] = [outcome for outcome in outcomes if outcome is not None]
     assert len(outcomes) == 12
-    assert read_secrets(store, "digits-1", NAMES)["TOKEN"] == str(winner)
+    assert read_secrets(store, "digits-1", NAMES, resumption=0)["TOKEN"] == str(winner)
 
 
 def test_a_store_that_would_let_two_controllers_win_gets_neither_code_nor_secrets(spec, work):
@@ -190,7 +190,7 @@ def test_the_spec_record_is_put_last(store, spec, work, tmp_path):
     plan = FaultPlan(hooks=(Hook(keys="jobs/*/spec", when="before"),))
     do(FaultyStore(store, plan, tmp_path, on_hook=lambda hook, key: seen.extend(keys_of(store))), spec, work)
     assert [key.split("/")[0] for key in seen] == ["code", "index", "jobs", "live", "recent"]
-    assert keys.secrets("digits-1") in seen
+    assert keys.secrets("digits-1", 0) in seen
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_where_the_outcome_of_the_record_is_unknown_nothing_is_taken_back(store,
     with pytest.raises(TransientError, match="unknown"):
         do(FaultyStore(store, plan, tmp_path, clock=lambda: now[0], on_hook=down), spec, work)
     assert HistoryReader(store, "digits-1").read().submission.job_id == "digits-1"
-    assert read_secrets(store, "digits-1", NAMES)["TOKEN"] == ENVIRON["TOKEN"]
+    assert read_secrets(store, "digits-1", NAMES, resumption=0)["TOKEN"] == ENVIRON["TOKEN"]
 
 
 def test_a_submission_that_was_killed_reserves_its_id_and_is_no_job(store, spec, work, tmp_path):
@@ -258,6 +258,6 @@ def test_a_submission_that_was_killed_reserves_its_id_and_is_no_job(store, spec,
 
 
 def test_the_first_request_to_stop_stands(store):
-    first = request_stop(store, "x", "user")
-    assert request_stop(store, "x", "max_cost") == first
+    first = request_stop(store, "x", "user", resumption=0)
+    assert request_stop(store, "x", "max_cost", resumption=0) == first
     assert first.reason == "user"

@@ -219,8 +219,8 @@ def test_in_a_directory_of_the_users_secrets_are_for_their_owner_alone(store, um
     monkeypatch.setattr(FileStore, "_publish", look)
     before = os.umask(umask)
     try:
-        store.put(keys.secrets("x"), b"token", if_absent=True)
-        store.put(keys.secrets("x"), b"token")
+        store.put(keys.secrets("x", 0), b"token", if_absent=True)
+        store.put(keys.secrets("x", 0), b"token")
         store.put(keys.spec("x"), b"spec")
     finally:
         os.umask(before)

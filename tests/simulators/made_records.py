@@ -19,9 +19,11 @@ from cloudspot.jobstore.records import (
     Machine,
     Member,
     Notice,
+    Resumed,
     Slot,
     StopRequest,
     Submission,
+    Suspended,
 )
 from cloudspot.model import EndReason, Instance, InstanceState, LaunchRequest, Market, Offer
 
@@ -172,18 +174,20 @@ class Records:
 
     def history(self, *launches, **changes):
         num_records = sum(2 if launch.closed else 1 for launch in launches)
+        submission = Submission(
+            job_id="digits-1",
+            provider="sim",
+            spec={"name": "digits", "run": {"entrypoint": "train.py"}},
+            code_sha256="0" * 64,
+            code_bytes=1,
+            secret_names=(),
+            version="0",
+            at=START,
+            writer="w",
+        )
         fields = {
-            "submission": Submission(
-                job_id="digits-1",
-                provider="sim",
-                spec={"name": "digits", "run": {"entrypoint": "train.py"}},
-                code_sha256="0" * 64,
-                code_bytes=1,
-                secret_names=(),
-                version="0",
-                at=START,
-                writer="w",
-            ),
+            "first_submission": submission,
+            "submission": submission,
             "submission_sha256": "5" * 64,
             "stop": None,
             "launches": launches,
@@ -192,6 +196,8 @@ class Records:
             "finished": None,
             "num_records": num_records,
         }
+        if changes.get("finished") is not None:
+            fields["turns"] = ((len(launches), changes["finished"]),)
         return History(**{**fields, **changes})
 
     def stop(self, reason="user", *, at=0.0):
@@ -199,6 +205,12 @@ class Records:
 
     def finished(self, outcome="succeeded", *, at=200.0, exit_code=0, detail=""):
         return Finished(outcome=outcome, detail=detail, exit_code=exit_code, at=self.at(at), writer="w")
+
+    def suspended(self, *, at=200.0, detail="no capacity"):
+        return Suspended(detail=detail, at=self.at(at), writer="w")
+
+    def resumed(self, resumption=1, *, at=300.0, sha256="6" * 64):
+        return Resumed(resumption=resumption, submission_sha256=sha256, at=self.at(at), writer="w")
 
     def instance(self, instance_id="i-1-0", state="running", *, launch=1, rank=0, launched=5.0, **changes):
         fields = {

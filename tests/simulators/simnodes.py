@@ -16,6 +16,7 @@ from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.generations import lineage, propose, read_generations
 from cloudspot.jobstore.launches import claim_slot, read_slots
 from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import (
     CheckpointId,
     Exit,
@@ -23,6 +24,7 @@ from cloudspot.jobstore.records import (
     Heartbeat,
     Member,
     Notice,
+    Resumed,
     new_nonce,
 )
 from cloudspot.jobstore.retention import read_commits
@@ -54,6 +56,7 @@ class SimNode:
         self._world = world
         self._cloud = cloud
         self._store = patient(store, sleep=world.sleep)
+        self._inner = getattr(store, "inner", store)
         self._machine = machine
         self._training = training
         self._job_id = machine.job_id
@@ -62,6 +65,10 @@ class SimNode:
 
     def live(self) -> Doing[None]:
         """Be a node, from power-on to the end."""
+        # What its launch was requested for; a real node finds it by the hash in its request.
+        turns = HistoryReader(self._inner, self._job_id).read().turns
+        launch = self._machine.launch
+        self._resumption = sum(isinstance(turn, Resumed) and before < launch for before, turn in turns)
         rng = self._world.rng
         if self._world.chance(0.03):
             return  # It hangs in its boot, and bills.
@@ -281,7 +288,7 @@ class SimNode:
 
     def _is_stopped(self) -> bool:
         try:
-            self._store.get(keys.stop(self._job_id))
+            self._store.get(keys.stop(self._job_id, self._resumption))
         except ObjectMissing:
             return False
         return True

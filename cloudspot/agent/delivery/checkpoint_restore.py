@@ -74,8 +74,11 @@ def restore_newest(
             f"the newest: {skipped[0].reason}"
         )
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
-    if known and known[-1].restore_from is not None:
-        gone = f"checkpoint {known[-1].restore_from}, from which the job last resumed, is gone"
+    expected = known[-1].restore_from if known else None
+    if not known and context.job.submission.forked_from is not None:
+        expected = CheckpointId(0, context.job.submission.forked_from.checkpoint.step)
+    if expected is not None:
+        gone = f"checkpoint {expected}, from which the job was to resume, is gone"
         detail = f"{gone}, and no other is left"
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
     if deleted is not None:

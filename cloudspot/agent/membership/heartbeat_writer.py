@@ -127,7 +127,8 @@ class HeartbeatWriter:
         """Read what others have decided: a request to stop, a generation of a newer launch."""
         context, orders = self._context, self._orders
         if orders.stop is None:
-            stop = find_record(context.store, keys.stop(context.job_id), StopRequest)
+            key = keys.stop(context.job_id, context.job.submission.resumption)
+            stop = find_record(context.store, key, StopRequest)
             if stop is not None:
                 orders.give(stop=stop)
         generation = self._generation_after(max(self._status.generation, self._passed))

@@ -15,12 +15,8 @@ from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
 from cloudspot.jobstore.fetching import verify
-from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.manifests import read_commit, while_it_stands
 from cloudspot.jobstore.records import CheckpointId, Commit
-
-STEPS_NAMED = 20
-"""How many steps are named in the error for a missing step."""
 
 step_option = click.option(
     "--step", type=click.IntRange(min=0), metavar="N", help="Only the checkpoints of this step."
@@ -55,7 +51,7 @@ def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | 
     Reads the checkpoints whole. Exits with 8 if one of them is corrupt.
     """
     job = open_job(store_url, job_id)
-    found = [_Described(job, each) for each in _at_step(job, step)]
+    found = [_Described(job, each) for each in job.checkpoints_at(step)]
     with transfer("verifying", sum(each.value["bytes"] or 0 for each in found)) as advance:
         for each in found:
             each.verify(advance)
@@ -101,7 +97,7 @@ def export(
     if only is not None and whole:
         raise SpecError("give --only or --all, not both")
     job = open_job(store_url, job_id)
-    candidates = _at_step(job, step)
+    candidates = job.checkpoints_at(step)
     if not candidates:
         raise SpecError(f"job {job.id} has no checkpoint to export")
     checkpoint = candidates[0]
@@ -121,22 +117,6 @@ def export(
     echo(f"step {commit.step} of {job.id}: {written['file']} ({size_text(written['bytes'])}{what})")
     if written["left_out"]:
         echo(f"left out, not tensors: {', '.join(written['left_out'])}", error=True)
-
-
-def _at_step(job: Job, step: int | None) -> Sequence[CheckpointId]:
-    """Return the checkpoints (of that step, which must have one), the best to resume from first."""
-    history = job.first_history
-    best = lineage(history.generations, history.commits)
-    found = [*best, *(each for each in history.commits[::-1] if each not in best)]
-    if step is None:
-        return found
-    wanted = [each for each in found if each.step == step]
-    if not wanted:
-        steps = sorted({each.step for each in found})
-        more = "..., " if len(steps) > STEPS_NAMED else ""
-        named = more + ", ".join(map(str, steps[-STEPS_NAMED:]))
-        raise SpecError(f"--step: job {job.id} has no checkpoint of step {step}; it has: {named or 'none'}")
-    return wanted
 
 
 class _Described:

@@ -224,7 +224,7 @@ def _as_json(job: Summary) -> dict[str, Any]:
         "step": job.step,
         "steps_total": job.steps_total,
         "attempts": job.attempts,
-        "cost": {"spent": job.spent, "currency": job.currency},
+        "cost": {"spent": job.spent, "currency": job.currency, "others": job.others},
         "metrics": job.metrics,
         "detail": job.detail,
         "seen": job.at.isoformat(),

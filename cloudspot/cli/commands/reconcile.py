@@ -20,6 +20,7 @@ from cloudspot.errors import (
     CloudspotError,
     CorruptData,
     JobNotFound,
+    SpecError,
     TransientError,
     as_cloudspot_error,
 )
@@ -27,8 +28,8 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live
 from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Finished, Summary
-from cloudspot.jobstore.submission import read_submission
 from cloudspot.registry import open_provider
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
@@ -198,8 +199,8 @@ def mark_all(store: ObjectStore) -> None:
             return
         with suppress(JobNotFound):  # Its submission was cut short or is still running.
             try:
-                writer = read_submission(store, job_id).writer
-            except CorruptData:
+                writer = HistoryReader(store, job_id).read_job()[0].writer
+            except (CorruptData, SpecError):
                 writer = "unreadable"  # Each pass names it, until it is removed.
             mark_live(store, job_id, writer)
 

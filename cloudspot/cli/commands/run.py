@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from functools import partial
 from pathlib import Path
 
 import click
 
-from cloudspot.cli import exit_codes
 from cloudspot.cli.commands.plan import print_plan
-from cloudspot.cli.following.follow import follow, relaunch_warning
+from cloudspot.cli.following.detached import launch
+from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
 from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.lines import echo_line, event_line
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
@@ -24,17 +22,13 @@ from cloudspot.cli.sharedoptions import (
     provider_option,
     store_option,
 )
-from cloudspot.controller.actions import Create
 from cloudspot.controller.launchrequest import find_offers
-from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.ownership import adopt
 from cloudspot.errors import JobExists, SpecError
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.submission import submit
 
 MAX_ID_TRIES = 5
-DETACH_TRIES = 5
-DETACH_SECONDS = 3.0
 
 
 @click.command("run")
@@ -84,11 +78,11 @@ def run(
         size = output.size_text(submission.code_bytes)
         output.echo("submitted job ", output.Styled(job.id, "bold"), f" to {store.url} ({size} of code)")
     warn_of_lost_work(prepared)  # nothing is launched yet
-    ctx.exit(_detach(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))
+    ctx.exit(launch(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))
 
 
 def _submit(prepared: PreparedJob, provider_name: str, name: str | None) -> Submission:
-    agent = agent_archive(prepared)
+    agent = agent_archive(prepared.provider, prepared.store)
     for number in range(1, MAX_ID_TRIES + 1):
         job_id = name or new_job_id(prepared.spec.name)
         try:
@@ -108,33 +102,3 @@ def _submit(prepared: PreparedJob, provider_name: str, name: str | None) -> Subm
             if name is not None or number == MAX_ID_TRIES:
                 raise
     raise AssertionError("the loop returns or raises")
-
-
-def _detach(job: Job, *, as_json: bool) -> int:
-    """Drive the new job until its first machines are requested; return the exit status."""
-    controller = Controller(job.store, job.id, job.provider)
-    for number in range(DETACH_TRIES):
-        if number:
-            time.sleep(DETACH_SECONDS)
-        tick = controller.run_pass()
-        if not as_json:
-            for event in tick.events:
-                echo_line(event_line(event))
-        if _has_machines(tick) or (tick.history is not None and tick.history.finished is not None):
-            break
-    finished = None if tick.history is None else tick.history.finished
-    if as_json:
-        output.echo_json({"id": job.id, "store": job.store.url, "launched": _has_machines(tick)})
-    elif finished is None:
-        output.echo(f"follow it with: {job.command('attach')}")
-    if finished is not None:
-        return exit_codes.OF_OUTCOME[finished.outcome]
-    if not _has_machines(tick):
-        output.warn(f"job {job.id} has no machine yet")
-    output.warn(relaunch_warning(job))
-    return exit_codes.SUCCEEDED
-
-
-def _has_machines(tick: Tick) -> bool:
-    created = any(isinstance(action, Create) for action in tick.actions) and not tick.problems
-    return created or bool(tick.instances)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -52,6 +53,8 @@ def show(
             [
                 ("provider", value["provider"]),
                 ("submitted", output.moment_text(value["created"])),
+                ("forked from", _origin(value["forked_from"])),
+                ("resumed", ", ".join(_resumptions(value["turns"]))),
                 ("stop", f"requested ({value['stop_requested']})" if value["stop_requested"] else ""),
                 *summary_fields(job, value),
                 ("warnings", _warnings(value["warnings"])),
@@ -64,6 +67,19 @@ def show(
         output.echo(f"drawn: {plot}", error=True)
     if value["last_commit"] is not None and value["last_commit"]["verified"] is False:
         ctx.exit(CorruptData.exit_code)
+
+
+def _origin(origin: Mapping[str, Any] | None) -> str:
+    return "" if origin is None else f"{origin['id']} at step {origin['step']}"
+
+
+def _resumptions(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield when the job was resumed, and from what."""
+    before = "waiting"
+    for turn in turns:
+        if turn["what"] == "resumed":
+            yield f"{output.moment_text(turn['at'])} ({before})"
+        before = turn["what"]
 
 
 def _warnings(warnings: Sequence[str]) -> str:

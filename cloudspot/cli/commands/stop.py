@@ -9,7 +9,6 @@ from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, store_option
-from cloudspot.controller.loop import Controller
 from cloudspot.errors import NotAdopted
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.story.progress import last_commit_id
@@ -32,13 +31,13 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
         state = job_state(job.first_history)
         output.echo(f"job {job.id} has already ended: {state}")
         ctx.exit(exit_codes.OF_OUTCOME[state] if wait else exit_codes.SUCCEEDED)
-    request_stop(job.store, job.id, "user")
+    request_stop(job.store, job.id, "user", resumption=job.first_history.submission.resumption)
     output.echo(_answer(job))
     if wait:
         ctx.exit(follow(job))
     # One pass, for a job that nothing else drives: without a machine, it ends right here.
     try:
-        Controller(job.store, job.id, job.provider).run_pass()
+        job.controller().run_pass()
     except NotAdopted as error:
         output.warn(f"this is left to the computer that drives it: {error}")
         return

@@ -16,7 +16,7 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import echo_summary
 from cloudspot.cli.screen.lines import WHO, Line, echo_line, event_line, in_order_of_time, record_line
-from cloudspot.controller.loop import Controller, Tick
+from cloudspot.controller.loop import Tick
 from cloudspot.errors import CloudspotError, NotAdopted, TransientError
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.log_streams import METRICS, parse_stream
@@ -47,7 +47,7 @@ ENDING_HINT = "the job has ended; waiting for its machines to go"
 
 
 def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
-    """Drive the job until it has ended or Ctrl-C is pressed; return the exit status.
+    """Drive the job until it has ended, is suspended or Ctrl-C is pressed; return the exit status.
 
     A job that ``is_new`` was just submitted, so there is no past to skip. ``is_plain``: print plain lines
     even on a terminal that could show the live view.
@@ -73,7 +73,13 @@ def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
     except CloudspotError:
         output.warn(f"job {job.id} is no longer followed; come back with: {job.command('attach')}")
         raise
-    assert history.finished is not None
+    if history.finished is None:
+        output.echo(f"job {job.id} is suspended: nothing of it runs, and nothing is billed")
+        output.echo(
+            f"it goes on once there is capacity, if this runs: {job.command('reconcile --watch --job')}"
+        )
+        output.echo(f"on demand, it goes on now: {job.command('resume')} --set spot.policy=on-demand")
+        return exit_codes.SUSPENDED
     try:
         echo_summary(job, history)
     except TransientError as error:
@@ -114,7 +120,7 @@ def _follow_live(job: Job, feed: Feed, *, is_new: bool) -> History:
 
 
 def _drive(job: Job, follower: _Follower) -> History:
-    controller = Controller(job.store, job.id, job.provider, sleep=follower.sleep)
+    controller = job.controller(sleep=follower.sleep)
     history = controller.run_until_finished(follower.on_tick)
     follower.print_last_lines()
     return history

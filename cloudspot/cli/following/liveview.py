@@ -62,6 +62,8 @@ class View:
     spent: float
     on_demand: float
     currency: str
+    others: Mapping[str, float]
+    """What was spent in other currencies."""
     commit: CheckpointId | None
     commit_age_seconds: float | None
     upload_seconds: float | None
@@ -146,7 +148,7 @@ def look(
         detail=_detail(history),
         provider=history.submission.provider,
         num_attempts=len(history.attempts),
-        elapsed_seconds=max(0.0, (end - history.submission.at).total_seconds()),
+        elapsed_seconds=max(0.0, (end - history.first_submission.at).total_seconds()),
         step=step,
         steps_total=total,
         counts_steps=not history.has_no_session,
@@ -160,6 +162,7 @@ def look(
         spent=ledger.spent,
         on_demand=ledger.on_demand_equivalent,
         currency=ledger.currency,
+        others=ledger.others,
         commit=newest,
         commit_age_seconds=None if committed is None else max(0.0, (now - committed).total_seconds()),
         upload_seconds=max(uploads, default=None),

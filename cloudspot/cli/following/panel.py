@@ -219,7 +219,7 @@ def _node(node: NodeView, width: int, marks: _Marks) -> Text:
 
 
 def _cost(view: View) -> Text:
-    return _labelled("cost", Text(output.cost_text(view.spent, view.on_demand, view.currency)))
+    return _labelled("cost", Text(output.cost_text(view.spent, view.on_demand, view.currency, view.others)))
 
 
 def _saved(view: View) -> Text:

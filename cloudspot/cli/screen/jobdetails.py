@@ -40,17 +40,23 @@ def _echo_time(value: Mapping[str, Any]) -> None:
 def _echo_launches(value: Mapping[str, Any]) -> None:
     attempts = {attempt["launch"]: number for number, attempt in enumerate(value["attempts"], start=1)}
     nodes = {attempt["launch"]: attempt["nodes"] for attempt in value["attempts"]}
+    providers = {launch["provider"] for launch in value["launches"]}
     rows = [
         (
             str(launch["launch"]),
             str(attempts.get(launch["launch"], "-")),
-            f"{launch['market']}/{launch['zone']}/{launch['instance_type']}",
+            _offer(launch, show_provider=len(providers) > 1),
             output.moment_text(launch["started"]),
             _outcome(launch, nodes.get(launch["launch"], [])),
         )
         for launch in value["launches"]
     ]
     _echo(("LAUNCH", "ATTEMPT", "OFFER", "STARTED", "OUTCOME"), rows)
+
+
+def _offer(launch: Mapping[str, Any], *, show_provider: bool) -> str:
+    offer = f"{launch['market']}/{launch['zone']}/{launch['instance_type']}"
+    return f"{launch['provider']}/{offer}" if show_provider else offer
 
 
 def _outcome(launch: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
@@ -137,8 +143,8 @@ def _echo_machines(value: Mapping[str, Any]) -> None:
             str(one["launch"]),
             "-" if one["rank"] is None else str(one["rank"]),
             output.duration_text(one["seconds"]) + ("" if one["ended"] else " so far"),
-            output.money_text(one["price_per_hour"], currency),
-            output.money_text(one["spent"], currency),
+            output.money_text(one["price_per_hour"], one["currency"]),
+            output.money_text(one["spent"], one["currency"]),
         )
         for one in value["ledger"]
     ]
@@ -147,6 +153,8 @@ def _echo_machines(value: Mapping[str, Any]) -> None:
     spent, on_demand = cost["spent"], cost["on_demand_equivalent"]
     total = output.duration_text(cost["machine_seconds"])
     rows.append(("total", "", "", total, "", output.money_text(spent, currency)))
+    for other, amount in cost["others"].items():
+        rows.append(("and", "", "", "", "", output.money_text(amount, other)))
     rows.append(("on demand", "", "", total, "", output.money_text(on_demand, currency)))
     if on_demand > 0:
         saved = output.money_text(on_demand - spent, currency)

@@ -52,7 +52,7 @@ def _columns(metrics: Sequence[str]) -> list[_Column]:
         _Column("STATE", lambda job: job.state, 0),
         _Column("STEP", lambda job: output.steps_text(job.step, job.steps_total), 0),
         *(_metric(name, 2 if number == 0 else 4 + 4 * number) for number, name in enumerate(metrics)),
-        _Column("COST", lambda job: output.money_text(job.spent, job.currency), 1),
+        _Column("COST", lambda job: output.cost_text(job.spent, 0.0, job.currency, job.others), 1),
         _Column("DURATION", _duration_cell, 3),
         _Column("ATTEMPTS", lambda job: str(job.attempts), 9),
         _Column("CODE", lambda job: (job.code_sha256 or "-")[:CODE_LETTERS], 7),

@@ -97,7 +97,7 @@ def steps_lost_text(value: Mapping[str, Any]) -> str:
 
 def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines about the whole job; ``value`` is what ``show --json`` prints."""
-    cost, final, commit = value["cost"], value["final"], value["last_commit"]
+    final, commit = value["final"], value["last_commit"]
     weights = None if final is None else final["weights_sha256"]
     has_artifacts = bool(job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects)
     lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
@@ -108,7 +108,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("last commit", _commit_text(commit)),
         ("duration", output.duration_text(value["time"]["total"])),
         ("goodput", _goodput_text(value)),
-        ("cost", output.cost_text(cost["spent"], cost["on_demand_equivalent"], cost["currency"])),
+        ("cost", _cost_text(value["cost"])),
         ("weights", "" if weights is None else f"sha256 {weights}"),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),
@@ -122,6 +122,10 @@ def _commit_text(commit: Mapping[str, Any] | None) -> str:
     size = "" if commit["bytes"] is None else f", {output.size_text(commit['bytes'])}"
     verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
     return f"step {commit['step']}{size}{verified}"
+
+
+def _cost_text(cost: Mapping[str, Any]) -> str:
+    return output.cost_text(cost["spent"], cost["on_demand_equivalent"], cost["currency"], cost["others"])
 
 
 def _goodput_text(value: Mapping[str, Any]) -> str:

@@ -153,7 +153,7 @@ def test_a_generations_checkpoint_that_is_deleted_is_told_from_one_that_is_damag
 def test_a_job_that_has_resumed_never_starts_from_the_beginning_for_want_of_a_checkpoint(bench):
     known = (generation(1), generation(2, bench.id(1, 50)))
     with pytest.raises(
-        LeavingError, match="1-50, from which the job last resumed, is gone, and no other is left"
+        LeavingError, match="1-50, from which the job was to resume, is gone, and no other is left"
     ) as caught:
         restore_newest(bench.life().context, known)
     assert caught.value.leaving.permanent

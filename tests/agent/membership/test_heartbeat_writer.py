@@ -34,7 +34,7 @@ def test_nothing_to_hear(bench):
 
 def test_a_request_to_stop_is_heard_once(bench):
     life = bench.life()
-    request = request_stop(bench.store, JOB, "user")
+    request = request_stop(bench.store, JOB, "user", resumption=0)
     life.heartbeat.look()
     assert life.context.orders.stop == request
     assert life.context.ordered_leaving().outcome == "stopped"

@@ -6,6 +6,7 @@ import heapq
 import itertools
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from faultstore import FaultPlan, FaultyStore
@@ -50,7 +51,9 @@ class Launch:
         for rank in range(num_nodes):
             node = Node("digits-1", 1, "memory://", "given", directory, "python", directory, "5" * 64)
             identity = NodeIdentity(instance_id=f"m-{rank}", rank=rank, address="10.0.0.1")
-            context = NodeContext(node, self.store, None, Job(None, spec, identity), NodeMemory())
+            context = NodeContext(
+                node, self.store, None, Job(mock.Mock(resumption=0), spec, identity), NodeMemory()
+            )
             context.status.generation, context.status.state = 1, "running"
             self.contexts.append(context)
             self.writers.append(HeartbeatWriter(context))

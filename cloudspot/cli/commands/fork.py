@@ -1,0 +1,124 @@
+"""``cloudspot fork``: submits a new job that begins from a checkpoint of another."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+
+from cloudspot.cli.completers import complete_providers
+from cloudspot.cli.following.detached import launch
+from cloudspot.cli.following.follow import follow
+from cloudspot.cli.jobs import Job, check_job_id, new_job_id, open_job
+from cloudspot.cli.preparedjob import agent_archive, open_pinned, with_secrets
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.progressbar import transfer
+from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
+from cloudspot.controller.launchrequest import find_offers
+from cloudspot.controller.ownership import adopt
+from cloudspot.errors import SpecError
+from cloudspot.jobfile.spec import JobSpec, change_job, check_files
+from cloudspot.jobstore.bundle import Bundle, make_bundle
+from cloudspot.jobstore.forking import bring_checkpoint, code_of
+from cloudspot.jobstore.manifests import read_commit, while_it_stands
+from cloudspot.jobstore.records import Origin
+from cloudspot.jobstore.submission import new_submission, submit_bundle
+
+
+@click.command("fork")
+@job_argument
+@click.option("--from", "step", type=click.IntRange(min=0), metavar="STEP", help="Default: the newest one.")
+@click.option("--name", metavar="ID", help="The new job's id. Default: its name and a random suffix.")
+@overrides_option
+@click.option(
+    "--code",
+    "code_directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    is_flag=False,
+    flag_value=".",
+    metavar="DIR",
+    help="Take the code from this directory, as of a job file in it. Default of DIR: the present one.",
+)
+@click.option(
+    "--provider",
+    "provider_name",
+    metavar="NAME",
+    shell_complete=complete_providers,
+    help="Where to run the new job. Default: where the other one ran.",
+)
+@click.option("--detach", is_flag=True, help="Return as soon as the first machine is requested.")
+@click.option("--json", "as_json", is_flag=True, help="With --detach: print JSON.")
+@plain_option
+@store_option
+@click.pass_context
+def fork(
+    ctx: click.Context,
+    job_id: str,
+    step: int | None,
+    name: str | None,
+    overrides: tuple[str, ...],
+    code_directory: Path | None,
+    provider_name: str | None,
+    detach: bool,
+    as_json: bool,
+    is_plain: bool,
+    store_url: str | None,
+) -> None:
+    """Begin a new job from a checkpoint of another.
+
+    The new job has the other one's job file (change it with --set) and code (or that of --code), and a copy
+    of the checkpoint in the same store: it needs the other job no longer. Its bill begins at 0. The other
+    job may still run. Exits as `run` does.
+    """
+    if as_json and not detach:
+        raise SpecError("--json needs --detach; a followed job prints its log")
+    if name is not None:
+        check_job_id(name)
+    job = open_job(store_url, job_id)
+    candidates = job.checkpoints_at(step)
+    if not candidates:
+        raise SpecError(f"job {job.id} has no checkpoint to begin from")
+    checkpoint = candidates[0]
+    submission = job.first_history.submission
+    spec, provider = open_pinned(change_job(job.spec, overrides), provider_name or submission.provider)
+    find_offers(spec, provider)  # raises here, before there is a job, if no offer can fit it
+    bundle = code_of(job.store, submission) if code_directory is None else _bundle(spec, code_directory)
+    environ = with_secrets(spec, {})
+    agent = agent_archive(provider, job.store)
+    origin = Origin(job_id=job.id, checkpoint=checkpoint)
+    forked = new_submission(
+        spec,
+        provider=provider.name,
+        bundle=bundle,
+        job_id=name or new_job_id(spec.name),
+        agent=agent,
+        forked_from=origin,
+    )
+
+    def bring() -> None:
+        with while_it_stands(job.store, job.id, checkpoint):
+            commit = read_commit(job.store, job.id, checkpoint)
+            with transfer("copying the checkpoint", commit.size) as progress:
+                bring_checkpoint(job.store, origin, commit, forked.job_id, progress=progress)
+
+    submit_bundle(
+        job.store,
+        forked,
+        bundle=bundle,
+        environ=environ,
+        agent=agent,
+        adopt=partial(adopt, job.store, provider, forked.job_id),
+        open_progress=transfer,
+        bring=bring,
+    )
+    new = Job(job.store, forked.job_id)
+    if not as_json:
+        where = f"step {checkpoint.step} of {job.id}"
+        output.echo("submitted job ", output.Styled(new.id, "bold"), f" to {job.store.url}, from {where}")
+    ctx.exit(launch(new, as_json=as_json) if detach else follow(new, is_new=True, is_plain=is_plain))
+
+
+def _bundle(spec: JobSpec, directory: Path) -> Bundle:
+    workdir = check_files(spec, directory.resolve())
+    return make_bundle(workdir, entrypoint=spec.run.entrypoint, open_progress=transfer)

@@ -1,0 +1,46 @@
+"""Launches a job that nobody is going to follow."""
+
+from __future__ import annotations
+
+import time
+
+from cloudspot.cli import exit_codes
+from cloudspot.cli.following.follow import relaunch_warning
+from cloudspot.cli.jobs import Job
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.lines import echo_line, event_line
+from cloudspot.controller.actions import Create
+from cloudspot.controller.loop import Tick
+
+TRIES = 5
+TRY_SECONDS = 3.0
+
+
+def launch(job: Job, *, as_json: bool) -> int:
+    """Drive a job that is to be left alone until its first machines are requested; return the exit status."""
+    controller = job.controller()
+    for number in range(TRIES):
+        if number:
+            time.sleep(TRY_SECONDS)
+        tick = controller.run_pass()
+        if not as_json:
+            for event in tick.events:
+                echo_line(event_line(event))
+        if _has_machines(tick) or (tick.history is not None and tick.history.finished is not None):
+            break
+    finished = None if tick.history is None else tick.history.finished
+    if as_json:
+        output.echo_json({"id": job.id, "store": job.store.url, "launched": _has_machines(tick)})
+    elif finished is None:
+        output.echo(f"follow it with: {job.command('attach')}")
+    if finished is not None:
+        return exit_codes.OF_OUTCOME[finished.outcome]
+    if not _has_machines(tick):
+        output.warn(f"job {job.id} has no machine yet")
+    output.warn(relaunch_warning(job))
+    return exit_codes.SUCCEEDED
+
+
+def _has_machines(tick: Tick) -> bool:
+    created = any(isinstance(action, Create) for action in tick.actions) and not tick.problems
+    return created or bool(tick.instances)

@@ -1,0 +1,134 @@
+"""Resume a job: put what it needs to go on, and last the journal record by which it does.
+
+The record is the next of the journal, so of several who resume a job at once one wins, and a driver that
+decided on what stood before writes nothing any more. Whoever is interrupted before it leaves objects that
+nothing reads; the next try finds them, or writes over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from cloudspot import __version__
+from cloudspot.errors import CloudspotError, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import JobSpec, spec_to_json
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.bundle import OpenProgress, no_progress
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.job_lists import mark_live, unmark_live
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.records import Resumed, StagedAgent, Submission, new_nonce
+from cloudspot.jobstore.submission import (
+    agent_key,
+    check_secrets,
+    code_key,
+    delete_secrets,
+    hash_of,
+    put_agent,
+    put_secrets,
+)
+
+if TYPE_CHECKING:
+    from cloudspot.boot.agentarchive import AgentArchive
+
+
+def check_resumable(history: History) -> None:
+    """Check that nothing of the job runs, and that it has something left to do.
+
+    Raises:
+        CloudspotError: it has succeeded, or a launch of it is open.
+    """
+    job_id, launch = history.submission.job_id, history.open_launch
+    if history.finished is not None and history.finished.outcome == "succeeded":
+        raise CloudspotError(
+            f"job {job_id!r} has succeeded, so there is nothing to resume; begin a new job from one of its "
+            f"checkpoints with: cloudspot fork {job_id}"
+        )
+    if launch is not None:
+        raise CloudspotError(f"launch {launch.number} of job {job_id!r} is not over: stop the job first")
+
+
+def resume(
+    store: ObjectStore,
+    history: History,
+    *,
+    spec: JobSpec,
+    provider: str,
+    environ: Mapping[str, str],
+    agent: AgentArchive | None = None,
+    adopt: Callable[[str], None] = lambda _sha256: None,
+    open_progress: OpenProgress = no_progress,
+) -> Submission:
+    """Let the job go on by this job file, on this provider; return the submission that counts from now on.
+
+    ``history`` is what the caller has decided by: if anything was written to the journal since, nothing
+    happens. The code stays as it was submitted. The other arguments are as for ``submit``.
+
+    Raises:
+        CloudspotError: as ``check_resumable`` does; or something has happened to the job since.
+        SpecError: a secret is not set in ``environ``.
+        TransientError: the store failed. Whether the job was resumed shows in its records.
+    """
+    check_resumable(history)
+    check_secrets(spec.run.secrets, environ)
+    store = patient(store)
+    submission = _next_submission(history, spec, provider, agent)
+    try:
+        store.head(code_key(submission))
+    except ObjectMissing:
+        raise CloudspotError(f"the code of job {submission.job_id!r} is no longer in {store.url}") from None
+    if agent is not None and submission.agent is not None:
+        put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
+    data = codec.encode(submission)
+    sha256 = hash_of(data)
+    standing = create(store, keys.submission(submission.job_id, sha256), data)
+    if standing is not None:  # An earlier try's, equal but for its time and nonce.
+        submission = codec.decode(standing, Submission)
+    put_secrets(store, submission, environ)
+    adopt(sha256)
+    # As in a first submission, the mark comes last before the record: whoever drives all live jobs finds it.
+    mark_live(store, submission.job_id, submission.writer)
+    record = Resumed(
+        resumption=submission.resumption,
+        submission_sha256=sha256,
+        at=datetime.now(timezone.utc),
+        writer=new_nonce(),
+    )
+    if not Journal(store, submission.job_id).append(record, history.num_records + 1):
+        raise CloudspotError(
+            f"something has happened to job {submission.job_id!r} meanwhile; look at it and try again"
+        )
+    before = history.submission
+    with suppress(CloudspotError):  # Else drivers look at the job once more than needed.
+        unmark_live(store, before.job_id, before.writer)
+        delete_secrets(store, before.job_id, resumption=before.resumption)
+    return submission
+
+
+def _next_submission(
+    history: History, spec: JobSpec, provider: str, agent: AgentArchive | None
+) -> Submission:
+    first = history.first_submission
+    return Submission(
+        job_id=first.job_id,
+        provider=provider,
+        spec=spec_to_json(spec),
+        code_sha256=first.code_sha256,
+        code_bytes=first.code_bytes,
+        secret_names=spec.run.secrets,
+        version=__version__,
+        agent=None
+        if agent is None
+        else StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements),
+        has_own_code=first.has_own_code,
+        forked_from=first.forked_from,
+        resumption=history.submission.resumption + 1,
+        at=datetime.now(timezone.utc),
+        writer=new_nonce(),
+    )
