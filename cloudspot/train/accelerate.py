@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import cloudspot.train as spot
+from cloudspot.train.distributed import current_world
 from cloudspot.train.errors import SessionError
 from cloudspot.train.training import Session
 
@@ -29,7 +30,7 @@ def session(accelerator: Any, **others: Any) -> Session:
         others: Further objects, as for ``cloudspot.train.session``.
 
     Raises:
-        SessionError: nothing was prepared, an object cannot be saved (DeepSpeed, FSDP), or the process has a
+        SessionError: nothing was prepared, the accelerator does not know of all processes, an object cannot be saved (DeepSpeed, FSDP), or the process has a
             session already.
         CheckpointError: the restored checkpoint is malformed or does not fit the objects.
     """
@@ -46,6 +47,12 @@ def session(accelerator: Any, **others: Any) -> Session:
         raise SessionError(
             f"session(accelerator) cannot save the state of {accelerator.distributed_type} yet: use"
             " accelerator.save_state, with directory in [checkpoint]"
+        )
+    num_processes = current_world().world_size
+    if accelerator.num_processes != num_processes:
+        raise SessionError(
+            f"{num_processes} processes were started, and the accelerator takes itself for"
+            f" {accelerator.num_processes}: on CPUs, it has to be Accelerator(cpu=True)"
         )
     return spot.session(**prepared, scaler=accelerator.scaler, accelerator=_Counter(accelerator), **others)
 
