@@ -32,6 +32,7 @@ from cloudspot.jobstore.manifests import read_commit
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Commit
 from cloudspot.local.filestore import FileStore
+from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
 from cloudspot.process_marks import marked_processes
 
@@ -174,7 +175,7 @@ class Job:
 
     def agent(self) -> int:
         for machine in (self.home / "machines").iterdir():
-            for pid in marked_processes(MARK, machine.name):
+            for pid in marked_processes(MARK, MachineDirectory(machine).mark):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if b"cloudspot.agent" in words:
                     return pid

@@ -88,9 +88,9 @@ def local_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
         return True
 
     _wait_until(all_over)
-    survivors = {machine.id: pids for machine in machines if (pids := marked_processes(MARK, machine.id))}
-    for machine_id in survivors:
-        end_machine_processes(machine_id)
-    assert survivors == {}, "processes outlived their machine"
+    survivors = [machine for machine in machines if marked_processes(MARK, machine.mark)]
+    for machine in survivors:
+        end_machine_processes(machine.mark)
+    assert [machine.id for machine in survivors] == [], "processes outlived their machine"
     left = [path for machine in machines for path in machine.disk if path.exists()]
     assert left == [], "a machine's disk or memory outlived it"

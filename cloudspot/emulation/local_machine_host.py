@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
 import shutil
 import site
+import socket
 import sys
 import threading
 import time
@@ -23,14 +25,14 @@ from cloudspot.local.forms import num_cores
 from cloudspot.local.machine_records import Guest, MachineRecord, Network, PlannedReclaim, ReclaimRequest
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.network import make_bridge
-from cloudspot.local.processes import MARK
 from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import EndReason, InstanceState
 
-LOOPBACK_NETWORK = "127.77.0.0/16"
-"""The machines' addresses where there are no namespaces."""
+LOOPBACK_NETWORK = "127.64.0.0/10"
+"""The machines' addresses where there are no namespaces: each cloud has a part of it, no two the same."""
 LOOPBACK_PORT = 16925
 """The port of the metadata services there, each at an address of its own."""
+_LOOPBACK_PREFIX_LENGTH = 16
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NUM_RESERVED = 10
 """Addresses at the start of the network that no machine gets; clouds reserve some too."""
@@ -54,7 +56,14 @@ class LocalMachineHost(MachineHost):
         self._is_isolated = is_isolated
         self._plan = plan or (lambda _: ())
         self._directory = directory
-        network = ipaddress.IPv4Network(cloud.network if is_isolated else LOOPBACK_NETWORK)
+        self._owner = ExitStack()
+        self._held: tuple[int, ...] = ()
+        """What the supervisors keep open, too."""
+        if is_isolated:
+            network = ipaddress.IPv4Network(cloud.network)
+        else:
+            network, claim = _claim_loopback_network()
+            self._held = (self._owner.enter_context(claim).fileno(),)
         self.network = str(network)
         self.address = str(network[1])
         """The host's own address, where the cloud serves its APIs."""
@@ -62,7 +71,6 @@ class LocalMachineHost(MachineHost):
         self._machines: dict[str, MachineDirectory] = {}
         self._allocated: set[str] = set()
         self._lock = threading.RLock()
-        self._owner = ExitStack()
         (directory / "machines").mkdir(parents=True)
         self._owner.enter_context(lock(directory / "owner.lock"))
         self._sources = directory / "image"
@@ -111,7 +119,8 @@ class LocalMachineHost(MachineHost):
             made.set_tags(machine.tags)
             self._machines[machine.id] = made
         # The whole path of this process: a plugin brings the metadata service.
-        starter = start_supervisor(made, python_path=os.pathsep.join(filter(None, sys.path)))
+        python_path = os.pathsep.join(filter(None, sys.path))
+        starter = start_supervisor(made, python_path=python_path, held=self._held)
         # Nobody waits for the starter, but somebody must reap it.
         threading.Thread(target=starter.wait, name=f"start {machine.id}", daemon=True).start()
 
@@ -190,7 +199,6 @@ class LocalMachineHost(MachineHost):
         else:
             port, addresses = LOOPBACK_PORT, (address,)
             environment |= cloud.metadata_environment(f"http://{address}:{port}")
-        environment[MARK] = machine.id
         environment["CLOUDSPOT_CORES"] = num_cores(1 if job is None else job.num_nodes)
         if self._sources.is_dir() and not machine.is_bare:
             environment["PYTHONPATH"] = str(self._sources)
@@ -245,6 +253,29 @@ def emulated(
         with suppress(Exception):
             cloud.stop()
         host.close()
+
+
+def _claim_loopback_network() -> tuple[ipaddress.IPv4Network, socket.socket]:
+    """Return a part of ``LOOPBACK_NETWORK``, and the socket that keeps it ours while anybody has it open.
+
+    Two clouds with the same addresses would both serve metadata at the same address and port. A socket, since
+    the kernel sees those of all users, and closes it when the last process that has it ends, however it ends.
+
+    Raises:
+        CloudspotError: all parts are taken.
+    """
+    for network in ipaddress.IPv4Network(LOOPBACK_NETWORK).subnets(new_prefix=_LOOPBACK_PREFIX_LENGTH):
+        # UDP, as nothing is served there.
+        claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            claim.bind((str(network[1]), LOOPBACK_PORT))
+        except OSError as error:
+            claim.close()
+            if error.errno != errno.EADDRINUSE:
+                raise CloudspotError(f"this host has no address {network[1]}: {error.strerror}") from error
+        else:
+            return network, claim
+    raise CloudspotError(f"other emulated clouds on this host have all addresses of {LOOPBACK_NETWORK}")
 
 
 def _installation() -> tuple[str, ...]:

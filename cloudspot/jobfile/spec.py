@@ -122,11 +122,12 @@ class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """``"spot"`` waits for spot machines. ``"spot-then-on-demand"`` buys on demand when there is no spot
     machine. ``"on-demand"`` buys only on demand."""
     max_wait: Duration | None = None
-    """How long the job waits without a machine, since it last ran or was submitted, before it buys on
-    demand or, with ``"spot"``, fails. If left out: 10 minutes, or without end with ``"spot"``."""
+    """How long the job waits without a machine, since it last ran or was submitted or resumed, before it buys
+    on demand or, with ``"spot"``, is suspended: ``cloudspot run`` ends, and a driver launches the job once
+    there is capacity. If left out: 10 minutes, or without end with ``"spot"``."""
     deadline: PositiveDuration | None = None
-    """How long after its submission the job should be done. ``"spot-then-on-demand"`` buys on demand when it
-    would otherwise be late. It ends nothing."""
+    """How long after its submission, or resumption, the job should be done. ``"spot-then-on-demand"`` buys on
+    demand when it would otherwise be late. It ends nothing."""
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -226,7 +227,7 @@ def change_job(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
     """Return the spec with ``overrides``, as for ``load_job``; raises as that does."""
     raw = spec_to_json(spec)
     if any(text.partition("=")[0].strip() == "limits.max_cost" for text in overrides):
-        raw["limits"]["currency"] = None  # It belongs to the amount that is replaced.
+        del raw["limits"]["currency"]  # It belongs to the amount that is replaced.
     return _with_overrides(raw, overrides, "the job file as it was submitted")
 
 

@@ -87,9 +87,9 @@ def resume(
         put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
     data = codec.encode(submission)
     sha256 = hash_of(data)
+    # An earlier try's may stand there, which is equal but for its time and nonce.
     standing = create(store, keys.submission(submission.job_id, sha256), data)
-    if standing is not None:  # An earlier try's, equal but for its time and nonce.
-        submission = codec.decode(standing, Submission)
+    submission = codec.decode(standing or data, Submission)
     put_secrets(store, submission, environ)
     adopt(sha256)
     # As in a first submission, the mark comes last before the record: whoever drives all live jobs finds it.

@@ -89,7 +89,7 @@ class Form(ABC):
 
     def end_processes(self) -> None:
         """End every process of the machine; none is left when this returns."""
-        end_machine_processes(self.record.id, root=os.getpid())
+        end_machine_processes(self.machine.mark, root=os.getpid())
         if self._boot is not None:
             self._boot.poll()
 
@@ -135,7 +135,7 @@ class PlainForm(Form):
             stdout=console,
             stderr=subprocess.STDOUT,
             cwd=self.machine.path,
-            env={**self._environment(), **extra},
+            env={**self._environment(), **extra, MARK: self.machine.mark},
             start_new_session=True,
         )
 
@@ -148,7 +148,6 @@ class PlainForm(Form):
             "TMPDIR": str(self.machine.temporary),
             "LANG": "C.UTF-8",
             "CLOUDSPOT_NODE_DIR": str(self.machine.node_directory),
-            MARK: self.record.id,
             "CLOUDSPOT_CORES": num_cores(self.record.num_nodes),
         }
         if self.machine.arena is not None:
@@ -245,7 +244,7 @@ class IsolatedForm(Form):
             stdout=console,
             stderr=subprocess.STDOUT,
             cwd="/",
-            env={**os.environ, MARK: self.record.id},
+            env={**os.environ, MARK: self.machine.mark},
             pass_fds=(network,),
             start_new_session=True,
         )

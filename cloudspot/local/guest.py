@@ -20,6 +20,7 @@ from pathlib import Path
 from cloudspot.local import namespaces
 from cloudspot.local.machine_records import Guest
 from cloudspot.local.machines import MachineDirectory
+from cloudspot.local.processes import MARK
 
 PROGRAMS = Path("/run/machine")
 """Where the machine finds its init and its power switch."""
@@ -90,7 +91,8 @@ def _become_init(machine: MachineDirectory) -> None:
     namespaces.mount_proc()
     os.chdir("/")
     path = [str(PROGRAMS), *guest.image_path, *_SYSTEM_DIRECTORIES]
-    environment = {"PATH": os.pathsep.join(path), "LANG": "C.UTF-8", **guest.environment}
+    own = {"PATH": os.pathsep.join(path), "LANG": "C.UTF-8"}
+    environment = {**own, **guest.environment, MARK: machine.mark}
     url = f"http://{guest.service_addresses[0]}"
     arguments = init_arguments(PROGRAMS, guest, url=url, scripts=SCRIPTS)
     os.execve("/bin/bash", ["init", *arguments], environment)  # noqa: S606 # it is the shell

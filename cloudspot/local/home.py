@@ -40,8 +40,8 @@ def state_home() -> Path:
 def account() -> str:
     """Return the random name of this state home, chosen at its first use; the caller holds its lock.
 
-    Machine ids contain it: processes and memory are found by id across the host, where another home may
-    serve a job of the same name with the same token.
+    Machine ids contain it, since another home may serve the same job with the same token, and the job tells
+    its machines apart by their ids.
     """
     path = state_home() / "account"
     try:

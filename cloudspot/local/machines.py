@@ -14,11 +14,14 @@
     home/ node/ bin/ system/  the machine's disk, deleted when it ends
 
 Two more directories end with the machine: the one in memory, and its TMPDIR, which lies elsewhere because
-the path of a Unix socket in it (multiprocessing makes some) is limited to about a hundred bytes.
+the path of a Unix socket in it (multiprocessing makes some) is limited to about a hundred bytes. They are
+named after the machine's mark, since an id is unique only where it was given: two emulated clouds may both
+have an instance ``train-1-0``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -51,6 +54,8 @@ class MachineDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = path.name
+        self.mark = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+        """What its processes carry, and its directories elsewhere are named after; unique on this host."""
         self.user_data = path / "user-data"
         """What the machine runs at its boot."""
         self.console = path / "console.log"
@@ -65,9 +70,9 @@ class MachineDirectory:
         """``CLOUDSPOT_NODE_DIR`` on this machine."""
         self.system = path / "system"
         """The directory of an isolated machine's own ``/tmp``, ``/run`` and the like."""
-        self.temporary = Path(f"/tmp/cloudspot-{self.id}")  # noqa: S108 # made for the machine, closed to others
+        self.temporary = Path(f"/tmp/cloudspot-{self.mark}")  # noqa: S108 # made for the machine, closed to others
         """TMPDIR on this machine, whatever the caller's own TMPDIR is."""
-        memory = Path(f"/dev/shm/cloudspot-{self.id}")  # noqa: S108 # as above
+        memory = Path(f"/dev/shm/cloudspot-{self.mark}")  # noqa: S108 # as above
         self.arena = memory if sys.platform == "linux" else None
         """The machine's directory in memory; None if the host has none."""
         disk = (self.home, self.programs, self.node_directory, self.system, self.temporary)
@@ -189,7 +194,7 @@ class MachineDirectory:
             age = (now_utc() - self.record().launched_at).total_seconds()
             if self.supervisor() is None and age < unborn_seconds:
                 return
-            self.finish(state.end_reason or reason, end_processes=lambda: end_machine_processes(self.id))
+            self.finish(state.end_reason or reason, end_processes=lambda: end_machine_processes(self.mark))
 
     def finish(self, reason: EndReason, *, end_processes: Callable[[], None]) -> None:
         """End the processes, delete the disk and write the last state; the caller holds the lock.

@@ -22,7 +22,7 @@ from pathlib import Path
 from cloudspot.process_marks import kill_all, marked_processes, signal_process
 
 MARK = "CLOUDSPOT_MACHINE"
-"""The environment variable that every process of a machine carries, with the machine's id."""
+"""The environment variable that every process of a machine carries, with ``MachineDirectory.mark``."""
 
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
@@ -54,25 +54,25 @@ def reap_children() -> None:
             return
 
 
-def machine_processes(machine_id: str, *, root: int | None = None) -> set[int]:
+def machine_processes(mark: str, *, root: int | None = None) -> set[int]:
     """Return the ids of the machine's living processes.
 
     ``root`` is the supervisor, which is not one of them; None when it is gone. The calling process is
     left out.
     """
-    found = set(marked_processes(MARK, machine_id))
+    found = set(marked_processes(MARK, mark))
     found |= _descendants(found if root is None else {root, *found})
     return found - {root, os.getpid()}
 
 
-def end_machine_processes(machine_id: str, *, root: int | None = None) -> None:
+def end_machine_processes(mark: str, *, root: int | None = None) -> None:
     """SIGKILL every process of the machine, and return when none is left.
 
     All are stopped first, so that none sees another die and acts on it, as on a machine that loses
     its power. A process in an uninterruptible wait is waited for.
     """
     stopped: set[int] = set()
-    while new := machine_processes(machine_id, root=root) - stopped:
+    while new := machine_processes(mark, root=root) - stopped:
         for pid in new:
             signal_process(pid, signal.SIGSTOP)
         stopped |= new
@@ -80,7 +80,7 @@ def end_machine_processes(machine_id: str, *, root: int | None = None) -> None:
     def find() -> set[int]:
         if root == os.getpid():
             reap_children()
-        return machine_processes(machine_id, root=root)
+        return machine_processes(mark, root=root)
 
     kill_all(find)
 

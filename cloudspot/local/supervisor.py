@@ -198,11 +198,16 @@ def main(directory: Path) -> int:
     os.close(reader)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     machine = MachineDirectory(directory)
-    with try_lock(machine.lock) as is_ours:
-        # A machine whose supervisor was killed is lost; it never gets a second one.
-        if is_ours and machine.supervisor() is None and machine.state().state is not InstanceState.ENDED:
-            _supervise(machine, writer)
-    return 1
+    while True:
+        with try_lock(machine.lock) as is_ours:
+            # A machine whose supervisor was killed is lost; it never gets a second one.
+            if machine.supervisor() is not None or machine.state().state is InstanceState.ENDED:
+                return 1
+            if is_ours:
+                _supervise(machine, writer)
+                return 1
+        # Another supervisor starts, or somebody only looked whether the machine has one.
+        time.sleep(TICK_SECONDS)
 
 
 def _supervise(machine: MachineDirectory, ready: int) -> None:

@@ -6,16 +6,20 @@ import os
 import site
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import cloudspot
 from cloudspot.local.machines import MachineDirectory
 
 
-def start_supervisor(machine: MachineDirectory, *, python_path: str | None = None) -> subprocess.Popen[bytes]:
+def start_supervisor(
+    machine: MachineDirectory, *, python_path: str | None = None, held: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     """Start it, and return the process that ends when the supervisor is ready (0) or cannot be (1).
 
-    The supervisor outlives us. ``python_path`` is its PYTHONPATH, where it needs more than this cloudspot.
+    The supervisor outlives us. ``python_path`` is its PYTHONPATH, where it needs more than this cloudspot;
+    ``held`` are open files that it keeps open as long as it lives.
     """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
     path = python_path or node_python_path()
@@ -30,6 +34,7 @@ def start_supervisor(machine: MachineDirectory, *, python_path: str | None = Non
             cwd="/",
             env=environment,
             start_new_session=True,
+            pass_fds=held,
         )
 
 

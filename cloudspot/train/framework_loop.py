@@ -45,10 +45,12 @@ class FrameworkLoop:
         self._advance()
 
     def check(self) -> None:
-        """Hear a notice between two boundaries, as in an evaluation."""
-        check = getattr(self.run, "check", None)
-        if check is not None and not self.is_over:
-            check()
+        """Leave in an evaluation, if the machine has to go.
+
+        Raises:
+            SystemExit: it has, and the state before the evaluation is saved.
+        """
+        self.run.check()
 
     def end(self) -> None:
         """End the loop where the framework has ended it; the state then is the last one."""

@@ -12,6 +12,9 @@ arrives at boundaries, its background thread talks to the store. For round r:
 3. Rank 0 writes ``decision/r`` once, by compare_set: the highest promise, or that the round is off.
 4. Each main thread goes on to the decided boundary and no further, and serves the round there.
 
+A script may ask between two boundaries whether it has to leave (``check``). Once it has, a drain's boundary
+is served only when all ranks have arrived there, and until then all may rewind: see ``rewind``.
+
 At the end of the loop finishing wins: a rank that has finished serves nothing and says so in
 ``finished/<rank>``; a decision at or beyond the end is then served by nobody. A rank whose script has left
 the loop early says in ``left/<rank>`` after how many steps, and waits until all have.
@@ -27,9 +30,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudspot.train.distributed import Store
+from cloudspot.train.rewind import Rewind, Rewindable
 
 INTERVAL = "interval"
 DRAIN = "drain"
+REWOUND = "rewound"
+AHEAD = "ahead"
 
 POLL_SECONDS = 0.025
 """Between two looks while no round is open."""
@@ -55,6 +61,7 @@ class SaveOrder:
     """What a main thread must do at a boundary: save there and go on, or save and leave."""
 
     kind: str
+    """``REWOUND``: the state at a boundary behind is sealed, so leave."""
     step: int | None
     """The boundary; None: leave now, without a save."""
     avoid: frozenset[int] = frozenset()
@@ -66,8 +73,8 @@ class SaveOrder:
 class Rounds:
     """One rank's part in the rounds.
 
-    The main thread calls ``begin``, ``served`` and ``finish``. The background thread calls ``poll``
-    repeatedly, and ``request_drain`` and ``request_interval``.
+    The main thread calls ``begin``, ``check``, ``served`` and ``finish``. The background thread calls
+    ``poll`` repeatedly, and ``request_drain`` and ``request_interval``.
     """
 
     def __init__(
@@ -80,12 +87,13 @@ class Rounds:
         clock: Callable[[], float],
         can_save: Callable[[], bool] = lambda: True,
         room: Callable[[], int] = lambda: 0,
+        rewindable: Rewindable | None = None,
     ) -> None:
         """Join the rounds of a process group; ``start`` is the first boundary of the main thread.
 
         No other thread uses ``store``, this rank's own connection, while ``poll`` runs. ``clock`` returns
         monotonic seconds, ``can_save`` whether an interval save would find a free slot here, and ``room`` how
-        many bytes each of this rank's slots holds.
+        many bytes each of this rank's slots holds. ``rewindable`` saves at boundaries behind.
         """
         self.store = store
         """For others' use only after the background thread has ended."""
@@ -94,6 +102,7 @@ class Rounds:
         self._clock = clock
         self._can_save = can_save
         self._room = room
+        self._rewindable = rewindable
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         # Under the step lock:
@@ -102,6 +111,13 @@ class Rounds:
         self._order: SaveOrder | None = None
         self._finished = False
         self._lost = False
+        self._is_serving = False
+        self._has_arrived = False  # at the boundary of an order, where it waits for the others
+        self._goes_ahead = False  # all have
+        self._limit: int | None = None  # in a rewind: no order is served, no boundary after it passed
+        self._is_held_by_rewind = False
+        self._asks = False  # the main thread waits in ``check``
+        self._has_checked = False
         self._left: dict[int, int] = {}  # where ranks have left the loop early
         self._is_leaving = False
         # The background thread's own:
@@ -119,6 +135,15 @@ class Rounds:
         self._drain_notice = False
         self._told_drain = False
         self._step_seconds = _StepSeconds(start, clock)
+        self._rewind = self._new_rewind(0)
+        self._has_saved = False  # in this round
+        self._served_rewind: Rewind | None = None  # of the last round in which it has
+        self._decided: tuple[frozenset[int], tuple[int, ...]] = frozenset(), ()
+        self._waits_for_all = False
+        self._told_arrived = False
+        self._can_rewind = False
+        """Whether a drain is wanted whose boundary ahead is decided, or about to be."""
+        self._wanted_guard: float | None = None
 
     # --- the main thread ------------------------------------------------------------------------
 
@@ -138,9 +163,11 @@ class Rounds:
         looks_left = math.ceil(SILENCE_SECONDS / _WAIT_SECONDS)
         with self._changed:
             while not self._may_pass(step):
-                if self._order is not None:
+                if self._order is not None and self._may_serve(self._order):
+                    self._is_serving = True
                     return self._order
-                if looks_left <= 0 and self._clock() > self._round_guard + _GRACE_SECONDS:
+                is_late = self._clock() > self._round_guard + _GRACE_SECONDS
+                if looks_left <= 0 and is_late and self._limit is None:
                     self._lose()
                 else:
                     looks_left -= 1
@@ -149,31 +176,73 @@ class Rounds:
             return None
 
     def _may_pass(self, step: int) -> bool:
+        if self._limit is not None:
+            return step <= self._limit
         if self._hold is None:
             return True
         if self._order is None:
             return step < self._hold
-        if self._order.step is None:
+        if self._order.step is None or self._order.kind == REWOUND:
             return False
         assert step <= self._order.step, f"boundary {step} lies beyond the decided {self._order.step}"
         return step < self._order.step
+
+    def _may_serve(self, order: SaveOrder) -> bool:
+        """Return whether an order can be carried out now; else note that this rank has arrived."""
+        if self._limit is not None:
+            return False
+        if order.kind != DRAIN or order.step is None or not self._waits_for_all or self._goes_ahead:
+            return True
+        self._has_arrived = True
+        return self._lost or self._clock() > self._round_guard
+
+    def check(self) -> SaveOrder | None:
+        """Between two boundaries: return the order to leave, if a drain stands and all ranks have rewound.
+
+        Waits until that is decided.
+        """
+        self._has_checked = True
+        if not self._can_rewind:
+            return None
+        with self._changed:
+            self._asks = True
+            try:
+                while self._may_rewind():
+                    self._changed.wait(_WAIT_SECONDS)
+            finally:
+                self._asks = False
+            order = self._order
+            return order if order is not None and _is_to_leave_now(order) else None
+
+    def _may_rewind(self) -> bool:
+        """Return whether ``check`` has to wait."""
+        if self._limit is not None:
+            return True  # the others may be about to leave
+        is_leaving = self._order is not None and _is_to_leave_now(self._order)
+        return self._can_rewind and not is_leaving and not self._finished and not self._lost
 
     def served(self) -> None:
         """Note that the order is carried out and the training goes on."""
         with self._changed:
             self._order = None
             self._hold = None
+            self._is_serving = False
 
-    def finish(self) -> None:
-        """Note that the loop has ended here: this rank serves no more rounds."""
+    def finish(self) -> SaveOrder | None:
+        """Note that the loop has ended here: this rank serves no more rounds, unless it is told to leave."""
         with self._changed:
+            while self._limit is not None:
+                self._changed.wait(_WAIT_SECONDS)
+            if self._order is not None and self._order.kind == REWOUND:
+                return self._order
             self._finished = True
             self._order = None
             self._hold = None
             self._changed.notify_all()
+            return None
 
-    def leave(self, step: int, *, until: Callable[[], float]) -> dict[int, int]:
-        """Serve no more rounds, because the script has left the loop after so many steps.
+    def leave(self, step: int, *, until: Callable[[], float]) -> dict[int, int] | SaveOrder:
+        """Serve no more rounds, as the script has left the loop after so many steps; it may be told to leave.
 
         Returns after how many each rank has left, as far as that is known when all have or ``until()`` (a
         monotonic moment) has come.
@@ -181,7 +250,9 @@ class Rounds:
         with self._changed:
             self._left[self._rank] = step
             self._is_leaving = True
-        self.finish()
+        order = self.finish()
+        if order is not None:
+            return order
         with self._changed:
             while len(self._left) < self._world_size and not self._lost and self._clock() < until():
                 self._changed.wait(_LEAVE_WAIT_SECONDS)
@@ -192,6 +263,21 @@ class Rounds:
     def guard(self) -> float:
         """The monotonic moment after which the current round's save is of no use."""
         return min(self._round_guard, math.inf if self._drain_guard is None else self._drain_guard)
+
+    def has_rewound(self) -> bool:
+        """Return whether the state at a boundary behind is sealed, so that nothing that comes now counts.
+
+        Waits until that is known.
+        """
+        with self._changed:
+            while self._limit is not None:
+                self._changed.wait(_WAIT_SECONDS)
+            return self._order is not None and self._order.kind == REWOUND
+
+    @property
+    def is_rewound(self) -> bool:
+        """As ``has_rewound``, without waiting."""
+        return self._state == "rewound"
 
     @property
     def is_lost(self) -> bool:
@@ -239,7 +325,9 @@ class Rounds:
             # Rank 0, which hosts the store, is gone: the main thread goes on until its next collective fails.
             with self._changed:
                 self._lose()
-        return POLL_SECONDS if self._state == "idle" else FAST_POLL_SECONDS
+        # An interval save that is decided may be ahead for long, while the script evaluates.
+        is_slow = self._state == "idle" or (self._state == "ordered" and self._opening["kind"] == INTERVAL)
+        return POLL_SECONDS if is_slow and self._limit is None else FAST_POLL_SECONDS
 
     def _advance(self) -> bool:
         """Take the next steps of the protocol that are possible; return whether there may be more."""
@@ -255,7 +343,7 @@ class Rounds:
             return False  # rank 0 may end before us, and the store with it
         if self._drain_guard is not None and not self._told_drain:
             self._told_drain = True
-            if self._rank != 0:
+            if self._world_size > 1:
                 self.store.set("want/drain", json.dumps(self._drain_guard - self._clock()))
         if self._rank == 0:
             self._preside()
@@ -315,7 +403,7 @@ class Rounds:
             if self.store.check([f"promise/{number}/{rank}"]):
                 self._promises[rank] = json.loads(self.store.get(f"promise/{number}/{rank}"))
             elif self.store.check([f"finished/{rank}"]):
-                self._promises[rank] = {"step": None, "ready": False, "notice": False}
+                self._promises[rank] = {"step": None, "ready": False, "notice": False, "checks": False}
         complete = len(self._promises) == self._world_size
         impatient = kind == INTERVAL and self._wanted_drain_guard() is not None
         if not complete and not impatient and self._clock() <= self._round_guard:
@@ -333,6 +421,7 @@ class Rounds:
                 "step": max(promise["step"] for promise in promises),
                 "avoid": [rank for rank, promise in self._promises.items() if promise["notice"]],
                 "rooms": [self._promises[rank]["room"] for rank in range(self._world_size)],
+                "waits": any(promise["checks"] for promise in promises),
             }
         self.store.compare_set(f"decision/{number}", "", json.dumps(decision))
 
@@ -340,7 +429,10 @@ class Rounds:
 
     def _take_part(self) -> None:
         number = self._round
-        if self._state == "idle":
+        if self._served_rewind is not None and self._served_rewind.look():
+            # Others have the interval save ahead that this rank has made.
+            self._turn_back(self._served_rewind)
+        elif self._state == "idle":
             unopened = self._rank == 0 and self._opened < number
             if not unopened and self.store.check([f"round/{number}"]):
                 self._promise(json.loads(self.store.get(f"round/{number}")))
@@ -349,9 +441,96 @@ class Rounds:
                 self._obey(json.loads(self.store.get(f"decision/{number}")))
             elif self._clock() > self._round_guard + _GRACE_SECONDS:
                 self.store.compare_set(f"decision/{number}", "", json.dumps({"outcome": "abandon"}))
-        elif self._hold is None:  # ordered, and the main thread has served it (or has finished)
-            self._state = "idle"
-            self._round += 1
+        elif self._state == "ordered":
+            if self._hold is None:
+                # The main thread has served it (or has finished).
+                self._state = "idle"
+                if self._has_saved:
+                    self._served_rewind = self._rewind
+                self._round += 1
+                self._rewind = self._new_rewind(self._round)
+                self._can_rewind = False
+            elif self._order is not None:
+                self._wait_for_all()
+                self._offer_rewind()
+
+    # --- between two boundaries -----------------------------------------------------------------
+
+    def _new_rewind(self, number: int) -> Rewind:
+        return Rewind(
+            self.store,
+            number,
+            rank=self._rank,
+            world_size=self._world_size,
+            rewindable=self._rewindable,
+        )
+
+    def _wait_for_all(self) -> None:
+        """Let the main threads serve a boundary ahead when all have arrived there."""
+        if not self._waits_for_all or self._goes_ahead:
+            return
+        if self._has_arrived and not self._told_arrived:
+            self.store.set(f"arrived/{self._round}/{self._rank}", "1")
+            self._told_arrived = True
+        everybody = [f"arrived/{self._round}/{rank}" for rank in range(self._world_size)]
+        if self._rank == 0 and self._told_arrived and self.store.check(everybody):
+            self.store.compare_set(self._rewind.place_key, "", AHEAD)
+        if self._told_arrived and self._rewind.place() == AHEAD:
+            with self._changed:
+                self._goes_ahead = True
+                self._can_rewind = False
+                self._changed.notify_all()
+
+    def _offer_rewind(self) -> None:
+        if self._opening["kind"] == INTERVAL and self._has_checked and not self._can_rewind:
+            wanted = self._wanted_drain_guard()
+            if wanted is not None:
+                self._wanted_guard = wanted
+                self._can_rewind = not self._rewind.is_off
+        if self._asks and self._rewind.asked is None and not self._rewind.is_off:
+            self._rewind.ask(self._next - 1)
+        if self._rewind.look():
+            self._turn_back(self._rewind)
+
+    def _turn_back(self, rewind: Rewind) -> None:
+        """Take part in a rewind, with the main thread held after the boundary that was asked for."""
+        with self._changed:
+            if self._is_serving and self._order is not None and self._order.kind == INTERVAL:
+                return  # it goes on in a moment
+            self._limit = rewind.asked
+            if self._hold is None:
+                self._hold, self._is_held_by_rewind = self._next, True
+            can_stand = not self._finished and not self._is_serving
+        boundary = rewind.advance(
+            can_stand=can_stand,
+            is_late=self._clock() > self.rewind_guard,
+            avoid=self._decided[0],
+            rooms=self._decided[1],
+            has_gone=self._has_gone,
+        )
+        if boundary is not None:
+            with self._changed:
+                self._order = SaveOrder(REWOUND, boundary, *self._decided)
+            self._state = "rewound"
+        elif self._clock() > self.rewind_guard + _GRACE_SECONDS:
+            rewind.is_off = True
+        if boundary is not None or rewind.is_off:
+            with self._changed:
+                self._limit, self._can_rewind = None, False
+                if self._is_held_by_rewind:
+                    self._hold, self._is_held_by_rewind = None, False
+                self._changed.notify_all()
+
+    @property
+    def rewind_guard(self) -> float:
+        """The monotonic moment after which a save at a boundary behind is of no use."""
+        known = [self._drain_guard, self._wanted_guard]
+        if self._state != "idle" and self._opening["kind"] == DRAIN:
+            known.append(self._round_guard)
+        return min((guard for guard in known if guard is not None), default=math.inf)
+
+    def _has_gone(self, rank: int) -> bool:
+        return self.store.check([f"finished/{rank}"]) or self.store.check([f"left/{rank}"])
 
     def _promise(self, opening: dict[str, Any]) -> None:
         self._opening = opening
@@ -362,7 +541,14 @@ class Rounds:
         with self._changed:
             step = None if self._finished else self._next + opening["lookahead"]
             self._hold = step
-        promise = {"step": step, "ready": ready, "notice": self._drain_notice, "room": self._room()}
+            self._can_rewind = opening["kind"] == DRAIN
+        promise = {
+            "step": step,
+            "ready": ready,
+            "notice": self._drain_notice,
+            "room": self._room(),
+            "checks": self._has_checked,
+        }
         self._state = "promised"
         self.store.set(f"promise/{self._round}/{self._rank}", json.dumps(promise))
 
@@ -372,8 +558,10 @@ class Rounds:
         if decision["outcome"] == "save":
             avoid, rooms = frozenset(decision["avoid"]), tuple(decision["rooms"])
             order = SaveOrder(kind, decision["step"], avoid, rooms)
+            self._decided, self._waits_for_all = (avoid, rooms), kind == DRAIN and decision["waits"]
         elif decision["outcome"] == "abandon" and kind == DRAIN:
             order = SaveOrder(kind, None)
+        self._has_saved = decision["outcome"] == "save"
         self._over = decision["outcome"] == "finish"
         with self._changed:
             if order is None:
@@ -387,6 +575,7 @@ class Rounds:
 
     def _lose(self) -> None:
         self._lost = True
+        self._limit = None
         if self._order is None:
             self._hold = None
         self._changed.notify_all()
@@ -398,6 +587,10 @@ class Rounds:
                 self._hold = self._next
                 self._order = SaveOrder(DRAIN, None)
                 self._changed.notify_all()
+
+
+def _is_to_leave_now(order: SaveOrder) -> bool:
+    return order.kind == REWOUND or order.step is None
 
 
 class _StepSeconds:

@@ -93,9 +93,10 @@ class Jobs:
         self.job_file = job_file
         self.scratch = scratch
 
-    def run(self, *arguments: str, status: int = 0):
-        """Run a command on the store and check its exit status."""
-        result = CliRunner().invoke(program, [*arguments], env={"CLOUDSPOT_STORE": self.store.url})
+    def run(self, *arguments: str, status: int = 0, typed: str | None = None):
+        """Run a command on the store, with what someone types, and check its exit status."""
+        environ = {"CLOUDSPOT_STORE": self.store.url}
+        result = CliRunner().invoke(program, [*arguments], env=environ, input=typed)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == status, result.output
@@ -112,7 +113,7 @@ class Jobs:
             spec=load_job(self.job_file),
             provider="local",
             workdir=self.job_file.parent,
-            environ={},
+            environ={"TOKEN": "old", "WORD": "old"},
             job_id=job_id,
         )
         if minutes is not None:

@@ -71,7 +71,7 @@ def test_every_exit_status_is_documented():
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     ours = {each.exit_code for each in classes if issubclass(each, errors.CloudspotError)}
     ours |= {exit_codes.SUCCEEDED, exit_codes.FAILED, exit_codes.STOPPED, exit_codes.INTERRUPTED}
-    ours |= {exit_codes.PIPE_CLOSED}
+    ours |= {exit_codes.PIPE_CLOSED, exit_codes.SUSPENDED}
     documented = {int(number) for number in re.findall(r"^\| (\d+) \|", section("Exit status"), re.MULTILINE)}
     assert documented == ours
 
@@ -95,6 +95,8 @@ READING = [
     ("cloudspot plan", ["run", "JOB_FILE", "--dry-run"]),
     ("cloudspot plan", ["plan", "JOB_FILE"]),
     ("cloudspot run", ["run", "JOB_FILE", "--detach"]),
+    ("cloudspot resume", ["resume", "broken-abcd", "--detach"]),
+    ("cloudspot fork", ["fork", "digits-7k3f", "--detach"]),
 ]
 """Where the keys are described, and the command that prints them."""
 

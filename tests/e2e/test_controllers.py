@@ -81,9 +81,9 @@ def vanish(user: User) -> None:
     machine = MachineDirectory(user.machines()[-1])
     supervisor = machine.supervisor()
     assert supervisor is not None
-    for pid in (supervisor.pid, *marked_processes(MARK, machine.id)):
+    for pid in (supervisor.pid, *marked_processes(MARK, machine.mark)):
         kill(pid)
-    wait_for("the end of its processes", lambda: not marked_processes(MARK, machine.id))
+    wait_for("the end of its processes", lambda: not marked_processes(MARK, machine.mark))
     # Its memory and its TMPDIR lie elsewhere, and nobody who only knows this home finds them any more.
     machine.erase_disk()
     shutil.rmtree(machine.path)

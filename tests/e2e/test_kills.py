@@ -44,14 +44,14 @@ def check_end(user: User, job_id: str) -> None:
     checkpoints = json.loads(user.cloudspot("checkpoints", "verify", job_id, "--json").stdout)
     assert checkpoints
     assert all(checkpoint["verified"] for checkpoint in checkpoints)
-    for path in user.machines():
-        wait_for(f"the end of {path.name}", lambda path=path: not marked_processes(MARK, path.name))
+    for machine in map(MachineDirectory, user.machines()):
+        wait_for(f"the end of {machine.id}", lambda m=machine: not marked_processes(MARK, m.mark))
 
 
 def command_lines(machine: Path) -> dict[int, str]:
     """Return the machine's processes with their command lines."""
     found = {}
-    for pid in marked_processes(MARK, machine.name):
+    for pid in marked_processes(MARK, MachineDirectory(machine).mark):
         try:
             found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
@@ -67,7 +67,7 @@ def pick(user: User, victim: str, cli: int) -> list[int]:
     if victim == "machine":
         supervisor = MachineDirectory(machine).supervisor()
         assert supervisor is not None
-        return [supervisor.pid, *marked_processes(MARK, machine.name)]
+        return [supervisor.pid, *marked_processes(MARK, MachineDirectory(machine).mark)]
     lines = command_lines(machine)
     if victim == "agent":
         return [pid for pid, line in lines.items() if "cloudspot.agent" in line]

@@ -28,6 +28,7 @@ from test_store_faults import step_lines
 
 from cloudspot.cli.exit_codes import STOPPED
 from cloudspot.errors import JobNotFound
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.model import InstanceState
@@ -247,14 +248,23 @@ def wait_for_end(run: Run) -> None:
 
 
 def check_attempts(user: User) -> None:
-    """Check by the kernel's clock that each launch was created only after all of the ones before had ended."""
+    """Check by the kernel's clock that each launch was created only after all of the ones before had ended.
+
+    A machine that has written its exit record runs nothing of the job any more, and ends in its own time.
+    """
     machines = [MachineDirectory(path) for path in user.machines()]
+    launches = user.history(JOB).launches
     for machine in machines:
         wait_for(f"the end of {machine.id}", lambda m=machine: m.state().state is InstanceState.ENDED)
     for older in machines:
         for newer in machines:
             if older.record().launch < newer.record().launch:
-                ended = (older.path / "state.json").stat().st_mtime_ns
+                proofs = [older.path / "state.json"]
+                launch, rank = older.record().launch, older.record().rank
+                left = launches[launch - 1].own_exits.get(rank)
+                if left is not None and left.instance_id == older.id:
+                    proofs.append(user.home / "store" / keys.exit_record(JOB, launch, rank))
+                ended = min(path.stat().st_mtime_ns for path in proofs)
                 assert ended <= (newer.path / "machine.json").stat().st_mtime_ns, (older.id, newer.id)
 
 

@@ -112,7 +112,7 @@ def test_a_machine_that_stood_still_finds_that_it_is_out(user: User) -> None:
     word = wait_for("the late one's last word", lambda: user.history("cut").launches[0].exits.get(1))
     assert (word.outcome, word.generation) == ("superseded", 1)
     assert word.detail == "generation 2 goes on without this node"
-    wait_for("its end", lambda: not marked_processes(MARK, late.name))
+    wait_for("its end", lambda: not marked_processes(MARK, MachineDirectory(late).mark))
     wait_for("the end of the run", lambda: cli.poll() is not None, seconds=180)
     assert cli.returncode == 0, user.output(cli)[-6000:]
     history = user.history("cut")
@@ -172,7 +172,7 @@ def test_a_network_that_is_cut_between_the_nodes_ends_no_job(user: User, weights
 
 def supervisors_processes(machine: Path) -> list[int]:
     """Return the machine's processes without its supervisor, which stands for the provider."""
-    return list(marked_processes(MARK, machine.name))
+    return list(marked_processes(MARK, MachineDirectory(machine).mark))
 
 
 def disturb(user: User, seed: int) -> None:
@@ -246,8 +246,8 @@ def check_storm(user: User, seed: int) -> None:
     assert checkpoints
     assert all(checkpoint["verified"] for checkpoint in checkpoints)
     check_records(user)
-    for machine in user.machines():
-        wait_for(f"the end of {machine.name}", lambda m=machine: not marked_processes(MARK, m.name))
+    for machine in map(MachineDirectory, user.machines()):
+        wait_for(f"the end of {machine.id}", lambda m=machine: not marked_processes(MARK, m.mark))
 
 
 @pytest.mark.soak

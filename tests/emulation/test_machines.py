@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import ipaddress
 import itertools
 import os
 import re
@@ -20,6 +21,8 @@ from cloudspot_toy import ToyCloud
 from cloudspot.emulation.cloud import EmulatedMachine
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.local.machine_records import PlannedReclaim
+from cloudspot.local.machines import MachineDirectory
+from cloudspot.local.processes import machine_processes
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.train import handoff
 
@@ -29,28 +32,22 @@ enclosed = pytest.mark.enclosed
 class Lab:
     """A toy cloud's host, and waiting for what its machines do."""
 
-    def __init__(self, host, wait_until, *, is_isolated=True):
+    def __init__(self, host, wait_until):
         self.host = host
         self.wait_until = wait_until
-        # The processes of a machine that is not isolated are found by its id on the whole host, where other
-        # tests have machines at the same time.
-        self.first = "i-1" if is_isolated else f"i-{os.urandom(4).hex()}"
 
-    def boot(self, script: str, *, name: str | None = None, **arguments) -> str:
+    def boot(self, script: str, *, name: str = "i-1", **arguments) -> str:
         """Start a machine with a bash script and return its address."""
-        name = name or self.first
         user_data = f"#!/bin/bash\n{script}\n".encode()
         self.host.start(EmulatedMachine(id=name, user_data=user_data, **arguments))
         return self.host.states()[name].address
 
-    def wait_for_console(self, text: str, *, name: str | None = None) -> str:
+    def wait_for_console(self, text: str, *, name: str = "i-1") -> str:
         """Wait for the text, and return all that the user data has printed."""
-        name = name or self.first
         self.wait_until(lambda: text in self.host.console(name))
         return self.host.console(name).partition("init: ")[0]
 
-    def wait_for_end(self, *, name: str | None = None):
-        name = name or self.first
+    def wait_for_end(self, *, name: str = "i-1"):
         self.wait_until(lambda: self.host.states()[name].state is InstanceState.ENDED)
         return self.host.states()[name]
 
@@ -317,14 +314,53 @@ def test_an_address_is_given_again_after_its_machines_end_and_found_at_once(lab)
 
 def test_without_namespaces_the_machines_have_addresses_of_loopback(tmp_path, wait_until):
     with emulated(ToyCloud(), tmp_path / "toy", is_isolated=False) as host:
-        it = Lab(host, wait_until, is_isolated=False)
+        it = Lab(host, wait_until)
         address = it.boot("curl -s $TOY_METADATA/facts; echo; echo $TOY_ENDPOINT; echo up", metadata={"a": 1})
-        assert address.startswith("127.77.")
+        assert ipaddress.IPv4Address(address) in ipaddress.IPv4Network(host.network)
         assert it.wait_for_console("up\n").startswith(f'{{"a": 1}}\nhttp://{host.address}:')
-        it.boot("shutdown -h now; sleep 1000", name=f"{it.first}-2")
-        assert it.wait_for_end(name=f"{it.first}-2").end_reason is EndReason.SELF
-        host.reclaim(it.first, notice_seconds=0.0)
+        it.boot("shutdown -h now; sleep 1000", name="i-2")
+        assert it.wait_for_end(name="i-2").end_reason is EndReason.SELF
+        host.reclaim("i-1", notice_seconds=0.0)
         assert it.wait_for_end().end_reason is EndReason.RECLAIMED
+
+
+def test_clouds_on_one_loopback_share_no_address_and_end_only_their_own_machines(tmp_path, wait_until):
+    script = (
+        'curl -s $TOY_METADATA/facts; echo; touch "$TMPDIR"/here "$CLOUDSPOT_ARENA"/here; echo up; sleep 1000'
+    )
+    with (
+        emulated(ToyCloud(), tmp_path / "one", is_isolated=False) as one,
+        emulated(ToyCloud(), tmp_path / "two", is_isolated=False) as two,
+    ):
+        addresses = []
+        for number, host in enumerate((one, two)):
+            addresses.append(Lab(host, wait_until).boot(script, metadata={"cloud": number}))
+        for number, host in enumerate((one, two)):
+            assert Lab(host, wait_until).wait_for_console("up\n") == f'{{"cloud": {number}}}\nup\n'
+        assert addresses[0] != addresses[1]
+        one.terminate("i-1")
+        assert Lab(one, wait_until).wait_for_end().end_reason is EndReason.TERMINATED
+        assert not one.directory("i-1").temporary.exists()
+        kept = two.directory("i-1")
+        assert two.states()["i-1"].state is InstanceState.RUNNING
+        assert [(path / "here").exists() for path in (kept.temporary, kept.arena)] == [True, True]
+        assert machine_processes(kept.mark) != set()
+
+
+def test_the_addresses_of_a_cloud_are_free_only_when_its_last_machine_has_ended(tmp_path, wait_until):
+    with emulated(ToyCloud(), tmp_path / "one", is_isolated=False) as one:
+        it = Lab(one, wait_until)
+        it.boot("echo up; sleep 1000")
+        it.wait_for_console("up\n")
+        supervisor = one.directory("i-1").supervisor().pid
+        os.kill(supervisor, signal.SIGSTOP)
+        one._owner.close()  # as when its process is killed
+        try:
+            with emulated(ToyCloud(), tmp_path / "two", is_isolated=False) as two:
+                assert two.network != one.network
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
+        assert it.wait_for_end().end_reason is EndReason.LOST
 
 
 @pytest.mark.parametrize("is_isolated", [pytest.param(True, marks=enclosed), False])
@@ -334,7 +370,7 @@ def test_what_an_image_has_below_opt_is_called_by_its_path(tmp_path, wait_until,
         program = tmp_path / "the program & more"
         program.symlink_to("/bin/echo")
     with emulated(ToyCloud(), tmp_path / "toy", is_isolated=is_isolated) as host:
-        it = Lab(host, wait_until, is_isolated=is_isolated)
+        it = Lab(host, wait_until)
         script = 'export P=/opt/of-the.image/bin/program\n"$P" called with 1; ! /opt/of-the.image/bin/program3; echo up'
         it.boot(script, programs={"/opt/of-the.image/bin/program": str(program)})
         console = it.wait_for_console("up\n")
@@ -357,13 +393,13 @@ def test_a_reclaim_is_first_a_notice_then_the_power_button_and_a_script_then_the
     script = f"until curl -sf {where}/notice; do sleep 0.05; done; echo; while echo work; do sleep 0.1; done"
     at_end = f"#!/bin/bash\necho going; sleep {0.5 if is_isolated else 1000}\n"
     with emulated(PoliteCloud(), tmp_path / "toy", is_isolated=is_isolated) as host:
-        it = Lab(host, wait_until, is_isolated=is_isolated)
+        it = Lab(host, wait_until)
         it.boot(script, tags={"at-end": at_end})
-        wait_until(lambda: host.states()[it.first].state is InstanceState.RUNNING)
-        host.reclaim(it.first, notice_seconds=3.0)
+        wait_until(lambda: host.states()["i-1"].state is InstanceState.RUNNING)
+        host.reclaim("i-1", notice_seconds=3.0)
         end = it.wait_for_end()
         assert end.end_reason is EndReason.RECLAIMED
-        lines = host.console(it.first).splitlines()
+        lines = host.console("i-1").splitlines()
         # A machine that is not isolated cannot shut down: it is ended.
         off = ["init: powering off"] if is_isolated else []
         told = ["terminate", *off, "init: the shutdown script runs", "going"]
@@ -441,7 +477,7 @@ def test_nothing_is_left_of_a_host_that_is_killed(tmp_path, wait_until):
     process.stdout.close()
     wait_until(lambda: sleepers() == [])
     assert len(list(Path("/sys/class/net").iterdir())) == namespaces
-    assert list(Path("/dev/shm").glob("cloudspot-i-1")) == []
+    assert not MachineDirectory(tmp_path / "toy" / "machines" / "i-1").arena.exists()
 
 
 def sleepers() -> list[int]:

@@ -106,7 +106,7 @@ def test_the_same_token_in_another_home_gives_other_machines(host, monkeypatch, 
     host.wait_until(lambda: [machine.state for machine in provisioner.instances()] == ["ended"])
     monkeypatch.setenv(HOME, str(host.home))
     assert host.instance(first).state is InstanceState.RUNNING
-    assert marked_processes(MARK, first.id) != ()
+    assert marked_processes(MARK, first.mark) != ()
 
 
 def test_a_token_does_not_serve_another_request(host):
@@ -160,7 +160,7 @@ def test_a_creation_that_was_killed_is_completed_by_the_next(host, place, countd
     assert boots(machines) == ["boot\n"] * NUM_NODES
     assert [host.instance(machine).state for machine in machines] == [InstanceState.RUNNING] * NUM_NODES
     if sys.platform == "linux":
-        roots = [machine for machine in machines if len(marked_processes(MARK, machine.id)) == 2]
+        roots = [machine for machine in machines if len(marked_processes(MARK, machine.mark)) == 2]
         assert roots == machines, "each machine runs its script and one sleep"
 
 

@@ -6,13 +6,16 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cloudspot.disk.locks import try_lock
 from cloudspot.local.machine_records import MachineState
+from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK, machine_processes
 from cloudspot.local.provider import LocalProvider
@@ -78,13 +81,13 @@ def num_threads(pid: int) -> int:
 
 
 def processes_of(machine) -> set[int]:
-    return machine_processes(machine.id, root=machine.supervisor().pid)
+    return machine_processes(machine.mark, root=machine.supervisor().pid)
 
 
 def test_a_machine_boots_its_script_and_reports(host):
     machine = host.launch("echo I am $CLOUDSPOT_MACHINE at $PWD; sleep 1000")[0]
     console = host.wait_for_console(machine, "I am")
-    assert console == f"I am {machine.id} at {machine.path}\n"
+    assert console == f"I am {machine.mark} at {machine.path}\n"
     instance = host.instance(machine)
     assert instance.state is InstanceState.RUNNING
     assert (instance.job_id, instance.launch, instance.rank) == ("job", 1, 0)
@@ -117,6 +120,37 @@ def test_the_boot_waits_for_the_boot_delay(host):
     assert not machine.console.exists()
 
 
+LOOKED_AT = """
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from cloudspot.local import supervisor
+
+try_lock, looks = supervisor.try_lock, []
+
+@contextmanager
+def held_by_a_look(path):
+    looks.append(path)
+    if len(looks) == 1:
+        yield False
+    else:
+        with try_lock(path) as is_free:
+            yield is_free
+
+supervisor.try_lock = held_by_a_look
+sys.exit(supervisor.main(Path(sys.argv[1])))
+"""
+
+
+def test_a_look_at_a_machine_that_starts_does_not_cost_it_its_supervisor(host):
+    machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
+    path = host.home / "machines" / "m-looked-at-0"
+    record = msgspec.structs.replace(machine.record(), id=path.name)
+    looked_at = MachineDirectory.create(path, record, user_data=b"echo up; sleep 1000")
+    subprocess.run([sys.executable, "-c", LOOKED_AT, str(path)], check=True)
+    assert looked_at.supervisor() is not None
+
+
 def test_signals_that_the_submitter_ignores_work_on_a_machine(host):
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -142,7 +176,7 @@ def test_the_end_of_a_machine_leaves_no_process_however_it_hides(host, way):
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == set()
-    assert marked_processes(MARK, machine.id) == ()
+    assert marked_processes(MARK, machine.mark) == ()
 
 
 @linux_only
@@ -211,7 +245,7 @@ def test_a_machine_whose_supervisor_is_killed_is_ended_before_it_is_called_lost(
     pids = processes_of(machine)
     os.kill(machine.supervisor().pid, signal.SIGKILL)
     host.wait_until(lambda: is_free(machine))
-    assert set(marked_processes(MARK, machine.id)) == pids
+    assert set(marked_processes(MARK, machine.mark)) == pids
     instance = host.instance(machine)
     assert (instance.state, instance.end_reason) == (InstanceState.ENDED, EndReason.LOST)
     assert living(pids) == set()
@@ -239,7 +273,7 @@ def test_a_machine_ends_with_its_directory(host):
     machine = host.launch("echo up; sleep 1000")[0]
     host.wait_for_console(machine, "up")
     moved = machine.path.rename(machine.path.parent / ".moved")
-    host.wait_until(lambda: marked_processes(MARK, machine.id) == ())
+    host.wait_until(lambda: marked_processes(MARK, machine.mark) == ())
     host.wait_until(lambda: is_free(type(machine)(moved)))
     assert machine.arena is None or not machine.arena.exists()
 
@@ -256,7 +290,7 @@ def test_a_machine_without_a_supervisor_ends_itself_by_shutdown(host):
     (machine.path / "leave").touch()
     host.wait_until(lambda: machine.state().state is InstanceState.ENDED)
     assert machine.state().end_reason is EndReason.SELF
-    host.wait_until(lambda: marked_processes(MARK, machine.id) == ())
+    host.wait_until(lambda: marked_processes(MARK, machine.mark) == ())
 
 
 def test_an_ended_machine_keeps_its_console_and_loses_its_disk(host):
@@ -300,3 +334,11 @@ def test_a_random_reclaim_comes(host):
 def is_free(machine) -> bool:
     with try_lock(machine.lock) as free:
         return free
+
+
+def test_a_machine_has_one_mark_however_its_directory_is_named_and_no_other_has_it(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    paths = [tmp_path / "one" / "i-1", tmp_path / "link" / "i-1", tmp_path / "two" / ".." / "one" / "i-1"]
+    assert len({MachineDirectory(path).mark for path in paths}) == 1
+    here, there = paths[0], tmp_path / "two" / "i-1"
+    assert MachineDirectory(here).mark != MachineDirectory(there).mark

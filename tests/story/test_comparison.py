@@ -103,6 +103,6 @@ def test_results_of_a_job(records):
         "duration": 80.0,
         "goodput": 0.0,
         "unknown_seconds": 50.0,
-        "cost": {"spent": 1.0, "on_demand_equivalent": 3.0, "currency": "USD"},
+        "cost": {"spent": 1.0, "on_demand_equivalent": 3.0, "currency": "USD", "others": {}},
         "metrics": {"loss": 0.5},
     }

@@ -71,6 +71,7 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
         "spent": 1.5,
         "on_demand_equivalent": 3.0,
         "currency": "USD",
+        "others": {},
         "machine_seconds": 3600.0,
     }
     assert report["final"] == {"step": 100, "weights_sha256": "ab" * 32, "metrics": {"accuracy": 0.9}}
@@ -394,3 +395,23 @@ def test_an_attempts_money_is_that_of_all_its_machines_also_of_one_too_many(reco
     )["attempts"]
     assert attempt["spent"] == 1.5
     assert attempt["nodes"][0]["seconds"] == 3600.0
+
+
+def test_money_of_several_providers_is_told_apart_and_added_up_by_currency(records):
+    yuan = records.offer(price=7.2, currency="CNY")
+    histories = [
+        records.launch(1, outcome="stopped", machines=(records.machine("i-1-0", started=0, ended=3600),)),
+        records.launch(
+            2,
+            intent=records.intent(2, offer=yuan),
+            outcome="succeeded",
+            machines=(records.machine("i-2-0", started=0, ended=1800),),
+        ),
+    ]
+    history = records.history(*histories)
+    cost = show_json(history, records.at(9000))["cost"]
+    assert (cost["spent"], cost["currency"], cost["others"]) == (3.6, "CNY", {"USD": 1.0})
+    assert cost["machine_seconds"] == 5400
+    summary = summarise(history, records.at(9000))
+    assert (summary.spent, summary.currency, summary.others) == (3.6, "CNY", {"USD": 1.0})
+    assert [line["currency"] for line in show_json(history, records.at(9000))["ledger"]] == ["USD", "CNY"]

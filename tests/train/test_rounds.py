@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import HashStore
 
 from cloudspot.train import rounds
-from cloudspot.train.rounds import DRAIN, INTERVAL, Rounds, SaveOrder
+from cloudspot.train.rounds import DRAIN, INTERVAL, REWOUND, Rounds, SaveOrder
 
 
 class WouldWait(Exception):
@@ -21,23 +21,31 @@ class WouldWait(Exception):
 def try_begin(rounds, step):
     """Return what ``begin`` returns, but True for a boundary that is passed and False instead of waiting."""
 
+    order = without_waiting(rounds, lambda: rounds.begin(step))
+    return True if order is None else order
+
+
+def without_waiting(rounds, call):
+    """Return what ``call`` returns, or False instead of waiting."""
+
     def wait(timeout):
         raise WouldWait
 
     rounds._changed.wait = wait
     try:
-        order = rounds.begin(step)
+        return call()
     except WouldWait:
         return False
     finally:
         del rounds._changed.wait
-    return True if order is None else order
 
 
 class World:
     """Ranks with main and background actors that a seeded scheduler interleaves, on a virtual clock."""
 
-    def __init__(self, seed, *, num_ranks, total, collectives=True, known_end=True):
+    def __init__(self, seed, *, num_ranks, total, collectives=True, known_end=True, evaluators=None):
+        self.evaluators = evaluators or frozenset()
+        """The ranks that evaluate, and check, at the beginning of every fifth step."""
         self.random = random.Random(seed)
         self.now = 0.0
         self.guard = 1e9
@@ -45,6 +53,8 @@ class World:
         self.total = total
         self.collectives = collectives
         self.known_end = known_end
+        self.stability = 1.0
+        """How probable it is that a state stands where the script has not changed it."""
         self.ranks = [Rank(self, rank, num_ranks) for rank in range(num_ranks)]
 
     def run(self, *, drain_at=None, intervals=0.0, drain_ranks=None, seconds_per_event=0.001):
@@ -104,6 +114,7 @@ class Rank:
     def __init__(self, world, index, num_ranks):
         self.connection = Connection(world.store)
         self.world = world
+        self.index = index
         self.haste = world.random.choice([0.1, 0.5, 0.9])
         self.position = 0
         self.in_step = False
@@ -111,6 +122,9 @@ class Rank:
         self.left_at = None
         self.saved = []
         self.room = 1000 + index
+        self.num_checks = 0  # still to come in the evaluation
+        self.copied = None
+        self.published = None
         self.rounds = Rounds(
             self.connection,
             rank=index,
@@ -119,11 +133,45 @@ class Rank:
             clock=lambda: world.now,
             can_save=lambda: world.random.random() < 0.9,
             room=lambda: self.room,
+            rewindable=self,
         )
+
+    # As a session's service, to the background thread:
+
+    def has_marked(self, number):
+        return self.position + self.in_step > number
+
+    def standing(self, number):
+        """After a boundary, the state is as there until the step is done; of two steps, both change it."""
+        return [self.position] if self.in_step and self.world.random.random() < self.world.stability else []
+
+    def copy(self, number, avoid, rooms):
+        assert rooms == tuple(rank.room for rank in self.world.ranks)
+        if self.position != number or not self.in_step or self.world.random.random() > self.world.stability:
+            return False
+        self.copied = number
+        return True
+
+    def publish(self):
+        self.published = self.copied
 
     def move(self):
         """Let the main thread do its next thing, if it can."""
         if self.over:
+            return
+        if self.rounds.is_rewound:
+            self.over, self.left_at = True, self.published
+            return
+        if self.num_checks:
+            order = without_waiting(self.rounds, self.rounds.check)
+            if order is False:
+                self.rounds._asks = True
+            elif order is None:
+                self.num_checks -= 1
+            else:
+                self.over = True
+                self.left_at = None if order.step is None else self.published
+                assert order.step in {None, self.published}
             return
         if self.in_step:
             if any(r.over and r.left_at is None and r.position < self.world.total for r in self.world.ranks):
@@ -143,6 +191,10 @@ class Rank:
                 self.end()  # there was no further batch
             else:
                 self.in_step = True
+                if self.index in self.world.evaluators and self.position % 5 == 0:
+                    self.num_checks = 80
+        elif isinstance(answer, SaveOrder) and answer.kind == REWOUND:
+            self.over, self.left_at = True, self.published
         elif isinstance(answer, SaveOrder):
             if answer.step is None:
                 self.over = True
@@ -156,8 +208,11 @@ class Rank:
                 self.rounds.served()
 
     def end(self):
-        self.rounds.finish()
-        self.over = True
+        order = without_waiting(self.rounds, self.rounds.finish)
+        if order is None:
+            self.over = True
+        elif order is not False:
+            self.over, self.left_at = True, self.published
 
 
 def check(world):
@@ -165,7 +220,9 @@ def check(world):
     for rank in world.ranks:
         assert rank.saved == first.saved
         assert rank.left_at == first.left_at
-        assert rank.position == first.position
+        assert rank.published == first.published
+        if first.published is None:
+            assert rank.position == first.position
     steps = [step for _, step, _ in first.saved]
     assert steps == sorted(steps)
 
@@ -183,6 +240,37 @@ def test_under_any_interleaving_all_ranks_save_and_leave_at_the_same_steps(num_r
         finished += world.ranks[0].left_at is None
     assert drained > 50
     assert finished >= 5
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("stability", [1.0, 0.9])
+def test_in_an_evaluation_all_ranks_rewind_or_none_does(num_ranks, stability):
+    rewound = ahead = 0
+    for seed in range(70):
+        worlds = [
+            World(
+                seed,
+                num_ranks=num_ranks,
+                total=20,
+                evaluators=frozenset(range(num_ranks)) if seed % 2 else {seed % num_ranks},
+            )
+            for _ in range(2)
+        ]
+        length = worlds[0].run(intervals=0.02)
+        world = worlds[1]
+        world.stability = stability
+        world.run(drain_at=world.random.randrange(length), intervals=0.02)
+        check(world)
+        for rank in world.ranks:
+            drained = [step for kind, step, _ in rank.saved if kind == DRAIN]
+            assert ([] if rank.left_at is None else [rank.left_at]) == (
+                drained if rank.published is None else [rank.published]
+            )
+            assert rank.published is None or drained == []
+        rewound += world.ranks[0].published is not None
+        ahead += world.ranks[0].published is None
+    assert rewound > 3
+    assert ahead > 3
 
 
 @pytest.mark.soak

@@ -62,6 +62,7 @@ def names(open_session, tick):
         "stateful_loader": StatefulDataLoader(data, batch_size=4, shuffle=True),
         "stream": DataLoader(Pairs(), batch_size=4),
         "draw_batch": lambda: (torch.randn(4, 2), torch.rand(4, 1)),
+        "validation": [(torch.ones(1, 2), torch.ones(1, 1))] * 2,
         "noise": noise,
         "loss_of": loss_of,
         "evaluate": lambda model: model(torch.ones(1, 2)).item(),
@@ -104,4 +105,4 @@ def test_the_page_names_every_argument_and_all_that_a_session_offers():
     missing = [name for name in arguments if f"`{name}`" not in PAGE]
     missing += [name for name in offered if re.search(rf"`run\.{name}\b", PAGE) is None]
     assert missing == []
-    assert len(EXAMPLES) == PAGE.count("```python") == 9
+    assert len(EXAMPLES) == PAGE.count("```python") == 10

@@ -78,7 +78,7 @@ def test_one_step_alone_is_verified(jobs):
 
 def test_a_step_that_is_not_there_lists_those_that_are(jobs, tmp_path):
     jobs.reclaimed_and_finished()
-    line = "error: --step: job digits-7k3f has no checkpoint of step 50; it has: 40, 100\n"
+    line = "error: job digits-7k3f has no checkpoint of step 50; it has: 40, 100\n"
     assert jobs.run("checkpoints", "verify", "digits-7k3f", "--step", "50", status=2).stderr == line
     to = str(tmp_path / "x")
     assert (

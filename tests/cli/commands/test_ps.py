@@ -62,7 +62,7 @@ def test_unfinished_jobs_come_first_with_their_progress_and_cost(jobs):
     assert (shown["going-1"]["step"], shown["going-1"]["steps_total"]) == (17, 100)
     assert shown["going-1"]["metrics"] == {"loss": 0.5}
     assert shown["done-1"]["attempts"] == 2
-    assert shown["done-1"]["cost"] == {"spent": 0.06, "currency": "USD"}
+    assert shown["done-1"]["cost"] == {"spent": 0.06, "currency": "USD", "others": {}}
     assert shown["done-1"]["metrics"] == {"accuracy": 0.975}
     assert shown["broken-1"]["detail"] == "train.py ended with 3"
     lines = jobs.run("ps").stdout.splitlines()

@@ -3,6 +3,7 @@
 import pytest
 
 from cloudspot.cli.commands import run as run_module
+from cloudspot.cli.following import detached
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.job_lists import list_jobs
 from cloudspot.jobstore.reader import HistoryReader
@@ -108,7 +109,7 @@ def test_the_json_of_a_detached_run_is_all_there_is_on_standard_output(jobs):
 
 
 def test_a_detached_run_that_finds_no_capacity_says_so(jobs, monkeypatch):
-    monkeypatch.setattr(run_module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(detached.time, "sleep", lambda seconds: None)
     zones = 'providers.local.no_capacity=["local-a", "local-b"]'
     arguments = ["--set", zones, "--set", 'spot.policy="spot"', "--detach", "--name", "away-1"]
     result = jobs.run("run", str(jobs.job_file), *arguments)

@@ -40,6 +40,7 @@ VIEW = View(
     spent=0.65,
     on_demand=2.28,
     currency="USD",
+    others={},
     commit=CheckpointId(2, 1200),
     commit_age_seconds=12.3,
     upload_seconds=84.0,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 DIRECTORY = os.environ.get("DRILL_CLOCKS")
-MACHINE = os.environ.get("CLOUDSPOT_MACHINE")
+NODE = os.environ.get("CLOUDSPOT_NODE_DIR")
 
 
 def move_clocks(shift: Path) -> None:
@@ -42,4 +42,6 @@ def move_clocks(shift: Path) -> None:
 
 
 if DIRECTORY is not None and "cloudspot.local.supervisor" not in sys.orig_argv:
-    move_clocks(Path(DIRECTORY, "cli" if MACHINE is None else f"node-{MACHINE.rpartition('-')[2]}"))
+    move_clocks(
+        Path(DIRECTORY, "cli" if NODE is None else f"node-{Path(NODE).parent.name.rpartition('-')[2]}")
+    )

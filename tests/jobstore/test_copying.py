@@ -1,0 +1,509 @@
+"""A job's copy in another store: whole or not there, whatever interrupts it, and nothing is overwritten."""
+
+import hashlib
+from contextlib import suppress
+
+import msgspec
+import pytest
+from faultstore import FaultPlan, FaultyStore
+from made_records import Records
+from memorystore import InMemoryStore
+
+from cloudspot.errors import CloudspotError, CorruptData, JobExists, JobNotFound, StoreRefused, TransientError
+from cloudspot.jobstore import chunks, codec, copying, fetching, keys, manifests
+from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy
+from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent, mark_live
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission
+from cloudspot.jobstore.removal import remove_job
+from cloudspot.jobstore.submission import hash_of
+from cloudspot.local.filestore import FileStore
+
+JOB = "digits-1"
+CODE, AGENT, OTHER_AGENT = b"code" * 700, b"wheels", b"other wheels"
+OLD, NEW, TORN = CheckpointId(1, 10), CheckpointId(2, 20), CheckpointId(2, 30)
+ARTIFACT = keys.artifacts_prefix(JOB) + "model.bin"
+JOURNAL = [keys.journal(JOB, number) for number in range(1, 8)]
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that it does from now on reaches the store."""
+
+
+class Watched(FaultyStore):
+    """Notes the keys that are written, and kills its client before the nth request, if ever."""
+
+    def __init__(self, inner, directory, *, dies_at=None, plan=None):
+        super().__init__(inner, plan or FaultPlan(), directory)
+        self.dies_at = dies_at
+        self.written = []
+
+    def _enter(self, method, key):
+        if self.dies_at is not None and self.num_calls >= self.dies_at:
+            raise Killed
+        super()._enter(method, key)
+        if method in {"put", "commit"}:
+            self.written.append(key)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Objects of more than 1000 bytes are large here."""
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(chunks, "BLOCK_BYTES", 1000)
+
+
+@pytest.fixture
+def source(checkpoints):
+    store = InMemoryStore("memory://source")
+    write_job(store, checkpoints)
+    return store
+
+
+@pytest.fixture
+def target():
+    return InMemoryStore("memory://target")
+
+
+def sha256_of(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_job(store, checkpoints):
+    """A job that was stopped, resumed and has finished, with all that a store may hold of one."""
+    make = Records()
+    submission = Submission(
+        job_id=JOB,
+        provider="sim",
+        spec={"name": "digits", "run": {"entrypoint": "train.py"}},
+        code_sha256=sha256_of(CODE),
+        code_bytes=len(CODE),
+        secret_names=("TOKEN",),
+        version="1",
+        at=make.at(0),
+        writer="ab" * 8,
+        agent=StagedAgent(sha256=sha256_of(AGENT), digest="d", requirements=("cloudspot",)),
+    )
+    store.put(keys.index(JOB), submission.writer.encode())
+    store.put(keys.code(submission.code_sha256), CODE)
+    store.put(keys.agent(submission.agent.sha256), AGENT)
+    store.put(keys.spec(JOB), codec.encode(submission))
+    agent = StagedAgent(sha256=sha256_of(OTHER_AGENT), digest="d", requirements=("cloudspot",))
+    resumed = msgspec.structs.replace(submission, resumption=1, agent=agent, writer="ba" * 8)
+    sha256 = hash_of(codec.encode(resumed))
+    store.put(keys.submission(JOB, sha256), codec.encode(resumed))
+    store.put(keys.own_agent(JOB, agent.sha256), OTHER_AGENT)
+    journal = [
+        make.intent(1),
+        make.closed("stopped", 1, at=90.0),
+        make.finished("stopped", at=91.0),
+        make.resumed(1, at=92.0, sha256=sha256),
+        make.intent(2, at=95.0, why="resumed"),
+        make.closed("succeeded", 2, at=190.0),
+        make.finished(),
+    ]
+    for number, record in enumerate(journal, start=1):
+        assert Journal(store, JOB).append(record, number)
+    for launch in (1, 2):
+        name = f"i-{launch}-0"
+        for key, record in (
+            (keys.slot(JOB, launch, 0), make.slot(name)),
+            (keys.notice(JOB, launch, 0), make.notice(launch=launch)),
+            (keys.heartbeat(JOB, launch, 0), make.heartbeat(instance_id=name)),
+            (keys.exit_record(JOB, launch, 0), make.exit("drained", instance_id=name, launch=launch)),
+        ):
+            store.put(key, codec.encode(record))
+    checkpoints.generation(store, 1, job_id=JOB)
+    checkpoints.session(store, OLD, [b"a" * 4000], job_id=JOB)
+    checkpoints.generation(store, 2, OLD, job_id=JOB, launch=2)
+    checkpoints.session(store, NEW, [b"b" * 4000, b"c" * 500], job_id=JOB)
+    checkpoints.session(store, TORN, [b"d" * 4000], job_id=JOB, commit=False)
+    for key, data in (
+        (keys.secrets(JOB, 0), b'{"values":{"TOKEN":"hunter2"}}'),
+        (keys.secrets(JOB, 1), b'{"values":{"TOKEN":"hunter2"}}'),
+        (keys.summary(JOB), b"{}"),
+        (keys.suspicions(JOB), b"{}"),
+        (keys.settled_launches(JOB), b"{}"),
+        (keys.stop(JOB, 0), codec.encode(make.stop())),
+        (keys.log_segment(JOB, "1-0", "2026-01-01", 0), b"lines" * 100),
+        (ARTIFACT, b"w" * 2500),
+        (keys.artifacts_prefix(JOB) + "empty", b""),
+    ):
+        store.put(key, data)
+
+
+def contents(store):
+    return {meta.key: store.get(meta.key) for meta in store.list_objects("")}
+
+
+def expected_contents(source):
+    """What the target has of the job in the end."""
+    whole = contents(source)
+    commit = manifests.read_commit(source, JOB, NEW)
+    checkpoint = {one.key for one in chunks.stored_chunks(JOB, commit)} | {keys.commit(JOB, 2, 20)}
+    left_out = {
+        keys.secrets(JOB, 0),
+        keys.secrets(JOB, 1),
+        keys.summary(JOB),
+        keys.suspicions(JOB),
+        keys.settled_launches(JOB),
+    }
+    elsewhere = (keys.checkpoints_prefix(JOB), keys.commits_prefix(JOB))
+    names = {key for key in set(whole) - left_out if not key.startswith(elsewhere)} | checkpoint
+    found = {key: whole[key] for key in names}
+    return found | {keys.recent(JOB, milliseconds=1767225600000): b""}
+
+
+def is_there(store):
+    try:
+        HistoryReader(store, JOB).read()
+    except JobNotFound:
+        return False
+    return True
+
+
+def described(history):
+    """The history without what the store's own clock says of it."""
+    return [
+        *((launch.intent, launch.closed, launch.slots, launch.exits) for launch in history.launches),
+        *((launch.notices, launch.heartbeats) for launch in history.launches),
+        *(history.generations, history.finished, history.stop, history.submission_sha256),
+        *(history.num_records, history.turns),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_the_copy_tells_the_same_past_and_has_the_best_checkpoint_and_no_secret(
+    source, target, tmp_path, kind
+):
+    if kind == "file":
+        stored = contents(source)
+        source = FileStore(f"file://{tmp_path}/source")
+        target = FileStore(f"file://{tmp_path}/target")
+        for key, data in stored.items():
+            source.put(key, data)
+    told = []
+    plan = plan_copy(source, JOB)
+    copy(plan, source, target, progress=told.append)
+    assert contents(target) == expected_contents(source)
+    assert not any(b"hunter2" in data for data in contents(target).values())
+    assert sum(told) == plan.num_bytes == sum(one.size for one in plan.everything)
+    there = HistoryReader(target, JOB).read()
+    assert described(there) == described(HistoryReader(source, JOB).read())
+    assert there.commits == (NEW,)
+    fetching.verify(target, JOB, manifests.read_commit(target, JOB, NEW))
+    assert list_jobs(target) == (JOB,)
+    assert list_recent(target) == ((JOB,), True)
+    assert list_live(target) == {}, "nothing of it runs"
+
+
+def test_the_plan_says_in_one_line_what_it_takes(source):
+    plan = plan_copy(source, JOB)
+    assert (plan.checkpoint, plan.skipped) == (NEW, ())
+    num = len(expected_contents(source)) - 2  # the entries in the lists of jobs
+    assert len(plan.everything) == num
+    assert describe_copy(plan) == (
+        f"{num} objects, {plan.num_bytes / 2**20:.1f} MiB, with checkpoint 2-20: about "
+        f"{plan.num_reads} requests read them and {num} write them"
+    )
+    assert plan.num_reads > num
+
+
+def test_a_copy_that_is_killed_at_any_request_is_finished_by_the_next(source, tmp_path):
+    expected = expected_contents(source)
+    plan = plan_copy(source, JOB)
+    dies_at = 0
+    while True:
+        target = InMemoryStore("memory://target")
+        dying = Watched(target, tmp_path, dies_at=dies_at)
+        with suppress(Killed):
+            copy(plan, source, dying, num_threads=1)
+            assert contents(target) == expected
+            break
+        standing = {key for key in contents(target) if key in expected}
+        assert is_there(target) == (keys.spec(JOB) in standing)
+        if keys.commit(JOB, 2, 20) in standing:
+            fetching.verify(target, JOB, manifests.read_commit(target, JOB, NEW))
+        told = []
+        again = Watched(target, tmp_path)
+        copy(plan, source, again, progress=told.append)
+        found = {key: data for key, data in contents(target).items() if not key.startswith("probe/")}
+        assert found == expected
+        assert sum(told) == plan.num_bytes
+        of_job = {key for key in standing if key.startswith(keys.job_prefix(JOB))}
+        assert of_job.isdisjoint(again.written), "only what was missing is written"
+        dies_at += 1
+    assert dies_at > len(plan.everything)
+
+
+def test_what_an_unfinished_copy_has_left_is_removed_like_a_job(source, target, tmp_path):
+    plan = plan_copy(source, JOB)
+    with suppress(Killed):
+        copy(plan, source, Watched(target, tmp_path, dies_at=30), num_threads=1)
+    assert list_jobs(target) == (JOB,)
+    remove_job(target, JOB)
+    assert set(contents(target)) <= {keys.code(sha256_of(CODE)), keys.agent(sha256_of(AGENT))}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        FaultPlan(lose_every=1, lose_keys="jobs/*"),
+        FaultPlan(lose_every=2),
+        FaultPlan(fail_every=4),
+        FaultPlan(fail_every=7, lose_every=3),
+    ],
+)
+def test_lost_answers_and_failing_requests_change_nothing(source, target, tmp_path, plan):
+    no_sleep = {"sleep": lambda _seconds: None}
+    here = patient(Watched(source, tmp_path / "source", plan=plan), **no_sleep)
+    there = patient(Watched(target, tmp_path / "target", plan=plan), **no_sleep)
+    told = []
+    copying_plan = plan_copy(here, JOB)
+    copy(copying_plan, here, there, progress=told.append, num_threads=1)
+    assert contents(target) == expected_contents(source)
+    assert (sum(told), min(told)) == (copying_plan.num_bytes, 0)
+
+
+@pytest.mark.parametrize("length", ["same", "other"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        keys.chunk(JOB, 2, 20, 0, 0),
+        keys.chunk(JOB, 2, 20, 1, 0),
+        keys.commit(JOB, 2, 20),
+        keys.code(sha256_of(CODE)),
+        keys.agent(sha256_of(AGENT)),
+        keys.own_agent(JOB, sha256_of(OTHER_AGENT)),
+        ARTIFACT,
+        keys.exit_record(JOB, 1, 0),
+        JOURNAL[0],
+    ],
+)
+@pytest.mark.parametrize("is_large", [False, True])
+def test_what_stands_with_another_content_is_an_error_that_names_it(
+    source, target, monkeypatch, key, length, is_large
+):
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 10 if is_large else 10**6)
+    other = b"x" * (len(source.get(key)) + (length == "other"))
+    target.put(key, other)
+    with pytest.raises(CloudspotError, match=key):
+        copy(plan_copy(source, JOB), source, target)
+    assert target.get(key) == other
+    assert not is_there(target)
+
+
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_a_strangers_job_of_the_same_id_is_left_alone(source, target, is_cut_short):
+    stranger = codec.decode(source.get(keys.spec(JOB)), Submission)
+    stranger = msgspec.structs.replace(stranger, writer="cd" * 8)
+    target.put(keys.index(JOB), stranger.writer.encode())
+    if not is_cut_short:
+        target.put(keys.spec(JOB), codec.encode(stranger))
+    before = contents(target)
+    with pytest.raises(JobExists, match="another job"):
+        copy(plan_copy(source, JOB), source, target)
+    assert contents(target) == before
+
+
+def test_a_record_that_the_source_does_not_have_is_an_error(source, target, tmp_path):
+    plan = plan_copy(source, JOB)
+    with suppress(Killed):
+        copy(plan, source, Watched(target, tmp_path, dies_at=20), num_threads=1)
+    target.put(keys.exit_record(JOB, 3, 0), b"{}")
+    with pytest.raises(CloudspotError, match=keys.exit_record(JOB, 3, 0)):
+        copy(plan, source, target)
+    assert not is_there(target)
+
+
+def test_a_job_that_may_still_be_live_is_refused(source):
+    mark_live(source, JOB, "ab" * 8)
+    with pytest.raises(CloudspotError, match="cloudspot reconcile"):
+        plan_copy(source, JOB)
+    source.delete(JOURNAL[-1])
+    with pytest.raises(CloudspotError, match="has not ended; stop it first"):
+        plan_copy(source, JOB)
+    # A suspended job keeps its mark, and nothing of it runs.
+    assert Journal(source, JOB).append(Records().suspended(), 7)
+    assert plan_copy(source, JOB).checkpoint == NEW
+    source.delete(JOURNAL[-2])
+    source.delete(JOURNAL[-1])
+    with pytest.raises(CloudspotError, match="has not ended; stop it first"):
+        plan_copy(source, JOB)
+    with pytest.raises(JobNotFound):
+        plan_copy(source, "nobody")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_next_best(source, target):
+    chunk = keys.chunk(JOB, 2, 20, 0, 1)
+    source.put(chunk, b"x" * 1500)
+    with pytest.raises(DamagedCheckpoint, match=chunk) as caught:
+        copy(plan_copy(source, JOB), source, target)
+    assert caught.value.checkpoint == NEW
+    assert not is_there(target)
+    plan = plan_copy(source, JOB, damaged={NEW})
+    assert plan.checkpoint == OLD
+    assert [one.checkpoint for one in plan.skipped] == [NEW]
+    copy(plan, source, target)
+    assert HistoryReader(target, JOB).read().commits == (OLD,)
+    fetching.verify(target, JOB, manifests.read_commit(target, JOB, OLD))
+
+
+def test_a_checkpoint_that_lacks_a_chunk_is_not_planned(source):
+    source.delete(keys.chunk(JOB, 2, 20, 0, 1))
+    plan = plan_copy(source, JOB)
+    assert plan.checkpoint == OLD
+    assert [(one.checkpoint, "is missing" in one.reason) for one in plan.skipped] == [(NEW, True)]
+    source.delete(keys.commit(JOB, 1, 10))
+    assert plan_copy(source, JOB).checkpoint is None
+    assert "without a checkpoint" in describe_copy(plan_copy(source, JOB))
+
+
+def test_code_that_is_not_what_its_name_says_is_not_copied(source, target):
+    plan = plan_copy(source, JOB)
+    source.put(keys.code(sha256_of(CODE)), b"x" * len(CODE))
+    with pytest.raises(CorruptData, match=keys.code(sha256_of(CODE))):
+        copy(plan, source, target)
+    source.delete(keys.code(sha256_of(CODE)))
+    with pytest.raises(CorruptData, match="is gone since"):
+        copy(plan, source, target)
+    with pytest.raises(CorruptData, match=f"{JOB}.*is gone"):
+        plan_copy(source, JOB)
+    assert not is_there(target)
+
+
+@pytest.mark.parametrize("size", [2499, 2501, 3500])
+def test_an_object_that_changes_since_the_plan_was_made_is_an_error(source, target, size):
+    plan = plan_copy(source, JOB)
+    source.put(ARTIFACT, b"w" * size)
+    with pytest.raises(CorruptData, match=f"{ARTIFACT} has changed"):
+        copy(plan, source, target)
+    assert not is_there(target)
+
+
+def test_code_that_a_removal_may_delete_is_not_relied_on(source, target):
+    shared = keys.code(sha256_of(CODE))
+    target.put(shared, CODE)
+    target.put(keys.index("other"), codec.encode(Removal(shared=(shared,))))
+    target.put(keys.removal(shared, "other"), b"")
+    plan = plan_copy(source, JOB)
+    with pytest.raises(CloudspotError, match=f"removal of job 'other' may delete {shared}"):
+        copy(plan, source, target)
+    # The removal finds the reservation, and leaves the code.
+    remove_job(target, "other")
+    assert target.get(shared) == CODE
+    copy(plan, source, target)
+    assert is_there(target)
+
+
+def test_a_job_is_not_copied_onto_itself(source):
+    before = contents(source)
+    with pytest.raises(JobExists, match="memory://source already"):
+        copy(plan_copy(source, JOB), source, source)
+    assert contents(source) == before
+
+
+def test_a_store_that_overwrites_is_refused(source, target, monkeypatch):
+    put = target.put
+
+    def overwrite(key, data, *, if_absent=False):
+        put(key, data)
+
+    monkeypatch.setattr(target, "put", overwrite)
+    with pytest.raises(StoreRefused):
+        copy(plan_copy(source, JOB), source, target)
+
+
+def test_an_object_that_the_target_loses_does_not_make_a_job(source, target, monkeypatch):
+    put = target.put
+
+    def lose(key, data, *, if_absent=False):
+        if key != keys.exit_record(JOB, 2, 0):
+            put(key, data, if_absent=if_absent)
+
+    monkeypatch.setattr(target, "put", lose)
+    with pytest.raises(TransientError, match=keys.exit_record(JOB, 2, 0)):
+        copy(plan_copy(source, JOB), source, target)
+    assert not is_there(target)
+
+
+def test_a_large_object_is_never_in_memory_as_a_whole(source, target, tmp_path):
+    lengths = []
+
+    class Measured(Watched):
+        def get_range(self, key, start, length):
+            lengths.append(length)
+            return super().get_range(key, start, length)
+
+    plan = plan_copy(source, JOB)
+    here, there = Measured(source, tmp_path), Measured(target, tmp_path)
+    copy(plan, here, there)
+    assert {1500, 2500, 2800} <= {one.size for one in plan.everything}
+    assert (max(lengths), here.calls["get"]) == (1001, 1)  # the submission
+    target.delete(keys.spec(JOB))
+    target.delete(JOURNAL[-1])
+    lengths.clear()
+    copy(plan, here, there)  # Compares what stands.
+    assert max(lengths) == 1001
+
+
+def test_a_copy_that_has_gone_on_is_left_as_it_is(source, target):
+    plan = plan_copy(source, JOB)
+    copy(plan, source, target)
+    target.put(keys.journal(JOB, 8), b"{}")
+    for one in (*plan.commits, *plan.chunks):
+        target.delete(one.key)  # retention
+    before = contents(target)
+    told = []
+    copy(plan, source, target, progress=told.append)
+    assert contents(target) == before
+    assert sum(told) == plan.num_bytes
+
+
+def test_a_job_that_comes_back_goes_on_there_all_at_once(source, target, checkpoints, tmp_path):
+    """The first store has the beginning of its journal, and older checkpoints."""
+    copy(plan_copy(source, JOB), source, target)
+    before = contents(source)
+    make, newest = Records(), CheckpointId(3, 30)
+    resumed = msgspec.structs.replace(HistoryReader(target, JOB).read().submission, resumption=2)
+    sha256 = hash_of(codec.encode(resumed))
+    target.put(keys.submission(JOB, sha256), codec.encode(resumed))
+    checkpoints.generation(target, 3, NEW, job_id=JOB, launch=3)
+    checkpoints.session(target, newest, [b"e" * 4000], job_id=JOB)
+    journal = [
+        make.resumed(2, sha256=sha256),
+        make.intent(3),
+        make.closed("succeeded", 3),
+        make.finished(at=400.0),
+    ]
+    for number, record in enumerate(journal, start=8):
+        assert Journal(target, JOB).append(record, number)
+    plan = plan_copy(target, JOB)
+    seen = set()
+    dies_at = 0
+    while True:
+        home = InMemoryStore("memory://source")
+        for key, data in before.items():
+            home.put(key, data)
+        with suppress(Killed):
+            copy(plan, target, Watched(home, tmp_path, dies_at=dies_at), num_threads=1)
+            break
+        seen.add(len(Journal(home, JOB).read()))
+        copy(plan, target, home)
+        here, there = HistoryReader(home, JOB).read(), HistoryReader(target, JOB).read()
+        assert described(here) == described(there)
+        assert here.commits == (OLD, NEW, newest)
+        dies_at += 1
+    assert seen == {7, 11}
+
+
+def test_a_job_whose_pasts_differ_does_not_come_back(source, target):
+    plan = plan_copy(source, JOB)
+    copy(plan, source, target)
+    target.put(JOURNAL[-1], b"{}")
+    before = contents(target)
+    with pytest.raises(CloudspotError, match=JOURNAL[-1]):
+        copy(plan, source, target)
+    assert contents(target) == before

@@ -1,0 +1,229 @@
+"""Resuming a job: one of several wins, whoever is interrupted harms nothing, and a first reader sees the same."""
+
+import msgspec
+import pytest
+from made_records import Records
+from memorystore import InMemoryStore
+
+from cloudspot.errors import CloudspotError, CorruptData, SpecError
+from cloudspot.jobfile.spec import change_job, load_job
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.job_lists import list_live
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.reader import HistoryReader, job_file_of
+from cloudspot.jobstore.resumption import resume
+from cloudspot.jobstore.settled_launches import write_settled
+from cloudspot.jobstore.submission import (
+    delete_secrets,
+    read_secrets,
+    read_submission_of,
+    request_stop,
+    submit,
+)
+from cloudspot.jobstore.wrapped_store import WrappedStore
+
+JOB = "digits-1"
+MADE = Records()
+ENVIRON = {"TOKEN": "hunter2"}
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text('name = "digits"\n[run]\nentrypoint = "train.py"\nsecrets = ["TOKEN"]\n')
+    (tmp_path / "train.py").write_text("print(1)\n")
+    return load_job(path)
+
+
+@pytest.fixture
+def stopped(spec, tmp_path):
+    """Return a store with a job that was launched once, stopped, and has ended."""
+    store = InMemoryStore()
+    submit(store, spec=spec, provider="sim", workdir=tmp_path, environ=ENVIRON, job_id=JOB)
+    journal = Journal(store, JOB)
+    for number, record in enumerate(
+        [MADE.intent(1), MADE.closed("stopped", 1), MADE.finished("stopped")], start=1
+    ):
+        assert journal.append(record, number)
+    request_stop(store, JOB, "user", resumption=0)
+    delete_secrets(store, JOB, resumption=0)
+    return store
+
+
+class Killed(BaseException):
+    pass
+
+
+class Dying(WrappedStore):
+    """A store whose client is killed after so many requests."""
+
+    def __init__(self, inner, *, calls):
+        super().__init__(inner)
+        self._left = calls
+
+    def _call(self, method, key, request):
+        if self._left == 0:
+            raise Killed
+        self._left -= 1
+        return request()
+
+
+def keys_of(store, prefix=""):
+    return [meta.key for meta in store.list_objects(prefix)]
+
+
+def history_of(store):
+    return HistoryReader(store, JOB).read()
+
+
+def do(store, history=None, spec=None, provider="sim", **options):
+    history = history or history_of(store)
+    spec = spec or job_file_of(history.submission)
+    return resume(store, history, spec=spec, provider=provider, environ=ENVIRON, **options)
+
+
+def test_a_resumed_job_has_a_submission_a_stop_and_secrets_of_its_own(stopped, spec):
+    before = history_of(stopped)
+    assert (before.finished.outcome, before.stop.reason) == ("stopped", "user")
+    submission = do(stopped, spec=change_job(spec, ["limits.max_cost=40 USD"]), provider="other")
+    after = history_of(stopped)
+    assert (after.finished, after.stop, after.current_launches) == (None, None, ())
+    assert [launch.number for launch in after.launches] == [1]
+    assert after.submission == submission
+    assert (submission.provider, submission.spec["limits"]["max_cost"]) == ("other", 40)
+    assert after.first_submission == before.submission
+    assert read_secrets(stopped, JOB, ["TOKEN"], resumption=1) == ENVIRON
+    assert list(list_live(stopped)) == [JOB]
+    # A node finds what its launch was requested for by the hash alone, before and after.
+    for history in (before, after):
+        assert read_submission_of(stopped, JOB, history.submission_sha256) == history.submission
+    request_stop(stopped, JOB, "max_cost", resumption=1)
+    assert history_of(stopped).stop.reason == "max_cost"
+
+
+def test_a_driver_that_is_late_deletes_no_secrets_of_the_resumed_job(stopped):
+    do(stopped)
+    delete_secrets(stopped, JOB, resumption=0)
+    assert read_secrets(stopped, JOB, ["TOKEN"], resumption=1) == ENVIRON
+
+
+def test_a_job_is_resumed_again_and_again(stopped):
+    for number in (1, 2, 3):
+        assert do(stopped).resumption == number
+        history = history_of(stopped)
+        assert Journal(stopped, JOB).append(MADE.finished("failed"), history.num_records + 1)
+    assert [type(turn).__name__ for _, turn in history_of(stopped).turns] == ["Finished", "Resumed"] * 3 + [
+        "Finished"
+    ]
+
+
+def test_a_waiting_job_is_resumed_with_the_secrets_that_it_has(stopped):
+    do(stopped)
+    second = do(stopped)
+    assert second.resumption == 2
+    assert read_secrets(stopped, JOB, ["TOKEN"], resumption=2) == ENVIRON
+    assert read_secrets(stopped, JOB, ["TOKEN"], resumption=1) == {}
+    assert keys_of(stopped, keys.live_prefix()) == [keys.live(JOB, second.writer)]
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        (
+            [MADE.intent(1), MADE.closed("succeeded", 1), MADE.finished()],
+            "has succeeded, so there is nothing",
+        ),
+        ([MADE.intent(1)], "launch 1 of job 'digits-1' is not over: stop the job first"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(spec, tmp_path, records, said):
+    store = InMemoryStore()
+    submit(store, spec=spec, provider="sim", workdir=tmp_path, environ=ENVIRON, job_id=JOB)
+    for number, record in enumerate(records, start=1):
+        assert Journal(store, JOB).append(record, number)
+    held = keys_of(store)
+    with pytest.raises(CloudspotError, match=said):
+        do(store)
+    assert keys_of(store) == held
+
+
+def test_a_missing_secret_or_code_is_found_before_anything_is_put(stopped, spec):
+    held = keys_of(stopped)
+    with pytest.raises(SpecError, match="TOKEN is not set"):
+        resume(stopped, history_of(stopped), spec=spec, provider="sim", environ={})
+    code = keys.code(history_of(stopped).submission.code_sha256)
+    stopped.delete(code)
+    with pytest.raises(CloudspotError, match="the code of job 'digits-1' is no longer in memory://"):
+        do(stopped)
+    assert keys_of(stopped) == [key for key in held if key != code]
+
+
+def test_of_two_who_resume_at_once_one_does(stopped, spec):
+    seen = history_of(stopped)
+    do(stopped, seen, spec=change_job(spec, ["limits.max_cost=1"]))
+    with pytest.raises(CloudspotError, match="something has happened to job 'digits-1' meanwhile"):
+        do(stopped, seen, spec=change_job(spec, ["limits.max_cost=2"]))
+    assert history_of(stopped).submission.spec["limits"]["max_cost"] == 1
+
+
+def test_killed_at_any_request_the_job_is_as_it_was_or_resumed_and_the_next_try_finishes_it(stopped):
+    outcomes = set()
+    for calls in range(40):
+        copy = InMemoryStore()
+        for meta in stopped.list_objects(""):
+            copy.put(meta.key, stopped.get(meta.key))
+        seen = history_of(copy)
+        try:
+            do(Dying(copy, calls=calls), seen)
+        except Killed:
+            outcomes.add(resumed := history_of(copy).finished is None)
+            # Whoever runs the command again: it goes on, or finds that it already does.
+            last = do(copy) if not resumed else history_of(copy).submission
+            after = history_of(copy)
+            assert (after.finished, after.submission) == (None, last)
+            assert read_secrets(copy, JOB, ["TOKEN"], resumption=last.resumption) == ENVIRON
+            assert JOB in list_live(copy)
+        else:
+            break
+    assert outcomes == {True, False}
+
+
+def test_a_reader_that_begins_with_the_copy_of_settled_launches_sees_the_same(stopped):
+    do(stopped)
+    for number, record in enumerate(
+        [MADE.suspended(), MADE.intent(2), MADE.closed("capacity", 2), MADE.finished("failed")], start=5
+    ):
+        assert Journal(stopped, JOB).append(record, number)
+    do(stopped)
+    fresh = history_of(stopped)
+    write_settled(stopped, fresh, fresh.launches)
+    reader = HistoryReader(stopped, JOB)
+    assert msgspec.structs.asdict(reader.read().submission) == msgspec.structs.asdict(fresh.submission)
+    assert (reader.read().turns, reader.read().num_records) == (fresh.turns, fresh.num_records)
+    assert reader.num_copied == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: None, "is the submission that is wanted"),
+        (lambda data: data.replace(b'"sim"', b'"moon"'), "is not what its name says"),
+        (lambda data: data.replace(b"digits-1", b"digits-2"), "is not what its name says"),
+    ],
+)
+def test_a_submission_that_was_tampered_with_is_refused(stopped, change, said):
+    do(stopped)
+    key = keys.submission(JOB, history_of(stopped).submission_sha256)
+    data = change(stopped.get(key))
+    stopped.delete(key) if data is None else stopped.put(key, data)
+    with pytest.raises(CorruptData, match=said):
+        history_of(stopped)
+
+
+def test_a_submission_of_another_resumption_is_refused(stopped):
+    submission = do(stopped)
+    again = codec.encode(MADE.resumed(2, sha256=history_of(stopped).submission_sha256))
+    stopped.put(keys.journal(JOB, 5), again)
+    assert submission.resumption == 1
+    with pytest.raises(CorruptData, match="is not for resumption 2"):
+        history_of(stopped)
