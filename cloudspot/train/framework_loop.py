@@ -23,6 +23,7 @@ class FrameworkLoop:
         self.run = run
         self._total = total
         self._steps = run.steps(total)
+        run.check()  # from now on boundaries are marked, for those in evaluations
         run._random_at_open = None  # noqa: SLF001 - the callbacks put back what frameworks draw before the loop
         self.is_over = False
         """Whether no step is left."""

@@ -251,7 +251,9 @@ class _TrainerStates:
 
 
 class _Place:
-    """Where this rank's training stands at a boundary: its data, random state and sums."""
+    """Where this rank's training stands at a boundary, for the session its loader: its data, random state and sums."""
+
+    is_framework = True
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

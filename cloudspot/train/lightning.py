@@ -186,7 +186,9 @@ class _TrainerStates:
 
 
 class _Place:
-    """Where this rank's training stands at a boundary: its data and random state."""
+    """Where this rank's training stands at a boundary, for the session its loader: its data and random state."""
+
+    is_framework = True
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

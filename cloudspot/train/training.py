@@ -305,6 +305,10 @@ class Session:
         shared = {"seed": self._seed, "position": position, "left": self._loop.left}
         if self._feed is not None or self._loader is None:
             return Description(shared, rank_state)
+        if getattr(self._tracked_loader, "is_framework", False):
+            # The place of another framework's loop, which has moved on when an evaluation asks for it.
+            rank_state["dataloader"] = self._tracked_loader.state_dict()
+            return Description(shared, rank_state)
         return Description(shared, rank_state, partial(self._loader.state_at, self._loader.num_uses))
 
     # --- resuming -------------------------------------------------------------------------------

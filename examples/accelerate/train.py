@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from cloudspot.train.accelerate import session  # cloudspot
 
 
-def accuracy(accelerator, model, loader):
+def accuracy(accelerator, model, loader, run):
     model.eval()
     right = []
     for images, labels in loader:
+        run.check()  # cloudspot: a notice is heard here, too
         with torch.no_grad():
             answers = model(images).argmax(dim=1)
         right.append(accelerator.gather_for_metrics(answers == labels))
@@ -46,7 +47,7 @@ def main(epochs):
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-        run.log(loss=loss.item(), accuracy=accuracy(accelerator, model, test_loader))  # cloudspot
+        run.log(loss=loss.item(), accuracy=accuracy(accelerator, model, test_loader, run))  # cloudspot
     accelerator.end_training()
 
 
