@@ -47,7 +47,8 @@ def main(epochs):
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-        run.log(loss=loss.item(), accuracy=accuracy(accelerator, model, test_loader, run))  # cloudspot
+            run.log(loss=loss.item())  # cloudspot
+        run.log(accuracy=accuracy(accelerator, model, test_loader, run))  # cloudspot
     accelerator.end_training()
 
 
