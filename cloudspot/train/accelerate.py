@@ -13,8 +13,8 @@ from cloudspot.train.training import Session
 def session(accelerator: Any, **others: Any) -> Session:
     """Open the process's session: track all that the accelerator has prepared, and resume it.
 
-    Call it once, after ``accelerator.prepare``, and loop over ``run.batches(loader)`` with the prepared loader,
-    where the script looped over the loader::
+    Call it once, after ``accelerator.prepare``, and loop over ``run.batches(loader)`` where the script looped
+    over the prepared loader::
 
         run = session(accelerator)
         for epoch in run.epochs(3):
@@ -30,8 +30,8 @@ def session(accelerator: Any, **others: Any) -> Session:
         others: Further objects, as for ``cloudspot.train.session``.
 
     Raises:
-        SessionError: nothing was prepared, the accelerator does not know of all processes, an object cannot be saved (DeepSpeed, FSDP), or the process has a
-            session already.
+        SessionError: nothing was prepared, the accelerator does not know of all processes, an object cannot
+            be saved (DeepSpeed, FSDP), or the process has a session already.
         CheckpointError: the restored checkpoint is malformed or does not fit the objects.
     """
     # Accelerate's own save_state goes through these lists, too.
@@ -42,7 +42,9 @@ def session(accelerator: Any, **others: Any) -> Session:
         **_numbered("registered", accelerator._custom_objects),  # noqa: SLF001
     }
     if not prepared:
-        raise SessionError("session(accelerator) found nothing to track: call accelerator.prepare() before it")
+        raise SessionError(
+            "session(accelerator) found nothing to track: call accelerator.prepare() before it"
+        )
     if str(accelerator.distributed_type).endswith(("DEEPSPEED", "MEGATRON_LM")):
         raise SessionError(
             f"session(accelerator) cannot save the state of {accelerator.distributed_type} yet: use"

@@ -22,7 +22,7 @@ class FrameworkLoop:
         """Begin the first step; ``total`` is how many there are, None if only the end tells."""
         self.run = run
         self._total = total
-        self._steps = run.steps(total)
+        self._steps: Any = run.steps(total)  # a generator
         run.check()  # from now on boundaries are marked, for those in evaluations
         run._random_at_open = None  # noqa: SLF001 - the callbacks put back what frameworks draw before the loop
         self.is_over = False
@@ -63,6 +63,19 @@ class FrameworkLoop:
         if leaves:
             self._steps.close()
         self.is_over = leaves or next(self._steps, None) is None
+
+
+def check_world(run: Session, *, is_resumed: bool) -> None:
+    """Check that this rank ``is_resumed``, if the session is.
+
+    Raises:
+        SessionError: another number of ranks saved.
+    """
+    if run.resumed and not is_resumed:
+        raise SessionError(
+            f"the checkpoint was not saved by {run.world_size} ranks, and a Trainer's steps are batches of all"
+            " ranks: with SpotCallback, keep nodes and procs_per_node as they were"
+        )
 
 
 def has_agent() -> bool:

@@ -18,13 +18,15 @@ from cloudspot.train.errors import SessionError
 from cloudspot.train.framework_loop import (
     FrameworkLoop,
     capture_randomness,
+    check_world,
     has_agent,
     restore_randomness,
     restored_state,
 )
 from cloudspot.train.replayed_loader import ReplayedLoader, set_epoch
 
-_METHODS = ("get_batch_samples", "_load_from_checkpoint", "_maybe_log_save_evaluate")
+_METHODS = ("get_batch_samples", "_load_from_checkpoint", "_maybe_log_save_evaluate", "_run_epoch")
+"""What is used of the Trainer, and what those from version 5 on have."""
 _SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 """What each rank's Trainer adds up between two logs and over the training."""
 _SWITCHES = ("should_evaluate", "should_save", "should_training_stop")
@@ -58,7 +60,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
                 "SpotCallback cannot save sharded state (DeepSpeed, FSDP) yet: use the Trainer's own"
                 ' checkpoints, with directory and on_notice = "SIGTERM" in [checkpoint]'
             )
-        missing = [name for name in (*_METHODS, *_SUMS[-1:]) if not hasattr(trainer, name)]
+        missing = [name for name in _METHODS if not hasattr(trainer, name)]
         if missing:
             raise SessionError(f"SpotCallback needs a newer transformers: its Trainer has no {missing[0]}")
         self._trainer = trainer
@@ -74,7 +76,11 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
     # --- resuming -------------------------------------------------------------------------------
 
     def _train_or_resume(
-        self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None, **others: Any
+        self,
+        resume_from_checkpoint: Any = None,
+        trial: Any = None,
+        ignore_keys_for_eval: Any = None,
+        **others: Any,
     ) -> Any:
         self._ignored_in_evaluations = ignore_keys_for_eval
         restored = restored_state("trainer")
@@ -90,11 +96,17 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         self._trainer._load_from_checkpoint = lambda *_args, **_kwargs: None  # noqa: SLF001 - nothing public does it
         self._trainer.args.ignore_data_skip = False  # it skips without loading anything
         with tempfile.TemporaryDirectory(prefix="cloudspot-") as directory:
-            Path(directory, "trainer_state.json").write_text(_TrainerStates.to_file(restored), encoding="utf-8")
+            Path(directory, "trainer_state.json").write_text(
+                _TrainerStates.to_file(restored), encoding="utf-8"
+            )
             return self._train(directory, trial, ignore_keys_for_eval, **others)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Open the session, which restores the training."""
+        """Open the session, which restores the training.
+
+        Raises:
+            SessionError: another number of ranks saved it.
+        """
         if not has_agent():
             return
         trainer, place = self._trainer, self._place
@@ -107,6 +119,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             dataloader=place,
             trainer=self._states,
         )
+        check_world(self.run, is_resumed=place.is_resuming)
         self._loop = FrameworkLoop(self.run, state.max_steps)
         self._is_over = self._loop.is_over
         if place.switches is not None:
@@ -114,7 +127,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             self._is_over |= control.should_training_stop
 
     def _evaluate_again(self, control: Any, switches: dict[str, bool]) -> None:
-        """Begin the evaluation again before which the training was saved, and what the Trainer does after it."""
+        """Evaluate where the training was saved before an evaluation, and do what the Trainer does then."""
         trainer, place = self._trainer, self._place
         place.restore_randomness()
         for name, value in switches.items():
@@ -144,24 +157,24 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
     # --- the loop -------------------------------------------------------------------------------
 
     def _batches_of_step(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Fetch the next step's batches from the tracked loader, wherever the Trainer's own iterator stands."""
+        """Fetch the next step's batches from the tracked loader, not from the Trainer's own iterator."""
         batches = iter(()) if self._is_over else self._place.batches(epoch_iterator)
         return self._get_batches(batches, *args, **kwargs)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pass the boundary before the step, where the training may be saved and left."""
         if self._loop is not None:
             self._place.begin_step()
             self._pass_boundary()
             self._has_passed = False
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pass the next boundary, if an evaluation comes before the next step."""
         if self._loop is not None:
             self._place.end_step(is_epoch_end=False)
             self._pass_boundary_before_evaluation(control)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Do as after a step; end a training that was over when it was resumed."""
         if self._loop is None:
             return
@@ -172,21 +185,23 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         self._place.end_step(is_epoch_end=True)
         self._pass_boundary_before_evaluation(control)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Log the Trainer's numbers."""
         if self.run is None:
             return
-        self.run.log(**{name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
+        self.run.log(
+            **{name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        )
         if self._awaits_log:
             self._awaits_log = False
             self._pass_boundary()
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Hear a notice in an evaluation."""
         if self._loop is not None:
             self._loop.check()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the last state."""
         if self._loop is not None:
             self._place.switches = None
@@ -247,11 +262,13 @@ class _TrainerStates:
                     setattr(callback, name, value)
 
     def _stateful(self) -> list[Any]:
-        return [each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+        return [
+            each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState)
+        ]
 
 
 class _Place:
-    """Where this rank's training stands at a boundary, for the session its loader: its data, random state and sums."""
+    """Where this rank's training stands: its data, random state and sums. The session takes it for a loader."""
 
     is_framework = True
 
@@ -295,7 +312,9 @@ class _Place:
             self._epoch -= 1  # the Trainer begins it again
         for name, value in state["sums"].items():
             if value is not None:
-                setattr(self._trainer, name, value.to(self._trainer.args.device) if name == "_tr_loss" else value)
+                setattr(
+                    self._trainer, name, value.to(self._trainer.args.device) if name == "_tr_loss" else value
+                )
 
     def restore_randomness(self) -> None:
         """Restore the random state of the save."""

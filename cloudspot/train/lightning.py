@@ -13,7 +13,13 @@ from lightning.pytorch.loggers import Logger
 
 import cloudspot.train as spot
 from cloudspot.train.errors import SessionError
-from cloudspot.train.framework_loop import FrameworkLoop, capture_randomness, has_agent, restore_randomness
+from cloudspot.train.framework_loop import (
+    FrameworkLoop,
+    capture_randomness,
+    check_world,
+    has_agent,
+    restore_randomness,
+)
 from cloudspot.train.replayed_loader import ReplayedLoader
 from cloudspot.train.tree import flatten, rebuild
 
@@ -30,8 +36,8 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
 
         trainer = lightning.Trainer(callbacks=[SpotCallback()])
 
-    The training is a session, whose steps are batches: between two of them, where no gradient waits, all ranks
-    agree where to save and leave. What is logged is logged. Without cloudspot the callback does nothing.
+    The training is a session, whose steps are batches: between two of them, where no gradient waits, all
+    ranks agree where to save and leave. What is logged is logged. Without cloudspot the callback does nothing.
     """
 
     def __init__(self) -> None:
@@ -68,7 +74,11 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         )
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Open the session, which restores the training."""
+        """Open the session, which restores the training.
+
+        Raises:
+            SessionError: another number of ranks saved it.
+        """
         if not has_agent():
             return
         self.run = spot.session(
@@ -78,10 +88,11 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
             **_numbered("optimizer", trainer.optimizers),
             **_numbered("scheduler", [each.scheduler for each in trainer.lr_scheduler_configs]),
         )
+        check_world(self.run, is_resumed=self._place.is_resuming)
         self._place.remember_schedules()
         trainer.loggers = [*trainer.loggers, _SessionLogger(self.run)]
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the session's loop."""
         if self.run is None:
             return
@@ -94,7 +105,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
 
     # --- the loop -------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Pass the boundary before the batch, where the training may be saved and left."""
         if self._loop is not None:
             self._place.begin_batch()
@@ -102,24 +113,36 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
             self._has_passed = False
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int  # noqa: ARG002
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note where a validation after the batch would begin."""
         if self._loop is not None:
             self._place.end_batch()
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Pass the next boundary before the validation."""
         if self._loop is not None:
             self._place.begin_validation()
             self._pass_boundary()
 
-    def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Hear a notice in a validation."""
         if self._loop is not None:
             self._loop.check()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Say if the epoch's means are not those of all its batches."""
+        if self._loop is None:
+            return
+        num_resumed, self._place.num_resumed = self._place.num_resumed, 0
+        means = [name for name, each in (trainer._results or {}).items() if each.meta.on_epoch]  # noqa: SLF001
+        if num_resumed > 0 and means:
+            _log.warning(
+                "the means of this epoch leave out its first %d batches, from before the resume: %s",
+                *(num_resumed, ", ".join(name.removeprefix("training_step.") for name in means)),
+            )
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Save the last state."""
         if self._loop is not None:
             self._loop.end()
@@ -186,7 +209,7 @@ class _TrainerStates:
 
 
 class _Place:
-    """Where this rank's training stands at a boundary, for the session its loader: its data and random state."""
+    """Where this rank's training stands: its data and random state. The session takes it for a loader."""
 
     is_framework = True
 
@@ -195,7 +218,10 @@ class _Place:
         self.is_before_validation = False
         """Whether a validation comes before the next batch."""
         self._random: dict[str, Any] = {}
-        self._is_resuming = False
+        self.is_resuming = False
+        """Whether no batch or validation was begun since the training was restored."""
+        self.num_resumed = 0
+        """How many batches of the epoch were used before it was resumed."""
         self._resumed_loaders: list[dict[str, Any]] = []
         self._schedules: list[tuple[Any, dict[str, Any]]] = []
         self._num_stepped = 0
@@ -217,16 +243,18 @@ class _Place:
             "loaders": [each.replayed.state_dict(num_used=num_used) for each in loaders],
             "random": self._random if self.is_before_validation else capture_randomness(),
             "is_before_validation": self.is_before_validation,
+            "num_used": num_used,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._is_resuming = True
+        self.is_resuming = True
         self._resumed_loaders, self._random = state["loaders"], state["random"]
         self.is_before_validation = state["is_before_validation"]
+        self.num_resumed = state["num_used"]
 
     def remember_schedules(self) -> None:
         """Remember what Lightning changes between its restart and the first batch."""
-        configs = self._trainer.lr_scheduler_configs if self._is_resuming else ()
+        configs = self._trainer.lr_scheduler_configs if self.is_resuming else ()
         self._schedules = [(each.scheduler, dict(each.scheduler.state_dict())) for each in configs]
         self._num_stepped = self._trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
 
@@ -238,7 +266,7 @@ class _Place:
 
     def begin_batch(self) -> None:
         """Note that a batch begins; the first one after a resume begins with the state of the save."""
-        if self._is_resuming:
+        if self.is_resuming:
             self._settle()
             if not self.is_before_validation:
                 self.restore_randomness()
@@ -253,13 +281,13 @@ class _Place:
 
     def begin_validation(self) -> None:
         """Note that a validation begins between two batches."""
-        if self._is_resuming:
+        if self.is_resuming:
             self._settle()
         self.is_before_validation = True
 
     def _settle(self) -> None:
         """End Lightning's restart, which would last until the epoch ends and leave out its schedulers."""
-        self._is_resuming = False
+        self.is_resuming = False
         self._trainer.fit_loop.restarting = False
 
 
@@ -313,7 +341,7 @@ class _SessionLogger(Logger):  # type: ignore[misc]  # as above
     def version(self) -> int:
         return 0
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self._run.log(**metrics)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -82,8 +81,8 @@ class ReplayedLoader:
             for _ in range(resumed["used"]):
                 if self._fetch_as_then(iterator, resumed["moments"]) is _END:
                     raise SessionError(
-                        f"the loader ended after {self._num_fetched} batches, but {resumed['used']} were consumed"
-                        " before the checkpoint: is it the same dataset?"
+                        f"the loader ended after {self._num_fetched} batches, but {resumed['used']} were"
+                        " consumed before the checkpoint: is it the same dataset?"
                     )
         last = max((number for number, _ in resumed["moments"]), default=0)
         while self._num_fetched < last:

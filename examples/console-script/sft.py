@@ -1,11 +1,11 @@
-"""Stands in for a console script such as ms-swift's ``swift sft``: arguments in, the Trainer of transformers within.
+"""Stands in for a console script such as ms-swift's ``swift sft``, with transformers' Trainer within.
 
-It knows nothing of cloudspot. Like most such programs it writes ``output_dir/checkpoint-N``, and goes on from the newest
-one if it is told to, which its last lines do.
+It knows nothing of cloudspot. Like most such programs it writes ``output_dir/checkpoint-N``, and goes on from
+the newest one if it is told to, as ``main`` does.
 """
 
-import os
 import time
+from pathlib import Path
 
 import torch
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
@@ -27,11 +27,15 @@ def main():
     arguments.report_to = []
     torch.manual_seed(0)
     model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+        LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
+        )
     )
     trainer = Trainer(model=model, args=arguments, train_dataset=Words())
-    result = trainer.train(resume_from_checkpoint=get_last_checkpoint(arguments.output_dir) if os.path.isdir(arguments.output_dir) else None)
-    print(f"trained {result.global_step} steps, loss {trainer.state.log_history[-1]['train_loss']:.4f}", flush=True)
+    is_resumed = Path(arguments.output_dir).is_dir()
+    result = trainer.train(get_last_checkpoint(arguments.output_dir) if is_resumed else None)
+    loss = trainer.evaluate(torch.utils.data.Subset(Words(), range(64)))["eval_loss"]
+    print(f"trained {result.global_step} steps, loss {loss:.6f}", flush=True)
 
 
 if __name__ == "__main__":

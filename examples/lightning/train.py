@@ -1,5 +1,6 @@
 """A small network learns to read handwritten digits, with Lightning. What is cloudspot's is marked."""
 
+import os
 import sys
 
 import lightning
@@ -38,6 +39,8 @@ def main(epochs):
     labels = torch.tensor(digits.target, dtype=torch.int64)
     trainer = lightning.Trainer(
         max_epochs=epochs,
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),  # as many as torchrun has started
+        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
         callbacks=[SpotCallback()],  # cloudspot
         enable_checkpointing=False,  # the session saves
         enable_progress_bar=False,

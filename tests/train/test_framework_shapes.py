@@ -1,9 +1,12 @@
 """Shapes of trainings with transformers, Lightning and Accelerate: drained and resumed, each ends as undisturbed."""
 
+import json
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from cloudspot.train import handoff
 from cloudspot.train.checkpoint import weights_sha256
 
 pytestmark = [
@@ -71,6 +74,7 @@ def compare(framework_training, courier):
 
 def hf_main(tmp_path, *, callbacks=(), **arguments):
     import transformers
+
     from cloudspot.train.hf import SpotCallback
 
     def main():
@@ -146,6 +150,7 @@ def test_early_stopping_counts_over_a_resume(compare, tmp_path):
 
 def test_a_trainer_with_a_checkpoint_of_its_own_is_refused(framework_training, tmp_path):
     import transformers
+
     from cloudspot.train.errors import SessionError
     from cloudspot.train.hf import SpotCallback
 
@@ -154,20 +159,22 @@ def test_a_trainer_with_a_checkpoint_of_its_own_is_refused(framework_training, t
             transformers.LlamaConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
         )
         trainer = transformers.Trainer(
-            model=model, args=transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True)
+            model=model,
+            args=transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True),
         )
         SpotCallback(trainer)
         trainer.train(resume_from_checkpoint=True)
 
-    with pytest.raises(SessionError, match="call trainer.train\\(\\) without"):
+    with pytest.raises(SessionError, match=r"call trainer.train\(\) without"):
         framework_training({}).run(main)
 
 
 # --- Lightning ---------------------------------------------------------------------------------------
 
 
-def lightning_main(*, plateau=None, data=Noisy, **arguments):
+def lightning_main(*, plateau=None, logs_means=False, data=Noisy, **arguments):
     import lightning
+
     from cloudspot.train.lightning import SpotCallback
 
     class Net(lightning.LightningModule):
@@ -179,7 +186,9 @@ def lightning_main(*, plateau=None, data=Noisy, **arguments):
             return (self.net(batch[0]) - batch[1]).square().mean()
 
         def training_step(self, batch, _):
-            return self.loss(batch)
+            loss = self.loss(batch)
+            self.log("loss", loss, on_epoch=logs_means)
+            return loss
 
         def validation_step(self, batch, _):
             self.log("validation", self.loss(batch))
@@ -227,12 +236,43 @@ def test_what_a_trainer_of_lightning_learns_is_as_undisturbed(compare, arguments
     assert final["left_early"] is (arguments.get("data") is Stream)
 
 
+def test_means_of_a_resumed_epoch_are_told_from_whole_ones(framework_training, courier, caplog):
+    main, hooks = lightning_main(logs_means=True)
+    training = framework_training(hooks)
+    assert not training.run(main, drain_at=4)
+    step = courier.drained()["step"]
+    assert training.run(main, restore=courier.carry(step))
+    (told,) = [each.message for each in caplog.records if "leave out" in each.message]
+    assert told == (
+        f"the means of this epoch leave out its first {step} batches, from before the resume: loss"
+    )
+
+
+def test_another_number_of_ranks_is_refused(framework_training, courier):
+    from cloudspot.train.errors import SessionError
+
+    main, hooks = lightning_main()
+    training = framework_training(hooks)
+    assert not training.run(main, drain_at=4)
+    restore = courier.carry(courier.drained()["step"])
+    manifest = restore / handoff.RESTORE_MANIFEST
+    saved = json.loads(manifest.read_text())
+    first = saved["parts"][0]
+    second = {**first, "rank": 1, "seal": {**first["seal"], "rank": 1, "items": []}}
+    for part in (first, second):
+        part["seal"]["world_size"] = 2
+    handoff.write_json(manifest, {**saved, "world_size": 2, "parts": [first, second]})
+    with pytest.raises(SessionError, match="was not saved by 1 ranks"):
+        training.run(main, restore=restore)
+
+
 # --- Accelerate --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("every", "data"), [(1, Noisy), (4, Noisy), (1, Stream)])
 def test_prepared_loaders_resume_at_the_very_batch(compare, every, data):
     import accelerate
+
     from cloudspot.train import accelerate as spot_accelerate
 
     class Loop:
@@ -266,6 +306,7 @@ def test_prepared_loaders_resume_at_the_very_batch(compare, every, data):
 def test_an_accelerator_that_knows_of_one_process_of_two_is_refused(monkeypatch):
     """On CPUs, ``accelerate launch`` starts two, and each trains for itself."""
     import accelerate
+
     from cloudspot.train import accelerate as spot_accelerate
     from cloudspot.train.distributed import World
     from cloudspot.train.errors import SessionError
@@ -275,5 +316,7 @@ def test_an_accelerator_that_knows_of_one_process_of_two_is_refused(monkeypatch)
         spot_accelerate.session(accelerator)
     accelerator.prepare(net())
     monkeypatch.setattr(spot_accelerate, "current_world", lambda: World(0, 2, 0, 2))
-    with pytest.raises(SessionError, match="2 processes were started, and the accelerator takes itself for 1"):
+    with pytest.raises(
+        SessionError, match="2 processes were started, and the accelerator takes itself for 1"
+    ):
         spot_accelerate.session(accelerator)
