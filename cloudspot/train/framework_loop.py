@@ -73,8 +73,8 @@ def check_world(run: Session, *, is_resumed: bool) -> None:
     """
     if run.resumed and not is_resumed:
         raise SessionError(
-            f"the checkpoint was not saved by {run.world_size} ranks, and a Trainer's steps are batches of all"
-            " ranks: with SpotCallback, keep nodes and procs_per_node as they were"
+            f"the checkpoint was not saved by {run.world_size} ranks, and a Trainer's steps are batches of"
+            " all ranks: with SpotCallback, keep nodes and procs_per_node as they were"
         )
 
 

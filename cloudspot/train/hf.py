@@ -268,7 +268,7 @@ class _TrainerStates:
 
 
 class _Place:
-    """Where this rank's training stands: its data, random state and sums. The session takes it for a loader."""
+    """Where this rank's training stands: its data, random state and sums. To the session it is a loader."""
 
     is_framework = True
 

@@ -37,7 +37,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         trainer = lightning.Trainer(callbacks=[SpotCallback()])
 
     The training is a session, whose steps are batches: between two of them, where no gradient waits, all
-    ranks agree where to save and leave. What is logged is logged. Without cloudspot the callback does nothing.
+    ranks agree where to save and leave. What is logged is logged. Without cloudspot it does nothing.
     """
 
     def __init__(self) -> None:
