@@ -455,11 +455,13 @@ class Provider(ABC):
         """
         return None
 
-    def check_adopted(self, job_id: str, *, store_url: str, sha256: str) -> None:
+    def check_adopted(self, job_id: str, *, store_url: str, sha256: str, is_resumed: bool = False) -> None:
         """Refuse to drive the job from this computer unless it was adopted; called by each driver of it.
 
         For a provider whose machines are the driver's own computer: whoever can write to a store would
-        otherwise choose what runs here. By default all jobs are driven, since their machines are elsewhere.
+        otherwise choose what runs here. Released, the job runs here again only if it is adopted anew;
+        ``is_resumed`` asks whether it ran here before. By default all jobs are driven, since their machines
+        are elsewhere.
 
         Raises:
             NotAdopted: the job was not adopted here, or with another submission.

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from sessions import put_session_checkpoint
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import CheckpointId, Chunk, Commit, File, Part
@@ -154,6 +156,25 @@ def test_the_reader_of_the_page_reads_a_real_checkpoint(reader, trained):
         for name, tensor in values.items():
             np.testing.assert_array_equal(state["optimizer"]["state"][index][name], tensor.numpy())
     assert reader.read_checkpoint(bucket, "digits-7k3f", 40).keys() == state.keys()
+
+
+def test_the_reader_puts_a_sharded_model_together(reader, tmp_path):
+    full = {"weight": torch.randn(5, 3, 2), "half": torch.randn(1, 4).bfloat16(), "scale": torch.tensor(2.5)}
+
+    def make():
+        mesh = init_device_mesh("cpu", (3,))
+        model = torch.nn.Module()
+        for name, tensor in full.items():
+            places = [Shard(0) if tensor.ndim else Replicate()]
+            model.register_buffer(f"b_{name}", distribute_tensor(tensor, mesh, places, src_data_rank=None))
+        return {"model": model}
+
+    store, scratch = FileStore(f"file://{tmp_path}/bucket"), tmp_path / "ranks"
+    put_session_checkpoint(store, "digits-7k3f", CheckpointId(1, 9), make, scratch=scratch, world_size=3)
+    found = reader.read_checkpoint(tmp_path / "bucket", "digits-7k3f")["model"]
+    assert found.keys() == {f"b_{name}" for name in full}
+    for name, tensor in full.items():
+        np.testing.assert_array_equal(found[f"b_{name}"], tensor.float().numpy(), err_msg=name)
 
 
 def test_the_reader_finds_a_flipped_bit(reader, trained):

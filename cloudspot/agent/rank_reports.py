@@ -32,6 +32,7 @@ class RankEnded(msgspec.Struct, frozen=True, kw_only=True):
 
     step: Tally
     weights_sha256: str | None
+    are_weights_sharded: bool = False
     left_early: bool = False
     planned: Tally | None = None
 

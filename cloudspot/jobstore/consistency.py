@@ -12,6 +12,7 @@ from cloudspot.jobstore.records import (
     Generation,
     Intent,
     JournalRecord,
+    Moved,
     Notice,
     Resumed,
     Suspended,
@@ -38,6 +39,8 @@ def check_journal(job_id: str, journal: Sequence[JournalRecord]) -> None:
         elif isinstance(record, Resumed):
             fits = record.resumption == resumed + 1 and opened == closed
             resumed, has_ended = record.resumption, False
+        elif isinstance(record, Moved):
+            fits = has_ended
         elif isinstance(record, Suspended):
             fits = opened == closed and not has_ended
         else:
@@ -55,6 +58,8 @@ def _described(record: JournalRecord) -> str:
         return f"it is resumption {record.resumption}"
     if isinstance(record, Suspended):
         return "it suspends the job"
+    if isinstance(record, Moved):
+        return "it moves the job"
     return "it ends the job"
 
 

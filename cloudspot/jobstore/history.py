@@ -17,6 +17,7 @@ from cloudspot.jobstore.records import (
     Heartbeat,
     Intent,
     JournalRecord,
+    Moved,
     Notice,
     Resumed,
     Slot,
@@ -97,6 +98,12 @@ class History:
     def current_launches(self) -> tuple[LaunchHistory, ...]:
         """Return the launches since the job was last resumed: those by which its future is judged."""
         return self.launches[max((n for n, turn in self.turns if isinstance(turn, Resumed)), default=0) :]
+
+    @cached_property
+    def moved_to(self) -> str | None:
+        """Return the URL of the only store in which the ended job may be resumed; None: it was not moved."""
+        newest = self.turns[-1][1] if self.turns else None
+        return newest.to if isinstance(newest, Moved) else None
 
     @cached_property
     def suspended(self) -> Suspended | None:

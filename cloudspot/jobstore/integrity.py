@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from cloudspot.disk.names import is_safe_name
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import Commit, Part
-from cloudspot.jobstore.seals import Seal, plan_digest, read_seal
+from cloudspot.jobstore.seals import Item, Seal, plan_digest, read_seal
+from cloudspot.train import boxes
 
 MAX_CHUNK_BYTES = 512 << 20
 """A chunk is read into memory as a whole."""
@@ -23,7 +24,8 @@ def check_commit(commit: Commit) -> None:
 
     Every part is valid by itself, each rank is there once and in order, and all belong to this checkpoint.
     The parts of a session were planned together: the items in the seals make the table of which every seal
-    holds the digest, so each item of the plan is there once.
+    holds the digest, so each item of the plan is there once. The shards of a tensor make it up, each element
+    once.
 
     Raises:
         CorruptData: the message names the checkpoint and the first problem.
@@ -119,12 +121,36 @@ def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
     digests = {seal.plan for seal in seals}
     if len(digests) != 1:
         yield "its parts were planned apart"
-    names = [item.name for seal in seals for item in seal.items]
-    if len(names) != len(set(names)):
-        twice = next(name for name in names if names.count(name) > 1)
-        yield f"it holds item {twice!r} twice"
+    shards: dict[str, list[Item]] = {}
+    whole: set[str] = set()
+    for seal in seals:
+        names = set()
+        for item in seal.items:
+            # A rank holds one shard of a tensor, and nobody holds what is there whole.
+            if item.name in whole or item.name in names or (item.name in shards and not item.is_shard):
+                yield f"it holds item {item.name!r} twice"
+            names.add(item.name)
+            if item.is_shard:
+                shards.setdefault(item.name, []).append(item)
+            else:
+                whole.add(item.name)
+    for name, items in shards.items():
+        yield from _shard_problems(name, items)
     if digests != {plan_digest(seals)}:
         yield "its items are not those that were planned"
+
+
+def _shard_problems(name: str, items: Sequence[Item]) -> Iterator[str]:
+    first = items[0]
+    itemsizes = {item.nbytes // math.prod(item.shape) for item in items if math.prod(item.shape) > 0}
+    if first.global_shape is None or any(item.global_offset is None for item in items):
+        yield f"its shards of {name!r} lack a global_shape or a global_offset"
+    elif {(item.dtype, item.global_shape) for item in items} != {(first.dtype, first.global_shape)}:
+        yield f"its shards of {name!r} are of different tensors"
+    elif (problem := boxes.problem([item.box for item in items], first.global_shape)) is not None:
+        yield f"its shards of {name!r} have {problem}"
+    elif len(itemsizes) > 1:
+        yield f"its shards of {name!r} have elements of {sorted(itemsizes)} bytes"
 
 
 def _file_problems(part: Part) -> Iterator[str]:

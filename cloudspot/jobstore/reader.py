@@ -26,6 +26,7 @@ from cloudspot.jobstore.records import (
     Heartbeat,
     Intent,
     JournalRecord,
+    Moved,
     Notice,
     Resumed,
     Slot,
@@ -69,6 +70,13 @@ def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
     if summary is not None and summary.job_id != job_id:
         raise CorruptData(f"{keys.summary(job_id)} holds the summary of job {summary.job_id!r}")
     return summary
+
+
+def _standing_end(journal: Sequence[JournalRecord]) -> Finished | None:
+    for record in reversed(journal):
+        if not isinstance(record, Moved):
+            return record if isinstance(record, Finished) else None
+    return None
 
 
 def job_file_of(submission: Submission) -> JobSpec:
@@ -152,7 +160,7 @@ class HistoryReader:
             launches=tuple(self._fold_launch(intent, closed.get(intent.launch)) for intent in intents),
             generations=self._generations,
             commits=commits,
-            finished=journal[-1] if journal and isinstance(journal[-1], Finished) else None,
+            finished=_standing_end(journal),
             num_records=len(journal),
             turns=turns,
         )

@@ -189,7 +189,14 @@ class Resumed(_Written, frozen=True, kw_only=True, tag="resumed"):
     """See ``submission.hash_of``."""
 
 
-Turn = Finished | Suspended | Resumed
+class Moved(_Written, frozen=True, kw_only=True, tag="moved"):
+    """The job, which has ended, goes on in another store or not at all: no copy elsewhere may be resumed."""
+
+    to: str
+    """That store's URL in its one form."""
+
+
+Turn = Finished | Suspended | Resumed | Moved
 """What the journal holds beside launches."""
 JournalRecord = Intent | Closed | Turn
 
@@ -342,6 +349,8 @@ class Final(msgspec.Struct, frozen=True, kw_only=True):
     step: Tally | None
     """None: the script had no session, so steps were not counted."""
     weights_sha256: str | None
+    are_weights_sharded: bool = False
+    """Whether there is no hash because no rank held all of the weights."""
     metrics: dict[str, float]
     left_early: bool = False
     """Whether the script has left its loop before the end."""

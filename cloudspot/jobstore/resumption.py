@@ -23,7 +23,7 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import mark_live, unmark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import Resumed, StagedAgent, Submission, new_nonce
+from cloudspot.jobstore.records import Moved, Resumed, StagedAgent, Submission, new_nonce
 from cloudspot.jobstore.submission import (
     agent_key,
     check_secrets,
@@ -38,13 +38,18 @@ if TYPE_CHECKING:
     from cloudspot.boot.agentarchive import AgentArchive
 
 
-def check_resumable(history: History) -> None:
-    """Check that nothing of the job runs, and that it has something left to do.
+def check_resumable(store: ObjectStore, history: History) -> None:
+    """Check that nothing of the job runs, that it has something left to do, and may do it in this store.
 
     Raises:
-        CloudspotError: it has succeeded, or a launch of it is open.
+        CloudspotError: it has succeeded, was moved to another store, or a launch of it is open.
     """
     job_id, launch = history.submission.job_id, history.open_launch
+    if history.moved_to not in {None, store.canonical_url}:
+        raise CloudspotError(
+            f"job {job_id!r} was moved to {history.moved_to}, and goes on there only: "
+            f"cloudspot resume {job_id} --store {history.moved_to}"
+        )
     if history.finished is not None and history.finished.outcome == "succeeded":
         raise CloudspotError(
             f"job {job_id!r} has succeeded, so there is nothing to resume; begin a new job from one of its "
@@ -75,7 +80,7 @@ def resume(
         SpecError: a secret is not set in ``environ``.
         TransientError: the store failed. Whether the job was resumed shows in its records.
     """
-    check_resumable(history)
+    check_resumable(store, history)
     check_secrets(spec.run.secrets, environ)
     store = patient(store)
     submission = _next_submission(history, spec, provider, agent)
@@ -109,6 +114,22 @@ def resume(
         unmark_live(store, before.job_id, before.writer)
         delete_secrets(store, before.job_id, resumption=before.resumption)
     return submission
+
+
+def move_away(store: ObjectStore, history: History, to: ObjectStore) -> bool:
+    """Let the ended job be resumed in the store ``to`` alone, from now on; return False if the race was lost.
+
+    It has to be copied there after this. A job that was to be moved there already is left as it is.
+
+    Raises:
+        CloudspotError: as ``check_resumable``.
+    """
+    if history.moved_to == to.canonical_url:
+        return True
+    check_resumable(store, history)
+    assert history.finished is not None, "a job that has not ended is finished first"
+    record = Moved(to=to.canonical_url, at=datetime.now(timezone.utc), writer=new_nonce())
+    return Journal(store, history.submission.job_id).append(record, history.num_records + 1)
 
 
 def _next_submission(

@@ -13,7 +13,9 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError, CorruptData
@@ -24,6 +26,7 @@ from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Commit
 from cloudspot.jobstore.tensors import StoredTensor, num_elements
+from cloudspot.train.boxes import Runs
 
 DTYPES: Mapping[str, tuple[str, int]] = {
     "bool": ("BOOL", 1),
@@ -154,27 +157,58 @@ class _Index:
     """Finds where the bytes of a chunk belong in the file."""
 
     def __init__(self, tensors: Sequence[StoredTensor], begins: Mapping[str, int]) -> None:
-        self._runs: dict[int, list[tuple[int, int, int]]] = {}
-        """By rank: offset in the part, bytes, offset in the file; tied weights are neighbours."""
+        self._pieces: dict[int, list[_Piece]] = {}
+        """By rank; tied weights are neighbours."""
         for tensor in tensors:
             if tensor.nbytes:
-                run = (tensor.offset, tensor.nbytes, begins[tensor.name])
-                self._runs.setdefault(tensor.rank, []).append(run)
-        for runs in self._runs.values():
-            runs.sort()
+                itemsize = tensor.nbytes // num_elements(tensor)
+                for piece in tensor.pieces:
+                    target = _Target(Runs(piece.box, tensor.shape), itemsize, begins[tensor.name])
+                    found = _Piece(piece.offset, piece.offset + piece.nbytes, target)
+                    self._pieces.setdefault(piece.rank, []).append(found)
+        for pieces in self._pieces.values():
+            pieces.sort(key=lambda each: (each.begin, each.end))
 
     def places(self, stored: StoredChunk, offset: int, length: int) -> Iterator[tuple[int, int, int]]:
         """Yield runs of a block of a chunk: offset in the block, length, offset in the file."""
-        runs = self._runs.get(stored.part.rank, [])
+        pieces = self._pieces.get(stored.part.rank, [])
         low = stored.start + offset
         high = low + length
         # Items of a part do not overlap, so their ends are in order too.
-        first = bisect.bisect_right(runs, low, key=lambda run: run[0] + run[1])
-        for begin, nbytes, target in runs[first:]:
-            if begin >= high:
+        first = bisect.bisect_right(pieces, low, key=lambda piece: piece.end)
+        for number in range(first, len(pieces)):
+            piece = pieces[number]
+            if piece.begin >= high:
                 return
-            start, end = max(begin, low), min(begin + nbytes, high)
-            yield start - low, end - start, target + start - begin
+            start, end = max(piece.begin, low), min(piece.end, high)
+            for at, count, target in piece.target.extents(start - piece.begin, end - piece.begin):
+                yield piece.begin + at - low, count, target
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where the bytes of a piece go: in runs, unless only a first dimension is divided."""
+
+    runs: Runs
+    itemsize: int
+    begin: int
+    """Of the tensor in the file."""
+
+    def extents(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield extents of some of the piece's bytes: offset in the piece, length, offset in the file."""
+        nbytes = self.runs.length * self.itemsize
+        while start < end:
+            number, skipped = divmod(start, nbytes)
+            count = min(nbytes - skipped, end - start)
+            yield start, count, self.begin + self.runs.start(number) * self.itemsize + skipped
+            start += count
+
+
+class _Piece(NamedTuple):
+    begin: int
+    """Offset in the part."""
+    end: int
+    target: _Target
 
 
 @contextmanager

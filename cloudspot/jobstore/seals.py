@@ -12,10 +12,11 @@ import msgspec
 from cloudspot.decoding import EARLIEST, LATEST, NodeCount, OrdinalOrZero, Rank, Seconds, Tally, convert
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import Part
+from cloudspot.train.boxes import Box
 
 
-class Item(msgspec.Struct, frozen=True):
-    """A tensor's line in a seal."""
+class Item(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line in a seal: a tensor, or one rank's shard of it."""
 
     name: str
     dtype: str
@@ -24,6 +25,20 @@ class Item(msgspec.Struct, frozen=True):
     offset: Tally
     """Bytes from the beginning of the part."""
     nbytes: Tally
+    global_shape: tuple[Tally, ...] | None = None
+    """Of the tensor that this is a shard of; None: it is a whole tensor."""
+    global_offset: tuple[Tally, ...] | None = None
+    """Where in that tensor the shard begins."""
+
+    @property
+    def is_shard(self) -> bool:
+        """Return whether it is one rank's shard of a tensor."""
+        return self.global_shape is not None or self.global_offset is not None
+
+    @property
+    def box(self) -> Box:
+        """Return what of its tensor it is."""
+        return Box((0,) * len(self.shape) if self.global_offset is None else self.global_offset, self.shape)
 
 
 class Seal(msgspec.Struct, frozen=True, kw_only=True):

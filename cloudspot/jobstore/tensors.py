@@ -10,9 +10,22 @@ from typing import Any
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore.records import Commit
 from cloudspot.jobstore.seals import Item, read_seal
+from cloudspot.train.boxes import Box
 
 WRAPPER = "module."
 """DistributedDataParallel puts this before every name if a script saves the wrapper's own state."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where the bytes of a box of a tensor are."""
+
+    box: Box
+    rank: int
+    """Whose part holds it."""
+    offset: int
+    """Bytes from the beginning of the part."""
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -24,11 +37,13 @@ class StoredTensor:
     dtype: str
     """torch's name, such as ``float32``."""
     shape: tuple[int, ...]
-    rank: int
-    """Whose part holds it."""
-    offset: int
-    """Bytes from the beginning of the part."""
-    nbytes: int
+    pieces: tuple[Piece, ...]
+    """They make up the tensor; several if it was sharded."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all pieces."""
+        return sum(piece.nbytes for piece in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -73,7 +88,7 @@ def choose(commit: Commit, *, only: str | None = None, whole: bool = False) -> S
     items = _items(commit)
     state: dict[str, Any] = shared["state"]
     if whole:
-        tensors = tuple(_stored(name, place) for name, place in items.items())
+        tensors = tuple(_stored(name, pieces) for name, pieces in items.items())
         return Selection(tuple(state), tensors, ())
     objects = _objects(commit, state, shared["models"], only)
     found: list[StoredTensor] = []
@@ -108,13 +123,19 @@ def _objects(
     return tuple(models)
 
 
-def _items(commit: Commit) -> dict[str, tuple[int, Item]]:
-    return {item.name: (part.rank, item) for part in commit.parts for item in read_seal(part).items}
+def _items(commit: Commit) -> dict[str, list[tuple[int, Item]]]:
+    found: dict[str, list[tuple[int, Item]]] = {}
+    for part in commit.parts:
+        for item in read_seal(part).items:
+            found.setdefault(item.name, []).append((part.rank, item))
+    return found
 
 
-def _stored(name: str, place: tuple[int, Item]) -> StoredTensor:
-    rank, item = place
-    return StoredTensor(name, item.dtype, item.shape, rank, item.offset, item.nbytes)
+def _stored(name: str, places: Sequence[tuple[int, Item]]) -> StoredTensor:
+    _, first = places[0]
+    shape = first.shape if first.global_shape is None else first.global_shape
+    pieces = tuple(Piece(item.box, rank, item.offset, item.nbytes) for rank, item in places)
+    return StoredTensor(name, first.dtype, shape, pieces)
 
 
 def _leaves(path: str, tree: Any) -> Iterator[tuple[str, str | None]]:

@@ -23,10 +23,13 @@ from cloudspot.local.home import HOME, state_home
 
 _KEY = "key"
 _KEY_BYTES = 32
+_ENDED = b"ended"
 
 
 def note_job(job_id: str, *, store_url: str, sha256: str) -> None:
     """Note that the job, with this submission too, may run here; safe to repeat. The first makes the key.
+
+    It may have ended before: then this lets it run again.
 
     Raises:
         SpecError: the directory of the notes is open to others, or cannot be written.
@@ -38,21 +41,39 @@ def note_job(job_id: str, *, store_url: str, sha256: str) -> None:
             if not (directory / _KEY).exists():
                 write_whole(directory / _KEY, secrets.token_bytes(_KEY_BYTES), mode=0o600)
             noted = (_read(_note(job_id, store_url)) or b"").split()
-            text = b"\n".join([*noted, sha256.encode("ascii")])
+            text = b"\n".join([*(line for line in noted if line != _ENDED), sha256.encode("ascii")])
             write_whole(directory / _note(job_id, store_url), text, mode=0o600)
 
 
-def check_job(job_id: str, *, store_url: str, sha256: str) -> None:
-    """Refuse a job that was not noted, or not with this submission.
+def end_job(job_id: str, *, store_url: str) -> None:
+    """Note that the job has ended; one that is not noted is left alone. Raises as ``note_job`` does.
+
+    What ran here stays known, for whoever resumes it. But no driver runs it: whoever can write to the store
+    could take its end back.
+    """
+    with _usable():
+        note = _note(job_id, store_url)
+        noted = _read(note)
+        if noted is not None and _ENDED not in noted.split():
+            write_whole(_directory() / note, noted + b"\n" + _ENDED, mode=0o600)
+
+
+def check_job(job_id: str, *, store_url: str, sha256: str, is_resumed: bool = False) -> None:
+    """Refuse a job that was not noted, or not with this submission, or that has ended and is not resumed.
 
     Raises:
         NotAdopted: it may not run here.
         SpecError: as in ``note_job``.
     """
     noted = _read(_note(job_id, store_url))
-    if noted is not None and sha256.encode() in noted.split():
+    lines = [] if noted is None else noted.split()
+    if sha256.encode() in lines and (is_resumed or _ENDED not in lines):
         return
-    found = "was not submitted from here" if noted is None else "is not as it was submitted from here"
+    found = "was not submitted from here"
+    if sha256.encode() in lines:
+        found = "has ended here, and was not resumed from here"
+    elif lines:
+        found = "is not as it was submitted from here"
     raise NotAdopted(
         f"job {job_id!r} in {store_url} {found} (state home {state_home()}), and machines of provider "
         "'local' are processes of the computer that drives them; if you trust its code, run it here with: "

@@ -92,8 +92,8 @@ class LocalProvider(Provider):
     def adopt(self, job_id: str, *, store_url: str, sha256: str) -> None:
         own_jobs.note_job(job_id, store_url=store_url, sha256=sha256)
 
-    def check_adopted(self, job_id: str, *, store_url: str, sha256: str) -> None:
-        own_jobs.check_job(job_id, store_url=store_url, sha256=sha256)
+    def check_adopted(self, job_id: str, *, store_url: str, sha256: str, is_resumed: bool = False) -> None:
+        own_jobs.check_job(job_id, store_url=store_url, sha256=sha256, is_resumed=is_resumed)
 
     def default_store(self) -> str | None:
         """Return a directory beside the machines."""

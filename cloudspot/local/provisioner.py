@@ -166,6 +166,10 @@ class LocalProvisioner(Provisioner):
                     # If it has no supervisor to obey:
                     machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
 
+    def release(self, job_id: str, *, store_url: str = "") -> None:
+        """Note that the job has ended: no driver runs it here until somebody resumes it."""
+        own_jobs.end_job(job_id, store_url=store_url)
+
     def offers(self, resources: Resources) -> Sequence[Offer]:
         """Return the made-up offers of each zone.
 

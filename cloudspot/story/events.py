@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Generation, Resumed, Suspended, Turn
+from cloudspot.jobstore.records import Generation, Moved, Resumed, Suspended, Turn
 from cloudspot.story.outcomes import own_exit
 
 
@@ -27,6 +27,7 @@ class EventKind(enum.Enum):
     JOB_FINISHED = "the job is over"
     SUSPENDED = "the job has waited for as long as it may, and runs again once there is capacity"
     RESUMED = "somebody has resumed the job"
+    MOVED = "somebody has moved the job to another store"
     WAITING = "the controller waits before the next launch"
     WARNED = "something that the user should know"
 
@@ -74,6 +75,8 @@ def _turned(turn: Turn) -> Event:
         return Event(EventKind.SUSPENDED, f"job suspended{_because(turn.detail)}", turn.at)
     if isinstance(turn, Resumed):
         return Event(EventKind.RESUMED, "job resumed: it goes on from its newest checkpoint", turn.at)
+    if isinstance(turn, Moved):
+        return Event(EventKind.MOVED, f"job moved to {turn.to}", turn.at)
     return Event(EventKind.JOB_FINISHED, f"job {turn.outcome}{_because(turn.detail)}", turn.at, turn.outcome)
 
 

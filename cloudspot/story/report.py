@@ -16,6 +16,7 @@ from cloudspot.jobstore.records import (
     Finished,
     Generation,
     Heartbeat,
+    Moved,
     Resumed,
     Summary,
     Turn,
@@ -97,7 +98,8 @@ def show_json(
 
 def _turn(turn: Turn) -> dict[str, Any]:
     what = turn.outcome if isinstance(turn, Finished) else turn.__struct_config__.tag
-    return {"what": what, "at": _time(turn.at), "detail": "" if isinstance(turn, Resumed) else turn.detail}
+    said = turn.to if isinstance(turn, Moved) else "" if isinstance(turn, Resumed) else turn.detail
+    return {"what": what, "at": _time(turn.at), "detail": said}
 
 
 def _last_commit(checkpoint: CheckpointId, commit: Commit | None, *, verified: bool | None) -> dict[str, Any]:
@@ -133,6 +135,8 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
 def detail(history: History) -> str:
     """Return why the job is in its state, in one line; empty if there is nothing to say."""
     end = _end(history)
+    if history.moved_to is not None:
+        return f"moved to {history.moved_to}"
     if end is not None:
         return end.detail
     last = history.current_launches[-1] if history.current_launches else None
@@ -176,6 +180,7 @@ def _final(history: History) -> dict[str, Any] | None:
                 return {
                     "step": newest.step if step is None and newest is not None else step,
                     "weights_sha256": one.final.weights_sha256,
+                    "are_weights_sharded": one.final.are_weights_sharded,
                     "metrics": dict(one.final.metrics) or _reported_metrics(history),
                 }
     return None

@@ -61,7 +61,9 @@ def session(
     rank, so the result is not bit-equal.
 
     Args:
-        model: An ``nn.Module``; wrappers (DistributedDataParallel, torch.compile) are seen through.
+        model: An ``nn.Module``; wrappers (DistributedDataParallel, torch.compile) are seen through. It may be
+            sharded (``fully_shard``, tensor parallelism), over device meshes that are slices of one of all
+            ranks: each rank saves what it holds, and any number of ranks can resume.
         optimizer: A ``torch.optim.Optimizer``.
         scheduler: A learning-rate scheduler.
         dataloader: A loader that knows its own position (torchdata's StatefulDataLoader); iterate
@@ -69,12 +71,12 @@ def session(
         scaler: A ``torch.amp.GradScaler``.
         exact: With three or more ranks, require a DistributedDataParallel whose buckets do not change
             after the first step, so that resuming is bit-equal there too.
-        others: Further objects with ``state_dict`` and ``load_state_dict`` that are equal on all ranks,
-            under names of your choice.
+        others: Further objects with ``state_dict`` and ``load_state_dict`` that are equal on all ranks, or
+            sharded over them, under names of your choice.
 
     Raises:
-        SessionError: an object cannot be saved (FSDP and other sharded state is not supported yet), or
-            the process has a session already.
+        SessionError: an object cannot be saved (as ``FullyShardedDataParallel``, the first FSDP), or the
+            process has a session already.
         CheckpointError: the restored checkpoint is malformed or does not fit the objects.
     """
     from cloudspot.train.opening import open_session

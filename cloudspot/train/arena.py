@@ -111,7 +111,7 @@ class Slot:
                 on_device.append((view, tensor))
         if on_device:
             last = placements[-1]
-            self._write_from_devices(on_device, last.offset + last.item.nbytes)
+            self._write_from_devices(on_device, last.offset + last.nbytes)
 
     def close(self) -> None:
         """Forget the mapping; the file stays for the agent."""
@@ -119,9 +119,8 @@ class Slot:
         self.capacity = 0
 
     def _view(self, placement: Placement) -> Any:
-        item = placement.item
-        data = self._bytes[placement.offset : placement.offset + item.nbytes]
-        return data.view(getattr(torch, item.dtype)).view(item.shape)
+        data = self._bytes[placement.offset : placement.offset + placement.nbytes]
+        return data.view(getattr(torch, placement.item.dtype)).view(placement.shape)
 
     def _write_from_devices(self, copies: list[tuple[Any, Any]], nbytes: int) -> None:
         if copies[0][1].device.type != "cuda":

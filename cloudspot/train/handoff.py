@@ -58,6 +58,7 @@ Without a session the signal would end the process: send it only to the process 
 """
 
 RESTORE_MANIFEST = "restore.json"
+SEAL_FORMAT = 1
 PROGRESS = struct.Struct("<qqq")
 _SEAL = re.compile(r"(seal|taken)-(\d+)-(\d+)-(\d+)\.json")
 
@@ -142,7 +143,8 @@ def publish_held(handoff: Path) -> None:
 #   nbytes      how many of its first bytes are the part
 #   plan        hex digest of the table of all ranks' items: parts of one checkpoint must agree
 #   items       [{"name", "dtype", "shape", "offset", "nbytes"}, ...] of this rank's part, by offset
-#               and without holes; "dtype" is torch's name, bytes are little-endian
+#               and without holes; "dtype" is torch's name, bytes are little-endian. The shard of a tensor has
+#               "global_shape" and "global_offset" too: the tensor's shape, and where in it the shard begins
 #   objects     the JSON state that all ranks share, in every seal as it is small; readers take rank 0's:
 #               {"state": {object: tree}, "models": [names of objects that are modules], "seed", "position",
 #               "left"}
@@ -217,8 +219,9 @@ def metrics_path(handoff: Path, rank: int) -> Path:
 def final_path(handoff: Path) -> Path:
     """Return the file of rank 0 at the end of the loop, with its part sealed.
 
-    {"step", "weights_sha256", "left_early", "planned"}: "planned" is how many steps the loop was to have, or
-    null if that is not known.
+    {"step", "weights_sha256", "are_weights_sharded", "left_early", "planned"}: the hash is null without
+    a model, or if no rank holds all of it; "planned" is how many steps the loop was to have, or null if that
+    is not known.
     """
     return handoff / "final.json"
 

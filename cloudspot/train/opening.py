@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -11,13 +12,14 @@ from typing import Any
 
 import torch
 
-from cloudspot.train import checkpoint, handoff
+from cloudspot.train import checkpoint, handoff, sharding
 from cloudspot.train.checkpoint import Checkpoint
 from cloudspot.train.distributed import World, current_world
 from cloudspot.train.errors import SessionError
 from cloudspot.train.training import Session
 from cloudspot.train.uncaught_errors import tell_of_errors
 
+_log = logging.getLogger("cloudspot")
 _open_lock = threading.Lock()
 _open_handoffs: set[str] = set()
 
@@ -30,6 +32,8 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
     world = current_world()
     check_exact(tracked.get("model"), world, exact=exact)
     directory = os.environ.get(handoff.HANDOFF)
+    if directory is not None and world.rank == 0:
+        _warn_of_own_statistics(tracked)
     if directory is not None:
         with _open_lock:
             if directory in _open_handoffs:
@@ -42,6 +46,17 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
         session.connect(Path(directory))
         atexit.register(session.close)
     return session
+
+
+def _warn_of_own_statistics(tracked: Mapping[str, Any]) -> None:
+    for name, each in tracked.items():
+        found = sharding.own_statistics(each) if isinstance(each, torch.nn.Module) else []
+        if found:
+            _log.warning(
+                "session(%s=...) is sharded, and its %s has other statistics on each rank: checkpoints hold"
+                " rank 0's, so resuming is not exact; use SyncBatchNorm",
+                *(name, found[0]),
+            )
 
 
 def check_exact(model: Any, world: World, *, exact: bool) -> None:

@@ -1,8 +1,8 @@
-"""Which rank writes which tensor of a checkpoint, and where: a pure function of what every rank knows.
+"""Which rank writes what of a checkpoint, and where: a pure function of what every rank knows.
 
 Each rank computes the same plan by itself, so a save needs no collective. ``torch.distributed.checkpoint``
-plans with collectives, which hang when a rank dies, and is made for sharded state. Under DDP all ranks
-hold the same tensors, so a table of items is all that it takes.
+plans with collectives, which hang when a rank dies. A table of items is all that it takes: under DDP all
+ranks hold the same tensors, and of a sharded tensor every rank knows which rank holds which box.
 """
 
 from __future__ import annotations
@@ -10,9 +10,20 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from cloudspot.train.boxes import Box
+
+
+class Shard(NamedTuple):
+    """A box of a sharded tensor."""
+
+    box: Box
+    holders: tuple[int, ...]
+    """The ranks that hold it, ascending: several if it is replicated along a dimension of the mesh."""
 
 
 @dataclass(frozen=True)
@@ -27,33 +38,48 @@ class Item:
     """Bytes of one element."""
     pinned: bool = False
     """Rank 0 always writes it: it is a buffer of the model, in which ranks may differ."""
+    shards: tuple[Shard, ...] = ()
+    """The boxes that make up a DTensor; empty if it is none or has no elements: every rank holds all."""
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the tensor, packed."""
-        nbytes = self.itemsize
-        for length in self.shape:
-            nbytes *= length
-        return nbytes
+        return self.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The position of an item in its part."""
+    """The position of an item, or of one box of it, in a part."""
 
     item: Item
     offset: int
     """Bytes from the beginning of the part; a multiple of the item's element size."""
+    box: Box | None = None
+    """What of a sharded item lies here; None: all of it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of what lies here."""
+        return self.item.shape if self.box is None else self.box.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of what lies here, packed."""
+        return self.item.itemsize * math.prod(self.shape)
 
     def to_json(self) -> dict[str, Any]:
         """Return the item's line in a seal."""
-        return {
+        line = {
             "name": self.item.name,
             "dtype": self.item.dtype,
-            "shape": list(self.item.shape),
+            "shape": list(self.shape),
             "offset": self.offset,
-            "nbytes": self.item.nbytes,
+            "nbytes": self.nbytes,
         }
+        if self.box is not None:
+            line["global_shape"] = list(self.item.shape)
+            line["global_offset"] = list(self.box.offset)
+        return line
 
 
 @dataclass(frozen=True)
@@ -71,35 +97,51 @@ class Plan:
 def plan(
     items: Sequence[Item], *, world_size: int, avoid: Collection[int] = frozenset(), rooms: Sequence[int] = ()
 ) -> Plan:
-    """Spread the items, whose names are unique, over the ranks, whole and evenly by bytes.
+    """Spread the items, whose names are unique, over the ranks, evenly by bytes.
 
+    Items that every rank holds are spread whole. Of a sharded item, each box goes to a rank that holds it.
     The result does not depend on the order of the items. Ranks to ``avoid``, whose machines are about to go,
-    get nothing but what is pinned to them. That is ignored when it names every rank, or when a part would
-    outgrow its slot; ``rooms`` are the bytes that each rank's slots hold, if there is a limit.
+    get nothing but what is pinned to them and what no other rank holds. That is ignored when it names every
+    rank, or when a part would outgrow its slot; ``rooms`` are the bytes that each rank's slots hold, if there
+    is a limit.
     """
     table = sorted(items, key=lambda item: item.name)
     open_ranks = [rank for rank in range(world_size) if rank not in avoid] or list(range(world_size))
-    shares: list[list[Item]] = [[] for _ in range(world_size)]
-    shares[0] = [item for item in table if item.pinned]
-    loads = [(sum(item.nbytes for item in shares[rank]), rank) for rank in open_ranks]
-    heapq.heapify(loads)
+    shares: list[list[Placement]] = [[] for _ in range(world_size)]
+    shares[0] = [Placement(item, 0) for item in table if item.pinned]
+    loads = [sum(each.nbytes for each in share) for share in shares]
+    # First what few ranks hold, then the rest to even it out.
+    for placement, holders in _largest_first(table):
+        rank = min(set(holders).intersection(open_ranks) or holders, key=lambda each: (loads[each], each))
+        loads[rank] += placement.nbytes
+        shares[rank].append(placement)
+    heap = [(loads[rank], rank) for rank in open_ranks]
+    heapq.heapify(heap)
+    free = (item for item in table if not item.pinned and not item.shards)
     # The largest first, each to the rank with the least so far.
-    for item in sorted((i for i in table if not i.pinned), key=lambda i: (-i.nbytes, i.name)):
-        load, rank = loads[0]
-        heapq.heapreplace(loads, (load + item.nbytes, rank))
-        shares[rank].append(item)
+    for item in sorted(free, key=lambda i: (-i.nbytes, i.name)):
+        load, rank = heap[0]
+        heapq.heapreplace(heap, (load + item.nbytes, rank))
+        shares[rank].append(Placement(item, 0))
     parts, part_bytes = [], []
     for share in shares:
         # Wide elements first: every offset is a multiple of its element size, and there are no holes.
         placements, offset = [], 0
-        for item in sorted(share, key=lambda i: (-i.itemsize, i.name)):
-            placements.append(Placement(item, offset))
-            offset += item.nbytes
+        for each in sorted(share, key=lambda p: (-p.item.itemsize, p.item.name, p.box or ())):
+            placements.append(Placement(each.item, offset, each.box))
+            offset += each.nbytes
         parts.append(tuple(placements))
         part_bytes.append(offset)
     if avoid and rooms and any(nbytes > room for nbytes, room in zip(part_bytes, rooms, strict=True)):
         return plan(items, world_size=world_size)
     return Plan(tuple(parts), tuple(part_bytes), _digest(parts))
+
+
+def _largest_first(table: Sequence[Item]) -> Iterator[tuple[Placement, tuple[int, ...]]]:
+    """Yield the boxes of sharded items and who holds them; those that one rank alone holds come first."""
+    found = [(Placement(item, 0, box), holders) for item in table for box, holders in item.shards]
+    found.sort(key=lambda each: (len(each[1]) > 1, -each[0].nbytes, each[0].item.name, each[0].box))
+    yield from found
 
 
 def _digest(parts: Sequence[Sequence[Placement]]) -> str:

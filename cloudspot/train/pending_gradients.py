@@ -7,7 +7,10 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from cloudspot.train.sharding import fsdp_modules, has_unreduced_gradients, is_dtensor, local_of
 
 _log = logging.getLogger("cloudspot")
 
@@ -19,13 +22,17 @@ class PendingGradients:
     """Follows the steps of the tracked optimizers.
 
     An optimizer's gradients are pending at the end of a step if it did not step in it and some of its
-    parameters have gradients that have changed since it last did.
+    parameters have gradients that have changed since it last did. So are those that FSDP
+    has yet to reduce over the ranks.
     """
 
     def __init__(self, objects: Mapping[str, Any], *, rank: int) -> None:
         """Watch those of the tracked objects that are optimizers, until ``close``."""
         self._watched = [
             _Watched(name, each) for name, each in objects.items() if hasattr(each, "param_groups")
+        ]
+        self._fsdp_modules = [
+            (name, fsdp_modules(each)) for name, each in objects.items() if isinstance(each, torch.nn.Module)
         ]
         self._rank = rank
         self._num_pending = 0
@@ -50,6 +57,9 @@ class PendingGradients:
         if not self._watched:
             return True
         pending = [each.name for each in self._watched if each.is_pending()]
+        pending += [
+            name for name, modules in self._fsdp_modules if any(map(has_unreduced_gradients, modules))
+        ]
         self._num_pending = self._num_pending + 1 if pending else 0
         if self._num_pending < LONGEST_ACCUMULATION_STEPS:
             return not pending
@@ -91,7 +101,7 @@ class _Watched:
         self._has_stepped = True
         if self._needs_marks:
             self._marks = [
-                None if gradient is None else (weakref.ref(gradient), gradient._version)  # noqa: SLF001 - public in all but name
+                None if gradient is None else (weakref.ref(gradient), _version(gradient))
                 for gradient in self._gradients()
             ]
 
@@ -105,9 +115,18 @@ class _Watched:
             if gradient is None:
                 continue
             mark = marks[index] if marks is not None and index < len(marks) else None
-            if mark is None or mark[0]() is not gradient or mark[1] != gradient._version:  # noqa: SLF001
+            if mark is None or mark[0]() is not gradient or mark[1] != _version(gradient):
                 return True
         return False
 
     def _gradients(self) -> Iterator[Any]:
         return (each.grad for group in self._optimizer.param_groups for each in group["params"])
+
+
+def _version(gradient: Any) -> int:
+    """Return a number that grows with each change of the gradient."""
+    version: int = gradient._version  # noqa: SLF001 - public in all but name
+    # FSDP adds to what a DTensor holds, which the DTensor itself does not count as a change.
+    if is_dtensor(gradient):
+        version += local_of(gradient)._version  # noqa: SLF001
+    return version

@@ -11,7 +11,7 @@ from typing import Any
 from cloudspot.train import checkpoint
 from cloudspot.train.arena import Arena, Slot
 from cloudspot.train.boundary_marks import Description
-from cloudspot.train.handoff import write_json
+from cloudspot.train.handoff import SEAL_FORMAT, write_json
 from cloudspot.train.partition import Item, Plan, plan
 from cloudspot.train.rounds import INTERVAL, SaveOrder
 from cloudspot.train.tree import Json
@@ -129,7 +129,7 @@ class Saver:
         slot.write(placements, [state.tensors[placement.item.name] for placement in placements])
         seconds = time.monotonic() - started
         seal = {
-            "format": checkpoint.FORMAT,
+            "format": SEAL_FORMAT,
             "generation": self._arena.generation,
             "step": step,
             "rank": rank,

@@ -270,9 +270,11 @@ class Service:
             return
         if self._world.rank == 0:
             model = self._objects.get("model")
+            weights = None if model is None else checkpoint.weights_sha256(model)
             final = {
                 "step": total,
-                "weights_sha256": None if model is None else checkpoint.weights_sha256(model),
+                "weights_sha256": weights,
+                "are_weights_sharded": model is not None and weights is None,
                 "left_early": left is not None,
                 "planned": None if left is None else left["planned"],
             }

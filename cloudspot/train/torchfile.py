@@ -19,8 +19,9 @@ def write_torch_file(directory: Path, path: Path, *, objects: Sequence[str], nes
     """Write the objects' state dicts to ``path``.
 
     Tensors stay in the pages of the checkpoint's files until ``torch.save`` writes them, so the state need
-    not fit into memory. Tied weights stay tied. ``directory`` holds a restored and verified checkpoint.
-    With ``nested`` it is a dict of the state dicts by the objects' names, otherwise that of the only object.
+    not fit into memory, unless it was sharded. Tied weights stay tied. ``directory`` holds a restored and
+    verified checkpoint. With ``nested`` the file holds a dict of the state dicts by the objects' names,
+    otherwise that of the only object.
 
     Raises:
         CheckpointError: the checkpoint's tables or state are malformed.
@@ -29,7 +30,7 @@ def write_torch_file(directory: Path, path: Path, *, objects: Sequence[str], nes
     checkpoint = Checkpoint(directory)
     tensors: dict[str, Any] = {}
 
-    def item(name: Any) -> Any:
+    def item(name: Any, _keys: Any) -> Any:
         if name not in tensors:
             tensors[name] = _alone(checkpoint.item(name))
         return tensors[name]
@@ -45,6 +46,8 @@ def _alone(view: Any) -> Any:
     """Return the tensor with storage of its own size, because torch.save writes whole storages."""
     if view.numel() == 0:
         return view.clone()
+    if view.untyped_storage().nbytes() == view.numel() * view.element_size():
+        return view  # put together of shards, so it is no view of a file that outlives it
     return torch.frombuffer(tensor_bytes(view), dtype=view.dtype).view(view.shape)
 
 

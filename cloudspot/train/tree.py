@@ -12,11 +12,13 @@ import collections
 import math
 import sys
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from cloudspot.train.errors import CheckpointError, SessionError
+from cloudspot.train.sharding import is_dtensor, local_of
 
 Json = Any
 """A JSON value."""
@@ -32,6 +34,7 @@ DTYPES: Mapping[str, Any] = {
 }
 """The element types that a checkpoint can hold, by torch's names."""
 
+EMPTY: Mapping[str, str] = MappingProxyType({})
 _PLAIN = (bool, int, str, type(None))
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _NUMPY_KINDS = frozenset("biufc")
@@ -43,23 +46,27 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def flatten(path: str, value: Any, tensors: dict[str, Any] | None) -> Json:
+def flatten(
+    path: str, value: Any, tensors: dict[str, Any] | None, *, tied: Mapping[str, str] = EMPTY
+) -> Json:
     """Return ``value`` as JSON.
 
     Args:
         path: Its name in the checkpoint, such as ``optimizer``; the names of its contents begin with it.
         value: Nested dicts, lists and tuples of numbers, strings, bytes, tensors and NumPy arrays.
         tensors: Receives the tensors by name; the JSON refers to them. None: the JSON contains them.
+        tied: Of the DTensors that are the same one under several names, one of these, the same for all.
 
     Raises:
         SessionError: it contains something that cannot be saved; the message names the path.
     """
-    return _Flattening(tensors).convert(path, value)
+    return _Flattening(tensors, tied).convert(path, value)
 
 
 class _Flattening:
-    def __init__(self, tensors: dict[str, Any] | None) -> None:
+    def __init__(self, tensors: dict[str, Any] | None, tied: Mapping[str, str]) -> None:
         self._tensors = tensors
+        self._tied = tied
         self._seen: dict[tuple[Any, ...], str] = {}
 
     def convert(self, path: str, value: Any) -> Json:
@@ -100,11 +107,16 @@ class _Flattening:
 
     def _tensor(self, path: str, value: Any) -> Json:
         kind = type(value)
-        if kind.__name__ in {"DTensor", "ShardedTensor", "FlatParameter"}:
+        if kind.__name__ in {"ShardedTensor", "FlatParameter"}:
             raise SessionError(
-                f"{path} is a {kind.__name__}: sharded state (FSDP, tensor parallel) cannot be saved yet;"
-                " use DistributedDataParallel"
+                f"{path} is a {kind.__name__}, which cannot be saved: shard with"
+                " torch.distributed.fsdp.fully_shard"
             )
+        value = value.detach()
+        if is_dtensor(value):
+            if self._tensors is None:
+                raise SessionError(f"{path} is a DTensor in a state that each rank saves for itself")
+            kind = type(local_of(value))
         if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
             raise SessionError(
                 f"{path} is a {value.layout} tensor of {value.dtype} on {value.device}:"
@@ -113,13 +125,16 @@ class _Flattening:
         name = dtype_name(value.dtype)
         if name not in DTYPES or not (kind is torch.Tensor or issubclass(kind, torch.nn.Parameter)):
             raise SessionError(f"{path} is a {kind.__name__} of {value.dtype}, which cannot be saved")
-        value = value.detach()
         if self._tensors is None:
             cpu = value.cpu().contiguous()
             data = base64.b64encode(tensor_bytes(cpu)).decode()
             return {"$tensor": {"dtype": name, "shape": list(cpu.shape), "data": data}}
         # Tied weights have two names and are written once.
-        identity = (value.data_ptr(), name, tuple(value.shape), value.stride())
+        identity: tuple[Any, ...]
+        if is_dtensor(value):
+            identity = (self._tied.get(path, path),)
+        else:
+            identity = (value.data_ptr(), name, tuple(value.shape), value.stride())
         known = self._seen.get(identity)
         if known is None or value.numel() == 0:
             if path in self._tensors:
@@ -145,44 +160,51 @@ class _Flattening:
 _SEQUENCES = {tuple: "$tuple", set: "$set", frozenset: "$frozenset", torch.Size: "$size"}
 
 
-def _no_item(name: str) -> Any:
+Keys = tuple[Any, ...]
+"""The keys and indices that lead to a value in what ``flatten`` was given."""
+
+
+def _no_item(name: str, _keys: Keys) -> Any:
     raise KeyError(name)
 
 
-def rebuild(path: str, value: Json, item: Callable[[str], Any] = _no_item) -> Any:
-    """Return what ``flatten`` was given; ``item`` returns a tensor by name, and by default there is none.
+def rebuild(path: str, value: Json, item: Callable[[str, Keys], Any] = _no_item) -> Any:
+    """Return what ``flatten`` was given.
+
+    ``item`` returns a tensor by its name and the keys that lead to where it goes; by default there is none.
 
     Raises:
         CheckpointError: the JSON is not what ``flatten`` makes.
     """
     try:
-        return _rebuild(value, item)
+        return _rebuild(value, item, ())
     except _MALFORMED as error:
         raise CheckpointError(f"the checkpoint's {path} is malformed: {error}") from error
 
 
-def _rebuild(value: Json, item: Callable[[str], Any]) -> Any:
+def _rebuild(value: Json, item: Callable[[str, Keys], Any], keys: Keys) -> Any:
     if isinstance(value, list):
-        return [_rebuild(each, item) for each in value]
+        return [_rebuild(each, item, (*keys, index)) for index, each in enumerate(value)]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((tag, body),) = value.items()
         if tag.startswith("$"):
-            return _rebuild_tagged(tag, body, item)
-    return {key: _rebuild(each, item) for key, each in value.items()}
+            return _rebuild_tagged(tag, body, item, keys)
+    return {key: _rebuild(each, item, (*keys, key)) for key, each in value.items()}
 
 
-def _rebuild_tagged(tag: str, body: Json, item: Callable[[str], Any]) -> Any:
+def _rebuild_tagged(tag: str, body: Json, item: Callable[[str, Keys], Any], keys: Keys) -> Any:
     if tag == "$item":
-        return item(body)
+        return item(body, keys)
     if tag == "$dict":
-        return {_rebuild(key, item): _rebuild(each, item) for key, each in body}
+        names = [_rebuild(key, item, keys) for key, _ in body]
+        return {key: _rebuild(each, item, (*keys, key)) for key, (_, each) in zip(names, body, strict=True)}
     if tag == "$counter":
-        return collections.Counter({_rebuild(key, item): int(count) for key, count in body})
+        return collections.Counter({_rebuild(key, item, keys): int(count) for key, count in body})
     for kind, name in _SEQUENCES.items():
         if tag == name:
-            return kind([_rebuild(each, item) for each in body])
+            return kind(_rebuild(list(body), item, keys))
     if tag == "$float":
         return float(body)
     if tag == "$bytes":

@@ -347,6 +347,17 @@ class Jobs:
         self.add_finished(job_id, "failed", number=3, minutes=22, detail="train.py ended with 3")
         return job_id
 
+    def stopped(self, job_id: str = "digits-1") -> str:
+        """Write a job that was stopped after an hour, with a checkpoint at step 40."""
+        self.submit(job_id, minutes=0)
+        self.add_intent(job_id, 1, number=1, minutes=0)
+        self.claim(job_id, 1, minutes=1)
+        self.add_generation(job_id, 1, minutes=1)
+        self.add_checkpoint(job_id, 1, 40)
+        self.add_closed(job_id, 1, "stopped", number=2, started=0, ended=60)
+        self.add_finished(job_id, "stopped", number=3, minutes=60)
+        return job_id
+
     def running(self, job_id: str = "going-abcd") -> str:
         """Write a job in the middle of its first attempt."""
         self.submit(job_id, minutes=100)

@@ -106,7 +106,7 @@ LINE = LogRecord(stream="1-0", seq=0, time=AT, text="")
         (FINISHED, "at", "1969-12-31T23:59:59Z"),
         (FINISHED, "at", "9999-12-31T23:59:59-23:59"),
         (StopRequest(reason="user", at=AT, writer="w"), "reason", "boredom"),
-        (CheckpointId(1, 2), "generation", 0),
+        (CheckpointId(1, 2), "generation", -1),
         (CheckpointId(1, 2), "step", -1),
         (CheckpointId(1, 2), "step", 10**30),
         (Lasting(seconds=1.0, until=None), "seconds", "nan"),

@@ -170,9 +170,71 @@ def test_an_item_that_two_ranks_hold_or_none_is_corrupt(checkpoints):
         check_commit(session([one, two | {"items": []}]))
 
 
+def sharded(checkpoints, *shards, shape=(5,), **changes):
+    """The seals of ranks that hold one shard each: its name, where it begins, and its bytes."""
+    made = seals(checkpoints, *(length for _, _, length in shards))
+    for seal, (name, start, length) in zip(made, shards, strict=True):
+        seal["items"] = [
+            {"name": name, "dtype": "uint8", "shape": [length], "offset": 0, "nbytes": length,
+             "global_shape": list(shape), "global_offset": [start]} | changes
+        ]  # fmt: skip
+    return made
+
+
+def test_shards_that_make_up_their_tensor_pass(checkpoints):
+    check_commit(session(redigested(sharded(checkpoints, ("a", 3, 2), ("a", 0, 3)))))
+    mixed = sharded(checkpoints, ("a", 3, 2), ("a", 0, 3))
+    mixed[0]["items"].append({"name": "b", "dtype": "uint8", "shape": [0], "offset": 2, "nbytes": 0})
+    check_commit(session(redigested(mixed)))
+
+
+@pytest.mark.parametrize(
+    ("shards", "changes", "message"),
+    [
+        ([("a", 0, 3), ("a", 4, 1)], {}, "shards of 'a' have a hole of 1 elements"),
+        ([("a", 0, 3), ("a", 2, 3)], {}, r"shards of 'a' have two boxes that overlap at \[2\]"),
+        ([("a", 0, 3), ("a", 0, 3)], {}, "two boxes that overlap"),
+        ([("a", 0, 3), ("a", 3, 3)], {}, r"a box of shape \[3\] at \[3\], in a tensor of \[5\]"),
+        ([("a", 0, 3), ("b", 3, 2)], {}, "shards of 'a' have a hole of 2 elements"),
+        ([("a", 0, 3), ("a", 3, 2)], {"global_offset": None}, "lack a global_shape or a global_offset"),
+        ([("a", 0, 3), ("a", 3, 2)], {"global_shape": None}, "lack a global_shape or a global_offset"),
+        ([("a", 0, 3), ("a", 3, 2)], {"global_shape": [5, 1]}, "a box of 1 and 1 dimensions"),
+        ([("a", 0, 3), ("a", 3, 2)], {"global_offset": [-1]}, "global_offset"),
+    ],
+)
+def test_shards_that_do_not_make_up_their_tensor_are_corrupt(checkpoints, shards, changes, message):
+    with pytest.raises(CorruptData, match=message):
+        check_commit(session(redigested(sharded(checkpoints, *shards, **changes))))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "int8"}, "shards of 'a' are of different tensors"),
+        ({"global_shape": [6]}, "shards of 'a' are of different tensors"),
+        ({"shape": [1], "global_offset": [3]}, "hole of 1"),
+        ({"global_shape": None, "global_offset": None}, "holds item 'a' twice"),
+    ],
+)
+def test_a_shard_that_differs_from_the_others_is_corrupt(checkpoints, change, message):
+    made = sharded(checkpoints, ("a", 0, 3), ("a", 3, 2))
+    made[1]["items"][0] |= change
+    with pytest.raises(CorruptData, match=message):
+        check_commit(session(redigested(made)))
+
+
+def test_shards_whose_elements_differ_in_size_are_corrupt(checkpoints):
+    made = sharded(checkpoints, ("a", 0, 3), ("a", 3, 2))
+    made[1]["items"][0] |= {"shape": [2], "nbytes": 2}
+    made[0]["items"][0] |= {"nbytes": 0, "shape": [3]}
+    with pytest.raises(CorruptData, match=r"elements of \[0, 1\] bytes"):
+        check_commit(session(redigested(made)))
+
+
 def test_of_ten_thousand_damaged_manifests_each_passes_or_is_corrupt(checkpoints):
     """No damage ends in another error: what reads a manifest catches CorruptData alone."""
     whole = codec.encode(session(seals(checkpoints, 1200, 3)))
+    split = codec.encode(session(redigested(sharded(checkpoints, ("a", 0, 3), ("a", 3, 2)))))
     plain = codec.encode(commit(part()))
     generator = random.Random(7)
     tokens = [
@@ -190,7 +252,7 @@ def test_of_ten_thousand_damaged_manifests_each_passes_or_is_corrupt(checkpoints
     ]
     outcomes = {True: 0, False: 0}
     for _ in range(10_000):
-        data = bytearray(generator.choice((whole, plain)))
+        data = bytearray(generator.choice((whole, plain, split)))
         for _ in range(generator.randint(1, 3)):
             start = generator.randrange(len(data))
             data[start : start + generator.randint(0, 6)] = generator.choice(tokens)

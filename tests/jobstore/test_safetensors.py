@@ -8,6 +8,8 @@ import safetensors
 import safetensors.torch
 import torch
 from faultstore import FaultPlan, FaultyStore, Outage
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.jobstore import chunks, keys
@@ -100,6 +102,34 @@ def test_plain_safetensors_loads_the_weights_into_the_model(
     with safetensors.safe_open(path, "pt") as file:
         assert file.metadata() == METADATA
     assert sorted(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "dims"),
+    [((4,), (0,)), ((4,), (1,)), ((2, 2), (0, 1)), ((2, 2), (1, 1)), ((2, 2), (None, 0))],
+)
+def test_a_sharded_model_is_put_together(store, tmp_path, put_session_checkpoint, mesh_shape, dims):
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"even": (8, 4, 2), "uneven": (7, 5), "short": (1, 3), "turned": (3, 1)}
+    full = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    full["small"] = torch.arange(30, dtype=torch.int16).reshape(6, 5)
+
+    def make():
+        mesh = init_device_mesh("cpu", mesh_shape)
+        places = [Replicate() if dim is None else Shard(dim) for dim in dims]
+        model = torch.nn.Module()
+        for name, tensor in full.items():
+            model.register_buffer(name, distribute_tensor(tensor, mesh, places, src_data_rank=None))
+        model.register_buffer("plain", torch.ones(3))
+        return {"model": model}
+
+    commit = put_session_checkpoint(store, "x", AT, make, world_size=4, chunk_bytes=50)
+    path = tmp_path / "model.safetensors"
+    export(store, commit, path)
+    assert_same(safetensors.torch.load_file(path), {**full, "plain": torch.ones(3)})
+    for only in (choose(commit).tensors[:1], choose(commit).tensors[2:4]):
+        write_safetensors(store, "x", commit, only, path, metadata={})
+        assert_same(safetensors.torch.load_file(path), {each.name: full[each.name] for each in only})
 
 
 def test_a_block_is_asked_for_at_a_time_and_the_file_is_the_same(

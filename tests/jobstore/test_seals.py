@@ -9,6 +9,7 @@ from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import CheckpointId, Part
 from cloudspot.jobstore.seals import parse_seal, plan_digest, read_seal
 from cloudspot.train import partition as trainer
+from cloudspot.train.boxes import Box
 
 
 def part(seal):
@@ -49,8 +50,19 @@ def test_the_digest_is_the_one_that_the_trainer_makes(seal):
         trainer.Item("model/weight é", "float32", (3, 4), 4),
         trainer.Item("model/scale", "float64", (), 8),
         trainer.Item("model/none", "bool", (0,), 1, pinned=True),
+        trainer.Item(
+            "model/sharded",
+            "float32",
+            (3, 4),
+            4,
+            shards=(
+                trainer.Shard(Box((0, 0), (2, 4)), (0,)),
+                trainer.Shard(Box((2, 0), (1, 4)), (1,)),
+            ),
+        ),
     ]
     planned = trainer.plan(items, world_size=2)
     tables = [[placement.to_json() for placement in placements] for placements in planned.parts]
+    assert [sum("global_shape" in line for line in table) for table in tables] == [1, 1]
     made = [parse_seal(json.dumps(seal | {"items": table}), "it") for table in tables]
     assert plan_digest(made) == planned.digest

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloudspot.errors import ProvisionError, SpecError
+from cloudspot.errors import NotAdopted, ProvisionError, SpecError
+from cloudspot.local import own_jobs
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import LaunchRequest
 
@@ -39,3 +40,20 @@ def test_what_is_noted_is_for_the_user_alone_whatever_the_umask(local_home: Path
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in (local_home / "own-jobs").iterdir()} == {0o600}
+
+
+def test_a_job_that_has_ended_runs_again_only_where_it_is_resumed(local_home: Path):
+    where = {"store_url": "file:///s"}
+    own_jobs.note_job("a", sha256="1" * 64, **where)
+    own_jobs.end_job("a", **where)
+    own_jobs.end_job("a", **where)
+    with pytest.raises(NotAdopted, match="has ended here, and was not resumed from here"):
+        own_jobs.check_job("a", sha256="1" * 64, **where)
+    own_jobs.check_job("a", sha256="1" * 64, is_resumed=True, **where)
+    with pytest.raises(NotAdopted, match="is not as it was submitted from here"):
+        own_jobs.check_job("a", sha256="2" * 64, is_resumed=True, **where)
+    own_jobs.note_job("a", sha256="2" * 64, **where)
+    own_jobs.check_job("a", sha256="2" * 64, **where)
+    own_jobs.end_job("b", **where)
+    with pytest.raises(NotAdopted, match="was not submitted from here"):
+        own_jobs.check_job("b", sha256="1" * 64, is_resumed=True, **where)

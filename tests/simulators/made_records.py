@@ -18,6 +18,7 @@ from cloudspot.jobstore.records import (
     Intent,
     Machine,
     Member,
+    Moved,
     Notice,
     Resumed,
     Slot,
@@ -208,6 +209,9 @@ class Records:
 
     def suspended(self, *, at=200.0, detail="no capacity"):
         return Suspended(detail=detail, at=self.at(at), writer="w")
+
+    def moved(self, *, at=250.0, to="s3://elsewhere/p"):
+        return Moved(to=to, at=self.at(at), writer="w")
 
     def resumed(self, resumption=1, *, at=300.0, sha256="6" * 64):
         return Resumed(resumption=resumption, submission_sha256=sha256, at=self.at(at), writer="w")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from fake_world import fake_world
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.manifests import try_commit
@@ -22,7 +24,7 @@ def put_session_checkpoint(
     store: ObjectStore,
     job_id: str,
     checkpoint: CheckpointId,
-    objects: Mapping[str, Any],
+    objects: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
     *,
     scratch: Path,
     world_size: int = 2,
@@ -34,14 +36,19 @@ def put_session_checkpoint(
         store: Where to.
         job_id: Whose.
         checkpoint: Which.
-        objects: What ``cloudspot.train.session()`` would track, by name.
+        objects: What ``cloudspot.train.session()`` would track, by name; or a function that makes it in each
+            rank, which is then one of a process group whose collectives do nothing.
         scratch: A directory for the arena and the seals.
         world_size: How many parts there are.
         chunk_bytes: The size of all chunks but each part's last.
     """
     for rank in range(world_size):
         directory = scratch / f"{checkpoint}-{rank}"
-        seal_path = _seal(objects, checkpoint, directory, rank, world_size)
+        if callable(objects):
+            with fake_world(rank, world_size):
+                seal_path = _seal(objects(), checkpoint, directory, rank, world_size)
+        else:
+            seal_path = _seal(objects, checkpoint, directory, rank, world_size)
         seal = json.loads(seal_path.read_text())
         upload_part(
             store,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from simcloud import NOTICE_SECONDS, Machine, SimCloud
 from simulation import World
 
-from cloudspot.errors import ObjectMissing, TransientError
+from cloudspot.errors import JobNotFound, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
@@ -25,6 +26,7 @@ from cloudspot.jobstore.records import (
     Member,
     Notice,
     Resumed,
+    Turn,
     new_nonce,
 )
 from cloudspot.jobstore.retention import read_commits
@@ -66,7 +68,9 @@ class SimNode:
     def live(self) -> Doing[None]:
         """Be a node, from power-on to the end."""
         # What its launch was requested for; a real node finds it by the hash in its request.
-        turns = HistoryReader(self._inner, self._job_id).read().turns
+        turns: Sequence[tuple[int, Turn]] = ()
+        with suppress(JobNotFound):  # a stray of another store's job
+            turns = HistoryReader(self._inner, self._job_id).read().turns
         launch = self._machine.launch
         self._resumption = sum(isinstance(turn, Resumed) and before < launch for before, turn in turns)
         rng = self._world.rng

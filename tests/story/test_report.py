@@ -74,7 +74,12 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
         "others": {},
         "machine_seconds": 3600.0,
     }
-    assert report["final"] == {"step": 100, "weights_sha256": "ab" * 32, "metrics": {"accuracy": 0.9}}
+    assert report["final"] == {
+        "step": 100,
+        "weights_sha256": "ab" * 32,
+        "are_weights_sharded": False,
+        "metrics": {"accuracy": 0.9},
+    }
     assert report["metrics"] == {"accuracy": 0.9}
     assert report["warnings"] == []
     assert report["generations"][1]["restored"] == {"generation": 1, "step": 40}
@@ -282,7 +287,12 @@ def test_of_a_script_without_a_session_only_its_checkpoints_are_known(records, s
     report = show_json(sessionless, records.at(9999.0))
     assert (report["step"], report["steps_total"], report["steps_lost"]) == (500, None, None)
     assert report["steps_lost_is_exact"] is False
-    assert report["final"] == {"step": 500, "weights_sha256": None, "metrics": {}}
+    assert report["final"] == {
+        "step": 500,
+        "weights_sha256": None,
+        "are_weights_sharded": False,
+        "metrics": {},
+    }
     assert summarise(sessionless, records.at(9999.0)).steps_total is None
 
 

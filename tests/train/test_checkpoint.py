@@ -100,7 +100,10 @@ def test_the_loaded_state_does_not_hang_on_the_files(tmp_path):
     saved = train(make_objects(), 2)
     write(tmp_path, saved)
     fresh = make_objects()
-    Checkpoint(tmp_path).load(fresh)
+    restored = Checkpoint(tmp_path)
+    restored.load(fresh)
+    with pytest.raises(CheckpointError, match="holds no tensor"):
+        restored.item("model/0.weight")
     with (tmp_path / "part-0.bin").open("r+b") as file:
         file.write(b"\xff" * 200)
     assert_same(fresh, saved)
@@ -191,7 +194,7 @@ Sharded.__name__ = "FullyShardedDataParallel"
 @pytest.mark.parametrize(
     ("name", "tracked", "message"),
     [
-        ("model", Sharded(1, 1), "session(model=...) is sharded by FSDP, which cannot be saved yet"),
+        ("model", Sharded(1, 1), "session(model=...) is sharded by FullyShardedDataParallel, which cannot"),
         ("ema", object(), "session(ema=...) is a object, which cannot be saved: it has no state_dict"),
     ],
 )

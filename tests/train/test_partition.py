@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudspot.train.partition import Item, plan
+from cloudspot.train.boxes import Box
+from cloudspot.train.partition import Item, Shard, plan
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "uint8": 1}
 
@@ -64,6 +65,59 @@ def test_no_rank_carries_more_than_the_even_share_and_one_item(items, world_size
     made = plan(free, world_size=world_size)
     largest = max((item.nbytes for item in free), default=0)
     assert max(made.part_bytes) <= sum(made.part_bytes) / world_size + largest
+
+
+@st.composite
+def sharded(draw, world_size):
+    """A tensor divided along its first dimension, each box held by some ranks."""
+    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=world_size))
+    holders = st.sets(st.integers(0, world_size - 1), min_size=1).map(sorted).map(tuple)
+    shards = [
+        Shard(Box((sum(lengths[:number]), 0), (length, 2)), draw(holders))
+        for number, length in enumerate(lengths)
+    ]
+    return Item(draw(st.text("xyz", min_size=1)), "float32", (sum(lengths), 2), 4, shards=tuple(shards))
+
+
+@given(items=tables(), world_size=st.integers(1, 9), avoid=st.sets(st.integers(0, 8)), data=st.data())
+def test_each_shard_goes_to_one_of_its_holders_and_to_a_doomed_one_only_if_no_other_has_it(
+    items, world_size, avoid, data
+):
+    split = data.draw(st.lists(sharded(world_size), max_size=4, unique_by=lambda item: item.name))
+    made = plan([*items, *split], world_size=world_size, avoid=avoid)
+    lines = [(rank, placement) for rank, part in enumerate(made.parts) for placement in part]
+    holders = {(item.name, shard.box): shard.holders for item in split for shard in item.shards}
+    placed = {(each.item.name, each.box): rank for rank, each in lines if each.box is not None}
+    assert placed.keys() == holders.keys()
+    assert len(lines) == len(items) + len(placed)
+    is_open = set(range(world_size)) - avoid or set(range(world_size))
+    for which, rank in placed.items():
+        assert rank in holders[which]
+        assert rank in is_open or not is_open.intersection(holders[which])
+    for part, nbytes in zip(made.parts, made.part_bytes, strict=True):
+        ends = [0, *(each.offset + each.nbytes for each in part)]
+        assert [each.offset for each in part] == ends[:-1]
+        assert ends[-1] == nbytes
+        assert all(each.offset % each.item.itemsize == 0 for each in part)
+
+
+def test_what_all_hold_evens_out_what_few_do():
+    shards = (Shard(Box((0,), (8,)), (0,)), Shard(Box((8,), (2,)), (1,)), Shard(Box((10,), (2,)), (0, 1, 2)))
+    items = [
+        Item("a", "float32", (12,), 4, shards=shards),
+        Item("b", "float32", (6,), 4),
+        Item("c", "int8", (4,), 1),
+    ]
+    made = plan(items, world_size=3)
+    assert [[(p.item.name, p.box and p.box.offset) for p in part] for part in made.parts] == [
+        [("a", (0,))],
+        [("a", (8,)), ("b", None)],
+        [("a", (10,)), ("c", None)],
+    ]
+    assert made.parts[1][0].to_json() == {
+        "name": "a", "dtype": "float32", "shape": [2], "offset": 0, "nbytes": 8,
+        "global_shape": [12], "global_offset": [8],
+    }  # fmt: skip
 
 
 @given(items=tables(), world_size=st.integers(1, 9), seed=st.integers())

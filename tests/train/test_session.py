@@ -362,7 +362,8 @@ def test_the_state_in_which_a_loop_is_left_early_is_the_last_one(open_session, c
     assert run.step == 6
     assert run._service._link.rounds.begin(6) is None
     weights = weights_sha256(objects["model"])
-    expected = {"step": 6, "weights_sha256": weights, "left_early": True, "planned": 100}
+    expected = {"step": 6, "weights_sha256": weights, "are_weights_sharded": False}
+    expected |= {"left_early": True, "planned": 100}
     assert courier.final() == expected
     train_step(objects)  # what comes after the loop changes nothing
     objects = make_objects()
@@ -483,7 +484,8 @@ def test_final_hash_is_of_the_bare_model(train, courier, open_session):
     for _ in run.steps(4):
         train_step(objects)
     weights = weights_sha256(objects["model"])
-    assert courier.final() == {"step": 4, "weights_sha256": weights, "left_early": False, "planned": None}
+    expected = {"step": 4, "weights_sha256": weights, "are_weights_sharded": False}
+    assert courier.final() == expected | {"left_early": False, "planned": None}
 
 
 # --- what a session refuses ---------------------------------------------------------------------

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cloudspot.train as spot
+from cloudspot.train import sharding
 from cloudspot.train.training import Session
 
 PAGE = (Path(__file__).parents[2] / "docs" / "session.md").read_text()
@@ -69,9 +71,23 @@ def names(open_session, tick):
     }
 
 
+@pytest.fixture
+def process_group():
+    """A group of this process alone, as torchrun would make."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    sharding._held.cache_clear()
+    dist.destroy_process_group()
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize(("head", "code"), EXAMPLES, ids=[head for head, _ in EXAMPLES])
-def test_an_example_ends_as_if_nobody_had_disturbed_it(open_session, courier, until_held, head, code):
+def test_an_example_ends_as_if_nobody_had_disturbed_it(
+    open_session, courier, until_held, request, head, code
+):
+    if "fully_shard" in code:
+        request.getfixturevalue("process_group")
+
     def train(restore, drain_at=None):
         runs, num_ticks = [], 0
 

@@ -131,6 +131,7 @@ class GenerationEnd:
         final = Final(
             step=value.step,
             weights_sha256=value.weights_sha256,
+            are_weights_sharded=value.are_weights_sharded,
             metrics=status.metrics(),
             left_early=value.left_early,
             planned=value.planned,

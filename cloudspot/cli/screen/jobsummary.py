@@ -95,10 +95,17 @@ def steps_lost_text(value: Mapping[str, Any]) -> str:
     return f"{'' if value['steps_lost_is_exact'] else 'at least '}{value['steps_lost']}"
 
 
+def weights_text(final: Mapping[str, Any]) -> str:
+    """Return the hash of the last weights, or why there is none."""
+    if final["weights_sha256"] is not None:
+        return f"sha256 {final['weights_sha256']}"
+    return "sharded over the ranks, so without a hash" if final["are_weights_sharded"] else ""
+
+
 def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines about the whole job; ``value`` is what ``show --json`` prints."""
     final, commit = value["final"], value["last_commit"]
-    weights = None if final is None else final["weights_sha256"]
+    weights = "" if final is None else weights_text(final)
     has_artifacts = bool(job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects)
     lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
     return [
@@ -109,7 +116,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("duration", output.duration_text(value["time"]["total"])),
         ("goodput", _goodput_text(value)),
         ("cost", _cost_text(value["cost"])),
-        ("weights", "" if weights is None else f"sha256 {weights}"),
+        ("weights", weights),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),
         ("artifacts", job.command("artifacts download") if has_artifacts else ""),

@@ -28,17 +28,6 @@ def history(jobs, job_id):
     return HistoryReader(jobs.store, job_id).read()
 
 
-def stopped(jobs, job_id="digits-1"):
-    jobs.submit(job_id, minutes=0)
-    jobs.add_intent(job_id, 1, number=1, minutes=0)
-    jobs.claim(job_id, 1, minutes=1)
-    jobs.add_generation(job_id, 1, minutes=1)
-    jobs.add_checkpoint(job_id, 1, 40)
-    jobs.add_closed(job_id, 1, "stopped", number=2, started=0, ended=60)
-    jobs.add_finished(job_id, "stopped", number=3, minutes=60)
-    return job_id
-
-
 def suspended(jobs, job_id="digits-2"):
     jobs.submit(job_id, minutes=0)
     record = Suspended(detail="no spot capacity", at=at(10), writer=new_nonce())
@@ -48,7 +37,7 @@ def suspended(jobs, job_id="digits-2"):
 
 def test_a_stopped_job_goes_on_with_the_changes_that_are_asked_for(jobs):
     result = jobs.run(
-        "resume", stopped(jobs), "--set", "limits.max_cost=40", "--set", "spot.policy=on-demand"
+        "resume", jobs.stopped(), "--set", "limits.max_cost=40", "--set", "spot.policy=on-demand"
     )
     assert result.stdout == "resumed job digits-1 on local; it goes on at step 40\n"
     assert result.stderr == ""
@@ -62,7 +51,7 @@ def test_a_stopped_job_goes_on_with_the_changes_that_are_asked_for(jobs):
 
 
 def test_a_detached_resume_launches_the_job(jobs):
-    value = jobs.run_json("resume", stopped(jobs), "--detach")
+    value = jobs.run_json("resume", jobs.stopped(), "--detach")
     assert value == {"id": "digits-1", "store": jobs.store.url, "launched": True}
     assert [launch.intent.why for launch in history(jobs, "digits-1").current_launches] == ["resumed"]
 
@@ -86,7 +75,7 @@ def test_a_suspended_job_is_resumed_before_a_driver_finds_capacity(jobs):
     ],
 )
 def test_what_is_wrong_is_one_line_and_changes_nothing(jobs, arguments, status, said):
-    stopped(jobs)
+    jobs.stopped()
     before = {meta.key for meta in jobs.store.list_objects("")}
     result = jobs.run("resume", "digits-1", *arguments, status=status)
     assert result.stderr.startswith("error: ")
@@ -104,7 +93,7 @@ def test_a_job_that_runs_or_has_succeeded_is_not_resumed(jobs):
 
 def test_secrets_are_taken_from_the_environment_or_asked_for(jobs, monkeypatch):
     jobs.job_file.write_text(jobs.job_file.read_text() + 'secrets = ["TOKEN", "WORD"]\n')
-    stopped(jobs)
+    jobs.stopped()
     delete_secrets(jobs.store, "digits-1", resumption=0)
     monkeypatch.setenv("TOKEN", "from the environment")
     assert "run.secrets: WORD is not set" in jobs.run("resume", "digits-1", status=2).stderr
@@ -117,13 +106,13 @@ def test_secrets_are_taken_from_the_environment_or_asked_for(jobs, monkeypatch):
 
 
 def test_another_number_of_ranks_is_said_to_be_inexact(jobs):
-    result = jobs.run("resume", stopped(jobs), "--set", "procs_per_node=2", "--set", "nodes=2")
+    result = jobs.run("resume", jobs.stopped(), "--set", "procs_per_node=2", "--set", "nodes=2")
     assert "nodes and procs_per_node changed" in result.stderr
     assert "not bit for bit" in result.stderr
 
 
 def test_a_job_of_another_computer_runs_here_only_if_it_is_adopted(jobs, tmp_path, monkeypatch):
-    stopped(jobs)
+    jobs.stopped()
     monkeypatch.setenv("CLOUDSPOT_LOCAL_HOME", str(tmp_path / "another-computer"))
     result = jobs.run("resume", "digits-1", status=1)
     assert "if you trust its code, run: cloudspot resume digits-1" in result.stderr

@@ -21,7 +21,12 @@ def test_json_has_the_whole_story(jobs):
     assert value["cost"]["spent"] == 0.06
     assert value["cost"]["on_demand_equivalent"] == 0.2
     assert value["cost"]["currency"] == "USD"
-    assert value["final"] == {"step": 100, "weights_sha256": "ab" * 32, "metrics": {"accuracy": 0.975}}
+    assert value["final"] == {
+        "step": 100,
+        "weights_sha256": "ab" * 32,
+        "are_weights_sharded": False,
+        "metrics": {"accuracy": 0.975},
+    }
 
 
 def test_json_accounts_for_the_jobs_time_its_machines_and_its_notice(jobs):

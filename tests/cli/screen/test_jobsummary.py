@@ -1,6 +1,8 @@
 """The summary of a job in a few lines."""
 
-from cloudspot.cli.screen.jobsummary import steps_lost_text
+import pytest
+
+from cloudspot.cli.screen.jobsummary import steps_lost_text, weights_text
 
 
 def test_steps_lost_are_told_as_exactly_as_they_are_known():
@@ -9,3 +11,15 @@ def test_steps_lost_are_told_as_exactly_as_they_are_known():
         for steps, is_exact in ((7, True), (0, False), (None, False))
     ]
     assert told == ["7", "at least 0", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("sha256", "are_sharded", "text"),
+    [
+        ("ab" * 32, False, "sha256 " + "ab" * 32),
+        (None, True, "sharded over the ranks, so without a hash"),
+        (None, False, ""),
+    ],
+)
+def test_the_line_of_the_weights_says_why_there_is_no_hash(sha256, are_sharded, text):
+    assert weights_text({"weights_sha256": sha256, "are_weights_sharded": are_sharded}) == text
