@@ -132,10 +132,12 @@ def owned_generators(loader: Any) -> list[Any]:
 
     Those of samplers that are told the epoch, and seed theirs with it, are left out.
     """
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    # Where a batch sampler divides another one's batches among ranks, as Accelerate's does, that is within.
+    while owners[-1] is not None:
+        owners += [getattr(owners[-1], "sampler", None), getattr(owners[-1], "batch_sampler", None)]
     found: dict[int, Any] = {}
-    for owner in (loader, *(each for each in samplers if not hasattr(each, "set_epoch"))):
+    for owner in owners[:1] + [each for each in owners[1:] if not hasattr(each, "set_epoch")]:
         generator = getattr(owner, "generator", None)
         if hasattr(generator, "get_state"):
             found[id(generator)] = generator

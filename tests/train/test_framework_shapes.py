@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from cloudspot.train import handoff
 from cloudspot.train.checkpoint import weights_sha256
+from cloudspot.train.resumable_batches import Feed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -301,6 +302,30 @@ def test_prepared_loaders_resume_at_the_very_batch(compare, every, data):
         return weights_sha256(model)
 
     compare(main, {Loop: ("tick",)}, [1, 11, 12, 20])
+
+
+def test_a_shuffled_loader_that_accelerate_divides_resumes_in_its_order():
+    """With several processes its sampler has a generator, deep within; resumed epochs had another order."""
+    from accelerate.data_loader import prepare_data_loader
+
+    def feed():
+        torch.manual_seed(3)
+        loader = DataLoader(range(NUM_SAMPLES), 4, shuffle=True)
+        divided = prepare_data_loader(loader, num_processes=2, process_index=1, put_on_device=False)
+        return Feed(divided, epochs=3, world_size=2, rank=1)
+
+    def fetch(feed, count):
+        return [feed.fetch()[0].tolist() for _ in range(count)]
+
+    undisturbed = feed()
+    batches = fetch(undisturbed, 18)
+    assert undisturbed.fetch() is None
+    for num_fetched in (1, 6, 8, 13):
+        first, second = feed(), feed()
+        fetch(first, num_fetched)
+        position, rank_position = first.take()
+        second.resume(position, rank_position, world_size=2)
+        assert fetch(second, 18 - num_fetched) == batches[num_fetched:]
 
 
 def test_an_accelerator_that_knows_of_one_process_of_two_is_refused(monkeypatch):
