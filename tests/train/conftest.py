@@ -263,7 +263,8 @@ class FrameworkTraining:
 @pytest.fixture
 def framework_training(courier, monkeypatch):
     """``framework_training({class: methods})``: a FrameworkTraining; a call of these methods is a moment."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more, they wait for one another where others compute
