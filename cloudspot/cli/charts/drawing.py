@@ -35,10 +35,12 @@ _COLORS = {
     "lost": "#d55e00",
     "saving": "#56b4e9",
     "waiting": "#ffffff",
+    "suspended": "#ffffff",
+    "ended": "#ffffff",
     "unknown": "#ffffff",
 }
 """The palette of Okabe and Ito, which colour-blind people can tell apart."""
-_HATCHES = {"lost": "////", "unknown": "xxxx", "waiting": "...."}
+_HATCHES = {"lost": "////", "unknown": "xxxx", "waiting": "....", "suspended": "oo"}
 CURVE_COLORS = ("#0072b2", "#d55e00")
 GREY = "#767676"
 

@@ -180,6 +180,7 @@ STATE_STYLES = {
     "failed": "red",
     "stopped": WARNING_STYLE,
     "draining": WARNING_STYLE,
+    "suspended": WARNING_STYLE,
 }
 """How a job's state looks on a terminal."""
 
