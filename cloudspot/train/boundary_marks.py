@@ -313,7 +313,7 @@ def _rebuilt(name: str, tracked: Any, other: _Other) -> dict[str, Any]:
     if tensors is None:
         tensors = {}
         flatten(name, _state_of(tracked), tensors)
-    state: dict[str, Any] = rebuild(name, other.tree, tensors.__getitem__)
+    state: dict[str, Any] = rebuild(name, other.tree, lambda item, _keys: tensors[item])
     if isinstance(tracked, torch.amp.GradScaler):
         return {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in state.items()}
     return state
