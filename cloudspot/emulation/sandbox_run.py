@@ -33,6 +33,7 @@ from cloudspot.local import enclosure, namespaces
 from cloudspot.local.home import state_home
 from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.local.machines import erase
+from cloudspot.local.network import has_bridge
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.model import Market
 
@@ -42,6 +43,8 @@ DEFAULT_NOTICE_SECONDS = 60.0
 """The longest notice of the default reclaim."""
 NOT_EXECUTABLE = 126
 """The exit status of a command that cannot be run, as in shells."""
+_VARIABLE = "CLOUDSPOT_SANDBOX"
+"""Tells COMMAND what is around it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,13 @@ def parse_reclaims(texts: Sequence[str], *, notice_seconds: float) -> Plan:
     return plan
 
 
+def why_not_isolated() -> str | None:
+    """Return why machines of a sandbox that is started here cannot be isolated, or None if they can."""
+    if _VARIABLE in os.environ and not has_bridge():
+        return "nor are those of the sandbox around it"
+    return enclosure.why_not()
+
+
 def check_command(command: Sequence[str]) -> None:
     """Check that the command exists, before anything is started.
 
@@ -138,7 +148,11 @@ def run_in_sandbox(sandbox: Sandbox, command: Sequence[str]) -> int:
 
     sys.stdout.flush()  # or forked processes write it again
     sys.stderr.flush()
-    status = enclosure.run_enclosed(conduct) if sandbox.is_isolated else conduct()
+    if sandbox.is_isolated:
+        # Within another sandbox, COMMAND reaches both clouds.
+        status = enclosure.run_enclosed(conduct, shares_network=_VARIABLE in os.environ)
+    else:
+        status = conduct()
     if report.exists():
         failure = json.loads(report.read_text(encoding="utf-8"))
         raise (PluginError if failure["is_plugins"] else CloudspotError)(failure["message"])
@@ -221,7 +235,7 @@ def _command_environment(cloud: type[EmulatedCloud], added: Mapping[str, str]) -
         for name, value in os.environ.items()
         if not any(name.startswith(prefix) for prefix in cloud.foreign_variables)
     }
-    return {**kept, **added, "PATH": _path(), "CLOUDSPOT_SANDBOX": cloud.name}
+    return {**kept, **added, "PATH": _path(), _VARIABLE: cloud.name}
 
 
 def _path() -> str:

@@ -1,10 +1,11 @@
 """Copy a job to another store: what it needs to go on there, and what tells its past.
 
 Everything in a job's prefix is copied as it is, except for its secrets, what drivers work out anew (the
-summary, the suspicions, the copy of settled launches) and its checkpoints, of which only the best goes
-along. Objects are created, never replaced. A copy that was cut short is finished by the next one, which
-compares by content what stands already and copies the rest. The submission comes last: before it, the target
-has no such job. The copy is not marked live, since nothing of it runs until it is resumed.
+summary, the suspicions, the copy of settled launches), its agents, of which a resumption stages its own, and
+its checkpoints, of which only the best goes along. Objects are created, never replaced. A copy that was cut
+short is finished by the next one, which compares by content what stands already and copies the rest. The
+submission comes last: before it, the target has no such job. The copy is not marked live, since nothing of
+it runs until it is resumed.
 
 A job may come back to a store that it has left: its journal there is the beginning of what it is now. The
 first record that is missing is then written last, since readers take a gap for the journal's end.
@@ -39,7 +40,7 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Commit, Skipped, Submission
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.jobstore.stored_records import find_bytes, find_meta
-from cloudspot.jobstore.submission import agent_key, code_key, shared_keys
+from cloudspot.jobstore.submission import code_key
 from cloudspot.plugin.multipart import PART_BYTES
 from cloudspot.retrying import retry
 
@@ -55,6 +56,10 @@ class DamagedCheckpoint(CorruptData):
         self.checkpoint = checkpoint
 
 
+class _Differs(CloudspotError):
+    """An object of the target has another content."""
+
+
 @dataclass(frozen=True)
 class CopiedObject:
     """An object that goes along, under the same key."""
@@ -65,6 +70,8 @@ class CopiedObject:
     """Of its content, where its key or the submission says it."""
     chunk: StoredChunk | None = None
     """What the manifest says of it, if it is a checkpoint's."""
+    is_artifact: bool = False
+    """It may have been overwritten since an earlier copy."""
 
 
 @dataclass(frozen=True)
@@ -126,19 +133,21 @@ def plan_copy(source: ObjectStore, job_id: str, *, damaged: Collection[Checkpoin
     submission = history.first_submission
     commit, skipped = _best_checkpoint(source, job_id, history, damaged)
     found = {meta.key: meta.size for meta in source.list_objects(keys.job_prefix(job_id))}
-    sha256s = {code_key(submission): submission.code_sha256}
-    for one in (submission, history.submission):
-        if one.agent is not None:
-            sha256s[agent_key(one, one.agent)] = one.agent.sha256
-    for key in shared_keys(submission):
-        meta = find_meta(source, key)
-        if meta is None:
-            raise CorruptData(f"{source.url}: {key}, which job {job_id!r} needs, is gone")
-        found[key] = meta.size
-    elsewhere = tuple(prefix(job_id) for prefix in (keys.commits_prefix, keys.checkpoints_prefix))
+    code = code_key(submission)
+    meta = find_meta(source, code)
+    if meta is None:
+        raise CorruptData(f"{source.url}: {code}, which job {job_id!r} needs, is gone")
+    found[code] = meta.size
+    elsewhere = (keys.commits_prefix(job_id), keys.checkpoints_prefix(job_id), keys.own_agent(job_id, ""))
     left_out = {keys.summary(job_id), keys.suspicions(job_id), keys.settled_launches(job_id)}
+    artifacts = keys.artifacts_prefix(job_id)
     copied = {
-        key: CopiedObject(key, size, sha256s.get(key))
+        key: CopiedObject(
+            key,
+            size,
+            submission.code_sha256 if key == code else None,
+            is_artifact=key.startswith(artifacts),
+        )
         for key, size in sorted(found.items())
         if not keys.is_secret(key) and key not in left_out and not key.startswith(elsewhere)
     }
@@ -193,15 +202,7 @@ def copy(
     """
     source, target = patient(source), patient(target)
     job_id = plan.submission.job_id
-    if source.canonical_url == target.canonical_url:
-        raise JobExists(f"job {job_id!r} is in {target.url} already: that is where it would be copied from")
-    taken = JobExists(f"{target.url} has another job {job_id!r}; remove that one or copy to another store")
-    if find_bytes(target, plan.spec.key) not in {None, source.get(plan.spec.key)}:
-        raise taken
-    probe(target)
-    # The id is ours from here on. Its content tells our reservation from another's, as in a submission.
-    if create(target, keys.index(job_id), plan.submission.writer.encode()) is not None:
-        raise taken
+    reserve(plan, source, target)
     standing = {meta.key: meta.size for meta in target.list_objects(keys.job_prefix(job_id))}
     carrier = _Carrier(source, target, standing, progress)
     if all(one.key in standing for one in (*plan.journal, plan.spec)):
@@ -210,10 +211,10 @@ def copy(
         progress(plan.num_bytes - plan.journal[-1].size)
         return
     _check_not_removed(target, plan)
-    for key in shared_keys(plan.submission):
-        meta = find_meta(target, key)
-        if meta is not None:
-            standing[key] = meta.size
+    code = code_key(plan.submission)
+    meta = find_meta(target, code)
+    if meta is not None:
+        standing[code] = meta.size
     _check_no_others(target, plan, standing)
     missing = [one for one in plan.journal if one.key not in standing]
     # A checkpoint's manifest after its chunks, so that whatever stands is whole.
@@ -225,6 +226,27 @@ def copy(
         carrier.carry(one)
     note_recent(target, plan.submission)
     carrier.carry(plan.spec)
+
+
+def reserve(plan: CopyPlan, source: ObjectStore, target: ObjectStore) -> None:
+    """Reserve the job's id in the target, and try whether it keeps its promises; safe to repeat.
+
+    Raises:
+        JobExists: the target has another job of that id.
+        StoreRefused: the target breaks a promise.
+        TransientError: a store failed.
+    """
+    source, target = patient(source), patient(target)
+    job_id = plan.submission.job_id
+    if source.canonical_url == target.canonical_url:
+        raise JobExists(f"job {job_id!r} is in {target.url} already: that is where it would be copied from")
+    taken = JobExists(f"{target.url} has another job {job_id!r}; remove that one or copy to another store")
+    if find_bytes(target, plan.spec.key) not in {None, source.get(plan.spec.key)}:
+        raise taken
+    probe(target)
+    # The id is ours from here on. Its content tells our reservation from another's, as in a submission.
+    if create(target, keys.index(job_id), plan.submission.writer.encode()) is not None:
+        raise taken
 
 
 class _Carrier:
@@ -246,7 +268,15 @@ class _Carrier:
     def carry(self, one: CopiedObject) -> None:
         """Create the object in the target, or compare it with what stands there; raises as ``copy`` does."""
         if one.key in self._standing:
-            self._compare(one, self._standing[one.key], _Told(one, self._tell))
+            try:
+                self._compare(one, self._standing[one.key], _Told(one, self._tell))
+            except _Differs:
+                if not one.is_artifact:
+                    raise
+                # The job was here before, and has written the file again since.
+                self._target.delete(one.key)
+                del self._standing[one.key]
+                self.carry(one)
         elif one.size <= BLOCK_BYTES:
             data = b"".join(self._blocks(one))
             if create(self._target, one.key, data) is not None:
@@ -304,8 +334,8 @@ class _Carrier:
             part = one.chunk.part
             raise DamagedCheckpoint(CheckpointId(part.generation, part.step), str(error)) from error
 
-    def _differs(self, one: CopiedObject) -> CloudspotError:
-        return CloudspotError(
+    def _differs(self, one: CopiedObject) -> _Differs:
+        return _Differs(
             f"{self._target.url}: {one.key} is not what {self._source.url} has under that key; nothing was "
             "overwritten. Remove the job there, or copy to another store"
         )
@@ -397,13 +427,13 @@ def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
 
     A removal that begins to look for jobs later finds our reservation, and leaves the code alone.
     """
-    for key in shared_keys(plan.submission):
-        prefix = keys.removals_prefix(key)
-        for meta in target.list_page(prefix, limit=1).objects:
-            raise CloudspotError(
-                f"{target.url}: the removal of job {meta.key.removeprefix(prefix)!r} may delete {key}, which "
-                f"job {plan.submission.job_id!r} needs; let it end, or repeat it if it was cut short"
-            )
+    key = code_key(plan.submission)
+    prefix = keys.removals_prefix(key)
+    for meta in target.list_page(prefix, limit=1).objects:
+        raise CloudspotError(
+            f"{target.url}: the removal of job {meta.key.removeprefix(prefix)!r} may delete {key}, which "
+            f"job {plan.submission.job_id!r} needs; let it end, or repeat it if it was cut short"
+        )
 
 
 def _check_no_others(target: ObjectStore, plan: CopyPlan, standing: Collection[str]) -> None:
@@ -426,12 +456,12 @@ def _check_no_others(target: ObjectStore, plan: CopyPlan, standing: Collection[s
 
 def _check_whole(target: ObjectStore, plan: CopyPlan, later: Collection[str]) -> None:
     """Check by a listing that all is there but what comes ``later``."""
-    listed = {meta.key: meta.size for meta in target.list_objects(keys.job_prefix(plan.submission.job_id))}
-    shared = shared_keys(plan.submission)
+    prefix = keys.job_prefix(plan.submission.job_id)
+    listed = {meta.key: meta.size for meta in target.list_objects(prefix)}
     wrong: Sequence[str] = [
         one.key
         for one in plan.everything
-        if one.key not in later and one.key not in shared and listed.get(one.key) != one.size
+        if one.key not in later and one.key.startswith(prefix) and listed.get(one.key) != one.size
     ]
     if wrong:
         raise TransientError(f"{target.url}: {wrong[0]} is not there as it was written; copy again")

@@ -46,18 +46,19 @@ def why_not() -> str | None:
     return reason or None
 
 
-def run_enclosed(main: Callable[[], int]) -> int:
+def run_enclosed(main: Callable[[], int], *, shares_network: bool = False) -> int:
     """Run ``main`` in a process inside, and return its exit status when nothing of it is left.
 
     ``main`` may fork and start threads. Signals sent to this process are passed on to it; the terminal's
     reach it directly. If ``main`` raises, the traceback is printed and the status is 1. A status of
-    128 + N means that signal N killed it.
+    128 + N means that signal N killed it. With ``shares_network`` the network is the caller's, who has
+    to be enclosed.
 
     Raises:
         OSError: the namespaces cannot be made; see ``why_not``.
     """
     reader, writer = os.pipe()
-    child = fork(lambda: _outer(main, writer))
+    child = fork(lambda: _outer(main, writer, shares_network=shares_network))
     os.close(writer)
     status = stand_in_for(child)
     with os.fdopen(reader, encoding="utf-8") as failure:
@@ -67,11 +68,11 @@ def run_enclosed(main: Callable[[], int]) -> int:
     return status
 
 
-def _outer(main: Callable[[], int], writer: int) -> int:
+def _outer(main: Callable[[], int], writer: int, *, shares_network: bool) -> int:
     """Make the namespaces; the next process that we fork is their init."""
     namespaces.die_with_parent()
     try:
-        _unshare()
+        _unshare(shares_network=shares_network)
     except OSError as error:
         os.write(writer, str(error).encode())
         return _CANNOT_ENCLOSE
@@ -86,8 +87,10 @@ def _init(main: Callable[[], int]) -> int:
     return stand_in_for(fork(main))
 
 
-def _unshare() -> None:
-    kinds = namespaces.NEW_MOUNTS | namespaces.NEW_NETWORK | namespaces.NEW_PIDS | namespaces.NEW_IPC
+def _unshare(*, shares_network: bool = False) -> None:
+    kinds = namespaces.NEW_MOUNTS | namespaces.NEW_PIDS | namespaces.NEW_IPC
+    if not shares_network:
+        kinds |= namespaces.NEW_NETWORK
     if os.geteuid() != 0:
         namespaces.become_root()
         namespaces.unshare(kinds)

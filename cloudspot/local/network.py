@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import subprocess
 from collections.abc import Sequence
 
 from cloudspot.errors import CloudspotError
 from cloudspot.local import namespaces
 
-_BRIDGE = "cloudspot0"
+_BRIDGE_PREFIX = "csbr-"
 
 
 def make_bridge(address: str, prefix_length: int) -> None:
-    """Make the bridge in this process's network namespace, with the host's own address on it."""
+    """Make the bridge in this process's network namespace, with the host's own address on it.
+
+    Raises:
+        CloudspotError: there is one for this network.
+    """
+    bridge = _bridge_of(address, prefix_length)
+    if bridge in _interfaces():
+        network = ipaddress.IPv4Interface(f"{address}/{prefix_length}").network
+        raise CloudspotError(f"another emulated cloud has the network {network} here")
     # Its hardware address is pinned: otherwise it follows its lowest port's, and open connections stall for a
     # minute whenever a machine comes or goes.
-    ip("link", "add", _BRIDGE, "address", "02:77:00:00:00:01", "type", "bridge")
-    ip("address", "add", f"{address}/{prefix_length}", "dev", _BRIDGE)
-    ip("link", "set", _BRIDGE, "up")
+    ip("link", "add", bridge, "address", "02:77:00:00:00:01", "type", "bridge")
+    ip("address", "add", f"{address}/{prefix_length}", "dev", bridge)
+    ip("link", "set", bridge, "up")
+
+
+def has_bridge() -> bool:
+    """Return whether this process's network namespace is that of a host of isolated machines."""
+    return any(name.startswith(_BRIDGE_PREFIX) for name in _interfaces())
+
+
+def _interfaces() -> set[str]:
+    return {name for _, name in socket.if_nameindex()}
+
+
+def _bridge_of(address: str, prefix_length: int) -> str:
+    network = ipaddress.IPv4Interface(f"{address}/{prefix_length}").network
+    return f"{_BRIDGE_PREFIX}{int(network.network_address):08x}"
 
 
 class MachineNetwork:
@@ -35,7 +58,7 @@ class MachineNetwork:
         # Up before the machine has its end of it, so that its first packets are not lost.
         inside = f"/proc/{os.getpid()}/fd/{self.descriptor}"
         ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", inside)
-        ip("link", "set", self._cable, "master", _BRIDGE, "up")
+        ip("link", "set", self._cable, "master", _bridge_of(address, prefix_length), "up")
 
         def set_up_inside() -> None:
             ip("link", "set", "lo", "up")

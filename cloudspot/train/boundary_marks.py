@@ -20,19 +20,20 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from cloudspot.train import checkpoint
+from cloudspot.train import checkpoint, sharding
 from cloudspot.train.tree import Json, flatten, rebuild
 
 IDLE_SHARE = 0.005
 """The share of the time that marks may take while the script has not asked whether it has to leave."""
 USED_SHARE = 0.02
 """The same once it has, for marks that take longer than ``ALWAYS_SECONDS``."""
+ALWAYS_SECONDS = 2e-3
 SMALL_BYTES = 1 << 20
 """Up to so many bytes of tensors of an object that is neither a model nor an optimizer are copied."""
 NUM_SAMPLES = 64
 """``parameter.data`` has a version of its own, so that what is written to it shows nowhere else. A moving
 average that is swapped in changes every weight, so that a few show it."""
-ALWAYS_SECONDS = 2e-3
+_TORCHS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,14 @@ class _Listing:
 
     def samples(self) -> tuple[Any, ...]:
         """Return an element of each of up to ``NUM_SAMPLES`` tensors."""
-        alive = [tensor for each in self._references if (tensor := each()) is not None and tensor.numel() > 0]
+        alive = [tensor for each in self._references if (tensor := each()) is not None]
         elements: dict[tuple[Any, Any], list[Any]] = {}
-        for tensor in alive[:: -(-len(alive) // NUM_SAMPLES) or 1]:
-            middle = tensor.detach()[tuple(length // 2 for length in tensor.shape)]
-            elements.setdefault((tensor.device, tensor.dtype), []).append(middle)
+        for each in alive[:: -(-len(alive) // NUM_SAMPLES) or 1]:
+            # What this rank holds: to index a divided tensor, ranks would have to meet.
+            tensor = each.detach().to_local() if sharding.is_dtensor(each) else each.detach()
+            if tensor.numel() > 0:
+                middle = tensor[tuple(length // 2 for length in tensor.shape)]
+                elements.setdefault((tensor.device, tensor.dtype), []).append(middle)
         return tuple(map(torch.stack, elements.values()))
 
 
@@ -131,6 +135,11 @@ class BoundaryMarks:
             for name, each in objects.items()
             if name not in self._optimizers and isinstance(each, torch.nn.Module)
         }
+        # Their ``state_dict`` may do anything: a script that never checks is not to meet that.
+        self._has_scripts_objects = not all(
+            name in self._optimizers or name in self._models or isinstance(each, _TORCHS)
+            for name, each in objects.items()
+        )
         self._listings: tuple[_Listing, _Listing] | None = None
         self._num_listed = -1
         self._marks: deque[Mark] = deque(maxlen=2)
@@ -147,8 +156,9 @@ class BoundaryMarks:
     ) -> None:
         """Mark a boundary, unless that would take too large a share of the time and it is not ``is_rare``."""
         begun = time.perf_counter()
-        if not is_rare and not self._is_affordable(begun - self._ended_at):
-            self._unmarked = "nothing was noted of it, as steps are short; call run.check() before the loop"
+        may_mark = self.is_used or not self._has_scripts_objects
+        if not may_mark or not (is_rare or self._is_affordable(begun - self._ended_at)):
+            self._unmarked = "nothing was noted of it: call run.check() before the loop"
             return
         try:
             # Adam's tensors come with its first step.

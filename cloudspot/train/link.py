@@ -14,7 +14,8 @@ from cloudspot.train.distributed import Store, World
 from cloudspot.train.handoff import read_drain
 from cloudspot.train.interval import Pace
 from cloudspot.train.rewind import Rewindable
-from cloudspot.train.rounds import Rounds, SaveOrder
+from cloudspot.train.rounds import Rounds
+from cloudspot.train.save_order import SaveOrder
 from cloudspot.train.uncaught_errors import leave_at_once
 
 PART_SECONDS = 10.0

@@ -14,10 +14,11 @@ In a round r whose boundary is still ahead, a rank that hears of the drain write
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Protocol
 
 from cloudspot.train.distributed import Store
+
+_AHEAD = "ahead"
 
 
 class Rewindable(Protocol):
@@ -49,15 +50,11 @@ class Rewind:
         self._world_size = world_size
         self._rewindable = rewindable
         self._has_said = ""
+        self._has_arrived = False
         self.asked: int | None = None
         """The boundary behind the rank that has asked."""
         self.is_off = False
         """Whether the attempt has failed."""
-
-    @property
-    def place_key(self) -> str:
-        """The key of where the round is served."""
-        return f"place/{self._number}"
 
     def ask(self, boundary: int) -> None:
         """Begin the attempt, unless another rank has."""
@@ -76,13 +73,12 @@ class Rewind:
         is_late: bool,
         avoid: frozenset[int],
         rooms: tuple[int, ...],
-        has_gone: Callable[[int], bool],
     ) -> int | None:
         """Do what can be done without waiting for others.
 
         Returns the boundary when all have copied and this rank has sealed. ``can_stand`` says whether this
         rank is still in its loop and has not begun to leave it, ``is_late`` whether the time for a rewind is
-        over, ``has_gone`` whether a rank takes no part any more.
+        over.
         """
         assert self.asked is not None
         rewindable = self._rewindable
@@ -95,8 +91,8 @@ class Rewind:
             to = int(self._store.get(self._key("to")))
             self._say("copied", rewindable.copy(to, avoid, rooms))
         if self._rank == 0:
-            self._preside(is_late=is_late, has_gone=has_gone)
-        place = self.place()
+            self._preside(is_late=is_late)
+        place = self._place()
         if place is not None and place.isdigit():
             assert rewindable is not None
             rewindable.publish()
@@ -104,15 +100,33 @@ class Rewind:
         self.is_off = place is not None or self._store.check([self._key("off")])
         return None
 
-    def place(self) -> str | None:
+    def arrive(self) -> bool:
+        """Say that this rank's main thread is at the boundary ahead; return whether all serve it there."""
+        keys = [f"arrived/{self._number}/{rank}" for rank in range(self._world_size)]
+        if not self._has_arrived:
+            self._store.set(keys[self._rank], "1")
+            self._has_arrived = True
+        if self._rank == 0 and self._store.check(keys):
+            self._store.compare_set(self._place_key, "", _AHEAD)
+        return self._place() == _AHEAD
+
+    @property
+    def _place_key(self) -> str:
+        return f"place/{self._number}"
+
+    def _place(self) -> str | None:
         """Return where the round is served, once that is decided."""
-        return self._store.get(self.place_key).decode() if self._store.check([self.place_key]) else None
+        return self._store.get(self._place_key).decode() if self._store.check([self._place_key]) else None
+
+    def _has_gone(self, rank: int) -> bool:
+        """Return whether a rank takes no part in rounds any more."""
+        return self._store.check([f"finished/{rank}"]) or self._store.check([f"left/{rank}"])
 
     def _say(self, what: str, value: object) -> None:
         self._store.set(self._key(f"{what}/{self._rank}"), json.dumps(value))
         self._has_said = what
 
-    def _preside(self, *, is_late: bool, has_gone: Callable[[int], bool]) -> None:
+    def _preside(self, *, is_late: bool) -> None:
         what = self._has_said or "stands"
         found = {
             rank: json.loads(self._store.get(key))
@@ -120,10 +134,10 @@ class Rewind:
             if self._store.check([key := self._key(f"{what}/{rank}")])
         }
         missing = set(range(self._world_size)) - set(found)
-        if not all(found.values()) or is_late or any(map(has_gone, missing)):
+        if not all(found.values()) or is_late or any(map(self._has_gone, missing)):
             self._store.set(self._key("off"), "1")
         elif not missing and what == "copied":
-            self._store.compare_set(self.place_key, "", self._store.get(self._key("to")).decode())
+            self._store.compare_set(self._place_key, "", self._store.get(self._key("to")).decode())
         elif not missing:
             common = set.intersection(*(set(numbers) for numbers in found.values()))
             if common:

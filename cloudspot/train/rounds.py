@@ -26,26 +26,18 @@ import json
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from cloudspot.train.distributed import Store
+from cloudspot.train.presiding import Presiding
 from cloudspot.train.rewind import Rewind, Rewindable
-
-INTERVAL = "interval"
-DRAIN = "drain"
-REWOUND = "rewound"
-AHEAD = "ahead"
+from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder
+from cloudspot.train.step_seconds import StepSeconds
 
 POLL_SECONDS = 0.025
 """Between two looks while no round is open."""
 FAST_POLL_SECONDS = 0.004
 """Between two looks while a round is open."""
-LOOKAHEAD_SECONDS = 0.1
-"""About how long the ranks need to agree."""
-MAX_LOOKAHEAD_STEPS = 64
-INTERVAL_GUARD_SECONDS = 20.0
-"""An interval round is called off when a rank has not answered by then."""
 SILENCE_SECONDS = 60.0
 """A main thread that has waited this long for a decision takes the store for lost, but never before the
 round's guard has passed."""
@@ -54,20 +46,6 @@ _WAIT_SECONDS = 0.5
 _LEAVE_WAIT_SECONDS = 0.05
 _GRACE_SECONDS = 1.0
 """How long after a round's guard the other ranks wait for rank 0 to call it off."""
-
-
-@dataclass(frozen=True)
-class SaveOrder:
-    """What a main thread must do at a boundary: save there and go on, or save and leave."""
-
-    kind: str
-    """``REWOUND``: the state at a boundary behind is sealed, so leave."""
-    step: int | None
-    """The boundary; None: leave now, without a save."""
-    avoid: frozenset[int] = frozenset()
-    """Ranks whose machines are about to go."""
-    rooms: tuple[int, ...] = ()
-    """Bytes that each rank's slots hold, by rank: all ranks must plan with the same numbers."""
 
 
 class Rounds:
@@ -125,22 +103,21 @@ class Rounds:
         self._state = "idle"  # idle, promised, ordered
         self._opening: dict[str, Any] = {}
         self._round_guard = math.inf
-        self._opened = -1  # rank 0: the last round opened
-        self._promises: dict[int, dict[str, Any]] = {}
         self._told_finished = False
         self._told_left = False
-        self._wants_interval = False
         self._over = False  # some rank has finished: no round can be served by all
         self._drain_guard: float | None = None
         self._drain_notice = False
         self._told_drain = False
-        self._step_seconds = _StepSeconds(start, clock)
+        self._step_seconds = StepSeconds(start, clock)
+        self._presiding: Presiding | None = None
+        if rank == 0:
+            self._presiding = Presiding(store, world_size, clock, self._step_seconds)
         self._rewind = self._new_rewind(0)
         self._has_saved = False  # in this round
         self._served_rewind: Rewind | None = None  # of the last round in which it has
         self._decided: tuple[frozenset[int], tuple[int, ...]] = frozenset(), ()
         self._waits_for_all = False
-        self._told_arrived = False
         self._can_rewind = False
         """Whether a drain is wanted whose boundary ahead is decided, or about to be."""
         self._wanted_guard: float | None = None
@@ -306,7 +283,8 @@ class Rounds:
 
     def request_interval(self) -> None:
         """Ask for an interval save; rank 0 only."""
-        self._wants_interval = True
+        assert self._presiding is not None
+        self._presiding.wants_interval = True
 
     @property
     def is_idle(self) -> bool:
@@ -345,8 +323,8 @@ class Rounds:
             self._told_drain = True
             if self._world_size > 1:
                 self.store.set("want/drain", json.dumps(self._drain_guard - self._clock()))
-        if self._rank == 0:
-            self._preside()
+        if self._presiding is not None:
+            self._preside(self._presiding)
         self._take_part()
         return before != (self._round, self._state)
 
@@ -362,30 +340,12 @@ class Rounds:
 
     # --- rank 0 opens and decides ---------------------------------------------------------------
 
-    def _preside(self) -> None:
-        if self._opened < self._round and self._state == "idle":
-            if not self._finished and not self._over:
-                self._open()
-        elif self._opened == self._round and self._state == "promised":
-            self._decide()
-
-    def _open(self) -> None:
-        wanted = self._wanted_drain_guard()
-        if wanted is not None:
-            kind, guard = DRAIN, wanted
-        elif self._wants_interval:
-            self._wants_interval = False
-            kind, guard = INTERVAL, self._clock() + INTERVAL_GUARD_SECONDS
-        else:
-            return
-        opening = {
-            "kind": kind,
-            "remaining": guard - self._clock(),
-            "lookahead": self._step_seconds.lookahead(kind),
-        }
-        self._promises = {}
-        self._opened = self._round
-        self.store.set(f"round/{self._round}", json.dumps(opening))
+    def _preside(self, presiding: Presiding) -> None:
+        if presiding.has_opened(self._round):
+            if self._state == "promised":
+                presiding.decide(self._round, guard=self._round_guard, wanted=self._wanted_drain_guard)
+        elif self._state == "idle" and not self._finished and not self._over:
+            presiding.open(self._round, drain_guard=self._wanted_drain_guard())
 
     def _wanted_drain_guard(self) -> float | None:
         if self._drain_guard is not None:
@@ -395,36 +355,6 @@ class Rounds:
             return self._clock() + float(json.loads(self.store.get("want/drain")))
         return None
 
-    def _decide(self) -> None:
-        number, kind = self._round, self._opening["kind"]
-        for rank in range(self._world_size):
-            if rank in self._promises:
-                continue
-            if self.store.check([f"promise/{number}/{rank}"]):
-                self._promises[rank] = json.loads(self.store.get(f"promise/{number}/{rank}"))
-            elif self.store.check([f"finished/{rank}"]):
-                self._promises[rank] = {"step": None, "ready": False, "notice": False, "checks": False}
-        complete = len(self._promises) == self._world_size
-        impatient = kind == INTERVAL and self._wanted_drain_guard() is not None
-        if not complete and not impatient and self._clock() <= self._round_guard:
-            return
-        promises = self._promises.values()
-        if not complete:
-            decision: dict[str, Any] = {"outcome": "abandon"}
-        elif any(promise["step"] is None for promise in promises):
-            decision = {"outcome": "finish"}
-        elif kind == INTERVAL and not all(promise["ready"] for promise in promises):
-            decision = {"outcome": "abandon"}
-        else:
-            decision = {
-                "outcome": "save",
-                "step": max(promise["step"] for promise in promises),
-                "avoid": [rank for rank, promise in self._promises.items() if promise["notice"]],
-                "rooms": [self._promises[rank]["room"] for rank in range(self._world_size)],
-                "waits": any(promise["checks"] for promise in promises),
-            }
-        self.store.compare_set(f"decision/{number}", "", json.dumps(decision))
-
     # --- every rank promises and obeys ----------------------------------------------------------
 
     def _take_part(self) -> None:
@@ -433,8 +363,8 @@ class Rounds:
             # Others have the interval save ahead that this rank has made.
             self._turn_back(self._served_rewind)
         elif self._state == "idle":
-            unopened = self._rank == 0 and self._opened < number
-            if not unopened and self.store.check([f"round/{number}"]):
+            is_unopened = self._presiding is not None and not self._presiding.has_opened(number)
+            if not is_unopened and self.store.check([f"round/{number}"]):
                 self._promise(json.loads(self.store.get(f"round/{number}")))
         elif self._state == "promised":
             if self.store.check([f"decision/{number}"]):
@@ -457,28 +387,14 @@ class Rounds:
     # --- between two boundaries -----------------------------------------------------------------
 
     def _new_rewind(self, number: int) -> Rewind:
-        return Rewind(
-            self.store,
-            number,
-            rank=self._rank,
-            world_size=self._world_size,
-            rewindable=self._rewindable,
-        )
+        ranks = {"rank": self._rank, "world_size": self._world_size}
+        return Rewind(self.store, number, **ranks, rewindable=self._rewindable)
 
     def _wait_for_all(self) -> None:
         """Let the main threads serve a boundary ahead when all have arrived there."""
-        if not self._waits_for_all or self._goes_ahead:
-            return
-        if self._has_arrived and not self._told_arrived:
-            self.store.set(f"arrived/{self._round}/{self._rank}", "1")
-            self._told_arrived = True
-        everybody = [f"arrived/{self._round}/{rank}" for rank in range(self._world_size)]
-        if self._rank == 0 and self._told_arrived and self.store.check(everybody):
-            self.store.compare_set(self._rewind.place_key, "", AHEAD)
-        if self._told_arrived and self._rewind.place() == AHEAD:
+        if self._waits_for_all and self._has_arrived and not self._goes_ahead and self._rewind.arrive():
             with self._changed:
-                self._goes_ahead = True
-                self._can_rewind = False
+                self._goes_ahead, self._can_rewind = True, False
                 self._changed.notify_all()
 
     def _offer_rewind(self) -> None:
@@ -506,7 +422,6 @@ class Rounds:
             is_late=self._clock() > self.rewind_guard,
             avoid=self._decided[0],
             rooms=self._decided[1],
-            has_gone=self._has_gone,
         )
         if boundary is not None:
             with self._changed:
@@ -516,7 +431,7 @@ class Rounds:
             rewind.is_off = True
         if boundary is not None or rewind.is_off:
             with self._changed:
-                self._limit, self._can_rewind = None, False
+                self._limit, self._can_rewind = None, boundary is not None
                 if self._is_held_by_rewind:
                     self._hold, self._is_held_by_rewind = None, False
                 self._changed.notify_all()
@@ -528,9 +443,6 @@ class Rounds:
         if self._state != "idle" and self._opening["kind"] == DRAIN:
             known.append(self._round_guard)
         return min((guard for guard in known if guard is not None), default=math.inf)
-
-    def _has_gone(self, rank: int) -> bool:
-        return self.store.check([f"finished/{rank}"]) or self.store.check([f"left/{rank}"])
 
     def _promise(self, opening: dict[str, Any]) -> None:
         self._opening = opening
@@ -591,29 +503,3 @@ class Rounds:
 
 def _is_to_leave_now(order: SaveOrder) -> bool:
     return order.kind == REWOUND or order.step is None
-
-
-class _StepSeconds:
-    """How long a step takes, as seen from the background thread."""
-
-    def __init__(self, start: int, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._seen: tuple[float, int] = (clock(), start)
-        self._seconds: float | None = None
-
-    def observe(self, step: int) -> None:
-        now = self._clock()
-        then, seen = self._seen
-        if now - then >= 1.0 or step - seen >= MAX_LOOKAHEAD_STEPS:
-            if step > seen:
-                self._seconds = (now - then) / (step - seen)
-            self._seen = (now, step)
-
-    def lookahead(self, kind: str) -> int:
-        """Return how many boundaries the ranks may pass while they agree."""
-        if self._seconds is None:
-            return 0
-        steps = LOOKAHEAD_SECONDS / max(self._seconds, 1e-6)
-        # A drain has no time to waste; for an interval save another step does not matter.
-        wanted = math.floor(steps) if kind == DRAIN else math.ceil(steps)
-        return min(wanted, MAX_LOOKAHEAD_STEPS)

@@ -13,7 +13,7 @@ from cloudspot.train.arena import Arena, Slot
 from cloudspot.train.boundary_marks import Description
 from cloudspot.train.handoff import SEAL_FORMAT, write_json
 from cloudspot.train.partition import Item, Plan, plan
-from cloudspot.train.rounds import INTERVAL, SaveOrder
+from cloudspot.train.save_order import INTERVAL, SaveOrder
 from cloudspot.train.tree import Json
 
 _SLOT_POLL_SECONDS = 0.01
@@ -39,6 +39,7 @@ class Saver:
         self._world = arena.world
         self._planned_for: tuple[Any, ...] | None = None
         self._plan: Plan | None = None
+        self._lock = threading.RLock()  # a copy may be made beside the main thread
         self._claiming: threading.Thread | None = None
         self._claim_error: Exception | None = None
         self.sealed_step: int | None = None
@@ -50,6 +51,10 @@ class Saver:
 
         Where memory is plentiful, the slots have room for this rank's part when all other nodes are to go.
         """
+        with self._lock:
+            self._prepare(items)
+
+    def _prepare(self, items: tuple[Item, ...]) -> None:
         rank, num_local = self._world.rank, self._world.local_world_size
         first = rank - self._world.local_rank
         others = frozenset(range(self._world.world_size)) - frozenset(range(first, first + num_local))
@@ -108,6 +113,17 @@ class Saver:
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.
         """
+        with self._lock:
+            return self._copy(objects, order, step, describe, deadline)
+
+    def _copy(
+        self,
+        objects: Mapping[str, Any],
+        order: SaveOrder,
+        step: int,
+        describe: Describe,
+        deadline: Callable[[], float] | None,
+    ) -> Copied | None:
         if self._claiming is not None:
             if self._claiming.is_alive():
                 self._arena.hurry()

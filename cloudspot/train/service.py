@@ -9,6 +9,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Mapping, MutableSequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,9 +18,9 @@ from cloudspot.train.arena import Arena
 from cloudspot.train.boundary_marks import BoundaryMarks, Mark
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
-from cloudspot.train.rounds import DRAIN, REWOUND, SaveOrder
+from cloudspot.train.save_order import DRAIN, REWOUND, SaveOrder
 from cloudspot.train.saving import Copied, Describe, Saver
-from cloudspot.train.uncaught_errors import expect_errors
+from cloudspot.train.uncaught_errors import expecting_errors
 
 _log = logging.getLogger("cloudspot")
 
@@ -67,6 +68,7 @@ class Service:
         self._saver = Saver(arena)
         self._marks = BoundaryMarks(objects)
         self._standing: dict[int, Mark] = {}
+        self._sealed_boundary: int | None = None
         self._rewound: tuple[Mark, Copied | None] | None = None
         # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
@@ -90,7 +92,8 @@ class Service:
             room=self._saver.room,
             rewindable=self,
         )
-        expect_errors(self._has_rewound)
+        self._closing = ExitStack()
+        self._closing.enter_context(expecting_errors(self._has_rewound))
         self._link.start()
         self.rounds = self._link.rounds
         """To be asked at each boundary."""
@@ -138,6 +141,8 @@ class Service:
             if not is_end_of_epoch and step not in {self._start, self.sealed_step}:
                 stall = self._save(order, step, None)
                 self._link.saved(stall)
+                if stall is not None:
+                    self._sealed_boundary = number
             self.rounds.served()
             order = self.rounds.begin(number)
         self._marks.mark(number, step, self._describe, is_rare=is_end_of_epoch)
@@ -173,6 +178,9 @@ class Service:
         """Copy this rank's part of the state at one of them; return whether it still stood afterwards."""
         mark = self._standing[number]
         copied = None
+        if mark.step == self.sealed_step and number != self._sealed_boundary:
+            # After an epoch's last batch come two boundaries, and the later one has a seal by that name.
+            return False
         try:
             if mark.step not in {self._start, self.sealed_step}:
                 with self._marks.after(mark):
@@ -284,6 +292,7 @@ class Service:
 
     def close(self) -> None:
         """Stop the background threads and release the arena; for the end of the process."""
+        self._closing.close()
         self._link.close()
         self._marks.close()
         self._saver.close()

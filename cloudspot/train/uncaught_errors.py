@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -15,12 +15,17 @@ from cloudspot.train import handoff
 _told: set[int] = set()
 """The processes that do so already; a fork is another process, and not a rank."""
 
-_is_expected: list[Callable[[], bool]] = []
+_expectations: list[Callable[[], bool]] = []
 
 
-def expect_errors(is_expected: Callable[[], bool]) -> None:
-    """From now on, an uncaught error ends this process with status 0 and in silence if ``is_expected()``."""
-    _is_expected.append(is_expected)
+@contextmanager
+def expecting_errors(is_expected: Callable[[], bool]) -> Iterator[None]:
+    """Let an uncaught error end this process with status 0 and in silence if ``is_expected()``."""
+    _expectations.append(is_expected)
+    try:
+        yield
+    finally:
+        _expectations.remove(is_expected)
 
 
 def tell_of_errors() -> None:
@@ -38,17 +43,27 @@ def tell_of_errors() -> None:
     print_error = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if os.getpid() == pid and any(each() for each in _is_expected):
+        if os.getpid() == pid and any(each() for each in _expectations):
             leave_at_once()
         print_error(kind, error, traceback)
         if os.getpid() != pid:
             return
         with suppress(OSError):
-            handoff.write_json(
-                path, {"type": f"{kind.__module__}.{kind.__qualname__}", "message": str(error)}
-            )
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            handoff.write_json(path, {"type": name, "message": str(error), "causes": _causes(error)})
 
     sys.excepthook = hook
+
+
+def _causes(error: BaseException) -> list[str]:
+    """Return the messages of the errors that led to this one, the nearest first."""
+    chain = [error]
+    while True:
+        last = chain[-1]
+        cause = last.__context__ if last.__cause__ is None else last.__cause__
+        if cause is None or any(cause is one for one in chain):
+            return [str(one) for one in chain[1:]]
+        chain.append(cause)
 
 
 def leave_at_once() -> NoReturn:

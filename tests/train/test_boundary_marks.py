@@ -5,8 +5,9 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from cloudspot.train import boundary_marks
+from cloudspot.train import boundary_marks, sharding
 from cloudspot.train.boundary_marks import BoundaryMarks, Description
 from cloudspot.train.checkpoint import take
 
@@ -151,6 +152,50 @@ def test_a_state_that_cannot_be_noted_ends_no_training(make):
     marks = make({"model": torch.nn.Linear(1, 1), "broken": Broken()})
     assert marks.standing() == ()
     assert marks.problem == "not now"
+
+
+def test_the_scripts_own_objects_are_left_alone_until_it_checks(make):
+    called = []
+
+    class Counting(Shadow):
+        def state_dict(self):
+            called.append(True)
+            return super().state_dict()
+
+    model = torch.nn.Linear(4, 2)
+    marks = BoundaryMarks({"model": model, "average": Counting(model)})
+    marks.mark(0, 0, lambda: DESCRIPTION, is_rare=True)
+    assert (called, marks.standing()) == ([], ())
+    assert marks.problem == "nothing was noted of it: call run.check() before the loop"
+    marks.is_used = True
+    marks.mark(1, 1, lambda: DESCRIPTION)
+    assert called == [True]
+    assert [mark.number for mark in marks.standing()] == [1]
+
+
+def test_sharded_weights_are_followed_in_what_this_rank_holds(make):
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(4, 2)
+        fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        train(model, optimizer)
+        marks = make({"model": model, "optimizer": optimizer})
+        model(torch.ones(1, 4))
+        assert len(marks.standing()) == 1
+        with torch.no_grad():
+            model.weight.mul_(2.0)
+        assert marks.standing() == ()
+        assert marks.problem == "model/weight was written to"
+        marks.mark(1, 1, lambda: DESCRIPTION)
+        model.weight.to_local().data.mul_(2.0)
+        assert marks.standing() == ()
+        assert marks.problem == "a model's weights were written to"
+    finally:
+        sharding._held.cache_clear()
+        dist.destroy_process_group()
 
 
 def test_of_two_boundaries_without_a_change_between_them_both_stand(make):

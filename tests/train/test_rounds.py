@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore
 
-from cloudspot.train import rounds
-from cloudspot.train.rounds import DRAIN, INTERVAL, REWOUND, Rounds, SaveOrder
+from cloudspot.train import presiding, rounds, step_seconds
+from cloudspot.train.rounds import Rounds
+from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder
 
 
 class WouldWait(Exception):
@@ -401,6 +402,111 @@ def pair(store=None, now=None, num_ranks=2):
     ]
 
 
+class Standing:
+    """A state that stands at every boundary that was passed, or at none."""
+
+    def __init__(self, stands=True):
+        self.stands = stands
+        self.published = 0
+
+    def has_marked(self, number):
+        return True
+
+    def standing(self, number):
+        return [number] if self.stands else []
+
+    def copy(self, number, avoid, rooms):
+        assert (avoid, rooms) == (frozenset({1}), ROOMS[:2])
+        return True
+
+    def publish(self):
+        self.published += 1
+
+
+@pytest.fixture
+def evaluating():
+    """``evaluating(...)``: two ranks whose states stand or not: 0 evaluates, 1 is at the next boundary, drained."""
+
+    def make(*stands):
+        now = [0.0]
+        ranks = pair(now=now)
+        for one, each in zip(ranks, stands, strict=True):
+            one._rewind._rewindable = one._rewindable = Standing(each)
+            assert one.begin(0) is None
+            assert one.check() is None
+        ranks[1].request_drain(guard=100.0, notice=True)
+        settle(*ranks)
+        assert try_begin(ranks[1], 1) is False  # it would else leave alone
+        settle(*ranks)
+        assert try_begin(ranks[1], 1) is False
+        return *ranks, now
+
+    return make
+
+
+def ask(participant):
+    """Let the main thread ask, and wait in the ``check``."""
+    assert without_waiting(participant, participant.check) is False
+    participant._asks = True
+
+
+def test_where_one_rank_evaluates_the_other_waits_at_its_boundary_and_both_rewind(evaluating):
+    zero, one, _ = evaluating(True, True)
+    ask(zero)
+    settle(zero, one)
+    assert zero.check() == try_begin(one, 1) == SaveOrder(REWOUND, 0, frozenset({1}), ROOMS[:2])
+    assert zero._rewindable.published == one._rewindable.published == 1
+
+
+@pytest.mark.parametrize("stands", [(True, False), (False, True)])
+def test_a_rank_whose_state_has_changed_sends_all_to_the_boundary_ahead(evaluating, stands):
+    zero, one, _ = evaluating(*stands)
+    ask(zero)
+    settle(zero, one)
+    assert zero.check() is None
+    assert try_begin(one, 1) is False
+    assert try_begin(zero, 1) is False  # says that it has arrived
+    settle(zero, one)
+    assert try_begin(zero, 1) == try_begin(one, 1) == SaveOrder(DRAIN, 1, frozenset({1}), ROOMS[:2])
+    assert zero._rewindable.published == one._rewindable.published == 0
+
+
+def test_a_rank_that_waits_for_one_that_evaluates_leaves_alone_at_the_guard(evaluating):
+    _, one, now = evaluating(True, True)
+    now[0] = 100.1
+    assert try_begin(one, 1) == SaveOrder(DRAIN, 1, frozenset({1}), ROOMS[:2])
+
+
+def test_a_check_waits_for_nobody_after_the_guard(evaluating):
+    zero, one, now = evaluating(True, True)
+    ask(zero)
+    zero.poll()  # the other one does not answer any more
+    now[0] = 100.1
+    settle(zero)
+    assert zero.check() is None
+    assert (zero._rewindable.published, one._rewindable.published) == (0, 0)
+
+
+def test_a_rank_that_has_ended_its_loop_sends_the_others_ahead(evaluating):
+    zero, one, _ = evaluating(True, True)
+    one.finish()
+    settle(one)
+    ask(zero)
+    settle(zero, one)
+    assert zero.check() is None
+    assert zero._rewindable.published == 0
+
+
+def test_a_rank_does_not_end_its_loop_in_a_rewind(evaluating):
+    zero, one, _ = evaluating(True, True)
+    ask(zero)
+    zero.poll()
+    one.poll()
+    assert without_waiting(one, one.finish) is False
+    settle(zero, one)
+    assert one.finish() == SaveOrder(REWOUND, 0, frozenset({1}), ROOMS[:2])
+
+
 def settle(*participants):
     for _ in range(10):
         for one in participants:
@@ -436,7 +542,7 @@ def test_an_interval_round_is_off_when_a_rank_does_not_answer():
     zero.request_interval()
     settle(zero)
     assert try_begin(zero, 0) is False
-    now[0] += rounds.INTERVAL_GUARD_SECONDS + 0.1
+    now[0] += presiding.INTERVAL_GUARD_SECONDS + 0.1
     settle(zero)
     assert try_begin(zero, 0) is True
 
@@ -479,7 +585,7 @@ def test_with_the_shortest_steps_the_ranks_do_not_run_ahead_without_bounds():
     settle(*ranks)
     ranks[0].request_drain(guard=100.0, notice=False)
     settle(*ranks)
-    assert ranks[0]._order == SaveOrder(DRAIN, 100 + rounds.MAX_LOOKAHEAD_STEPS, rooms=ROOMS[:2])
+    assert ranks[0]._order == SaveOrder(DRAIN, 100 + step_seconds.MAX_LOOKAHEAD_STEPS, rooms=ROOMS[:2])
 
 
 def test_a_notice_in_a_round_of_another_rank_brings_the_guard_nearer():

@@ -1,5 +1,6 @@
 """``run.check()``: a notice in the middle of an evaluation loses no step, and no bit."""
 
+import dataclasses
 import random
 
 import pytest
@@ -93,64 +94,27 @@ def with_a_tracked_loader(open_session, tick, seen, model):
 LOOPS = {each.__name__: each for each in (in_steps, in_batches, in_epochs, with_a_tracked_loader)}
 
 
-@pytest.fixture
-def train(open_session, courier, until_rewindable):
-    """``train(loop, restore, drain_at)``: what it has seen, and the hash of the weights; None if it was drained."""
-
-    def run(loop, restore=None, drain_at=None, seen=None):
-        opened, calls = [], 0
-
-        def open_one(**objects):
-            opened.append(open_session(courier.begin(restore), **objects))
-            return opened[0]
-
-        def tick():
-            nonlocal calls
-            calls += 1
-            if calls == drain_at:
-                courier.drain()
-                until_rewindable(opened[0])
-
-        torch.manual_seed(5)
-        random.seed(5)
-        model = net()
-        seen = [] if seen is None else seen
-        loop(open_one, tick, seen, model)
-        return seen, weights_sha256(model)
-
-    return run
-
-
-@pytest.fixture
-def until_rewindable(until_held):
-    def wait(run):
-        if run._loop._is_under_way:
-            until_held(run)
-
-    return wait
-
-
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_notice_in_an_evaluation_ends_as_if_nobody_had_disturbed_it(train, courier, name):
-    expected, weights = train(LOOPS[name])
-    final = courier.final()
+def test_a_notice_in_an_evaluation_ends_as_if_nobody_had_disturbed_it(compare, name):
+    seen = []  # of each run
+
+    def training(open_session, tick):
+        random.seed(5)
+        model = net()
+        seen.append([])
+        LOOPS[name](open_session, tick, seen[-1], model)
+        return weights_sha256(model)
+
     chance = random.Random(name)
-    num_calls = len(expected) + final["step"]
-    for _ in range(6):
-        seen = []
-        drain_at = chance.randrange(2, num_calls)
-        with pytest.raises(SystemExit):
-            train(LOOPS[name], None, drain_at, seen)
-        step = courier.drained()["step"]
-        assert seen == expected[: len(seen)]
-        rest, again = train(LOOPS[name], courier.carry(step) if step is not None else None)
-        assert again == weights
+    for _ in range(5):
+        compare(training, chance.randrange(2, 28))
+        expected, first, rest = seen[-3:]
+        assert first == expected[: len(first)]
         assert rest == expected[len(expected) - len(rest) :]
         # An evaluation that was left begins again, and none is left out.
-        assert 0 <= len(seen) + len(rest) - len(expected) < NUM_CHECKS
-        assert courier.final() == final
+        assert 0 <= len(first) + len(rest) - len(expected) < NUM_CHECKS
 
 
 # --- where it leaves ----------------------------------------------------------------------------
@@ -275,7 +239,7 @@ def test_short_steps_are_marked_once_the_script_checks(
                 until_held(run)
                 run.check()
             train_step(model, optimizer, torch.randn(4, 2))
-    assert "nothing was noted of it, as steps are short; call run.check() before the loop" in caplog.text
+    assert "nothing was noted of it: call run.check() before the loop" in caplog.text
     assert courier.drained() == {"step": 4}
 
 
@@ -365,6 +329,29 @@ def test_a_boundary_that_was_saved_already_is_not_saved_again(open_session, cour
                 run.check()
             train_step(model, optimizer, torch.randn(4, 2))
     assert courier.drained() == {"step": 3}
+
+
+def test_of_two_boundaries_of_one_number_the_one_that_is_not_sealed_is_refused(
+    open_session, courier, until_held
+):
+    """After an epoch's last batch: a rank that has sealed the later one must not mix it with others' earlier one."""
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    run = open_session(courier.begin(), model=model, optimizer=optimizer)
+    run.check()
+    service = run._service
+    for step in run.steps(4):
+        if step == 2:
+            service._saver._claiming.join()
+            service._link.rounds.request_interval()
+            until_held(run)
+        if step == 3:
+            assert list(courier.seals()) == [3]
+            (mark,) = service._marks.standing()
+            service._standing = {mark.number: mark, 99: dataclasses.replace(mark, number=99)}
+            assert not service.copy(99, frozenset(), ())
+            assert service.copy(mark.number, frozenset(), ())
+        train_step(model, optimizer, torch.randn(4, 2))
 
 
 def test_outside_of_the_loop_and_before_its_first_step_a_check_saves_nothing(

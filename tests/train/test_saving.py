@@ -12,7 +12,7 @@ from cloudspot.train.boundary_marks import Description
 from cloudspot.train.checkpoint import take
 from cloudspot.train.distributed import World
 from cloudspot.train.partition import plan
-from cloudspot.train.rounds import DRAIN, INTERVAL, SaveOrder
+from cloudspot.train.save_order import DRAIN, INTERVAL, SaveOrder
 from cloudspot.train.saving import Saver
 
 WORLD_SIZE = 4

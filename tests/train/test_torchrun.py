@@ -288,3 +288,30 @@ def test_a_notice_in_an_evaluation_loses_no_step(courier, evaluated, options, no
     assert f"rank 0 begins at {step}" in output
     assert "evaluated 1" in output
     assert courier.final() == expected
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("options", [("--evaluates", each) for each in ("all", "0", "1")], ids=" ".join)
+def test_a_notice_at_any_moment_among_evaluations_changes_no_bit(courier, evaluated, wait_until, options):
+    chance = random.Random(options[1])
+    expected = evaluated(options, courier)
+    restore, num_drained = None, 0
+    for _ in range(20):
+        environment = courier.begin(restore)
+        with ThreadPoolExecutor() as pool:
+            ended = pool.submit(courier.run_ranks, EVALUATING, *options, num_ranks=2, environment=environment)
+            wait_until(handoff.begun_loop_path(courier.handoff, 1).exists)
+            time.sleep(chance.uniform(0.0, 0.4))
+            courier.drain()
+            output = ended.result(120)
+        assert "Traceback" not in output
+        if courier.final() is not None:
+            assert courier.final() == expected
+            restore = None
+            continue
+        assert courier.drained(0) == courier.drained(1), output
+        step = courier.drained(0)["step"]
+        restore = courier.carry(step) if step is not None else restore
+        num_drained += 1
+    assert num_drained > 3

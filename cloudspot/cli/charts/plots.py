@@ -19,6 +19,7 @@ from cloudspot.cli.charts.drawing import (
     new_figure,
     save,
 )
+from cloudspot.cli.joblog.logpieces import warn_of_gaps
 from cloudspot.cli.joblog.logtail import LogTail
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
@@ -70,6 +71,7 @@ def take_picture(job: Job) -> Picture:
     commits = read_commits_of(job, history)
     series = MetricSeries()
     series.know(history.generations)
+    warn_of_gaps(job)
     series.extend(LogTail(job.log_sink).new_records())
     at = {one.committed_at for one in history.generations if one.committed_at is not None}
     at |= {commit.at for commit in commits.values()}

@@ -14,7 +14,7 @@ import click
 
 from cloudspot.cli.completers import complete_attempts
 from cloudspot.cli.joblog.logfiles import download_logs
-from cloudspot.cli.joblog.logpieces import list_streams, prune_log
+from cloudspot.cli.joblog.logpieces import list_streams, prune_log, warn_of_gaps
 from cloudspot.cli.joblog.logtail import LogTail
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
@@ -135,6 +135,7 @@ def logs(
     def wanted(stream_launch: int, stream_rank: int) -> bool:
         return (launch is None or stream_launch == launch) and (rank is None or stream_rank == rank)
 
+    warn_of_gaps(job, wanted=wanted)
     if listed:
         list_streams(job, wanted=wanted, as_json=as_json)
     elif prune is not None:

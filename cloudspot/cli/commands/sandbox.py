@@ -43,16 +43,17 @@ def sandbox(
         parse_reclaims,
         run_in_sandbox,
         sandbox_directory,
+        why_not_isolated,
     )
-    from cloudspot.local import enclosure
     from cloudspot.registry import sandbox_class
 
     cloud = sandbox_class(name, EmulatedCloud)  # type: ignore[type-abstract]
     plan = parse_reclaims(reclaims, notice_seconds=cloud.notice_seconds)
     check_command(command)
-    reason = "as you asked" if loopback else enclosure.why_not()
+    reason = "as you asked" if loopback else why_not_isolated()
     if reason is None:
-        output.echo(f"sandbox {name}: nothing leaves this host, and nothing is kept", error=True)
+        kept = "" if keep else ", and nothing is kept"
+        output.echo(f"sandbox {name}: nothing leaves this host{kept}", error=True)
     else:
         output.warn(
             f"sandbox {name}: the machines are not isolated ({reason}): they are processes of this host with "

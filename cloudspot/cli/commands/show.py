@@ -79,7 +79,7 @@ def _resumptions(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for turn in turns:
         if turn["what"] == "resumed":
             yield f"{output.moment_text(turn['at'])} ({before})"
-        before = turn["what"]
+        before = f"moved to {turn['detail']}" if turn["what"] == "moved" else turn["what"]
 
 
 def _warnings(warnings: Sequence[str]) -> str:

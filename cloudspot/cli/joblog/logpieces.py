@@ -105,6 +105,26 @@ def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json:
         output.echo(f"deleted {what}" if old else f"the log of {job.id} has nothing from before {day} (UTC)")
 
 
+def warn_of_gaps(job: Job, *, wanted: Wanted = lambda _launch, _rank: True) -> None:
+    """Name the attempts from before the job's last resumption whose log is somewhere else."""
+    history = job.first_history
+    newer = {launch.number for launch in history.current_launches}
+    older = [
+        (count, launch)
+        for count, launch in enumerate(history.attempts, start=1)
+        if launch.number not in newer and any(wanted(launch.number, rank) for rank in launch.slots)
+    ]
+    if not older:
+        return
+    held = {parse_stream(name)[0] for name in job.log_sink.streams() if is_node_stream(name)}
+    missing = [str(count) for count, launch in older if launch.number not in held]
+    if missing:
+        output.warn(
+            f"the log of attempt {', '.join(missing)} is not here: it stayed behind when job {job.id} moved "
+            "or changed its provider; to read it, name the store of then with --store"
+        )
+
+
 def _pieces(job: Job) -> list[LogPiece]:
     return [piece for piece in job.log_sink.pieces() if is_node_stream(piece.stream)]
 

@@ -1,9 +1,14 @@
 """``cloudspot resume`` with another store: the job moves there, and goes on nowhere else."""
 
+from datetime import datetime, timezone
+
 import pytest
 
+from cloudspot.cli import moving
 from cloudspot.cli.commands import resume as resume_module
+from cloudspot.interfaces import LogSink
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.copying import plan_copy, reserve
 from cloudspot.jobstore.job_lists import list_jobs, list_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader
@@ -11,6 +16,7 @@ from cloudspot.jobstore.records import CheckpointId, Moved, Resumed
 from cloudspot.jobstore.retention import read_commits
 from cloudspot.jobstore.wrapped_store import WrappedStore
 from cloudspot.local.filestore import FileStore
+from cloudspot.local.provider import LocalProvider
 
 JOB = "digits-1"
 
@@ -63,6 +69,99 @@ def test_where_it_was_it_is_resumed_no_more(jobs, other):
     result = move(jobs, third, status=1)
     assert f"was moved to {other.url}, and goes on there only" in result.stderr
     assert list_jobs(third) == ()
+
+
+def test_a_store_that_it_left_long_ago_says_where_it_is(jobs, other):
+    jobs.stopped()
+    move(jobs, other)
+    home, third = jobs.store, FileStore(other.url + "-3")
+    jobs.run("stop", JOB, "--wait", "--store", other.url, status=10)
+    move(jobs, third, "--from", other.url)
+    refusal = move(jobs, home, status=1).stderr
+    assert "copying" not in refusal
+    assert f"was moved to {third.url}, and goes on there only" in refusal
+    jobs.run("stop", JOB, "--wait", "--store", third.url, status=10)
+    move(jobs, home, "--from", third.url)
+    turns = [turn["what"] for turn in jobs.run_json("show", JOB)["turns"]]
+    assert turns == ["stopped", "moved", "resumed"] * 3
+    shown = jobs.run("show", JOB).stdout
+    assert all(f"(moved to {store.url})" in shown for store in (other, third, home))
+
+
+def test_a_move_that_was_cut_short_is_finished_before_it_comes_back(jobs, other):
+    jobs.stopped()
+    jobs.run("reconcile")
+    reserve(plan_copy(jobs.store, JOB), jobs.store, other)
+    moved = Moved(to=other.canonical_url, at=datetime.now(timezone.utc), writer="ab" * 8)
+    assert Journal(jobs.store, JOB).append(moved, history(jobs.store).num_records + 1)
+    refusal = move(jobs, jobs.store, status=1).stderr
+    hint = f"cloudspot resume {JOB} --from {jobs.store.url} --store {other.canonical_url}"
+    assert f"is on its way from {jobs.store.url} to {other.canonical_url}; first finish that" in refusal
+    jobs.run(*hint.split()[1:])
+
+
+def test_the_same_url_on_another_computer_is_another_store(jobs, other):
+    """A directory's URL names one on each computer: both would let the job go on."""
+    jobs.stopped()
+    jobs.run("reconcile")
+    moved = Moved(to=other.canonical_url, at=datetime.now(timezone.utc), writer="ab" * 8)
+    assert Journal(jobs.store, JOB).append(moved, history(jobs.store).num_records + 1)
+    assert "is it another computer's directory?" in move(jobs, other, status=1).stderr
+    assert list_jobs(other) == ()
+
+
+def test_where_it_was_it_is_not_stopped_or_followed_either(jobs, other):
+    jobs.stopped()
+    move(jobs, other)
+    for command in ("stop", "attach"):
+        assert f"job {JOB} was moved; give --store {other.url}" in jobs.run(command, JOB, status=1).stderr
+
+
+def test_a_job_that_has_succeeded_says_so_before_anything_is_copied(jobs, other):
+    finished = jobs.reclaimed_and_finished()
+    refusal = jobs.run("resume", finished, "--store", other.url, status=1).stderr
+    assert f"cloudspot fork {finished} --store {jobs.store.url}" in refusal
+    assert "copying" not in refusal
+
+
+def test_where_it_was_it_asks_for_no_secret(jobs, other, monkeypatch):
+    jobs.stopped()
+    move(jobs, other)
+    asked = []
+    monkeypatch.setattr(resume_module, "with_secrets", lambda *_: asked.append(1))
+    assert "goes on there only" in jobs.run("resume", JOB, status=1).stderr
+    assert asked == []
+
+
+class BesideJobs(LogSink):
+    """A log in the job's store, but not below the job's prefix, as Alibaba Cloud's is."""
+
+    is_in_store = True
+    home = ""
+
+    def __init__(self, store):
+        self.names = ["1-0"] if store.url == self.home else []
+
+    def write(self, records):
+        raise NotImplementedError
+
+    def streams(self):
+        return self.names
+
+    def read(self, stream, *, after=-1):
+        return iter(())
+
+
+def test_a_log_that_is_not_copied_is_named(jobs, other, monkeypatch):
+    jobs.stopped()
+    monkeypatch.setattr(LocalProvider, "log_sink", lambda self, store, job_id: BesideJobs(store))
+    monkeypatch.setattr(BesideJobs, "home", jobs.store.url)
+    result = move(jobs, other)
+    read = f"cloudspot logs {JOB} --store {jobs.store.url}"
+    assert f"the log up to now is not copied; read it with: {read}" in result.stderr
+    logs = jobs.run("logs", JOB, "--store", other.url)
+    assert f"the log of attempt 1 is not here: it stayed behind when job {JOB} moved" in logs.stderr
+    assert jobs.run(*read.split()[1:]).stderr == ""
 
 
 def test_it_comes_back_with_what_it_did_elsewhere(jobs, other):
@@ -127,18 +226,18 @@ def test_killed_at_any_request_nothing_is_lost_or_runs_twice_and_the_next_try_fi
     """It takes the whole command: some 150 requests, each of which is the last of some try."""
     jobs.stopped()
     source = jobs.store
-    real = resume_module.open_named_store
+    real = moving.open_named_store
     fates = set()
     for calls in range(0, 1000, step):
         jobs.store = copied(source, f"file://{tmp_path}/source-{calls}")
         target = FileStore(f"{other.url}-{calls}")
         adopt_here(jobs)
         Dying.left = calls
-        monkeypatch.setattr(resume_module, "open_named_store", lambda url: Dying(real(url)))
+        monkeypatch.setattr(moving, "open_named_store", lambda url: Dying(real(url)))
         try:
             move(jobs, target)
         except Killed:
-            monkeypatch.setattr(resume_module, "open_named_store", real)
+            monkeypatch.setattr(moving, "open_named_store", real)
         else:
             break
         is_resumed = JOB in list_jobs(target) and target_is_resumed(target)

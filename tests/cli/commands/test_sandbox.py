@@ -147,11 +147,36 @@ def test_the_users_own_account_stays_out(sandbox):
     assert "TOY_ENDPOINT=http://" in done.stdout
 
 
+NESTED = (sys.executable, "-m", "cloudspot", "sandbox")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_command_in_two_sandboxes_has_both_clouds_around_it(sandbox, tmp_path, form):
+    machine = "#!/bin/sh\ncurl -sf $TOY_ENDPOINT/machines | grep -q i-1 && shutdown -h now"
+    script = (
+        f"{BOOT} echo '{machine}' | boot i-1; wait_for i-1 ended; echo outer; "
+        f"TOY_ENDPOINT=$PLAY_ENDPOINT; echo '{machine}' | boot i-1; wait_for i-1 ended; echo inner"
+    )
+    done = sandbox("toy", *form, "--", *NESTED, "play", "--", "bash", "-c", script)
+    assert (done.stdout, done.returncode) == ("outer\ninner\n", 0), done.stderr
+    # The inner one is as the outer one is, unasked.
+    assert done.stderr.count("not isolated") == (2 if form else 0)
+    assert list((tmp_path / "home" / "sandboxes").iterdir()) == []
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+def test_two_clouds_with_the_same_network_do_not_go_together(sandbox):
+    done = sandbox("toy", "--", *NESTED, "toy", "--", "true")
+    assert "another emulated cloud has the network 10.77.0.0/16 here" in done.stderr
+    assert done.returncode == 1
+
+
 def test_what_it_was_like_can_be_kept(sandbox, tmp_path):
     script = f"{BOOT} printf '#!/bin/sh\necho hello; shutdown -h now' | boot i-1; wait_for i-1 ended"
     done = sandbox("toy", "--keep", "--", "bash", "-c", script)
     (kept,) = (tmp_path / "home" / "sandboxes").iterdir()
     assert str(kept) in done.stderr
+    assert "nothing is kept" not in done.stderr
     assert "hello\n" in (kept / "state" / "machines" / "i-1" / "console.log").read_text()
     sandbox("toy", "--", "true")
     assert kept.exists()

@@ -24,7 +24,7 @@ from cloudspot.model import Market
 
 @hookimpl
 def cloudspot_sandbox(name: str) -> type[object] | None:
-    return ToyCloud if name == "toy" else None
+    return {"toy": ToyCloud, "play": PlayCloud}.get(name)
 
 
 class ToyMetadata(MetadataService):
@@ -99,3 +99,14 @@ class ToyCloud(EmulatedCloud):
     def stop(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+
+
+class PlayCloud(ToyCloud):
+    """Another cloud, beside the first."""
+
+    name = "play"
+    foreign_variables = ("PLAY_",)
+    network = "10.78.0.0/16"
+
+    def environment(self) -> Mapping[str, str]:
+        return {"PLAY_ENDPOINT": self.url}
