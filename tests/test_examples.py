@@ -38,7 +38,8 @@ def state_bytes(model):
 def test_the_job_files_of_the_examples_are_valid(path):
     job = load_job(path)
     assert job.name == path.parent.name
-    assert (path.parent / job.run.entrypoint).is_file()
+    scripts = [word for word in job.run.command or (job.run.entrypoint,) if word.endswith(".py")]
+    assert [(path.parent / each).is_file() for each in scripts] == [True]
 
 
 @pytest.mark.parametrize("state_mib", [1, 1.5, 2, 3, 5, 8, 13, 25, 50, 100, 250, 500, 777, 1024])

@@ -30,7 +30,8 @@ class LoopExit:
         """Call back if the loop was left."""
         if kind is GeneratorExit:
             frames = _loop_frames(sys._getframe(1))  # noqa: SLF001 - the only way to the frame
-            if frames[-1].f_code is self._code and not any(map(is_raising, frames)):
+            # There is no frame where the interpreter ends and frees the generator.
+            if frames and frames[-1].f_code is self._code and not any(map(is_raising, frames)):
                 self._left()
 
 

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset
 
 from cloudspot.train import randomness, sample_order
 from cloudspot.train.errors import CheckpointError, SessionError
+from cloudspot.train.replayed_loader import ReplayedLoader, fetches_ahead, owned_generators, set_epoch
 from cloudspot.train.sample_order import SampleOrder
 
 _log = logging.getLogger("cloudspot")
@@ -33,13 +34,13 @@ class Feed:
         ``loader`` is a DataLoader, a StatefulDataLoader or any iterable that can be iterated repeatedly. All
         ranks take batches of the same size from their shares of the data. ``devices`` are CUDA's.
         """
-        self._loader = loader
+        self._loader = ReplayedLoader(loader) if fetches_ahead(loader) else loader
         self._epochs = epochs
         self._world_size = world_size
         self._rank = rank
         self._devices = devices
         self._length = _length(loader)
-        self._stateful = is_stateful(loader)
+        self._stateful = is_stateful(self._loader)
         self._iterator: Iterator[Any] | None = None
         self._start: dict[str, Any] | None = None
         self._peeked: tuple[Any] | None = None
@@ -248,32 +249,18 @@ class Feed:
         self._start["generators"] = self._generators()
 
     def _open(self) -> Iterator[Any]:
-        for name in ("sampler", "batch_sampler"):
-            set_epoch = getattr(getattr(self._loader, name, None), "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(self.epoch)
+        set_epoch(self._loader, self.epoch)
         self._kept_workers = self._share is None and sample_order.keeps_workers(self._loader)
         if self._share is not None:
             return iter(self._share)
         self._order = sample_order.find_order(self._loader, world_size=self._world_size)
         return iter(self._loader)
 
-    def _owned_generators(self) -> list[Any]:
-        sampler = getattr(self._loader, "sampler", None)
-        batch_sampler = getattr(self._loader, "batch_sampler", None)
-        owners = (self._loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
-        found: dict[int, Any] = {}
-        for owner in owners:
-            generator = getattr(owner, "generator", None)
-            if hasattr(generator, "get_state"):
-                found[id(generator)] = generator
-        return list(found.values())
-
     def _generators(self) -> list[Any]:
-        return [generator.get_state() for generator in self._owned_generators()]
+        return [generator.get_state() for generator in owned_generators(self._loader)]
 
     def _set_generators(self, states: list[Any]) -> None:
-        for generator, state in zip(self._owned_generators(), states, strict=True):
+        for generator, state in zip(owned_generators(self._loader), states, strict=True):
             generator.set_state(state)
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,10 @@ class Session:
 
     # --- the loop -------------------------------------------------------------------------------
 
-    def steps(self, total: int) -> Iterator[int]:
+    def steps(self, total: int | None) -> Iterator[int]:
         """Yield the steps from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
+
+        None: until the script leaves the loop.
 
         The training may be saved between two steps, but not while a tracked optimizer has gradients that it
         has yet to use. When the machine has to go, SystemExit is raised there, and code after the loop does
@@ -142,14 +145,14 @@ class Session:
         if self._restored is not None:
             self._restored.check_steps()
         self._restore_randomness()
-        loop.progress[1] = total
-        if not self._begin_loop(total):
+        loop.progress[1] = -1 if total is None else total
+        if not self._begin_loop(total or 0):
             with LoopExit(loop.leave):
-                for step in range(loop.step, total):
+                for step in count(loop.step) if total is None else range(loop.step, total):
                     loop.begin_step(step)
                     loop.progress[2] = step + 1
                     yield step
-            loop.end_step(max(total, self._start))
+            loop.end_step(None if total is None else max(total, self._start))
         loop.end()
 
     def batches(self, loader: Any, *, epochs: int = 1) -> Iterator[Any]:
@@ -301,6 +304,10 @@ class Session:
             rank_state["epoch_random"] = self._epochs.random
         shared = {"seed": self._seed, "position": position, "left": self._loop.left}
         if self._feed is not None or self._loader is None:
+            return Description(shared, rank_state)
+        if getattr(self._tracked_loader, "is_framework", False):
+            # The place of another framework's loop, which has moved on when an evaluation asks for it.
+            rank_state["dataloader"] = self._tracked_loader.state_dict()
             return Description(shared, rank_state)
         return Description(shared, rank_state, partial(self._loader.state_at, self._loader.num_uses))
 

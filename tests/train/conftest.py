@@ -158,6 +158,12 @@ def _rank_server() -> RankServer:
     return server
 
 
+@pytest.fixture(autouse=True)
+def nothing_ends_the_tests(monkeypatch):
+    """A session whose main thread is slow to leave ends its process with status 0; here that is all tests'."""
+    monkeypatch.setattr("cloudspot.train.link.leave_at_once", lambda: None)
+
+
 @pytest.fixture
 def courier(tmp_path):
     made = Courier(tmp_path)
@@ -200,6 +206,77 @@ def until_held():
             time.sleep(0.001)
 
     return wait
+
+
+class FrameworkTraining:
+    """Another framework's training in this process, generation after generation."""
+
+    def __init__(self, courier, monkeypatch, hooks):
+        self.result = None
+        """What ``main`` has returned."""
+        self.num_moments = 0
+        """How many moments the last generation had: how often hooks were called."""
+        self._courier = courier
+        self._monkeypatch = monkeypatch
+        self._sessions = []
+        self._drain_at = None
+        open_session = spot.session
+
+        def session(**tracked):
+            self._sessions.append(open_session(**tracked))
+            return self._sessions[-1]
+
+        monkeypatch.setattr(spot, "session", session)
+        for owner, names in hooks.items():
+            for name in names:
+                monkeypatch.setattr(owner, name, self._ticking(getattr(owner, name)))
+
+    def run(self, main, *, restore=None, drain_at=None):
+        """Run a generation, drained at a moment; return whether it has come to its end."""
+        self.num_moments, self._drain_at = 0, drain_at
+        for name in (handoff.HANDOFF, handoff.RESTORE, handoff.GENERATION, handoff.ARTIFACTS):
+            self._monkeypatch.delenv(name, raising=False)
+        for name, value in self._courier.begin(restore).items():
+            self._monkeypatch.setenv(name, value)
+        try:
+            self.result = main()
+        except SystemExit:
+            return False
+        finally:
+            while self._sessions:
+                self._sessions.pop().close()
+        return True
+
+    def _ticking(self, function):
+        def ticking(*args, **kwargs):
+            self._tick()
+            return function(*args, **kwargs)
+
+        return ticking
+
+    def _tick(self):
+        if not self._sessions:
+            return
+        self.num_moments += 1
+        if self.num_moments == self._drain_at:
+            self._courier.drain()
+            rounds, end = self._sessions[-1]._service._link.rounds, time.monotonic() + 60
+            # Until this rank has promised a boundary, or the loop has ended before.
+            while rounds._hold is None and self._courier.final() is None:
+                assert time.monotonic() < end, "no round was opened"
+                time.sleep(0.001)
+
+
+@pytest.fixture
+def framework_training(courier, monkeypatch):
+    """``framework_training({class: methods})``: a FrameworkTraining; a call of these methods is a moment."""
+    import torch
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with more, they wait for one another where others compute
+    yield lambda hooks: FrameworkTraining(courier, monkeypatch, hooks)
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture

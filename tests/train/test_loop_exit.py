@@ -1,6 +1,7 @@
 """Loops that a script leaves in every way, and what is known of it at that moment."""
 
 import contextlib
+import subprocess
 import sys
 
 import pytest
@@ -182,3 +183,17 @@ def test_an_exception_elsewhere_in_the_same_function_changes_nothing():
                 kept.append(error)
             break
     assert left == [1, 1, 1]
+
+
+def test_a_loop_that_the_end_of_the_interpreter_frees_was_not_left():
+    """Nothing calls the generator then; it ended in an IndexError."""
+    code = (
+        "from cloudspot.train.loop_exit import LoopExit\n"
+        "def loop():\n"
+        "    with LoopExit(lambda: print('left')):\n"
+        "        yield 1\n"
+        "class Holder: pass\n"
+        "holder = Holder(); holder.me = holder; holder.loop = loop(); next(holder.loop)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

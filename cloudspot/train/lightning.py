@@ -1,0 +1,367 @@
+"""lightning's Trainer on machines that may go: with one more line, a notice costs no step."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+
+import cloudspot.train as spot
+from cloudspot.train.errors import SessionError
+from cloudspot.train.framework_loop import (
+    FrameworkLoop,
+    capture_randomness,
+    check_world,
+    has_agent,
+    restore_randomness,
+)
+from cloudspot.train.replayed_loader import ReplayedLoader
+from cloudspot.train.tree import flatten, rebuild
+
+_log = logging.getLogger("cloudspot")
+
+_FETCHED_AHEAD = 3
+"""The batch of a step, and what Lightning may fetch before it is used."""
+
+
+class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightning
+    """Saves a Trainer's training when its machine has to go, and resumes it at the very batch.
+
+    Give it to the Trainer, and call ``fit`` without ``ckpt_path``::
+
+        trainer = lightning.Trainer(callbacks=[SpotCallback()])
+
+    The training is a session, whose steps are batches: between two of them, where no gradient waits, all
+    ranks agree where to save and leave. What is logged is logged. Without cloudspot it does nothing.
+    """
+
+    def __init__(self) -> None:
+        """Wait for ``fit``."""
+        self.run: Any = None
+        """The session, once ``fit`` has begun."""
+        self._loop: FrameworkLoop | None = None
+        self._has_passed = True
+
+    # --- resuming -------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Have the loaders of the training tracked.
+
+        Raises:
+            SessionError: the training is to be resumed from a checkpoint of Lightning's own.
+        """
+        if stage != "fit" or not has_agent():
+            return
+        if trainer.ckpt_path is not None:
+            raise SessionError(
+                "with SpotCallback, cloudspot resumes the training: call trainer.fit() without ckpt_path"
+            )
+        if type(pl_module).on_save_checkpoint is not LightningModule.on_save_checkpoint:
+            _log.warning(
+                "%s.on_save_checkpoint is not called when the session saves: keep what must be resumed in"
+                " buffers, or in the state_dict of a callback",
+                type(pl_module).__name__,
+            )
+        self._place = place = _Place(trainer)
+        process = trainer.strategy.process_dataloader
+        trainer.strategy.process_dataloader = lambda loader: (
+            place.track(process(loader)) if trainer.training else process(loader)
+        )
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Open the session, which restores the training.
+
+        Raises:
+            SessionError: another number of ranks saved it.
+        """
+        if not has_agent():
+            return
+        self.run = spot.session(
+            model=pl_module,
+            dataloader=self._place,
+            lightning=_TrainerStates(trainer, self._place),
+            **_numbered("optimizer", trainer.optimizers),
+            **_numbered("scheduler", [each.scheduler for each in trainer.lr_scheduler_configs]),
+        )
+        check_world(self.run, is_resumed=self._place.is_resuming)
+        self._place.remember_schedules()
+        trainer.loggers = [*trainer.loggers, _SessionLogger(self.run)]
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the session's loop."""
+        if self.run is None:
+            return
+        self._loop = FrameworkLoop(self.run, _num_batches(trainer))
+        if self._place.is_before_validation:
+            self._place.restore_randomness()
+        elif self._loop.is_over:
+            trainer.should_stop = True
+            trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = 0, None
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Pass the boundary before the batch, where the training may be saved and left."""
+        if self._loop is not None:
+            self._place.begin_batch()
+            self._pass_boundary()
+            self._has_passed = False
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note where a validation after the batch would begin."""
+        if self._loop is not None:
+            self._place.end_batch()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Pass the next boundary before the validation."""
+        if self._loop is not None:
+            self._place.begin_validation()
+            self._pass_boundary()
+
+    def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Hear a notice in a validation."""
+        if self._loop is not None:
+            self._loop.check()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Say if the epoch's means are not those of all its batches."""
+        if self._loop is None:
+            return
+        num_resumed, self._place.num_resumed = self._place.num_resumed, 0
+        means = [name for name, each in (trainer._results or {}).items() if each.meta.on_epoch]  # noqa: SLF001
+        if num_resumed > 0 and means:
+            _log.warning(
+                "the means of this epoch leave out its first %d batches, from before the resume: %s",
+                *(num_resumed, ", ".join(name.removeprefix("training_step.") for name in means)),
+            )
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save the last state."""
+        if self._loop is not None:
+            self._loop.end()
+            self._loop = None
+
+    def _pass_boundary(self) -> None:
+        assert self._loop is not None
+        if not self._has_passed:
+            self._has_passed = True
+            self._loop.begin_step()
+
+
+class _TrainerStates:
+    """Where the Trainer's loops stand, and the state of its callbacks: the same on all ranks."""
+
+    def __init__(self, trainer: Any, place: _Place) -> None:
+        self._trainer = trainer
+        self._place = place
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        states = {
+            "loops": self._loops(),
+            "callbacks": {each.state_key: each.state_dict() for each in trainer.callbacks},
+            "data": {} if trainer.datamodule is None else trainer.datamodule.state_dict(),
+            "precision": trainer.precision_plugin.state_dict(),
+            "should_stop": trainer.should_stop,
+            "metrics": dict(trainer.callback_metrics),
+        }
+        # Tensors too: whether there are any may differ from save to save, and from rank to rank.
+        return {"json": flatten("lightning", states, None)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer, states = self._trainer, rebuild("lightning", state["json"])
+        trainer.fit_loop.load_state_dict(states["loops"])
+        trainer.should_stop = states["should_stop"]
+        trainer.callback_metrics.update(states["metrics"])
+        for callback in trainer.callbacks:
+            found = states["callbacks"].get(callback.state_key)
+            if found:
+                callback.load_state_dict(found)
+        if states["data"]:
+            trainer.datamodule.load_state_dict(states["data"])
+        if states["precision"]:
+            trainer.precision_plugin.load_state_dict(states["precision"])
+
+    def _loops(self) -> dict[str, Any]:
+        """Return the loops' state, so that they resume at this boundary, and not where their counters are."""
+        loops: dict[str, Any] = self._trainer.fit_loop.state_dict()
+        loops["state_dict"].pop("combined_loader", None)
+        batches = loops["epoch_loop.batch_progress"]
+        for counts in (batches["total"], batches["current"]):
+            counts["ready"] = counts["started"] = counts["processed"] = counts["completed"]
+        if not self._place.is_before_validation:
+            batches["is_last_batch"] = False
+        validated = loops["epoch_loop.val_loop.batch_progress"]
+        total, current = validated["total"], validated["current"]
+        total["ready"] = total["started"] = total["processed"] = total["completed"]
+        if self._place.is_before_validation:
+            # As in the middle of a validation whose batches are all to come: then it is run again.
+            total["ready"] = total["started"] = total["completed"] + 1
+            current["ready"] = current["started"] = current["processed"] = current["completed"] = 0
+        return loops
+
+
+class _Place:
+    """Where this rank's training stands: its data and random state. The session takes it for a loader."""
+
+    is_framework = True
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.is_before_validation = False
+        """Whether a validation comes before the next batch."""
+        self._random: dict[str, Any] = {}
+        self.is_resuming = False
+        """Whether no batch or validation was begun since the training was restored."""
+        self.num_resumed = 0
+        """How many batches of the epoch were used before it was resumed."""
+        self._resumed_loaders: list[dict[str, Any]] = []
+        self._schedules: list[tuple[Any, dict[str, Any]]] = []
+        self._num_stepped = 0
+
+    def track(self, loader: Any) -> _TrackedLoader:
+        """Return the next of the Trainer's loaders, at the place to resume at."""
+        tracked = _TrackedLoader(loader)
+        if self._resumed_loaders:
+            tracked.replayed.load_state_dict(self._resumed_loaders.pop(0))
+        return tracked
+
+    # --- what a save holds of it ----------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        fit_loop = self._trainer.fit_loop
+        num_used = fit_loop.epoch_loop.batch_progress.current.completed
+        loaders = [] if fit_loop._combined_loader is None else fit_loop._combined_loader.flattened  # noqa: SLF001
+        return {
+            "loaders": [each.replayed.state_dict(num_used=num_used) for each in loaders],
+            "random": self._random if self.is_before_validation else capture_randomness(),
+            "is_before_validation": self.is_before_validation,
+            "num_used": num_used,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.is_resuming = True
+        self._resumed_loaders, self._random = state["loaders"], state["random"]
+        self.is_before_validation = state["is_before_validation"]
+        self.num_resumed = state["num_used"]
+
+    def remember_schedules(self) -> None:
+        """Remember what Lightning changes between its restart and the first batch."""
+        configs = self._trainer.lr_scheduler_configs if self.is_resuming else ()
+        self._schedules = [(each.scheduler, dict(each.scheduler.state_dict())) for each in configs]
+        self._num_stepped = self._trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
+
+    def restore_randomness(self) -> None:
+        """Restore the random state of the save."""
+        restore_randomness(self._random)
+
+    # --- as the Trainer goes on -----------------------------------------------------------------
+
+    def begin_batch(self) -> None:
+        """Note that a batch begins; the first one after a resume begins with the state of the save."""
+        if self.is_resuming:
+            self._settle()
+            if not self.is_before_validation:
+                self.restore_randomness()
+                self._trainer.fit_loop.epoch_loop._batches_that_stepped = self._num_stepped  # noqa: SLF001
+                for scheduler, state in self._schedules:
+                    scheduler.load_state_dict(state)
+        self.is_before_validation = False
+
+    def end_batch(self) -> None:
+        """Note that a batch has ended."""
+        self._random = capture_randomness()
+
+    def begin_validation(self) -> None:
+        """Note that a validation begins between two batches."""
+        if self.is_resuming:
+            self._settle()
+        self.is_before_validation = True
+
+    def _settle(self) -> None:
+        """End Lightning's restart, which would last until the epoch ends and leave out its schedulers."""
+        self.is_resuming = False
+        self._trainer.fit_loop.restarting = False
+
+
+class _TrackedLoader:
+    """What Lightning takes for the loader of the training."""
+
+    def __init__(self, loader: Any) -> None:
+        self.replayed = ReplayedLoader(loader, ahead=_FETCHED_AHEAD)
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"_loader", "replayed"}:  # before __init__, as copy and pickle ask
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.replayed)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    @property
+    def worker_init_fn(self) -> Any:
+        return self._loader.worker_init_fn
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, function: Any) -> None:  # Lightning's seeding of workers
+        self._loader.worker_init_fn = function
+
+    # It keeps its place, of which Lightning's own checkpoints need not know.
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class _SessionLogger(Logger):  # type: ignore[misc]  # as above
+    """Hands what Lightning logs to the session."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self._run = run
+
+    @property
+    def name(self) -> str:
+        return "cloudspot"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self._run.log(**metrics)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+def _numbered(name: str, objects: list[Any]) -> dict[str, Any]:
+    return {name if number == 0 else f"{name}_{number}": each for number, each in enumerate(objects)}
+
+
+def _num_batches(trainer: Any) -> int | None:
+    """Return how many batches the training takes if nothing ends it early; None: only its end tells."""
+    per_epoch, accumulated = trainer.num_training_batches, trainer.accumulate_grad_batches
+    epochs = math.inf if trainer.max_epochs in {None, -1} else trainer.max_epochs
+    found = per_epoch * epochs if per_epoch and epochs else 0
+    if trainer.max_steps != -1:
+        if not trainer.lightning_module.automatic_optimization:
+            return None
+        if math.isinf(per_epoch):
+            return None
+        num_epochs, rest = divmod(trainer.max_steps, math.ceil(per_epoch / accumulated))
+        found = min(found, num_epochs * per_epoch + rest * accumulated)
+    return None if math.isinf(found) else int(found)

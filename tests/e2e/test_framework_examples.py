@@ -1,0 +1,50 @@
+"""The examples of other frameworks as whole jobs, reclaimed as their job files plan; in the soak, as each imports for seconds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from acting_user import EXAMPLES, User
+
+
+def run(user: User, example: str, name: str, *sets: str) -> dict:
+    words = [word for each in sets for word in ("--set", each)]
+    user.cloudspot("run", "--provider", "local", str(EXAMPLES / example / "job.toml"), "--name", name, *words)
+    shown = user.show(name, "--verify")
+    assert shown["state"] == "succeeded"
+    return shown
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("example", "num_processes"),
+    [("hf-trainer", 1), ("hf-trainer", 2), ("lightning", 1), ("lightning", 2), ("accelerate", 2)],
+)
+def test_an_example_with_the_callback_loses_no_step_and_no_bit(
+    user: User, example: str, num_processes: int
+) -> None:
+    processes = f"procs_per_node={num_processes}"
+    calm = run(user, example, "calm", processes, "providers.local.reclaims=[]")
+    hit = run(user, example, "hit", processes)
+    assert (len(calm["attempts"]), len(hit["attempts"])) == (1, 2)
+    assert (len(hit["notices"]), hit["steps_lost"]) == (1, 0)
+    assert hit["steps_total"] == calm["steps_total"]
+    assert hit["last_commit"]["verified"] is True
+    assert hit["final"]["weights_sha256"] == calm["final"]["weights_sha256"]
+
+
+@pytest.mark.soak
+def test_a_console_script_that_saves_on_a_signal_goes_on_where_it_saved(user: User) -> None:
+    calm = run(user, "console-script", "calm", "providers.local.reclaims=[]")
+    hit = run(user, "console-script", "hit")
+    assert (len(calm["attempts"]), len(hit["attempts"]), len(hit["notices"])) == (1, 2, 1)
+    restored = user.history("hit").generations[-1].restore_from
+    assert restored is not None
+    assert restored.step % 100 != 0, "it was not saved because of the notice"
+    calm_loss, hit_loss = (
+        re.findall(r"trained 300 steps, loss ([\d.]+)", user.cloudspot("logs", name).stdout)
+        for name in ("calm", "hit")
+    )
+    assert len(calm_loss) == 1
+    assert hit_loss == calm_loss

@@ -1,0 +1,347 @@
+"""Shapes of trainings with transformers, Lightning and Accelerate: drained and resumed, each ends as undisturbed."""
+
+import json
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from cloudspot.train import handoff
+from cloudspot.train.checkpoint import weights_sha256
+from cloudspot.train.resumable_batches import Feed
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric:RuntimeWarning"),
+]
+NUM_SAMPLES = 44
+
+
+class Noisy(Dataset):
+    """Draws random numbers where a batch is fetched."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(6, generator=generator) + torch.rand(1), torch.randn(1, generator=generator)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for index in range(NUM_SAMPLES):
+            yield Noisy()[index]
+
+
+class Words(Dataset):
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        words = torch.randint(0, 32, (8,), generator=torch.Generator().manual_seed(index))
+        masked = words.clone()
+        masked[torch.randint(0, 8, (1,))] = 0
+        return {"input_ids": masked, "labels": words}
+
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+
+
+@pytest.fixture
+def compare(framework_training, courier):
+    """``compare(main, hooks, drain_at)``: drain at these moments, resume; what ``main`` returns is as undisturbed."""
+
+    def run(main, hooks, drain_at):
+        training = framework_training(hooks)
+        assert training.run(main)
+        expected, final = training.result, courier.final()
+        for moment in drain_at:
+            assert not training.run(main, drain_at=moment)
+            step = courier.drained()["step"]
+            assert training.run(main, restore=courier.carry(step))
+            assert training.result == expected
+            assert courier.final() == final
+        return final
+
+    return run
+
+
+# --- transformers ------------------------------------------------------------------------------------
+
+
+def hf_main(tmp_path, *, callbacks=(), **arguments):
+    import transformers
+
+    from cloudspot.train.hf import SpotCallback
+
+    def main():
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            attention_dropout=0.2,
+        )
+        model = transformers.LlamaForCausalLM(config)
+        given = {
+            "per_device_train_batch_size": 4,
+            "num_train_epochs": 3,
+            "logging_steps": 2,
+            "eval_strategy": "epoch",
+            "save_strategy": "no",
+            "learning_rate": 0.02,
+            **arguments,
+        }
+        trainer = transformers.Trainer(
+            model=model,
+            args=transformers.TrainingArguments(
+                output_dir=str(tmp_path / "out"), report_to=[], disable_tqdm=True, use_cpu=True, **given
+            ),
+            train_dataset=Words(),
+            eval_dataset=Words(),
+            callbacks=[each() for each in callbacks],
+        )
+        trainer.add_callback(SpotCallback(trainer))
+        trained = trainer.train()
+        log = [
+            {key: value for key, value in entry.items() if "runtime" not in key and "second" not in key}
+            for entry in trainer.state.log_history
+        ]
+        return weights_sha256(model), trained.training_loss, log
+
+    return main, {SpotCallback: ("on_substep_end", "on_step_end", "on_prediction_step")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "drain_at"),
+    [
+        ({"gradient_accumulation_steps": 2}, [1, 11, 13, 35]),
+        ({"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 5, "max_steps": 19}, [4, 8, 30]),
+    ],
+)
+def test_what_the_trainer_of_transformers_logs_and_learns_is_as_undisturbed(
+    compare, tmp_path, arguments, drain_at
+):
+    final = compare(*hf_main(tmp_path, **arguments), drain_at)
+    assert final["left_early"] is False
+
+
+def test_early_stopping_counts_over_a_resume(compare, tmp_path):
+    import transformers
+
+    def patience():
+        return transformers.EarlyStoppingCallback(2, early_stopping_threshold=10.0)
+
+    arguments = {
+        "metric_for_best_model": "loss",
+        "load_best_model_at_end": False,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "lr_scheduler_type": "constant",
+    }
+    final = compare(*hf_main(tmp_path, callbacks=[patience], **arguments), [2, 11, 20])
+    assert (final["step"], final["left_early"], final["planned"]) == (9, True, 33)
+
+
+def test_a_trainer_with_a_checkpoint_of_its_own_is_refused(framework_training, tmp_path):
+    import transformers
+
+    from cloudspot.train.errors import SessionError
+    from cloudspot.train.hf import SpotCallback
+
+    def main():
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        )
+        trainer = transformers.Trainer(
+            model=model,
+            args=transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True),
+        )
+        SpotCallback(trainer)
+        trainer.train(resume_from_checkpoint=True)
+
+    with pytest.raises(SessionError, match=r"call trainer.train\(\) without"):
+        framework_training({}).run(main)
+
+
+# --- Lightning ---------------------------------------------------------------------------------------
+
+
+def lightning_main(*, plateau=None, logs_means=False, data=Noisy, **arguments):
+    import lightning
+
+    from cloudspot.train.lightning import SpotCallback
+
+    class Net(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def loss(self, batch):
+            return (self.net(batch[0]) - batch[1]).square().mean()
+
+        def training_step(self, batch, _):
+            loss = self.loss(batch)
+            self.log("loss", loss, on_epoch=logs_means)
+            return loss
+
+        def validation_step(self, batch, _):
+            self.log("validation", self.loss(batch))
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), 0.05)
+            if plateau is None:
+                return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)]
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.7)
+            config = {"scheduler": scheduler, "monitor": "validation", "interval": plateau, "strict": False}
+            return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def main():
+        torch.manual_seed(0)
+        model = Net()
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_epochs=3,
+            callbacks=[SpotCallback()],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **arguments,
+        )
+        trainer.fit(model, DataLoader(data(), 4, shuffle=data is Noisy), DataLoader(Noisy(), 8))
+        return weights_sha256(model), float(trainer.callback_metrics["validation"]), trainer.global_step
+
+    return main, {SpotCallback: ("on_train_batch_end", "on_validation_batch_end")}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"accumulate_grad_batches": 2},
+        {"val_check_interval": 4, "plateau": "step"},
+        {"plateau": "epoch"},
+        {"data": Stream},
+        {"accumulate_grad_batches": 2, "max_steps": 13},
+    ],
+    ids=str,
+)
+def test_what_a_trainer_of_lightning_learns_is_as_undisturbed(compare, arguments):
+    final = compare(*lightning_main(**arguments), [3, 13, 19, 30])
+    assert final["left_early"] is (arguments.get("data") is Stream)
+
+
+def test_means_of_a_resumed_epoch_are_told_from_whole_ones(framework_training, courier, caplog):
+    main, hooks = lightning_main(logs_means=True)
+    training = framework_training(hooks)
+    assert not training.run(main, drain_at=4)
+    step = courier.drained()["step"]
+    assert training.run(main, restore=courier.carry(step))
+    (told,) = [each.message for each in caplog.records if "leave out" in each.message]
+    assert told == (
+        f"the means of this epoch leave out its first {step} batches, from before the resume: loss"
+    )
+
+
+def test_another_number_of_ranks_is_refused(framework_training, courier):
+    from cloudspot.train.errors import SessionError
+
+    main, hooks = lightning_main()
+    training = framework_training(hooks)
+    assert not training.run(main, drain_at=4)
+    restore = courier.carry(courier.drained()["step"])
+    manifest = restore / handoff.RESTORE_MANIFEST
+    saved = json.loads(manifest.read_text())
+    first = saved["parts"][0]
+    second = {**first, "rank": 1, "seal": {**first["seal"], "rank": 1, "items": []}}
+    for part in (first, second):
+        part["seal"]["world_size"] = 2
+    handoff.write_json(manifest, {**saved, "world_size": 2, "parts": [first, second]})
+    with pytest.raises(SessionError, match="was not saved by 1 ranks"):
+        training.run(main, restore=restore)
+
+
+# --- Accelerate --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("every", "data"), [(1, Noisy), (4, Noisy), (1, Stream)])
+def test_prepared_loaders_resume_at_the_very_batch(compare, every, data):
+    import accelerate
+
+    from cloudspot.train import accelerate as spot_accelerate
+
+    class Loop:
+        def tick(self):
+            pass
+
+    def main():
+        accelerate.state.AcceleratorState._reset_state(True)
+        torch.manual_seed(0)
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=every)
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+        loader = DataLoader(data(), 4, shuffle=data is Noisy)
+        model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+        run = spot_accelerate.session(accelerator)
+        for _ in run.epochs(3):
+            for inputs, targets in run.batches(loader):
+                with accelerator.accumulate(model):
+                    accelerator.backward((model(inputs) - targets).square().mean())
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+                Loop().tick()
+            torch.rand(1)
+        return weights_sha256(model)
+
+    compare(main, {Loop: ("tick",)}, [1, 11, 12, 20])
+
+
+def test_a_shuffled_loader_that_accelerate_divides_resumes_in_its_order():
+    """With several processes its sampler has a generator, deep within; resumed epochs had another order."""
+    from accelerate.data_loader import prepare_data_loader
+
+    def feed():
+        torch.manual_seed(3)
+        loader = DataLoader(range(NUM_SAMPLES), 4, shuffle=True)
+        divided = prepare_data_loader(loader, num_processes=2, process_index=1, put_on_device=False)
+        return Feed(divided, epochs=3, world_size=2, rank=1)
+
+    def fetch(feed, count):
+        return [feed.fetch()[0].tolist() for _ in range(count)]
+
+    undisturbed = feed()
+    batches = fetch(undisturbed, 18)
+    assert undisturbed.fetch() is None
+    for num_fetched in (1, 6, 8, 13):
+        first, second = feed(), feed()
+        fetch(first, num_fetched)
+        position, rank_position = first.take()
+        second.resume(position, rank_position, world_size=2)
+        assert fetch(second, 18 - num_fetched) == batches[num_fetched:]
+
+
+def test_an_accelerator_that_knows_of_one_process_of_two_is_refused(monkeypatch):
+    """On CPUs, ``accelerate launch`` starts two, and each trains for itself."""
+    import accelerate
+
+    from cloudspot.train import accelerate as spot_accelerate
+    from cloudspot.train.distributed import World
+    from cloudspot.train.errors import SessionError
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    with pytest.raises(SessionError, match=r"call accelerator.prepare\(\) before"):
+        spot_accelerate.session(accelerator)
+    accelerator.prepare(net())
+    monkeypatch.setattr(spot_accelerate, "current_world", lambda: World(0, 2, 0, 2))
+    with pytest.raises(
+        SessionError, match="2 processes were started, and the accelerator takes itself for 1"
+    ):
+        spot_accelerate.session(accelerator)
