@@ -143,9 +143,10 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     """Why the next generation starts once that one's end was dealt with: see ``records.Generation``."""
     trainer_started_at: float = 0.0
     """Monotonic."""
-    failure_streak: int = 0
-    """Failures in a row, none of which began a later step than the one before."""
     failed_at_step: int = -1
+    """Where the last failure was that may be the script's own."""
+    failed_with: str = ""
+    """Its fingerprint."""
 
     @classmethod
     def load(cls, node: Node) -> NodeMemory:

@@ -43,6 +43,8 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     """With its module."""
     message: str
+    causes: tuple[str, ...] = ()
+    """The messages of the errors in whose handling it was raised, the nearest first."""
 
 
 Report = TypeVar("Report", RankDrained, RankEnded, RankError)

@@ -124,9 +124,14 @@ class Job:
         return self.history()
 
     @cached_property
+    def _opened(self) -> tuple[Submission, JobSpec, str | None]:
+        submission, spec = self.reader.read_job()
+        return submission, spec, self.reader.submission_sha256
+
+    @property
     def submitted(self) -> tuple[Submission, JobSpec]:
-        """Read what was submitted."""
-        return self.reader.read_job()
+        """Return what was submitted, as it was first read."""
+        return self._opened[:2]
 
     @cached_property
     def spec(self) -> JobSpec:
@@ -135,20 +140,26 @@ class Job:
 
     @cached_property
     def provider(self) -> Provider:
-        """Open the provider that the job was submitted to."""
+        """Open the provider that the job was submitted to, or resumed on."""
         return open_provider(self.submitted[0].provider, self.spec)
 
     def controller(self, *, sleep: Callable[[float], None] = time.sleep) -> Controller:
         """Return a controller of the job as it is submitted now; ``sleep`` is how it waits."""
         from cloudspot.controller.loop import Controller  # which few of the commands need
 
-        provider = self.provider
-        return Controller(self.store, self.id, provider, sleep=sleep, reader=self.reader)
+        provider, sha256 = self.provider, self._opened[2]
+        return Controller(self.store, self.id, provider, sleep=sleep, reader=self.reader, opened_for=sha256)
 
     @cached_property
     def log_sink(self) -> LogSink:
         """Return where the job's log lines are."""
         return self.provider.log_sink(self.store, self.id) or ObjectStoreLogSink(self.store, self.id)
+
+    def check_not_moved(self) -> None:
+        """CloudspotError if the job goes on in another store: what drives or stops it belongs there."""
+        elsewhere = self.first_history.moved_to
+        if elsewhere is not None and elsewhere != self.store.canonical_url:
+            raise CloudspotError(f"job {self.id} was moved; give --store {elsewhere}")
 
     def checkpoints_at(self, step: int | None) -> Sequence[CheckpointId]:
         """Return the checkpoints (of that step, which must have one), the best to resume from first."""

@@ -31,7 +31,7 @@ SHORT_HELPS = {
     "checkpoints": "List, verify and export a job's checkpoints.",
     "artifacts": "List and download a job's artifacts.",
     "stop": "Save a checkpoint and stop a job.",
-    "resume": "Let a job that has ended go on.",
+    "resume": "Resume a job that was stopped, has failed or is suspended.",
     "fork": "Begin a new job from a checkpoint of another.",
     "rm": "Delete finished jobs and all their data.",
     "preempt": "Reclaim one of a job's machines, as a drill.",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,13 @@ import msgspec
 
 from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
 from cloudspot.cli.invocation import ChosenStore, current_invocation
-from cloudspot.cli.jobs import unnamed_store
+from cloudspot.cli.jobs import Job, unnamed_store
 from cloudspot.cli.screen import output
+from cloudspot.errors import SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, check_files, load_job
 from cloudspot.jobstore.bundle import code_files
+from cloudspot.jobstore.forking import code_of
 from cloudspot.registry import open_provider, open_store, plugin_distributions
 
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
@@ -65,6 +69,16 @@ def open_pinned(spec: JobSpec, provider_name: str) -> tuple[JobSpec, Provider]:
     table = {**spec.providers.get(provider_name, {}), **pinned}
     spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
     return spec, open_provider(provider_name, spec)
+
+
+def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
+    """SpecError if the code that was submitted lacks the entry point of a job file that was changed."""
+    if spec.run.entrypoint in {None, before.run.entrypoint}:
+        return
+    code = code_of(job.store, job.first_history.submission)
+    with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
+        if spec.run.entrypoint not in archive.getnames():
+            raise SpecError(f"run.entrypoint: the code of job {job.id} has no file {spec.run.entrypoint!r}")
 
 
 def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:

@@ -34,6 +34,7 @@ from cloudspot.jobstore.job_lists import mark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
 from cloudspot.jobstore.records import Closed, Finished, Intent, Suspended, VoidOutcome, new_nonce
+from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import delete_secrets, request_stop
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import bill
@@ -112,7 +113,7 @@ class Actor:
             self._clean_up(history)
             return False
         elif isinstance(action, Release):
-            self._release()
+            self._release(history)
             return False
         return True
 
@@ -218,8 +219,10 @@ class Actor:
             delete_secrets(self._store, self._job_id, resumption=history.submission.resumption)
             self._is_clean = True
 
-    def _release(self) -> None:
+    def _release(self, history: History) -> None:
         if not self._is_released:
+            if find_meta(self._store, keys.journal(self._job_id, history.num_records + 1)) is not None:
+                return  # The job was resumed, or moved, since this was decided.
             self._provisioner.release(self._job_id, store_url=self._label)
             self._is_released = True
 

@@ -49,7 +49,7 @@ from cloudspot.jobstore.delivering import (
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import LaunchOutcome, StopReason, VoidOutcome
 from cloudspot.model import Instance, InstanceState
-from cloudspot.story.ledger import bill
+from cloudspot.story.ledger import bill, spent_in
 from cloudspot.story.outcomes import End, succeeded
 
 BOOT_LIMIT_SECONDS = 20 * 60.0
@@ -88,8 +88,7 @@ def exceeded_limit(
     """Return the limit that the job has reached (``max_cost`` or ``max_runtime``), or None."""
     ledger = bill(history, now, instances=instances)
     limits = spec.limits
-    comparable = limits.currency is None or limits.currency == ledger.currency
-    if limits.max_cost is not None and comparable and ledger.spent >= limits.max_cost:
+    if limits.max_cost is not None and spent_in(ledger, limits.currency) >= limits.max_cost:
         return "max_cost"
     if limits.max_runtime is not None and ledger.run_seconds >= limits.max_runtime:
         return "max_runtime"

@@ -29,7 +29,7 @@ from cloudspot.errors import JobResumed, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.job_lists import unmark_live
+from cloudspot.jobstore.job_lists import resumed_writer, unmark_live
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, job_file_of, write_summary
 from cloudspot.jobstore.records import Summary
@@ -108,6 +108,7 @@ class Controller:
         sleep: Callable[[float], None] = time.sleep,
         poll_seconds: float = POLL_SECONDS,
         reader: HistoryReader | None = None,
+        opened_for: str | None = None,
     ) -> None:
         self._store = patient(store, sleep=sleep)
         self._job_id = job_id
@@ -118,8 +119,8 @@ class Controller:
         self._sleep = sleep
         self._poll_seconds = poll_seconds
         self._reader = reader or HistoryReader(self._store, job_id)
-        self._submission_sha256 = self._reader.submission_sha256
-        """By which the provider was opened; None: by the one that is read first."""
+        self._submission_sha256 = opened_for
+        """Of the submission by which the provider was opened; None: of the one that is read first."""
         self._memory = Memory()
         self._actor = Actor(self._store, job_id, provider, memory=self._memory, clock=clock)
         self._handover = Handover(self._store, job_id, memory=self._memory, clock=clock)
@@ -257,8 +258,10 @@ class Controller:
         """Take the settled job from the list of live ones; it is settled only once that has succeeded."""
         assert tick.history is not None, "a job is settled by its records"
         try:
-            for writer in {tick.history.first_submission.writer, tick.history.submission.writer}:
-                unmark_live(self._store, self._job_id, writer)
+            first = tick.history.first_submission.writer
+            unmark_live(self._store, self._job_id, first)
+            for number in range(1, tick.history.submission.resumption + 1):
+                unmark_live(self._store, self._job_id, resumed_writer(first, number))
         except TransientError as error:
             return dataclasses.replace(tick, problems=(str(error),))
         return tick

@@ -101,7 +101,7 @@ def in_order(spec: JobSpec, offers: Sequence[Offer]) -> tuple[Offer, ...]:
 def waiting_since(history: History) -> datetime:
     """Return when the job last ran, or when it was submitted, or resumed, if it has not run since."""
     ran = [one.closed.at for one in history.current_launches if one.closed is not None and one.is_attempt]
-    return ran[-1] if ran else history.submission.at
+    return ran[-1] if ran else history.asked_at
 
 
 def cool_until(offer: Offer, history: History) -> datetime | None:
@@ -131,7 +131,7 @@ def deadline_presses(spec: JobSpec, history: History, now: datetime) -> bool:
     """
     if spec.spot.deadline is None:
         return False
-    left = spec.spot.deadline - (now - history.submission.at).total_seconds()
+    left = spec.spot.deadline - (now - history.asked_at).total_seconds()
     needed = _seconds_to_go(history)
     if needed is None:
         return left < spec.spot.deadline / 4
@@ -139,7 +139,7 @@ def deadline_presses(spec: JobSpec, history: History, now: datetime) -> bool:
 
 
 def _seconds_to_go(history: History) -> float | None:
-    for launch in reversed(history.launches):
+    for launch in reversed(history.current_launches):
         for rank, beat in sorted(launch.heartbeats.items()):
             done = beat.step - beat.restored_step
             if beat.steps_total is None or done <= 0 or rank not in launch.slots:

@@ -144,7 +144,13 @@ class Reconciler:
             options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")
             self._providers[submission.provider, options] = provider
             self._controllers[job_id] = Controller(
-                self._store, job_id, provider, clock=self._clock, sleep=self._sleep, reader=reader
+                self._store,
+                job_id,
+                provider,
+                clock=self._clock,
+                sleep=self._sleep,
+                reader=reader,
+                opened_for=reader.submission_sha256,
             )
         return self._controllers[job_id]
 

@@ -56,6 +56,10 @@ class DamagedCheckpoint(CorruptData):
         self.checkpoint = checkpoint
 
 
+class _Differs(CloudspotError):
+    """An object of the target has another content."""
+
+
 @dataclass(frozen=True)
 class CopiedObject:
     """An object that goes along, under the same key."""
@@ -66,6 +70,8 @@ class CopiedObject:
     """Of its content, where its key or the submission says it."""
     chunk: StoredChunk | None = None
     """What the manifest says of it, if it is a checkpoint's."""
+    is_artifact: bool = False
+    """It may have been overwritten since an earlier copy."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +140,14 @@ def plan_copy(source: ObjectStore, job_id: str, *, damaged: Collection[Checkpoin
     found[code] = meta.size
     elsewhere = (keys.commits_prefix(job_id), keys.checkpoints_prefix(job_id), keys.own_agent(job_id, ""))
     left_out = {keys.summary(job_id), keys.suspicions(job_id), keys.settled_launches(job_id)}
+    artifacts = keys.artifacts_prefix(job_id)
     copied = {
-        key: CopiedObject(key, size, submission.code_sha256 if key == code else None)
+        key: CopiedObject(
+            key,
+            size,
+            submission.code_sha256 if key == code else None,
+            is_artifact=key.startswith(artifacts),
+        )
         for key, size in sorted(found.items())
         if not keys.is_secret(key) and key not in left_out and not key.startswith(elsewhere)
     }
@@ -190,15 +202,7 @@ def copy(
     """
     source, target = patient(source), patient(target)
     job_id = plan.submission.job_id
-    if source.canonical_url == target.canonical_url:
-        raise JobExists(f"job {job_id!r} is in {target.url} already: that is where it would be copied from")
-    taken = JobExists(f"{target.url} has another job {job_id!r}; remove that one or copy to another store")
-    if find_bytes(target, plan.spec.key) not in {None, source.get(plan.spec.key)}:
-        raise taken
-    probe(target)
-    # The id is ours from here on. Its content tells our reservation from another's, as in a submission.
-    if create(target, keys.index(job_id), plan.submission.writer.encode()) is not None:
-        raise taken
+    reserve(plan, source, target)
     standing = {meta.key: meta.size for meta in target.list_objects(keys.job_prefix(job_id))}
     carrier = _Carrier(source, target, standing, progress)
     if all(one.key in standing for one in (*plan.journal, plan.spec)):
@@ -224,6 +228,27 @@ def copy(
     carrier.carry(plan.spec)
 
 
+def reserve(plan: CopyPlan, source: ObjectStore, target: ObjectStore) -> None:
+    """Reserve the job's id in the target, and try whether it keeps its promises; safe to repeat.
+
+    Raises:
+        JobExists: the target has another job of that id.
+        StoreRefused: the target breaks a promise.
+        TransientError: a store failed.
+    """
+    source, target = patient(source), patient(target)
+    job_id = plan.submission.job_id
+    if source.canonical_url == target.canonical_url:
+        raise JobExists(f"job {job_id!r} is in {target.url} already: that is where it would be copied from")
+    taken = JobExists(f"{target.url} has another job {job_id!r}; remove that one or copy to another store")
+    if find_bytes(target, plan.spec.key) not in {None, source.get(plan.spec.key)}:
+        raise taken
+    probe(target)
+    # The id is ours from here on. Its content tells our reservation from another's, as in a submission.
+    if create(target, keys.index(job_id), plan.submission.writer.encode()) is not None:
+        raise taken
+
+
 class _Carrier:
     """Carries objects from store to store. Thread-safe."""
 
@@ -243,7 +268,15 @@ class _Carrier:
     def carry(self, one: CopiedObject) -> None:
         """Create the object in the target, or compare it with what stands there; raises as ``copy`` does."""
         if one.key in self._standing:
-            self._compare(one, self._standing[one.key], _Told(one, self._tell))
+            try:
+                self._compare(one, self._standing[one.key], _Told(one, self._tell))
+            except _Differs:
+                if not one.is_artifact:
+                    raise
+                # The job was here before, and has written the file again since.
+                self._target.delete(one.key)
+                del self._standing[one.key]
+                self.carry(one)
         elif one.size <= BLOCK_BYTES:
             data = b"".join(self._blocks(one))
             if create(self._target, one.key, data) is not None:
@@ -301,8 +334,8 @@ class _Carrier:
             part = one.chunk.part
             raise DamagedCheckpoint(CheckpointId(part.generation, part.step), str(error)) from error
 
-    def _differs(self, one: CopiedObject) -> CloudspotError:
-        return CloudspotError(
+    def _differs(self, one: CopiedObject) -> _Differs:
+        return _Differs(
             f"{self._target.url}: {one.key} is not what {self._source.url} has under that key; nothing was "
             "overwritten. Remove the job there, or copy to another store"
         )

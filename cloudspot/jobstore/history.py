@@ -100,6 +100,12 @@ class History:
         return self.launches[max((n for n, turn in self.turns if isinstance(turn, Resumed)), default=0) :]
 
     @cached_property
+    def asked_at(self) -> datetime:
+        """Return when the job was resumed last, or was submitted."""
+        times = [turn.at for _, turn in self.turns if isinstance(turn, Resumed)]
+        return times[-1] if times else self.first_submission.at
+
+    @cached_property
     def moved_to(self) -> str | None:
         """Return the URL of the only store in which the ended job may be resumed; None: it was not moved."""
         newest = self.turns[-1][1] if self.turns else None

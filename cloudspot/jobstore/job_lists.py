@@ -33,6 +33,11 @@ def list_jobs(store: ObjectStore) -> tuple[str, ...]:
     return tuple(name for name in names if keys.JOB_ID.fullmatch(name))
 
 
+def resumed_writer(first: str, resumption: int) -> str:
+    """Return what a resumed submission has in place of a nonce, so that every driver knows all marks."""
+    return f"{first}-{resumption}"
+
+
 def mark_live(store: ObjectStore, job_id: str, writer: str) -> None:
     """Mark the job live; safe to repeat, and the mark keeps its first time. ``writer``: its submission's."""
     create(store, keys.live(job_id, writer), b"")

@@ -232,6 +232,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     why: FailureKind
     """Why the next one starts unless a node was lost."""
     exit_code: ExitStatus
+    fingerprint: str | None = None
+    """The same for failures of the same kind; None: it may have come from outside the script."""
     unreachable: tuple[Rank, ...] | None = None
     """The members whose machines did not answer this one; None: it has not yet asked."""
 

@@ -13,17 +13,18 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from cloudspot import __version__
-from cloudspot.errors import CloudspotError, ObjectMissing
+from cloudspot.errors import CloudspotError, JobNotFound, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.bundle import OpenProgress, no_progress
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.job_lists import mark_live, unmark_live
+from cloudspot.jobstore.job_lists import mark_live, resumed_writer, unmark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Moved, Resumed, StagedAgent, Submission, new_nonce
+from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import (
     agent_key,
     check_secrets,
@@ -84,36 +85,66 @@ def resume(
     check_secrets(spec.run.secrets, environ)
     store = patient(store)
     submission = _next_submission(history, spec, provider, agent)
+    job_id, number = submission.job_id, history.num_records + 1
+    _check_existence(store, job_id)
     try:
         store.head(code_key(submission))
     except ObjectMissing:
-        raise CloudspotError(f"the code of job {submission.job_id!r} is no longer in {store.url}") from None
-    if agent is not None and submission.agent is not None:
-        put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
-    data = codec.encode(submission)
-    sha256 = hash_of(data)
-    # An earlier try's may stand there, which is equal but for its time and nonce.
-    standing = create(store, keys.submission(submission.job_id, sha256), data)
-    submission = codec.decode(standing or data, Submission)
-    put_secrets(store, submission, environ)
-    adopt(sha256)
-    # As in a first submission, the mark comes last before the record: whoever drives all live jobs finds it.
-    mark_live(store, submission.job_id, submission.writer)
+        raise CloudspotError(f"the code of job {job_id!r} is no longer in {store.url}") from None
+    try:
+        if agent is not None and submission.agent is not None:
+            put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
+        data = codec.encode(submission)
+        sha256 = hash_of(data)
+        # An earlier try's may stand there, which is equal but for its time.
+        standing = create(store, keys.submission(job_id, sha256), data)
+        submission = codec.decode(standing or data, Submission)
+        put_secrets(store, submission, environ)
+        adopt(sha256)
+        _check_existence(store, job_id)  # agents are large, and people slow
+        # As in a first submission, the mark comes last before the record: who drives all live jobs finds it.
+        mark_live(store, job_id, submission.writer)
+    except BaseException:  # Ctrl-C too.
+        with suppress(CloudspotError):
+            _take_back(store, submission)
+        raise
     record = Resumed(
         resumption=submission.resumption,
         submission_sha256=sha256,
         at=datetime.now(timezone.utc),
         writer=new_nonce(),
     )
-    if not Journal(store, submission.job_id).append(record, history.num_records + 1):
-        raise CloudspotError(
-            f"something has happened to job {submission.job_id!r} meanwhile; look at it and try again"
-        )
-    before = history.submission
-    with suppress(CloudspotError):  # Else drivers look at the job once more than needed.
-        unmark_live(store, before.job_id, before.writer)
-        delete_secrets(store, before.job_id, resumption=before.resumption)
+    if not Journal(store, job_id).append(record, number):
+        with suppress(CloudspotError):
+            _take_back(store, submission)
+        raise CloudspotError(CHANGED.format(job_id))
+    try:
+        _check_existence(store, job_id)
+    except JobNotFound:
+        store.delete(keys.journal(job_id, number))
+        _take_back(store, submission)
+        raise
+    # Again, in case the one who lost the race has taken them back.
+    put_secrets(store, submission, environ)
     return submission
+
+
+CHANGED = "something has happened to job {!r} meanwhile; look at it and try again"
+
+
+def _check_existence(store: ObjectStore, job_id: str) -> None:
+    """JobNotFound if the job has been removed since it was read: nobody would find what is put now."""
+    if find_meta(store, keys.spec(job_id)) is None:
+        raise JobNotFound(f"job {job_id!r} is no longer in {store.url}")
+
+
+def _take_back(store: ObjectStore, submission: Submission) -> None:
+    """Delete what would stay for good: secrets and the mark, unless another has made the same resumption."""
+    number, job_id = submission.resumption, submission.job_id
+    journal = Journal(store, job_id).read()
+    if not any(isinstance(record, Resumed) and record.resumption == number for record in journal):
+        delete_secrets(store, job_id, resumption=number)
+        unmark_live(store, job_id, submission.writer)
 
 
 def move_away(store: ObjectStore, history: History, to: ObjectStore) -> bool:
@@ -151,5 +182,5 @@ def _next_submission(
         forked_from=first.forked_from,
         resumption=history.submission.resumption + 1,
         at=datetime.now(timezone.utc),
-        writer=new_nonce(),
+        writer=resumed_writer(first.writer, history.submission.resumption + 1),
     )

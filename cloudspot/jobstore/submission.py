@@ -119,8 +119,8 @@ def submit_bundle(
         put_bundle(store, code_key(submission), bundle, open_progress=open_progress)
         if agent is not None and submission.agent is not None:
             put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
-        put_secrets(store, submission, environ)
         bring()
+        put_secrets(store, submission, environ)
         data = codec.encode(submission)
         adopt(hash_of(data))
         note_recent(store, submission)
@@ -276,8 +276,9 @@ def read_secrets(
 
 
 def delete_secrets(store: ObjectStore, job_id: str, *, resumption: int) -> None:
-    """Delete the secrets that were put for the resumption (0: none yet); safe to repeat."""
-    patient(store).delete(keys.secrets(job_id, resumption))
+    """Delete the secrets that were put for the resumption (0: none yet) or before it; safe to repeat."""
+    for number in range(resumption + 1):
+        patient(store).delete(keys.secrets(job_id, number))
 
 
 def request_stop(store: ObjectStore, job_id: str, reason: StopReason, *, resumption: int) -> StopRequest:

@@ -22,7 +22,7 @@ def warnings(history: History) -> tuple[str, ...]:
         for generation in history.generations
         for skipped in generation.skipped
     ]
-    for launch in history.launches[-1:]:
+    for launch in history.current_launches[-1:]:
         for _, beat in sorted(launch.heartbeats.items()):
             found += beat.warnings
     return tuple(dict.fromkeys(found))

@@ -74,7 +74,7 @@ def _turned(turn: Turn) -> Event:
     if isinstance(turn, Suspended):
         return Event(EventKind.SUSPENDED, f"job suspended{_because(turn.detail)}", turn.at)
     if isinstance(turn, Resumed):
-        return Event(EventKind.RESUMED, "job resumed: it goes on from its newest checkpoint", turn.at)
+        return Event(EventKind.RESUMED, "job resumed", turn.at)
     if isinstance(turn, Moved):
         return Event(EventKind.MOVED, f"job moved to {turn.to}", turn.at)
     return Event(EventKind.JOB_FINISHED, f"job {turn.outcome}{_because(turn.detail)}", turn.at, turn.outcome)

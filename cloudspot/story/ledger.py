@@ -51,6 +51,13 @@ class Ledger:
     lines: tuple[LedgerLine, ...]
 
 
+def spent_in(ledger: Ledger, currency: str | None) -> float:
+    """Return what was spent in a currency; None: in that of the newest launch."""
+    if currency is None or currency == ledger.currency:
+        return ledger.spent
+    return ledger.others.get(currency, 0.0)
+
+
 def bill(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Ledger:
     """Return the bill at ``now``.
 

@@ -139,6 +139,8 @@ def detail(history: History) -> str:
         return f"moved to {history.moved_to}"
     if end is not None:
         return end.detail
+    if history.suspended is not None and history.open_launch is None:
+        return history.suspended.detail
     last = history.current_launches[-1] if history.current_launches else None
     if last is None:
         return ""

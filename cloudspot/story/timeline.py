@@ -106,8 +106,16 @@ def _marks(history: History, parts: tuple[Stretch, ...], now: datetime) -> Itera
             yield from _attempt_marks(history, launch, parts)
         over = _launch_end(history, launch, now)
         if over is not None:
-            yield Span("waiting", over, over)
+            yield Span("suspended" if _is_suspended(history, launch) else "waiting", over, over)
     yield from _turns(history, len(history.launches))
+
+
+def _is_suspended(history: History, launch: LaunchHistory) -> bool:
+    """Return whether the job was suspended before the launch and has not run since."""
+    before = [(number, turn) for number, turn in history.turns if number < launch.number]
+    if not before or not isinstance(before[-1][1], Suspended):
+        return False
+    return not any(one.is_attempt for one in history.launches[before[-1][0] : launch.number])
 
 
 def _turns(history: History, num_launches: int) -> Iterator[Span]:

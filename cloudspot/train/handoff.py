@@ -242,7 +242,7 @@ def worker_pid_path(handoff: Path, rank: int) -> Path:
 
 
 def failed_path(handoff: Path, rank: int) -> Path:
-    """Return the file by which a rank says that an error ends it: {"type", "message"}.
+    """Return the file by which a rank says that an error ends it: {"type", "message", "causes"}.
 
     It is written after the traceback; ``atexit`` functions may still be running.
     """

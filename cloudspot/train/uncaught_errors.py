@@ -33,8 +33,18 @@ def tell_of_errors() -> None:
         if os.getpid() != pid:
             return
         with suppress(OSError):
-            handoff.write_json(
-                path, {"type": f"{kind.__module__}.{kind.__qualname__}", "message": str(error)}
-            )
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            handoff.write_json(path, {"type": name, "message": str(error), "causes": _causes(error)})
 
     sys.excepthook = hook
+
+
+def _causes(error: BaseException) -> list[str]:
+    """Return the messages of the errors that led to this one, the nearest first."""
+    chain = [error]
+    while True:
+        last = chain[-1]
+        cause = last.__context__ if last.__cause__ is None else last.__cause__
+        if cause is None or any(cause is one for one in chain):
+            return [str(one) for one in chain[1:]]
+        chain.append(cause)

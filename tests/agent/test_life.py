@@ -384,6 +384,34 @@ def test_failing_twice_at_a_step_ends_the_job_with_the_scripts_words(bench):
     assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
 
 
+FULL = {"type": "builtins.RuntimeError", "message": "no archive", "causes": ["No space left on device"]}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os.kill(os.getpid(), 9)",
+        "os.kill(os.getppid(), 9)\nsys.exit(1)",  # as where the disk is full: nobody notes the status
+        f"files.write_json(files.failed_path(handoff, 0), {FULL})\nsys.exit(1)",
+    ],
+)
+def test_what_may_come_from_outside_ends_no_job_by_striking_twice_at_a_step(bench, end):
+    """A killed trainer and a full disk at the same step ended the job."""
+    life = bench.life(
+        SESSION + f"begin(7)\nif generation < 4:\n    {end.replace(chr(10), chr(10) + '    ')}\nend_loop()\n"
+    )
+    life.run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert whys(bench) == ["first", *["trainer-failed"] * 3]
+
+
+def test_what_may_come_from_outside_is_tried_no_more_than_max_restarts_times(bench):
+    bench.life(SESSION + "begin(7)\nos.kill(os.getpid(), 9)\n", limits={"max_restarts": 2}).run()
+    record = bench.exit_record()
+    assert (record.exit_code, record.permanent) == (137, True)
+    assert record.detail == "the training failed with exit status 137 at step 7, after 2 restarts"
+
+
 def test_torchruns_own_end_is_not_waited_for_when_a_rank_has_failed(bench):
     script = SESSION + "if generation == 1: sys.exit(3)\nfinish(100)\n"
     life = bench.life(script, run={"env": {"LINGER": "3600"}})
@@ -484,7 +512,7 @@ def test_a_failure_on_one_node_ends_the_training_on_the_other_at_once(bench, two
     end_both(lives)
     assert [bench.exit_record(rank=rank).outcome for rank in range(2)] == ["succeeded", "succeeded"]
     assert whys(bench) == ["first", "trainer-failed"]
-    assert [life.context.memory.failure_streak for life in lives] == [1, 1]
+    assert [life.context.memory.failed_with for life in lives] == ["exit status 3"] * 2
 
 
 def test_a_failure_for_good_has_the_same_exit_code_on_every_node(bench, two_nodes):
@@ -699,11 +727,11 @@ def test_a_noticed_node_that_has_finished_waits_for_the_others_last_part(bench, 
     life = bench.life(SESSION + "begin(99)\nuntil(Path('go').exists)\nfinish(100, save=False)\n")
     thread = run(life)
     wait_for_step(life, 99, wait_until)
-    bench.put_part(life.context.node, 0, 100)
+    bench.put_part(0, 100)
     (life.context.node.work / "go").touch()
     notice(bench, 20.0)
     wait_until(lambda: life.context.status.state == "ending")
-    bench.put_part(life.context.node, 1, 100)
+    bench.put_part(1, 100)
     end(thread)
     record = bench.exit_record()
     assert (record.outcome, record.committed, record.final.step) == ("succeeded", bench.id(1, 100), 100)
@@ -713,7 +741,7 @@ def test_a_healthy_job_of_several_nodes_says_nothing_of_a_lost_step(bench, caplo
     """Rank 0 had an ERROR in its log whenever it was the first to upload."""
     caplog.set_level("INFO", "cloudspot")
     life = bench.life(SESSION + "finish(100, save=False)\n")
-    bench.put_part(life.context.node, 0, 100)
+    bench.put_part(0, 100)
     life.run()
     assert bench.exit_record().outcome == "succeeded"
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
@@ -891,7 +919,7 @@ def test_a_generation_whose_end_was_dealt_with_is_not_started_again(bench):
     killed_agent(bench, life, status=1)
     memory = life.context.memory
     memory.trainer_pid, memory.next_why = 0, "trainer-failed"
-    memory.failure_streak, memory.failed_at_step = 1, 40
+    memory.failed_at_step, memory.failed_with = 40, "exit status 1"
     memory.save(life.context.node)
     bench.life(SESSION + "finish(100)\n").run()
     assert bench.exit_record().outcome == "succeeded"

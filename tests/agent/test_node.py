@@ -45,6 +45,14 @@ def test_what_was_saved_is_there_for_the_next_agent(bench):
     assert NodeMemory.load(node) == NodeMemory(generation=3, failed_at_step=12)
 
 
+def test_what_an_agent_of_an_earlier_version_remembered_is_read(tmp_path):
+    node = from_environment(tmp_path)
+    old = b'{"code_ready":true,"generation":3,"trainer_pid":7,"failure_streak":1,"failed_at_step":12}'
+    (tmp_path / "agent.json").write_bytes(old)
+    memory = NodeMemory.load(node)
+    assert memory == NodeMemory(code_ready=True, generation=3, trainer_pid=7, failed_at_step=12)
+
+
 def test_two_threads_may_save_at_once(bench):
     """A notice is remembered by the watcher's thread while the main thread notes a start."""
     node, memory, failures = bench.node(), NodeMemory(), []

@@ -25,6 +25,10 @@ from cloudspot.train import handoff as files
             {"type": "builtins.ValueError", "message": "é\n"},
             RankError(type="builtins.ValueError", message="é\n"),
         ),
+        (
+            {"type": "builtins.ValueError", "message": "x", "causes": ["y"]},
+            RankError(type="builtins.ValueError", message="x", causes=("y",)),
+        ),
     ],
 )
 def test_what_a_rank_writes_is_read(tmp_path, value, report):

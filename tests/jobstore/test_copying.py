@@ -277,7 +277,6 @@ def test_lost_answers_and_failing_requests_change_nothing(source, target, tmp_pa
         keys.chunk(JOB, 2, 20, 1, 0),
         keys.commit(JOB, 2, 20),
         keys.code(sha256_of(CODE)),
-        ARTIFACT,
         keys.exit_record(JOB, 1, 0),
         JOURNAL[0],
     ],
@@ -293,6 +292,13 @@ def test_what_stands_with_another_content_is_an_error_that_names_it(
         copy(plan_copy(source, JOB), source, target)
     assert target.get(key) == other
     assert not is_there(target)
+
+
+@pytest.mark.parametrize("data", [b"short", b"x" * 10**5])
+def test_an_artifact_that_was_written_again_since_the_job_left_is_replaced(source, target, data):
+    target.put(ARTIFACT, data)
+    copy(plan_copy(source, JOB), source, target)
+    assert contents(target) == expected_contents(source)
 
 
 @pytest.mark.parametrize("is_cut_short", [False, True])

@@ -5,12 +5,13 @@ import pytest
 from made_records import Records
 from memorystore import InMemoryStore
 
-from cloudspot.errors import CloudspotError, CorruptData, SpecError
+from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, SpecError
 from cloudspot.jobfile.spec import change_job, load_job
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.job_lists import list_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader, job_file_of
+from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.resumption import resume
 from cloudspot.jobstore.settled_launches import write_settled
 from cloudspot.jobstore.submission import (
@@ -122,8 +123,10 @@ def test_a_waiting_job_is_resumed_with_the_secrets_that_it_has(stopped):
     second = do(stopped)
     assert second.resumption == 2
     assert read_secrets(stopped, JOB, ["TOKEN"], resumption=2) == ENVIRON
+    delete_secrets(stopped, JOB, resumption=2)
     assert read_secrets(stopped, JOB, ["TOKEN"], resumption=1) == {}
-    assert keys_of(stopped, keys.live_prefix()) == [keys.live(JOB, second.writer)]
+    first = history_of(stopped).first_submission.writer
+    assert second.writer == f"{first}-2"
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,35 @@ def test_of_two_who_resume_at_once_one_does(stopped, spec):
     with pytest.raises(CloudspotError, match="something has happened to job 'digits-1' meanwhile"):
         do(stopped, seen, spec=change_job(spec, ["limits.max_cost=2"]))
     assert history_of(stopped).submission.spec["limits"]["max_cost"] == 1
+
+
+def test_whoever_loses_or_gives_up_takes_secrets_and_mark_back(stopped, spec):
+    seen = history_of(stopped)
+    held = keys_of(stopped, keys.live_prefix())
+
+    def interrupt(_sha256):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        do(stopped, seen, adopt=interrupt)
+    assert keys_of(stopped, keys.live_prefix()) == held
+    assert read_secrets(stopped, JOB, ["TOKEN"], resumption=1) == {}
+    Journal(stopped, JOB).append(MADE.moved(), seen.num_records + 1)
+    with pytest.raises(CloudspotError, match="something has happened"):
+        do(stopped, seen)
+    assert keys_of(stopped, keys.live_prefix()) == held
+    assert read_secrets(stopped, JOB, ["TOKEN"], resumption=1) == {}
+
+
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_a_job_that_is_removed_meanwhile_is_not_brought_back(stopped, spec, moment):
+    seen = history_of(stopped)
+    if moment == "before":
+        remove_job(stopped, JOB)
+    with pytest.raises(JobNotFound, match="is no longer in"):
+        do(stopped, seen, spec=spec, adopt=lambda _sha256: moment == "before" or remove_job(stopped, JOB))
+    assert keys_of(stopped, keys.job_prefix(JOB)) == []
+    assert keys_of(stopped, keys.live_prefix()) == []
 
 
 def test_killed_at_any_request_the_job_is_as_it_was_or_resumed_and_the_next_try_finishes_it(stopped):

@@ -31,7 +31,26 @@ def test_an_error_that_nobody_catches_is_told_with_its_type_after_its_traceback(
     status, stderr, told = end("tell_of_errors()\ntell_of_errors()\nraise LookupError('no such layer')\n")
     assert status == 1
     assert stderr.count("LookupError: no such layer") == 1
-    assert told == {"type": "builtins.LookupError", "message": "no such layer"}
+    assert told == {"type": "builtins.LookupError", "message": "no such layer", "causes": []}
+
+
+def test_an_error_is_told_with_those_that_led_to_it(end):
+    """Libraries raise errors of their own when the disk is full."""
+    script = """
+        tell_of_errors()
+        first = OSError(28, "No space left on device")
+        try:
+            try:
+                raise first
+            except OSError:
+                raise ValueError("no archive")
+        except ValueError as error:
+            first.__context__ = error  # a circle
+            raise RuntimeError("cannot save") from error
+    """
+    told = end(textwrap.dedent(script))[2]
+    assert (told["type"], told["message"]) == ("builtins.RuntimeError", "cannot save")
+    assert told["causes"] == ["no archive", "[Errno 28] No space left on device"]
 
 
 @pytest.mark.parametrize("last_line", ["raise SystemExit(3)", "import os; os._exit(0)", ""])

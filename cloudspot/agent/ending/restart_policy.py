@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import signal
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,8 +22,22 @@ WEIGHT = {NOT_CONNECTED: 0, FAILED: 1, STUCK: 2}
 others without a connection, and when a stuck one is ended that looks like a failure to the others."""
 CONNECTION_ERRORS = frozenset({"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"})
 """The types of errors that a rank may meet while it joins the others."""
+SENT_SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM})
+"""What others end a process with: the kernel when memory is short, a person, a machine that goes down."""
+_FULL_DISK = re.compile(
+    r"no space left on device|disk quota exceeded"
+    # torch.save says no more; seen with torch 2.13 on a full file system.
+    r"|inline_container\.cc:\d+\] \. unexpected pos|PytorchStreamWriter failed writing",
+    re.IGNORECASE,
+)
+_LOST_CONNECTION = re.compile(
+    r"connection (was )?(likely )?(closed|reset|aborted)|broken pipe|ncclRemoteError|remote process exit",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and sockets say when the process at the other end is gone."""
+_WITH_DIGIT = re.compile(r"\S*\d\S*")
 AT_ONCE_SECONDS = 60.0
-"""A script without a session that fails sooner than this twice fails for good."""
+"""A script without a session that fails sooner than this twice in the same way fails for good."""
 MAX_RESTART_WAIT_SECONDS = 60.0
 
 
@@ -35,6 +52,8 @@ class Failure:
     """How long it ran."""
     has_session: bool
     why: FailureKind
+    fingerprint: str | None
+    """The same for failures of the same kind; None: it may have come from outside the script."""
     is_cut_short: bool = False
     """It exited 0 in the middle of its session's loop."""
 
@@ -64,13 +83,37 @@ def has_connected(error: RankError) -> bool:
     return error.type not in CONNECTION_ERRORS and not gloo
 
 
+def fingerprint_of(exit_code: int, error: RankError | None) -> str | None:
+    """Return what is the same for two failures of the same kind, or None if this one proves nothing.
+
+    ``error`` is the first one that a rank reported; without it the exit status counts. Numbers, addresses and
+    paths with digits in the error's message do not count, nor does what follows its first line.
+
+    A signal that others send, a full disk and a connection to another rank that is gone may hit any script.
+    """
+    if exit_code - 128 in SENT_SIGNALS:
+        return None
+    if error is None:
+        return f"exit status {exit_code}"
+    if error.type in CONNECTION_ERRORS:
+        return None
+    if any(
+        _FULL_DISK.search(text) or _LOST_CONNECTION.search(text) for text in (error.message, *error.causes)
+    ):
+        return None
+    first_line = error.message.strip().partition("\n")[0]
+    text = f"{error.type} {_WITH_DIGIT.sub('#', first_line)}"
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
+
+
 def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int) -> float | GiveUp:
     """Return the seconds to wait before the next start, or that there is none.
 
     Notes the failure in ``memory``, which the caller saves.
 
-    Two failures in a row at the same step are an error of the script; otherwise ``max_restarts`` decides.
-    Ranks that could not connect are no error of the script, and may connect on other machines.
+    Two failures at the same step and with the same fingerprint are an error of the script, whatever came from
+    outside between them; otherwise ``max_restarts`` decides. Ranks that could not connect are no error of the
+    script, and may connect on other machines.
 
     ``num_restarts`` counts the restarts of the same kind: after failures of the script, or of the connection.
     """
@@ -80,14 +123,12 @@ def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restar
             return GiveUp(f"the training {failure}, after {num_restarts} restarts", permanent=False)
         return wait
     if not failure.has_session and failure.seconds >= AT_ONCE_SECONDS:
-        # Nobody knows how far it came, so it counts as the first of its kind.
-        memory.failure_streak, memory.failed_at_step = 0, -1
-    elif failure.step == memory.failed_at_step:
-        memory.failure_streak += 1
-    else:
-        memory.failure_streak, memory.failed_at_step = 1, failure.step
-    if memory.failure_streak >= 2 and failure.why != STUCK:
-        return GiveUp(f"the training {failure} twice at step {failure.step}")
+        # Nobody knows how far it came, so the next one counts as the first of its kind.
+        memory.failed_at_step, memory.failed_with = -1, ""
+    elif failure.why == FAILED and failure.fingerprint is not None:
+        if (failure.step, failure.fingerprint) == (memory.failed_at_step, memory.failed_with):
+            return GiveUp(f"the training {failure} twice at step {failure.step}")
+        memory.failed_at_step, memory.failed_with = failure.step, failure.fingerprint
     if num_restarts >= max_restarts:
         return GiveUp(f"the training {failure} at step {failure.step}, after {num_restarts} restarts")
     # At once the first time: most faults pass, and the machines are paid for.

@@ -102,14 +102,19 @@ class GenerationEnd:
                 return ordered
             if loop is not LoopState.BEGUN:
                 return self._succeeded(handoff)
-            end = replace(end, code=1, is_cut_short=True)
+            end = replace(end, code=1, is_cut_short=True, fingerprint="cut short")
         elif end.code == 0 or all(drained):  # the files count: rank 0 may have taken the store with it
             return self._drained(drained, ordered)
         if ordered is not None and (end.drain is not None or ordered.outcome == "superseded"):
             return ordered
         end = end if end.code is not None else replace(end, code=KILLED)
         assert end.code is not None
-        context.status.failed = Failed(generation=context.status.generation, why=end.why, exit_code=end.code)
+        context.status.failed = Failed(
+            generation=context.status.generation,
+            why=end.why,
+            exit_code=end.code,
+            fingerprint=end.fingerprint,
+        )
         if not self._membership.others_are_well():
             _log.warning("the training failed with exit status %s because a node was lost", end.code)
             return "regrouped"
@@ -174,6 +179,7 @@ class GenerationEnd:
             seconds=seconds,
             has_session=status.has_session,
             why=end.why,
+            fingerprint=end.fingerprint,
             is_cut_short=end.is_cut_short,
         )
         tail = self._tail()

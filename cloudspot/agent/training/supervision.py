@@ -7,7 +7,13 @@ import time
 from dataclasses import dataclass, replace
 
 from cloudspot.agent.delivery.courier import Courier
-from cloudspot.agent.ending.restart_policy import FAILED, NOT_CONNECTED, STUCK, has_connected
+from cloudspot.agent.ending.restart_policy import (
+    FAILED,
+    NOT_CONNECTED,
+    STUCK,
+    fingerprint_of,
+    has_connected,
+)
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.drain_schedule import DrainSchedule
@@ -37,6 +43,8 @@ class End:
     drain: files.Drain | None
     """What it had been asked for."""
     why: FailureKind = FAILED
+    fingerprint: str | None = None
+    """Of a failure: see ``Failure.fingerprint``."""
     must_regroup: bool = False
     """Others are lost, or have agreed to go on otherwise."""
     was_told: bool = False
@@ -138,9 +146,15 @@ class Supervisor:
 
     def _failure(self, code: int) -> End:
         """Return the end of a trainer that failed here; ``code`` is torchrun's where no rank has one."""
-        trainer = self._trainer
+        trainer, ranks = self._trainer, self._ranks
         why: FailureKind = NOT_CONNECTED if self._is_not_connected() else FAILED
-        return End(trainer.failed_status(self._ranks) or code, self._drain, why=why)
+        status, errors = trainer.failed_status(ranks), trainer.errors(ranks)
+        has_torchrun = self._context.job.spec.run.launcher_or_default != "none"
+        fingerprint = None
+        # Ranks leave no status when they are killed with their shells, or when the disk is full.
+        if status is not None or not has_torchrun or not trainer.has_started(ranks):
+            fingerprint = fingerprint_of(status or code, errors[0] if errors else None)
+        return End(status or code, self._drain, why=why, fingerprint=fingerprint)
 
     def _is_not_connected(self) -> bool:
         trainer, status = self._trainer, self._context.status
@@ -163,7 +177,7 @@ class Supervisor:
         _log.warning("the training has failed on another node: ending the trainer")
         if failed.why == STUCK:
             self._dump_stacks()
-        return End(failed.exit_code, None, why=failed.why)
+        return End(failed.exit_code, None, why=failed.why, fingerprint=failed.fingerprint)
 
     def _end_if_cut_off(self, now: float) -> End | None:
         # torchrun tries for ten minutes; once the ranks have started, they have found each other.

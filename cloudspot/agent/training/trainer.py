@@ -186,8 +186,11 @@ class Trainer:
         return any(files.started_path(self.handoff, rank).exists() for rank in ranks)
 
     def errors(self, ranks: Sequence[int]) -> list[RankError]:
-        """Return the errors that the ranks here have reported."""
-        told = (read_report(files.failed_path(self.handoff, rank), RankError) for rank in ranks)
+        """Return the errors that the ranks here have reported, the first one first."""
+        paths = [path for rank in ranks if (path := files.failed_path(self.handoff, rank)).exists()]
+        told = (
+            read_report(path, RankError) for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+        )
         return [error for error in told if error is not None]
 
     def is_failing(self, ranks: Sequence[int]) -> bool:

@@ -35,6 +35,7 @@ def attach(ctx: click.Context, job_id: str, is_adopted: bool, is_plain: bool, st
     minutes after a node of it last reported, since the job must not run twice.
     """
     job = open_job(store_url, job_id)
+    job.check_not_moved()
     if is_adopted:
         _adopt(job)
     ctx.exit(follow(job, is_plain=is_plain))

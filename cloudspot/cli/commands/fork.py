@@ -11,7 +11,7 @@ from cloudspot.cli.completers import complete_providers
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id, open_job
-from cloudspot.cli.preparedjob import agent_archive, open_pinned, with_secrets
+from cloudspot.cli.preparedjob import agent_archive, check_code, open_pinned, with_secrets
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
@@ -83,7 +83,11 @@ def fork(
     submission = job.first_history.submission
     spec, provider = open_pinned(change_job(job.spec, overrides), provider_name or submission.provider)
     find_offers(spec, provider)  # raises here, before there is a job, if no offer can fit it
-    bundle = code_of(job.store, submission) if code_directory is None else _bundle(spec, code_directory)
+    if code_directory is None:
+        check_code(job, job.spec, spec)
+        bundle = code_of(job.store, submission)
+    else:
+        bundle = _bundle(spec, code_directory)
     environ = with_secrets(spec, {})
     agent = agent_archive(provider, job.store)
     origin = Origin(job_id=job.id, checkpoint=checkpoint)

@@ -29,7 +29,7 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Finished, Summary
+from cloudspot.jobstore.records import Finished, Moved, Summary
 from cloudspot.registry import open_provider
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
@@ -129,7 +129,8 @@ class _Rounds:
         tick = done.tick
         assert tick is not None
         self.num_errors += bool(tick.problems)
-        is_first = done.job_id not in self._seen
+        # A resumed job has a driver that is new to it, too.
+        is_first = done.job_id not in self._seen or any(e.kind is EventKind.RESUMED for e in tick.events)
         told = [
             event for event in in_order_of_time(tick.events) if not is_first or self._is_of_this_pass(event)
         ]
@@ -217,6 +218,8 @@ def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:
         if not records:
             return False
         last = codec.decode_journal(store.get(records[-1]), key=records[-1])
+        if isinstance(last, Moved) and len(records) > 1:
+            last = codec.decode_journal(store.get(records[-2]), key=records[-2])
     except CloudspotError:
         return False  # The pass itself reports what is wrong; `rm` may have deleted the record meanwhile.
     return isinstance(last, Finished) and now - last.at > LONG_OVER

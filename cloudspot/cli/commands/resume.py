@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
+from typing import Any
 
 import click
 
 from cloudspot.cli.completers import complete_providers, complete_stores
-from cloudspot.cli.config import named_store
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
-from cloudspot.cli.invocation import current_invocation
-from cloudspot.cli.jobs import Job, find_job, open_named_store
-from cloudspot.cli.preparedjob import agent_archive, open_pinned, with_secrets
+from cloudspot.cli.jobs import Job
+from cloudspot.cli.moving import find_resumable, leave_provider, move
+from cloudspot.cli.preparedjob import agent_archive, check_code, open_pinned, with_secrets
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
-from cloudspot.cli.sharedoptions import (
-    STORE_VARIABLE,
-    job_argument,
-    overrides_option,
-    plain_option,
-    store_option,
-)
+from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
 from cloudspot.controller.decide import exceeded_limit
 from cloudspot.controller.launchrequest import find_offers
 from cloudspot.controller.ownership import adopt, store_label
-from cloudspot.errors import CloudspotError, JobNotFound, NotAdopted, SpecError
+from cloudspot.errors import CloudspotError, NotAdopted, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, change_job
 from cloudspot.jobstore import resumption
-from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import write_summary
-from cloudspot.jobstore.records import CheckpointId
-from cloudspot.jobstore.submission import check_secrets, read_secrets, request_stop
-from cloudspot.model import InstanceState
-from cloudspot.story.ledger import bill
+from cloudspot.jobstore.submission import check_secrets, read_secrets
+from cloudspot.story.ledger import bill, spent_in
 from cloudspot.story.progress import last_commit_id
 from cloudspot.story.report import summarise
 from cloudspot.story.states import is_over
@@ -81,11 +72,11 @@ def resume(
     is_plain: bool,
     store_url: str | None,
 ) -> None:
-    """Let a job that has ended go on.
+    """Resume a job that was stopped, has failed or is suspended.
 
-    A job that was stopped, has failed, or is suspended keeps its id, its code and its bill, and trains on
-    from its newest checkpoint. Limits count over the whole job: raise the one that ended it, as with --set
-    limits.max_cost=40. Earlier failures, refusals and waits count no longer. Exits as `run` does.
+    It keeps its id, its code and its bill, and trains on from its newest checkpoint. Limits count over the
+    whole job: raise the one that ended it, as with --set limits.max_cost=40. Earlier failures, refusals and
+    waits no longer count. Exits as `run` does.
 
     Secrets were deleted at the job's end. They come from the environment again, or are asked for.
 
@@ -93,25 +84,31 @@ def resume(
     """
     if as_json and not detach:
         raise SpecError("--json needs --detach; a followed job prints its log")
-    job, target = _find(job_id, store_url, source_url)
+    job, target = find_resumable(job_id, store_url, source_url)
     history = _ended(job, target)
-    spec, provider = open_pinned(change_job(job.spec, overrides), provider_name or job.provider.name)
+    before = job.spec
+    spec, provider = open_pinned(change_job(before, overrides), provider_name or job.provider.name)
+    check_code(job, before, spec)
     if not is_adopted:
         _check_adopted(job, provider, history)
-    _check_limits(spec, history)
-    find_offers(spec, provider)  # raises here, before anything is written, if no offer can fit it
+    _check_limits(spec, history, find_offers(spec, provider)[0].currency)
     # Until the job has ended, its secrets are in the store.
     stored = read_secrets(job.store, job.id, spec.run.secrets, resumption=history.submission.resumption)
     environ = with_secrets(spec, stored)
     check_secrets(spec.run.secrets, environ)
-    _check_machines(job, provider, spec, is_moving=target is not None)
-    before = job.spec
+    is_elsewhere = provider.name != job.provider.name or _options(spec, provider) != _options(
+        before, provider
+    )
+    if target is not None or is_elsewhere:
+        leave_provider(job, is_moving=target is not None)
     if target is not None:
-        job = _move(job, provider, target)
-    history = job.history()
+        job = move(job, provider, target)
+    now = job.history()
+    if now.submission_sha256 != history.submission_sha256:
+        raise CloudspotError(resumption.CHANGED.format(job.id))
     resumption.resume(
         job.store,
-        history,
+        now,
         spec=spec,
         provider=provider.name,
         environ=environ,
@@ -120,87 +117,30 @@ def resume(
         open_progress=transfer,
     )
     if not as_json:
-        newest = last_commit_id(history)
+        newest = last_commit_id(now)
         where = "from the start: it has no checkpoint" if newest is None else f"at step {newest.step}"
         output.echo("resumed job ", output.Styled(job.id, "bold"), f" on {provider.name}; it goes on {where}")
     _warn_of_inexactness(before, spec)
     resumed = Job(job.store, job.id)
+    with suppress(CloudspotError):  # Else `ps` tells the old end until a driver writes it.
+        write_summary(job.store, summarise(resumed.first_history, datetime.now(timezone.utc)))
     ctx.exit(launch(resumed, as_json=as_json) if detach else follow(resumed, is_plain=is_plain))
 
 
-def _find(text: str, store_url: str | None, source_url: str | None) -> tuple[Job, ObjectStore | None]:
-    """Return the job, and the store to which it has to be moved first, if any."""
-    target = open_named_store(store_url)
-    chosen = current_invocation().chosen_store
-    is_asked = chosen is not None and chosen.origin.startswith("--store")
-    try:
-        job = Job(target, find_job(target, text))
-        elsewhere = job.history().moved_to
-    except JobNotFound:
-        # Where it would have been looked for without --store.
-        source = _open_source(source_url, os.environ.get(STORE_VARIABLE))
-        if not is_asked or source.canonical_url == target.canonical_url:
-            raise
-        return Job(source, find_job(source, text)), target
-    if elsewhere in {None, target.canonical_url} or not is_asked:
-        return job, None
-    # It was here before, and comes back.
-    source = _open_source(source_url, elsewhere)
-    try:
-        return Job(source, find_job(source, job.id)), target
-    except JobNotFound:
-        if source_url is not None:
-            raise
-        here = target.url
-        raise CloudspotError(
-            f"job {job.id} is on its way from {here} to {elsewhere}; first finish that with: "
-            f"cloudspot resume {job.id} --from {here} --store {elsewhere}"
-        ) from None
-
-
-def _open_source(named: str | None, default: str | None) -> ObjectStore:
-    url = default if named is None else named_store(named, "--from").url
-    return open_named_store(None if url is None else named_store(url, STORE_VARIABLE).url)
+def _options(spec: JobSpec, provider: Provider) -> Mapping[str, Any]:
+    return spec.providers.get(provider.name, {})
 
 
 def _ended(job: Job, target: ObjectStore | None) -> History:
-    """Return the job's records; CloudspotError if it has not ended."""
+    """Return the job's records; CloudspotError if it has not ended, or goes on in another store."""
     history = job.history()
     if history.finished is None and is_over(history):
         # Its nodes have ended it, and nothing drives it: write that down.
         job.controller().run_pass()
         history = job.history()
-    if target is None or history.moved_to != target.canonical_url:  # else its copy was cut short
+    if target is None or history.moved_to != target.canonical_url:
         resumption.check_resumable(job.store, history)
     return history
-
-
-def _move(job: Job, provider: Provider, target: ObjectStore) -> Job:
-    """Copy the job to another store, the only one that may resume it from then on; return it there."""
-    costs = describe_copy(plan_copy(job.store, job.id))
-    output.echo(f"copying job {job.id} to {target.url}: {costs}", error=True)
-    if not isinstance(job.log_sink, ObjectStoreLogSink):
-        output.warn(
-            f"the log up to now is not copied; read it with: cloudspot logs {job.id} --store {job.store.url}"
-        )
-    history = job.history()
-    if not resumption.move_away(job.store, history, target):
-        raise CloudspotError(f"something has happened to job {job.id} meanwhile; look at it and try again")
-    # As in the other store: a job of this computer stays one.
-    adopt(target, provider, job.id, history.submission_sha256)
-    damaged: set[CheckpointId] = set()
-    while True:
-        plan = plan_copy(job.store, job.id, damaged=damaged)
-        for one in plan.skipped:
-            output.warn(f"checkpoint {one.checkpoint} is left out: {one.reason}")
-        try:
-            with transfer("copying the job", plan.num_bytes) as progress:
-                copy(plan, job.store, target, progress=progress)
-        except DamagedCheckpoint as error:
-            damaged.add(error.checkpoint)
-            continue
-        write_summary(job.store, summarise(job.history(), datetime.now(timezone.utc)))
-        return Job(target, job.id)
 
 
 def _check_adopted(job: Job, provider: Provider, history: History) -> None:
@@ -215,41 +155,31 @@ def _check_adopted(job: Job, provider: Provider, history: History) -> None:
         ) from error
 
 
-def _check_limits(spec: JobSpec, history: History) -> None:
-    """SpecError if the job would end at once."""
+def _check_limits(spec: JobSpec, history: History, currency: str) -> None:
+    """SpecError if the job would end at once, or if it is not clear what its limit counts."""
     now = datetime.now(timezone.utc)
+    ledger, limits = bill(history, now), spec.limits
+    others = {**ledger.others, ledger.currency: ledger.spent} if history.launches else {}
+    others.pop(limits.currency or currency, None)
+    if limits.max_cost is not None and others:
+        besides = ", ".join(output.money_text(amount, other) for other, amount in others.items())
+        if limits.currency is None:
+            raise SpecError(
+                f"limits.max_cost has no currency, and the job has spent {besides} before it is to spend "
+                f"{currency}; say what it may spend in that: --set 'limits.max_cost=... {currency}'"
+            )
+        output.warn(f"limits.max_cost counts {limits.currency}, and not the {besides} that the job has spent")
     reached = exceeded_limit(spec, history, now)
     if reached is None:
         return
-    ledger = bill(history, now)
+    spent = spent_in(ledger, limits.currency)
     told = {
-        "max_cost": f"cost {output.money_text(ledger.spent, ledger.currency)}",
+        "max_cost": f"cost {output.money_text(spent, limits.currency or currency)}",
         "max_runtime": f"run for {output.duration_text(ledger.run_seconds)}",
     }
     raise SpecError(
         f"limits.{reached}: the job has {told[reached]}; raise it with --set limits.{reached}=..."
     )
-
-
-def _check_machines(job: Job, provider: Provider, spec: JobSpec, *, is_moving: bool) -> None:
-    """Make sure that nothing of the job runs where nobody would look for it any more.
-
-    Its drivers ask only the provider with the options of the newest submission, in one store.
-    """
-    name, history = job.provider.name, job.history()
-    stays = provider.name == name and spec.providers.get(name) == job.spec.providers.get(name)
-    if history.moved_to is not None or (stays and not is_moving):
-        return
-    if history.finished is None and is_moving:
-        request_stop(job.store, job.id, "user", resumption=history.submission.resumption)
-    if history.finished is not None or is_moving:
-        job.controller().run_until_finished()
-    listed = job.provider.provisioner().instances(job_id=job.id)
-    live = [one.id for one in listed if one.state is not InstanceState.ENDED]
-    if live:
-        raise CloudspotError(
-            f"machines of job {job.id} still run on {name}: {', '.join(live)}; try again when they have ended"
-        )
 
 
 def _warn_of_inexactness(before: JobSpec, spec: JobSpec) -> None:

@@ -27,6 +27,7 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
     has already ended is left as it is. With --wait, exits with the job's own status.
     """
     job = open_job(store_url, job_id)
+    job.check_not_moved()
     if is_over(job.first_history):
         state = job_state(job.first_history)
         output.echo(f"job {job.id} has already ended: {state}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime, timezone
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.follow import relaunch_warning
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.lines import echo_line, event_line
+from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
 from cloudspot.controller.actions import Create
 from cloudspot.controller.loop import Tick
+from cloudspot.model import InstanceState
 
 TRIES = 5
 TRY_SECONDS = 3.0
@@ -18,13 +20,14 @@ TRY_SECONDS = 3.0
 
 def launch(job: Job, *, as_json: bool) -> int:
     """Drive a job that is to be left alone until its first machines are requested; return the exit status."""
-    controller = job.controller()
+    controller, begun = job.controller(), datetime.now(timezone.utc)
     for number in range(TRIES):
         if number:
             time.sleep(TRY_SECONDS)
         tick = controller.run_pass()
         if not as_json:
-            for event in tick.events:
+            # The first look finds the whole past of a job that is resumed.
+            for event in in_order_of_time([one for one in tick.events if one.at is None or one.at >= begun]):
                 echo_line(event_line(event))
         if _has_machines(tick) or (tick.history is not None and tick.history.finished is not None):
             break
@@ -43,4 +46,8 @@ def launch(job: Job, *, as_json: bool) -> int:
 
 def _has_machines(tick: Tick) -> bool:
     created = any(isinstance(action, Create) for action in tick.actions) and not tick.problems
-    return created or bool(tick.instances)
+    launch = None if tick.history is None else tick.history.open_launch
+    return created or any(
+        one.state is not InstanceState.ENDED and launch is not None and one.launch == launch.number
+        for one in tick.instances or ()
+    )

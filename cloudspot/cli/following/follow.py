@@ -17,7 +17,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import echo_summary
 from cloudspot.cli.screen.lines import WHO, Line, echo_line, event_line, in_order_of_time, record_line
 from cloudspot.controller.loop import Tick
-from cloudspot.errors import CloudspotError, NotAdopted, TransientError
+from cloudspot.errors import CloudspotError, JobResumed, NotAdopted, TransientError
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.log_streams import METRICS, parse_stream
 from cloudspot.jobstore.manifests import read_commit
@@ -68,6 +68,9 @@ def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
         output.echo(f"detached; job {job.id} goes on. Come back with: {job.command('attach')}")
         output.echo(relaunch_warning(job))
         return exit_codes.INTERRUPTED
+    except JobResumed:
+        output.echo(f"job {job.id} was resumed with another submission")
+        return follow(Job(job.store, job.id), is_plain=is_plain)
     except NotAdopted:
         raise
     except CloudspotError:

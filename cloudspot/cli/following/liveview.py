@@ -125,7 +125,7 @@ def look(
     ``logged`` has the newest metrics, which the log has before the heartbeats do; ``instances``, a listing of
     the machines, makes the open launch's bill more exact.
     """
-    launch = history.launches[-1] if history.launches else None
+    launch = history.current_launches[-1] if history.current_launches else None
     ledger = bill(history, now, instances=instances)
     step, total = newest_step(history), steps_total(history)
     if curve is not None and curve.steps and history.finished is None:

@@ -57,8 +57,8 @@ def test_one_whose_last_uploader_died_before_the_commit_is_committed_first(bench
     bench.commit(bench.id(1, 10))
     life = bench.life()
     for rank in range(2):
-        bench.put_part(life.context.node, rank, 20)
-    bench.put_part(life.context.node, 0, 30)
+        bench.put_part(rank, 20)
+    bench.put_part(0, 30)
     restored = restore_newest(life.context, (generation(1),))
     assert restored.checkpoint == bench.id(1, 20)
     assert bench.commits() == (bench.id(1, 10), bench.id(1, 20))

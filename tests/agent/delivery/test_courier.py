@@ -250,7 +250,7 @@ def test_a_part_that_this_node_has_put_is_not_read_again(bench, carry, node, wai
     monkeypatch.setattr(bench.store, "get", get)
     for rank in range(4):
         bench.seal(node, bench.id(1, 40), rank=rank, world_size=4)
-    bench.put_part(node, 0, 41)  # anything else, so that the courier is not the only one who reads
+    bench.put_part(0, 41)  # anything else, so that the courier is not the only one who reads
     assert life.courier.finish(until=lambda: FAR)
     own = [key for key in read if "-000000000040/" in key]
     assert len(own) == len(set(own)) == 4  # whether it stands, before it is uploaded

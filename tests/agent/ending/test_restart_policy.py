@@ -8,6 +8,7 @@ from cloudspot.agent.ending.restart_policy import (
     STUCK,
     Failure,
     GiveUp,
+    fingerprint_of,
     has_connected,
     judge,
 )
@@ -15,8 +16,10 @@ from cloudspot.agent.node import NodeMemory
 from cloudspot.agent.rank_reports import RankError
 
 
-def failure(step, *, seconds=1.0, has_session=True, why=FAILED):
-    return Failure(exit_code=1, step=step, seconds=seconds, has_session=has_session, why=why)
+def failure(step, *, seconds=1.0, has_session=True, why=FAILED, fingerprint="exit status 1"):
+    return Failure(
+        exit_code=1, step=step, seconds=seconds, has_session=has_session, why=why, fingerprint=fingerprint
+    )
 
 
 def test_twice_at_the_same_step_is_the_scripts_own_error():
@@ -25,6 +28,37 @@ def test_twice_at_the_same_step_is_the_scripts_own_error():
     assert judge(failure(7), memory, num_restarts=1, max_restarts=3) == GiveUp(
         "the training failed with exit status 1 twice at step 7"
     )
+
+
+def test_failing_otherwise_at_the_same_step_counts_only_against_the_restarts():
+    memory = NodeMemory()
+    for number, fingerprint in enumerate("abab"):
+        found = judge(failure(7, fingerprint=fingerprint), memory, num_restarts=number, max_restarts=4)
+        assert found == 2.0**number - 1.0
+    assert isinstance(judge(failure(7, fingerprint="b"), memory, num_restarts=4, max_restarts=9), GiveUp)
+
+
+def test_what_may_come_from_outside_counts_only_against_the_restarts():
+    memory = NodeMemory()
+    for number in range(3):
+        found = judge(failure(7, fingerprint=None), memory, num_restarts=number, max_restarts=3)
+        assert found == 2.0**number - 1.0
+    assert judge(failure(7, fingerprint=None), memory, num_restarts=3, max_restarts=3) == GiveUp(
+        "the training failed with exit status 1 at step 7, after 3 restarts"
+    )
+
+
+def test_the_scripts_own_error_is_known_again_after_what_came_from_outside():
+    memory = NodeMemory()
+    judge(failure(7), memory, num_restarts=0, max_restarts=9)
+    judge(failure(5, fingerprint=None), memory, num_restarts=1, max_restarts=9)
+    judge(failure(7, why=STUCK), memory, num_restarts=2, max_restarts=9)
+    assert isinstance(judge(failure(7), memory, num_restarts=3, max_restarts=9), GiveUp)
+
+
+def test_a_memory_of_an_earlier_version_counts_as_another_failure():
+    memory = NodeMemory(failed_at_step=7)
+    assert judge(failure(7), memory, num_restarts=1, max_restarts=9) == 1.0
 
 
 def test_a_step_further_counts_only_against_the_restarts():
@@ -59,7 +93,7 @@ def test_ranks_that_do_not_come_together_are_no_error_of_the_script_and_may_do_s
     assert judge(unconnected, memory, num_restarts=1, max_restarts=2) == 1.0
     found = judge(unconnected, memory, num_restarts=2, max_restarts=2)
     assert found == GiveUp("the training could not connect its ranks, after 2 restarts", permanent=False)
-    assert memory.failure_streak == 0
+    assert memory == NodeMemory()
 
 
 @pytest.mark.parametrize(
@@ -74,3 +108,55 @@ def test_ranks_that_do_not_come_together_are_no_error_of_the_script_and_may_do_s
 )
 def test_only_errors_of_connecting_are_taken_for_such(error, expected):
     assert has_connected(RankError(type=error[0], message=error[1])) is expected
+
+
+def error(message, *causes, kind="builtins.RuntimeError"):
+    return RankError(type=kind, message=message, causes=causes)
+
+
+@pytest.mark.parametrize("status", [128 + 1, 128 + 2, 128 + 9, 128 + 15])
+def test_a_signal_that_others_send_proves_nothing(status):
+    assert fingerprint_of(status, None) is None
+    assert fingerprint_of(status, error("mat1 and mat2 shapes cannot be multiplied")) is None
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        error("[Errno 28] No space left on device: 'out/model.pt'", kind="builtins.OSError"),
+        error("[Errno 122] Disk quota exceeded", kind="builtins.OSError"),
+        error("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
+        error("write(): fd 3 failed with No space left on device"),
+        error("I/O error: No space left on device (os error 28)", kind="safetensors.SafetensorError"),
+        error("cannot save", "no archive", "[Errno 28] No space left on device"),
+        error("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"),
+        error("NCCL error: ncclRemoteError: ...", kind="torch.distributed.DistBackendError"),
+        error("wait timeout", kind="torch.distributed.DistStoreError"),
+        error("[Errno 104] Connection reset by peer", kind="builtins.ConnectionResetError"),
+    ],
+)
+def test_a_full_disk_or_a_lost_connection_proves_nothing(reported):
+    assert fingerprint_of(1, reported) is None
+
+
+SHAPES = error("mat1 and mat2 shapes cannot be multiplied (16x32 and 31x1)")
+
+
+def test_the_same_error_is_known_again_with_other_numbers_and_whatever_its_status():
+    again = error(
+        "mat1 and mat2 shapes cannot be multiplied (16x32 and 29x1)\nat 0x7f03d8d3d790\n", "a cause"
+    )
+    assert fingerprint_of(1, SHAPES) == fingerprint_of(134, again) is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "other"),
+    [
+        (1, error("CUDA out of memory")),
+        (1, error(SHAPES.message, kind="builtins.ValueError")),
+        (1, None),
+        (139, None),
+    ],
+)
+def test_another_error_is_another_failure(status, other):
+    assert fingerprint_of(status, other) not in {fingerprint_of(1, SHAPES), fingerprint_of(3, None), None}

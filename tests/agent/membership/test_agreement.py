@@ -377,8 +377,8 @@ def test_a_restarted_agent_does_not_start_a_generation_twice(bench, make):
 
 def test_a_survivor_commits_where_the_last_part_came_from_a_node_that_died_before(bench, make):
     first, second = make(2, min=1, max=2)
-    bench.put_part(first.life.context.node, 0, 40)
-    bench.put_part(second.life.context.node, 1, 40)
+    bench.put_part(0, 40)
+    bench.put_part(1, 40)
     second.die()
     first.membership.await_commit(40)
     assert bench.commits() == (bench.id(1, 40),)
@@ -388,8 +388,8 @@ def test_a_survivor_commits_where_the_last_part_came_from_a_node_that_died_befor
 def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make):
     """It waited a minute for a commit that nobody could make, beside another that waited for the same."""
     first, second, third = make(3, min=2, max=3)
-    bench.put_part(first.life.context.node, 0, 40, world_size=3)
-    bench.put_part(second.life.context.node, 1, 40, world_size=3)
+    bench.put_part(0, 40, world_size=3)
+    bench.put_part(1, 40, world_size=3)
     third.die()
     began = time.monotonic()
     waiting = [threading.Thread(target=a.membership.await_commit, args=(40,)) for a in (first, second)]
@@ -405,12 +405,12 @@ def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make):
 def test_a_node_with_a_notice_is_waited_for_as_long_as_it_lives(bench, make, monkeypatch, wait_until):
     monkeypatch.setattr("cloudspot.agent.membership.drain_commit.COMMIT_SECONDS", 0.0)
     first, second = make(2, min=1, max=2)
-    bench.put_part(first.life.context.node, 0, 40)
+    bench.put_part(0, 40)
     second.notice(seconds=60.0)
     thread = threading.Thread(target=first.membership.await_commit, args=(40,))
     thread.start()
     thread.join(0.5)
     assert thread.is_alive()
-    bench.put_part(second.life.context.node, 1, 40)
+    bench.put_part(1, 40)
     thread.join(10.0)
     assert bench.commits() == (bench.id(1, 40),)

@@ -4,9 +4,11 @@ from datetime import datetime, timezone
 
 import pytest
 
+from cloudspot.cli import moving
 from cloudspot.cli.commands import resume as resume_module
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.copying import plan_copy, reserve
 from cloudspot.jobstore.job_lists import list_jobs, list_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader
@@ -89,12 +91,30 @@ def test_a_store_that_it_left_long_ago_says_where_it_is(jobs, other):
 def test_a_move_that_was_cut_short_is_finished_before_it_comes_back(jobs, other):
     jobs.stopped()
     jobs.run("reconcile")
+    reserve(plan_copy(jobs.store, JOB), jobs.store, other)
     moved = Moved(to=other.canonical_url, at=datetime.now(timezone.utc), writer="ab" * 8)
     assert Journal(jobs.store, JOB).append(moved, history(jobs.store).num_records + 1)
     refusal = move(jobs, jobs.store, status=1).stderr
     hint = f"cloudspot resume {JOB} --from {jobs.store.url} --store {other.canonical_url}"
     assert f"is on its way from {jobs.store.url} to {other.canonical_url}; first finish that" in refusal
     jobs.run(*hint.split()[1:])
+
+
+def test_the_same_url_on_another_computer_is_another_store(jobs, other):
+    """A directory's URL names one on each computer: both would let the job go on."""
+    jobs.stopped()
+    jobs.run("reconcile")
+    moved = Moved(to=other.canonical_url, at=datetime.now(timezone.utc), writer="ab" * 8)
+    assert Journal(jobs.store, JOB).append(moved, history(jobs.store).num_records + 1)
+    assert "is it another computer's directory?" in move(jobs, other, status=1).stderr
+    assert list_jobs(other) == ()
+
+
+def test_where_it_was_it_is_not_stopped_or_followed_either(jobs, other):
+    jobs.stopped()
+    move(jobs, other)
+    for command in ("stop", "attach"):
+        assert f"job {JOB} was moved; give --store {other.url}" in jobs.run(command, JOB, status=1).stderr
 
 
 def test_a_job_that_has_succeeded_says_so_before_anything_is_copied(jobs, other):
@@ -206,18 +226,18 @@ def test_killed_at_any_request_nothing_is_lost_or_runs_twice_and_the_next_try_fi
     """It takes the whole command: some 150 requests, each of which is the last of some try."""
     jobs.stopped()
     source = jobs.store
-    real = resume_module.open_named_store
+    real = moving.open_named_store
     fates = set()
     for calls in range(0, 1000, step):
         jobs.store = copied(source, f"file://{tmp_path}/source-{calls}")
         target = FileStore(f"{other.url}-{calls}")
         adopt_here(jobs)
         Dying.left = calls
-        monkeypatch.setattr(resume_module, "open_named_store", lambda url: Dying(real(url)))
+        monkeypatch.setattr(moving, "open_named_store", lambda url: Dying(real(url)))
         try:
             move(jobs, target)
         except Killed:
-            monkeypatch.setattr(resume_module, "open_named_store", real)
+            monkeypatch.setattr(moving, "open_named_store", real)
         else:
             break
         is_resumed = JOB in list_jobs(target) and target_is_resumed(target)

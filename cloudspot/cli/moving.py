@@ -1,0 +1,139 @@
+"""Takes an ended job away from its provider and its store, so that it may go on elsewhere and only there."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+
+from cloudspot.cli.config import named_store
+from cloudspot.cli.invocation import current_invocation
+from cloudspot.cli.jobs import Job, find_job, open_named_store
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.progressbar import transfer
+from cloudspot.cli.sharedoptions import STORE_VARIABLE
+from cloudspot.controller.ownership import adopt, store_label
+from cloudspot.errors import CloudspotError, JobNotFound, SpecError
+from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobstore import keys, manifests, resumption
+from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy, reserve
+from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.reader import write_summary
+from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.stored_records import find_meta
+from cloudspot.jobstore.submission import request_stop
+from cloudspot.model import InstanceState
+from cloudspot.story.report import summarise
+
+
+def find_resumable(
+    text: str, store_url: str | None, source_url: str | None
+) -> tuple[Job, ObjectStore | None]:
+    """Return the job, and the store to which it has to be moved first, if any.
+
+    It moves only if ``--store`` was given. ``source_url`` is what ``--from`` names.
+
+    Raises:
+        JobNotFound: it is in neither store.
+        SpecError: ``--from`` was given without ``--store``.
+    """
+    target = open_named_store(store_url)
+    chosen = current_invocation().chosen_store
+    is_asked = chosen is not None and chosen.origin.startswith("--store")
+    if source_url is not None and not is_asked:
+        raise SpecError("--from needs --store: the store to which the job moves")
+    if source_url is not None:
+        source = open_named_store(named_store(source_url, "--from").url)
+        return Job(source, find_job(source, text)), target
+    try:
+        job = Job(target, find_job(target, text))
+        elsewhere = job.history().moved_to
+    except JobNotFound:
+        variable = os.environ.get(STORE_VARIABLE)  # where it would have been looked for without --store
+        source = open_named_store(None if variable is None else named_store(variable, STORE_VARIABLE).url)
+        if not is_asked or source.canonical_url == target.canonical_url:
+            raise
+        return Job(source, find_job(source, text)), target
+    if elsewhere is None or elsewhere == target.canonical_url or not is_asked:
+        return job, None
+    # It was here before, and comes back.
+    source = open_named_store(elsewhere)
+    try:
+        return Job(source, find_job(source, job.id)), target
+    except JobNotFound:
+        here = target.url
+        raise CloudspotError(
+            f"job {job.id} is on its way from {here} to {elsewhere}; first finish that with: "
+            f"cloudspot resume {job.id} --from {here} --store {elsewhere}"
+        ) from None
+
+
+def leave_provider(job: Job, *, is_moving: bool) -> None:
+    """Make sure that nothing of the job is left where no driver would look any more.
+
+    Its drivers ask only the provider with the options of the newest submission, in one store. A job that has
+    not ended, as it waits for a machine, is stopped before it moves to another store.
+
+    Raises:
+        CloudspotError: a machine of it still runs.
+        TransientError: the provider could not release what the job used; try again.
+    """
+    history = job.history()
+    if history.moved_to is not None:
+        return  # An earlier try has come further.
+    name = job.provider.name
+    output.echo(f"waiting until nothing of job {job.id} is left on {name}", error=True)
+    if history.finished is None and is_moving:
+        output.echo(f"stopping job {job.id}, which waits for a machine, before it moves", error=True)
+        request_stop(job.store, job.id, "user", resumption=history.submission.resumption)
+    if history.finished is not None or is_moving:
+        job.controller().run_until_finished()
+    provisioner = job.provider.provisioner()
+    listed = provisioner.instances(job_id=job.id)
+    live = [one.id for one in listed if one.state is not InstanceState.ENDED]
+    if live:
+        raise CloudspotError(
+            f"machines of job {job.id} still run on {name}: {', '.join(live)}; try again when they have ended"
+        )
+    provisioner.release(job.id, store_url=store_label(job.store))
+
+
+def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
+    """Copy the ended job to another store, the only one that may resume it from then on; return it there.
+
+    Raises:
+        CloudspotError: the target cannot take it, which is found before anything is decided; or something has
+            happened to the job since.
+    """
+    history = job.history()
+    is_repeated = history.moved_to == target.canonical_url
+    if is_repeated and find_meta(target, keys.index(job.id)) is None:
+        raise CloudspotError(
+            f"job {job.id} was moved to {target.url}, and is not there: is it another computer's directory?"
+        )
+    if history.generations and not is_repeated:
+        # What was uploaded whole, and not committed, as its node was lost.
+        manifests.complete(job.store, job.id, history.generations[-1].number)
+    plan = plan_copy(job.store, job.id)
+    output.echo(f"copying job {job.id} to {target.url}: {describe_copy(plan)}", error=True)
+    if not isinstance(job.log_sink, ObjectStoreLogSink):
+        output.warn(
+            f"the log up to now is not copied; read it with: cloudspot logs {job.id} --store {job.store.url}"
+        )
+    reserve(plan, job.store, target)
+    if not resumption.move_away(job.store, history, target):
+        raise CloudspotError(resumption.CHANGED.format(job.id))
+    # As in the other store: a job of this computer stays one.
+    adopt(target, provider, job.id, history.submission_sha256)
+    damaged: set[CheckpointId] = set()
+    while True:
+        plan = plan_copy(job.store, job.id, damaged=damaged)
+        for one in plan.skipped:
+            output.warn(f"checkpoint {one.checkpoint} is left out: {one.reason}")
+        try:
+            with transfer("copying the job", plan.num_bytes) as progress:
+                copy(plan, job.store, target, progress=progress)
+        except DamagedCheckpoint as error:
+            damaged.add(error.checkpoint)
+            continue
+        write_summary(job.store, summarise(job.history(), datetime.now(timezone.utc)))
+        return Job(target, job.id)
