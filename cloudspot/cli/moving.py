@@ -58,13 +58,15 @@ def find_resumable(
     # It was here before, and comes back.
     source = open_named_store(elsewhere)
     try:
-        return Job(source, find_job(source, job.id)), target
+        job = Job(source, find_job(source, job.id))
+        job.history()
     except JobNotFound:
         here = target.url
         raise CloudspotError(
             f"job {job.id} is on its way from {here} to {elsewhere}; first finish that with: "
             f"cloudspot resume {job.id} --from {here} --store {elsewhere}"
         ) from None
+    return job, target
 
 
 def leave_provider(job: Job, *, is_moving: bool) -> None:

@@ -13,12 +13,18 @@ from typing import Any
 from cloudspot.train.distributed import Store, World
 from cloudspot.train.handoff import read_drain
 from cloudspot.train.interval import Pace
+from cloudspot.train.rewind import Rewindable
 from cloudspot.train.rounds import Rounds
+from cloudspot.train.save_order import SaveOrder
+from cloudspot.train.uncaught_errors import leave_at_once
 
 PART_SECONDS = 10.0
 """How long rank 0, which hosts the store, waits for the others before it leaves."""
+REWOUND_SECONDS = 2.0
+"""How long a main thread that may wait for another rank has to come to a place where it can leave."""
 _JOIN_SECONDS = 5.0
 _PART_POLL_SECONDS = 0.005
+_LEAVE_POLL_SECONDS = 0.05
 
 
 class Link:
@@ -33,6 +39,7 @@ class Link:
         world: World,
         can_save: Callable[[], bool],
         room: Callable[[], int],
+        rewindable: Rewindable,
     ) -> None:
         """Take part from the first boundary on, and keep ``server`` alive."""
         self.handoff = handoff
@@ -44,6 +51,7 @@ class Link:
             clock=time.monotonic,
             can_save=can_save,
             room=room,
+            rewindable=rewindable,
         )
         self.is_draining = False
         self.drain_guard = math.inf
@@ -66,10 +74,11 @@ class Link:
         if self._pace is not None and stall_seconds is not None:
             self._pace.saved(time.monotonic(), stall_seconds=stall_seconds)
 
-    def complete(self) -> None:
-        """Say that the end of the loop was reached: this rank serves no round any more."""
-        self._complete = True
-        self.rounds.finish()
+    def complete(self) -> SaveOrder | None:
+        """Say that the end of the loop was reached: this rank serves no round, but may have to leave."""
+        order = self.rounds.finish()
+        self._complete = order is None
+        return order
 
     def part(self, *, agreed: bool) -> None:
         """End the thread; after an agreed drain rank 0 lets the others go first."""
@@ -108,6 +117,17 @@ class Link:
                 self._pace.asked(time.monotonic())
                 self.rounds.request_interval()
             self.rounds.wait(self.rounds.poll())
+            if self.rounds.is_rewound:
+                self._leave_for_main()
+
+    def _leave_for_main(self) -> None:
+        """End the process if the main thread does not, as where it waits for a rank that has left."""
+        until = min(time.monotonic() + REWOUND_SECONDS, self.drain_guard)
+        while not self._stopping and time.monotonic() < until:
+            self.rounds.wait(_LEAVE_POLL_SECONDS)
+        if not self._stopping:
+            self._await_others("left", until=min(time.monotonic() + PART_SECONDS, self.drain_guard))
+            leave_at_once()
 
     def _look_for_drain(self) -> None:
         try:

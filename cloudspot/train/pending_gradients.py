@@ -46,6 +46,11 @@ class PendingGradients:
         """Whether the step under way has changed the state: True if no tracked optimizer could tell."""
         return self._has_stepped or not self._watched
 
+    @property
+    def is_stepped(self) -> bool:
+        """Whether a tracked optimizer has stepped in the step under way."""
+        return self._has_stepped
+
     def end_step(self) -> bool:
         """Note that a step has ended; return whether all state of the training can be saved now."""
         self._has_stepped = False

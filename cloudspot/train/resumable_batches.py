@@ -290,8 +290,22 @@ class ResumedLoader:
         self._on_iter = on_iter
         self.has_fetched = False
         """Whether a batch was fetched."""
+        self.num_uses = 0
+        """How often it was iterated, and a batch fetched."""
+
+    def state_at(self, num_uses: int) -> Any:
+        """Return the loader's state after so many uses.
+
+        Raises:
+            SessionError: there were more.
+        """
+        state = self._loader.state_dict()
+        if self.num_uses != num_uses:
+            raise SessionError("a batch was fetched from run.dataloader")
+        return state
 
     def __iter__(self) -> Iterator[Any]:
+        self.num_uses += 1
         try:
             return _Fetches(self, self._iterate())
         finally:
@@ -322,6 +336,7 @@ class _Fetches:
 
     def __next__(self) -> Any:
         self._loader.has_fetched = True
+        self._loader.num_uses += 1
         return next(self._batches)
 
 

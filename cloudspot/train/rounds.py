@@ -12,6 +12,9 @@ arrives at boundaries, its background thread talks to the store. For round r:
 3. Rank 0 writes ``decision/r`` once, by compare_set: the highest promise, or that the round is off.
 4. Each main thread goes on to the decided boundary and no further, and serves the round there.
 
+A script may ask between two boundaries whether it has to leave (``check``). Once it has, a drain's boundary
+is served only when all ranks have arrived there, and until then all may rewind: see ``rewind``.
+
 At the end of the loop finishing wins: a rank that has finished serves nothing and says so in
 ``finished/<rank>``; a decision at or beyond the end is then served by nobody. A rank whose script has left
 the loop early says in ``left/<rank>`` after how many steps, and waits until all have.
@@ -23,23 +26,18 @@ import json
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from cloudspot.train.distributed import Store
-
-INTERVAL = "interval"
-DRAIN = "drain"
+from cloudspot.train.presiding import Presiding
+from cloudspot.train.rewind import Rewind, Rewindable
+from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder
+from cloudspot.train.step_seconds import StepSeconds
 
 POLL_SECONDS = 0.025
 """Between two looks while no round is open."""
 FAST_POLL_SECONDS = 0.004
 """Between two looks while a round is open."""
-LOOKAHEAD_SECONDS = 0.1
-"""About how long the ranks need to agree."""
-MAX_LOOKAHEAD_STEPS = 64
-INTERVAL_GUARD_SECONDS = 20.0
-"""An interval round is called off when a rank has not answered by then."""
 SILENCE_SECONDS = 60.0
 """A main thread that has waited this long for a decision takes the store for lost, but never before the
 round's guard has passed."""
@@ -50,24 +48,11 @@ _GRACE_SECONDS = 1.0
 """How long after a round's guard the other ranks wait for rank 0 to call it off."""
 
 
-@dataclass(frozen=True)
-class SaveOrder:
-    """What a main thread must do at a boundary: save there and go on, or save and leave."""
-
-    kind: str
-    step: int | None
-    """The boundary; None: leave now, without a save."""
-    avoid: frozenset[int] = frozenset()
-    """Ranks whose machines are about to go."""
-    rooms: tuple[int, ...] = ()
-    """Bytes that each rank's slots hold, by rank: all ranks must plan with the same numbers."""
-
-
 class Rounds:
     """One rank's part in the rounds.
 
-    The main thread calls ``begin``, ``served`` and ``finish``. The background thread calls ``poll``
-    repeatedly, and ``request_drain`` and ``request_interval``.
+    The main thread calls ``begin``, ``check``, ``served`` and ``finish``. The background thread calls
+    ``poll`` repeatedly, and ``request_drain`` and ``request_interval``.
     """
 
     def __init__(
@@ -80,12 +65,13 @@ class Rounds:
         clock: Callable[[], float],
         can_save: Callable[[], bool] = lambda: True,
         room: Callable[[], int] = lambda: 0,
+        rewindable: Rewindable | None = None,
     ) -> None:
         """Join the rounds of a process group; ``start`` is the first boundary of the main thread.
 
         No other thread uses ``store``, this rank's own connection, while ``poll`` runs. ``clock`` returns
         monotonic seconds, ``can_save`` whether an interval save would find a free slot here, and ``room`` how
-        many bytes each of this rank's slots holds.
+        many bytes each of this rank's slots holds. ``rewindable`` saves at boundaries behind.
         """
         self.store = store
         """For others' use only after the background thread has ended."""
@@ -94,6 +80,7 @@ class Rounds:
         self._clock = clock
         self._can_save = can_save
         self._room = room
+        self._rewindable = rewindable
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         # Under the step lock:
@@ -102,6 +89,13 @@ class Rounds:
         self._order: SaveOrder | None = None
         self._finished = False
         self._lost = False
+        self._is_serving = False
+        self._has_arrived = False  # at the boundary of an order, where it waits for the others
+        self._goes_ahead = False  # all have
+        self._limit: int | None = None  # in a rewind: no order is served, no boundary after it passed
+        self._is_held_by_rewind = False
+        self._asks = False  # the main thread waits in ``check``
+        self._has_checked = False
         self._left: dict[int, int] = {}  # where ranks have left the loop early
         self._is_leaving = False
         # The background thread's own:
@@ -109,16 +103,24 @@ class Rounds:
         self._state = "idle"  # idle, promised, ordered
         self._opening: dict[str, Any] = {}
         self._round_guard = math.inf
-        self._opened = -1  # rank 0: the last round opened
-        self._promises: dict[int, dict[str, Any]] = {}
         self._told_finished = False
         self._told_left = False
-        self._wants_interval = False
         self._over = False  # some rank has finished: no round can be served by all
         self._drain_guard: float | None = None
         self._drain_notice = False
         self._told_drain = False
-        self._step_seconds = _StepSeconds(start, clock)
+        self._step_seconds = StepSeconds(start, clock)
+        self._presiding: Presiding | None = None
+        if rank == 0:
+            self._presiding = Presiding(store, world_size, clock, self._step_seconds)
+        self._rewind = self._new_rewind(0)
+        self._has_saved = False  # in this round
+        self._served_rewind: Rewind | None = None  # of the last round in which it has
+        self._decided: tuple[frozenset[int], tuple[int, ...]] = frozenset(), ()
+        self._waits_for_all = False
+        self._can_rewind = False
+        """Whether a drain is wanted whose boundary ahead is decided, or about to be."""
+        self._wanted_guard: float | None = None
 
     # --- the main thread ------------------------------------------------------------------------
 
@@ -138,9 +140,11 @@ class Rounds:
         looks_left = math.ceil(SILENCE_SECONDS / _WAIT_SECONDS)
         with self._changed:
             while not self._may_pass(step):
-                if self._order is not None:
+                if self._order is not None and self._may_serve(self._order):
+                    self._is_serving = True
                     return self._order
-                if looks_left <= 0 and self._clock() > self._round_guard + _GRACE_SECONDS:
+                is_late = self._clock() > self._round_guard + _GRACE_SECONDS
+                if looks_left <= 0 and is_late and self._limit is None:
                     self._lose()
                 else:
                     looks_left -= 1
@@ -149,31 +153,73 @@ class Rounds:
             return None
 
     def _may_pass(self, step: int) -> bool:
+        if self._limit is not None:
+            return step <= self._limit
         if self._hold is None:
             return True
         if self._order is None:
             return step < self._hold
-        if self._order.step is None:
+        if self._order.step is None or self._order.kind == REWOUND:
             return False
         assert step <= self._order.step, f"boundary {step} lies beyond the decided {self._order.step}"
         return step < self._order.step
+
+    def _may_serve(self, order: SaveOrder) -> bool:
+        """Return whether an order can be carried out now; else note that this rank has arrived."""
+        if self._limit is not None:
+            return False
+        if order.kind != DRAIN or order.step is None or not self._waits_for_all or self._goes_ahead:
+            return True
+        self._has_arrived = True
+        return self._lost or self._clock() > self._round_guard
+
+    def check(self) -> SaveOrder | None:
+        """Between two boundaries: return the order to leave, if a drain stands and all ranks have rewound.
+
+        Waits until that is decided.
+        """
+        self._has_checked = True
+        if not self._can_rewind:
+            return None
+        with self._changed:
+            self._asks = True
+            try:
+                while self._may_rewind():
+                    self._changed.wait(_WAIT_SECONDS)
+            finally:
+                self._asks = False
+            order = self._order
+            return order if order is not None and _is_to_leave_now(order) else None
+
+    def _may_rewind(self) -> bool:
+        """Return whether ``check`` has to wait."""
+        if self._limit is not None:
+            return True  # the others may be about to leave
+        is_leaving = self._order is not None and _is_to_leave_now(self._order)
+        return self._can_rewind and not is_leaving and not self._finished and not self._lost
 
     def served(self) -> None:
         """Note that the order is carried out and the training goes on."""
         with self._changed:
             self._order = None
             self._hold = None
+            self._is_serving = False
 
-    def finish(self) -> None:
-        """Note that the loop has ended here: this rank serves no more rounds."""
+    def finish(self) -> SaveOrder | None:
+        """Note that the loop has ended here: this rank serves no more rounds, unless it is told to leave."""
         with self._changed:
+            while self._limit is not None:
+                self._changed.wait(_WAIT_SECONDS)
+            if self._order is not None and self._order.kind == REWOUND:
+                return self._order
             self._finished = True
             self._order = None
             self._hold = None
             self._changed.notify_all()
+            return None
 
-    def leave(self, step: int, *, until: Callable[[], float]) -> dict[int, int]:
-        """Serve no more rounds, because the script has left the loop after so many steps.
+    def leave(self, step: int, *, until: Callable[[], float]) -> dict[int, int] | SaveOrder:
+        """Serve no more rounds, as the script has left the loop after so many steps; it may be told to leave.
 
         Returns after how many each rank has left, as far as that is known when all have or ``until()`` (a
         monotonic moment) has come.
@@ -181,7 +227,9 @@ class Rounds:
         with self._changed:
             self._left[self._rank] = step
             self._is_leaving = True
-        self.finish()
+        order = self.finish()
+        if order is not None:
+            return order
         with self._changed:
             while len(self._left) < self._world_size and not self._lost and self._clock() < until():
                 self._changed.wait(_LEAVE_WAIT_SECONDS)
@@ -192,6 +240,21 @@ class Rounds:
     def guard(self) -> float:
         """The monotonic moment after which the current round's save is of no use."""
         return min(self._round_guard, math.inf if self._drain_guard is None else self._drain_guard)
+
+    def has_rewound(self) -> bool:
+        """Return whether the state at a boundary behind is sealed, so that nothing that comes now counts.
+
+        Waits until that is known.
+        """
+        with self._changed:
+            while self._limit is not None:
+                self._changed.wait(_WAIT_SECONDS)
+            return self._order is not None and self._order.kind == REWOUND
+
+    @property
+    def is_rewound(self) -> bool:
+        """As ``has_rewound``, without waiting."""
+        return self._state == "rewound"
 
     @property
     def is_lost(self) -> bool:
@@ -220,7 +283,8 @@ class Rounds:
 
     def request_interval(self) -> None:
         """Ask for an interval save; rank 0 only."""
-        self._wants_interval = True
+        assert self._presiding is not None
+        self._presiding.wants_interval = True
 
     @property
     def is_idle(self) -> bool:
@@ -239,7 +303,9 @@ class Rounds:
             # Rank 0, which hosts the store, is gone: the main thread goes on until its next collective fails.
             with self._changed:
                 self._lose()
-        return POLL_SECONDS if self._state == "idle" else FAST_POLL_SECONDS
+        # An interval save that is decided may be ahead for long, while the script evaluates.
+        is_slow = self._state == "idle" or (self._state == "ordered" and self._opening["kind"] == INTERVAL)
+        return POLL_SECONDS if is_slow and self._limit is None else FAST_POLL_SECONDS
 
     def _advance(self) -> bool:
         """Take the next steps of the protocol that are possible; return whether there may be more."""
@@ -255,10 +321,10 @@ class Rounds:
             return False  # rank 0 may end before us, and the store with it
         if self._drain_guard is not None and not self._told_drain:
             self._told_drain = True
-            if self._rank != 0:
+            if self._world_size > 1:
                 self.store.set("want/drain", json.dumps(self._drain_guard - self._clock()))
-        if self._rank == 0:
-            self._preside()
+        if self._presiding is not None:
+            self._preside(self._presiding)
         self._take_part()
         return before != (self._round, self._state)
 
@@ -274,30 +340,12 @@ class Rounds:
 
     # --- rank 0 opens and decides ---------------------------------------------------------------
 
-    def _preside(self) -> None:
-        if self._opened < self._round and self._state == "idle":
-            if not self._finished and not self._over:
-                self._open()
-        elif self._opened == self._round and self._state == "promised":
-            self._decide()
-
-    def _open(self) -> None:
-        wanted = self._wanted_drain_guard()
-        if wanted is not None:
-            kind, guard = DRAIN, wanted
-        elif self._wants_interval:
-            self._wants_interval = False
-            kind, guard = INTERVAL, self._clock() + INTERVAL_GUARD_SECONDS
-        else:
-            return
-        opening = {
-            "kind": kind,
-            "remaining": guard - self._clock(),
-            "lookahead": self._step_seconds.lookahead(kind),
-        }
-        self._promises = {}
-        self._opened = self._round
-        self.store.set(f"round/{self._round}", json.dumps(opening))
+    def _preside(self, presiding: Presiding) -> None:
+        if presiding.has_opened(self._round):
+            if self._state == "promised":
+                presiding.decide(self._round, guard=self._round_guard, wanted=self._wanted_drain_guard)
+        elif self._state == "idle" and not self._finished and not self._over:
+            presiding.open(self._round, drain_guard=self._wanted_drain_guard())
 
     def _wanted_drain_guard(self) -> float | None:
         if self._drain_guard is not None:
@@ -307,51 +355,94 @@ class Rounds:
             return self._clock() + float(json.loads(self.store.get("want/drain")))
         return None
 
-    def _decide(self) -> None:
-        number, kind = self._round, self._opening["kind"]
-        for rank in range(self._world_size):
-            if rank in self._promises:
-                continue
-            if self.store.check([f"promise/{number}/{rank}"]):
-                self._promises[rank] = json.loads(self.store.get(f"promise/{number}/{rank}"))
-            elif self.store.check([f"finished/{rank}"]):
-                self._promises[rank] = {"step": None, "ready": False, "notice": False}
-        complete = len(self._promises) == self._world_size
-        impatient = kind == INTERVAL and self._wanted_drain_guard() is not None
-        if not complete and not impatient and self._clock() <= self._round_guard:
-            return
-        promises = self._promises.values()
-        if not complete:
-            decision: dict[str, Any] = {"outcome": "abandon"}
-        elif any(promise["step"] is None for promise in promises):
-            decision = {"outcome": "finish"}
-        elif kind == INTERVAL and not all(promise["ready"] for promise in promises):
-            decision = {"outcome": "abandon"}
-        else:
-            decision = {
-                "outcome": "save",
-                "step": max(promise["step"] for promise in promises),
-                "avoid": [rank for rank, promise in self._promises.items() if promise["notice"]],
-                "rooms": [self._promises[rank]["room"] for rank in range(self._world_size)],
-            }
-        self.store.compare_set(f"decision/{number}", "", json.dumps(decision))
-
     # --- every rank promises and obeys ----------------------------------------------------------
 
     def _take_part(self) -> None:
         number = self._round
-        if self._state == "idle":
-            unopened = self._rank == 0 and self._opened < number
-            if not unopened and self.store.check([f"round/{number}"]):
+        if self._served_rewind is not None and self._served_rewind.look():
+            # Others have the interval save ahead that this rank has made.
+            self._turn_back(self._served_rewind)
+        elif self._state == "idle":
+            is_unopened = self._presiding is not None and not self._presiding.has_opened(number)
+            if not is_unopened and self.store.check([f"round/{number}"]):
                 self._promise(json.loads(self.store.get(f"round/{number}")))
         elif self._state == "promised":
             if self.store.check([f"decision/{number}"]):
                 self._obey(json.loads(self.store.get(f"decision/{number}")))
             elif self._clock() > self._round_guard + _GRACE_SECONDS:
                 self.store.compare_set(f"decision/{number}", "", json.dumps({"outcome": "abandon"}))
-        elif self._hold is None:  # ordered, and the main thread has served it (or has finished)
-            self._state = "idle"
-            self._round += 1
+        elif self._state == "ordered":
+            if self._hold is None:
+                # The main thread has served it (or has finished).
+                self._state = "idle"
+                if self._has_saved:
+                    self._served_rewind = self._rewind
+                self._round += 1
+                self._rewind = self._new_rewind(self._round)
+                self._can_rewind = False
+            elif self._order is not None:
+                self._wait_for_all()
+                self._offer_rewind()
+
+    # --- between two boundaries -----------------------------------------------------------------
+
+    def _new_rewind(self, number: int) -> Rewind:
+        ranks = {"rank": self._rank, "world_size": self._world_size}
+        return Rewind(self.store, number, **ranks, rewindable=self._rewindable)
+
+    def _wait_for_all(self) -> None:
+        """Let the main threads serve a boundary ahead when all have arrived there."""
+        if self._waits_for_all and self._has_arrived and not self._goes_ahead and self._rewind.arrive():
+            with self._changed:
+                self._goes_ahead, self._can_rewind = True, False
+                self._changed.notify_all()
+
+    def _offer_rewind(self) -> None:
+        if self._opening["kind"] == INTERVAL and self._has_checked and not self._can_rewind:
+            wanted = self._wanted_drain_guard()
+            if wanted is not None:
+                self._wanted_guard = wanted
+                self._can_rewind = not self._rewind.is_off
+        if self._asks and self._rewind.asked is None and not self._rewind.is_off:
+            self._rewind.ask(self._next - 1)
+        if self._rewind.look():
+            self._turn_back(self._rewind)
+
+    def _turn_back(self, rewind: Rewind) -> None:
+        """Take part in a rewind, with the main thread held after the boundary that was asked for."""
+        with self._changed:
+            if self._is_serving and self._order is not None and self._order.kind == INTERVAL:
+                return  # it goes on in a moment
+            self._limit = rewind.asked
+            if self._hold is None:
+                self._hold, self._is_held_by_rewind = self._next, True
+            can_stand = not self._finished and not self._is_serving
+        boundary = rewind.advance(
+            can_stand=can_stand,
+            is_late=self._clock() > self.rewind_guard,
+            avoid=self._decided[0],
+            rooms=self._decided[1],
+        )
+        if boundary is not None:
+            with self._changed:
+                self._order = SaveOrder(REWOUND, boundary, *self._decided)
+            self._state = "rewound"
+        elif self._clock() > self.rewind_guard + _GRACE_SECONDS:
+            rewind.is_off = True
+        if boundary is not None or rewind.is_off:
+            with self._changed:
+                self._limit, self._can_rewind = None, boundary is not None
+                if self._is_held_by_rewind:
+                    self._hold, self._is_held_by_rewind = None, False
+                self._changed.notify_all()
+
+    @property
+    def rewind_guard(self) -> float:
+        """The monotonic moment after which a save at a boundary behind is of no use."""
+        known = [self._drain_guard, self._wanted_guard]
+        if self._state != "idle" and self._opening["kind"] == DRAIN:
+            known.append(self._round_guard)
+        return min((guard for guard in known if guard is not None), default=math.inf)
 
     def _promise(self, opening: dict[str, Any]) -> None:
         self._opening = opening
@@ -362,7 +453,14 @@ class Rounds:
         with self._changed:
             step = None if self._finished else self._next + opening["lookahead"]
             self._hold = step
-        promise = {"step": step, "ready": ready, "notice": self._drain_notice, "room": self._room()}
+            self._can_rewind = opening["kind"] == DRAIN
+        promise = {
+            "step": step,
+            "ready": ready,
+            "notice": self._drain_notice,
+            "room": self._room(),
+            "checks": self._has_checked,
+        }
         self._state = "promised"
         self.store.set(f"promise/{self._round}/{self._rank}", json.dumps(promise))
 
@@ -372,8 +470,10 @@ class Rounds:
         if decision["outcome"] == "save":
             avoid, rooms = frozenset(decision["avoid"]), tuple(decision["rooms"])
             order = SaveOrder(kind, decision["step"], avoid, rooms)
+            self._decided, self._waits_for_all = (avoid, rooms), kind == DRAIN and decision["waits"]
         elif decision["outcome"] == "abandon" and kind == DRAIN:
             order = SaveOrder(kind, None)
+        self._has_saved = decision["outcome"] == "save"
         self._over = decision["outcome"] == "finish"
         with self._changed:
             if order is None:
@@ -387,6 +487,7 @@ class Rounds:
 
     def _lose(self) -> None:
         self._lost = True
+        self._limit = None
         if self._order is None:
             self._hold = None
         self._changed.notify_all()
@@ -400,27 +501,5 @@ class Rounds:
                 self._changed.notify_all()
 
 
-class _StepSeconds:
-    """How long a step takes, as seen from the background thread."""
-
-    def __init__(self, start: int, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._seen: tuple[float, int] = (clock(), start)
-        self._seconds: float | None = None
-
-    def observe(self, step: int) -> None:
-        now = self._clock()
-        then, seen = self._seen
-        if now - then >= 1.0 or step - seen >= MAX_LOOKAHEAD_STEPS:
-            if step > seen:
-                self._seconds = (now - then) / (step - seen)
-            self._seen = (now, step)
-
-    def lookahead(self, kind: str) -> int:
-        """Return how many boundaries the ranks may pass while they agree."""
-        if self._seconds is None:
-            return 0
-        steps = LOOKAHEAD_SECONDS / max(self._seconds, 1e-6)
-        # A drain has no time to waste; for an interval save another step does not matter.
-        wanted = math.floor(steps) if kind == DRAIN else math.ceil(steps)
-        return min(wanted, MAX_LOOKAHEAD_STEPS)
+def _is_to_leave_now(order: SaveOrder) -> bool:
+    return order.kind == REWOUND or order.step is None

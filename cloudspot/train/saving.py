@@ -5,19 +5,29 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from cloudspot.train import checkpoint
 from cloudspot.train.arena import Arena, Slot
+from cloudspot.train.boundary_marks import Description
 from cloudspot.train.handoff import SEAL_FORMAT, write_json
 from cloudspot.train.partition import Item, Plan, plan
-from cloudspot.train.rounds import INTERVAL, SaveOrder
+from cloudspot.train.save_order import INTERVAL, SaveOrder
 from cloudspot.train.tree import Json
 
 _SLOT_POLL_SECONDS = 0.01
 
-Describe = Callable[[], tuple[Mapping[str, Json], Mapping[str, Json]]]
-"""Returns what a save holds beside the objects' state: what all ranks share, and this rank's own."""
+Describe = Callable[[], Description]
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A part that is in its slot and not sealed yet."""
+
+    slot: Slot
+    content: dict[str, Json]
+    """The seal."""
 
 
 class Saver:
@@ -29,6 +39,7 @@ class Saver:
         self._world = arena.world
         self._planned_for: tuple[Any, ...] | None = None
         self._plan: Plan | None = None
+        self._lock = threading.RLock()  # a copy may be made beside the main thread
         self._claiming: threading.Thread | None = None
         self._claim_error: Exception | None = None
         self.sealed_step: int | None = None
@@ -40,6 +51,10 @@ class Saver:
 
         Where memory is plentiful, the slots have room for this rank's part when all other nodes are to go.
         """
+        with self._lock:
+            self._prepare(items)
+
+    def _prepare(self, items: tuple[Item, ...]) -> None:
         rank, num_local = self._world.rank, self._world.local_world_size
         first = rank - self._world.local_rank
         others = frozenset(range(self._world.world_size)) - frozenset(range(first, first + num_local))
@@ -70,14 +85,45 @@ class Saver:
     ) -> float | None:
         """Copy and seal this rank's part; return the seconds that took, or None without a slot.
 
+        The arguments and errors are those of ``copy``. With ``is_held``, the agent uploads the part only if
+        this process ends with status 0.
+        """
+        copied = self.copy(objects, order, step=step, describe=describe, deadline=deadline)
+        if copied is None:
+            return None
+        self.seal(copied, is_held=is_held)
+        seconds: float = copied.content["stall_seconds"]
+        return seconds
+
+    def copy(
+        self,
+        objects: Mapping[str, Any],
+        order: SaveOrder,
+        *,
+        step: int,
+        describe: Describe,
+        deadline: Callable[[], float] | None,
+    ) -> Copied | None:
+        """Copy this rank's part into a slot, where it stays until the next copy; return None without a slot.
+
         ``step`` is the boundary: how many steps are in the state. ``describe`` is called once, when a slot is
         found. ``deadline`` is called repeatedly and returns until when (monotonic) to wait for a slot, taking
-        back an upload that has not started; None: do not wait. With ``is_held``, the agent uploads the part
-        only if this process ends with status 0.
+        back an upload that has not started; None: do not wait.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.
         """
+        with self._lock:
+            return self._copy(objects, order, step, describe, deadline)
+
+    def _copy(
+        self,
+        objects: Mapping[str, Any],
+        order: SaveOrder,
+        step: int,
+        describe: Describe,
+        deadline: Callable[[], float] | None,
+    ) -> Copied | None:
         if self._claiming is not None:
             if self._claiming.is_alive():
                 self._arena.hurry()
@@ -88,7 +134,8 @@ class Saver:
         if slot is None:
             return None
         started = time.monotonic()
-        shared, rank_state = describe()
+        description = describe()
+        rank_state = description.flatten_rank_state()
         state = checkpoint.take(objects)
         table = self._plan_for(state.items, order.avoid, order.rooms)
         rank = self._world.rank
@@ -108,19 +155,21 @@ class Saver:
             "nbytes": nbytes,
             "plan": table.digest,
             "items": [placement.to_json() for placement in placements],
-            "objects": {"state": state.objects, "models": list(state.models), **shared},
+            "objects": {"state": state.objects, "models": list(state.models), **description.shared},
             "rank_state": rank_state,
             "stall_seconds": seconds,
-            "sealed_at_unix": time.time(),
         }
-        path = self._arena.seal_path(step, is_held=is_held)
-        slot.seal = path
-        write_json(path, seal)
-        self.sealed_step = step
         if must_grow and order.kind == INTERVAL:
             # The state has grown since the slots were claimed: grow the other slot before a drain needs it.
             self.prepare(state.items)
-        return seconds
+        return Copied(slot, seal)
+
+    def seal(self, copied: Copied, *, is_held: bool = False) -> None:
+        """Give a copy to the agent."""
+        step = copied.content["step"]
+        copied.slot.seal = path = self._arena.seal_path(step, is_held=is_held)
+        write_json(path, {**copied.content, "sealed_at_unix": time.time()})
+        self.sealed_step = step
 
     def close(self) -> None:
         """Stop warming the arena; what is sealed stays for the agent."""

@@ -9,15 +9,18 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Mapping, MutableSequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cloudspot.train import checkpoint, handoff, sigterm
 from cloudspot.train.arena import Arena
+from cloudspot.train.boundary_marks import BoundaryMarks, Mark
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.link import Link
-from cloudspot.train.rounds import DRAIN, SaveOrder
-from cloudspot.train.saving import Describe, Saver
+from cloudspot.train.save_order import DRAIN, REWOUND, SaveOrder
+from cloudspot.train.saving import Copied, Describe, Saver
+from cloudspot.train.uncaught_errors import expecting_errors
 
 _log = logging.getLogger("cloudspot")
 
@@ -29,12 +32,17 @@ FINAL_SLOT_SECONDS = 3600.0
 """How long the end of the loop waits for a slot while both are being uploaded and nothing drains."""
 LEAVE_SECONDS = 120.0
 """How long a rank whose script leaves the loop early waits for the others to do so."""
+SETTLE_SECONDS = 0.05
+"""After a copy beside the main thread, a write that had begun before has become visible by then."""
 LAST_PREPARE_STEPS = 64
 """After this many steps the arena is claimed even if an optimizer still has no state."""
 
 
 class Service:
-    """Serves the agent of one hand-off directory; the main thread calls everything here."""
+    """Serves the agent of one hand-off directory; the main thread calls everything here.
+
+    Except the part of ``Rewindable``, which the background thread calls.
+    """
 
     def __init__(
         self, directory: Path, *, world: World, objects: Mapping[str, Any], start: int, describe: Describe
@@ -58,6 +66,10 @@ class Service:
             world=world,
         )
         self._saver = Saver(arena)
+        self._marks = BoundaryMarks(objects)
+        self._standing: dict[int, Mark] = {}
+        self._sealed_boundary: int | None = None
+        self._rewound: tuple[Mark, Copied | None] | None = None
         # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
         """The step at which to call ``prepare``."""
@@ -78,7 +90,10 @@ class Service:
             world=world,
             can_save=self._saver.can_save,
             room=self._saver.room,
+            rewindable=self,
         )
+        self._closing = ExitStack()
+        self._closing.enter_context(expecting_errors(self._has_rewound))
         self._link.start()
         self.rounds = self._link.rounds
         """To be asked at each boundary."""
@@ -108,10 +123,10 @@ class Service:
         self.prepare_at = -1
         self._saver.prepare(checkpoint.take(self._objects).items)
 
-    def pass_boundary(self, step: int, *, may_save: bool = True) -> None:
+    def pass_boundary(self, step: int, *, is_end_of_epoch: bool = False) -> None:
         """Carry out the orders that stand at a boundary, until it is passed; ``step`` is how many are made.
 
-        Without ``may_save``, interval saves are left out.
+        At the end of an epoch's batches, interval saves are left out.
 
         Raises:
             SystemExit: the order was to leave.
@@ -120,15 +135,98 @@ class Service:
         number = self._num_boundaries
         order = self.rounds.begin(number)
         while order is not None:
-            if order.kind == DRAIN:
+            if order.kind in {DRAIN, REWOUND}:
                 self._drain(order, step)
             # A boundary at which nothing was done since the last save has nothing to save.
-            if may_save and step not in {self._start, self.sealed_step}:
+            if not is_end_of_epoch and step not in {self._start, self.sealed_step}:
                 stall = self._save(order, step, None)
                 self._link.saved(stall)
+                if stall is not None:
+                    self._sealed_boundary = number
             self.rounds.served()
             order = self.rounds.begin(number)
+        self._marks.mark(number, step, self._describe, is_rare=is_end_of_epoch)
         self._num_boundaries += 1
+
+    def check(self, *, is_in_loop: bool) -> None:
+        """Between two boundaries: leave if a drain stands and all ranks have sealed the last one's state.
+
+        Raises:
+            SystemExit: it is sealed.
+        """
+        self._marks.is_used = True
+        if not is_in_loop or os.getpid() != self._pid or self._has_left:
+            return
+        order = self.rounds.check()
+        if order is not None:
+            self._drain(order, self.progress[0])
+
+    # --- what the background thread does at a boundary behind -------------------------------------
+
+    def has_marked(self, number: int) -> bool:
+        """Return whether the main thread has passed that boundary."""
+        return self._num_boundaries > number
+
+    def standing(self, number: int) -> list[int]:
+        """Return the numbers of the boundaries at which the state still stands; that one is asked for."""
+        self._standing = {mark.number: mark for mark in self._marks.standing()}
+        if number not in self._standing:
+            self._tell_of_change()
+        return list(self._standing)
+
+    def copy(self, number: int, avoid: frozenset[int], rooms: tuple[int, ...]) -> bool:
+        """Copy this rank's part of the state at one of them; return whether it still stood afterwards."""
+        mark = self._standing[number]
+        copied = None
+        if mark.step == self.sealed_step and number != self._sealed_boundary:
+            # After an epoch's last batch come two boundaries, and the later one has a seal by that name.
+            return False
+        try:
+            if mark.step not in {self._start, self.sealed_step}:
+                with self._marks.after(mark):
+                    copied = self._saver.copy(
+                        self._marks.objects_at(mark),
+                        SaveOrder(DRAIN, number, avoid, rooms),
+                        step=mark.step,
+                        describe=lambda: mark.description,
+                        deadline=lambda: self.rounds.rewind_guard,
+                    )
+                if copied is None:
+                    _log.warning("uploads were too slow: the state of step %d was not saved", mark.step)
+                    return False
+            time.sleep(SETTLE_SECONDS)
+            if mark not in self._marks.standing():
+                self._tell_of_change()
+                return False
+        except Exception:  # the training goes on to the next boundary, which may be saved
+            _log.exception(
+                "the state of step %d cannot be saved in the middle of what came after it", mark.step
+            )
+            return False
+        self._rewound = mark, copied
+        return True
+
+    def publish(self) -> None:
+        """Seal what was copied last, and say that this rank has drained."""
+        assert self._rewound is not None
+        mark, copied = self._rewound
+        if copied is not None:
+            self._saver.seal(copied)
+        self._has_left = True
+        self.progress[0], self.progress[2] = mark.step, self.progress[0]
+        saved = mark.step if mark.step > self._start else None
+        handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
+
+    def _tell_of_change(self) -> None:
+        _log.warning(
+            "rank %d is not at a safe point: since the last boundary, %s; it leaves at the next one",
+            *(self._world.rank, self._marks.problem),
+        )
+
+    def _has_rewound(self) -> bool:
+        return os.getpid() == self._pid and self.rounds.has_rewound()
+
+    # --- the loop's beginning and end --------------------------------------------------------------
 
     def begin_loop(self) -> None:
         """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
@@ -143,10 +241,12 @@ class Service:
         if os.getpid() != self._pid or self._has_left:
             return
         if sigterm.was_received():
-            self.rounds.finish()
+            self._finish_rounds(self.rounds.finish())
             return
         until = time.monotonic() + LEAVE_SECONDS
         found = self.rounds.leave(step, until=lambda: min(until, self._link.drain_guard))
+        if isinstance(found, SaveOrder):
+            self._drain(found, step)
         if all(found.get(rank) == step for rank in range(self._world.world_size)):
             self.end_loop(step, left=left, saves=saves, is_held=is_held)
             return
@@ -167,11 +267,11 @@ class Service:
         ``saves`` says whether there is anything new to save. A rank that finds no slot in time says that it
         drained without a save: the last step is in no checkpoint, so the training goes on from the newest.
         """
+        self._finish_rounds(self._link.complete())
         self._has_left = True
         self.progress[0] = self.progress[2] = total
         if not is_held:  # a script that ends with an error has more steps to make
             self.progress[1] = total
-        self._link.complete()
         if saves and self.sealed_step != total and not self._save_final(total, is_held=is_held):
             _log.warning("uploads were too slow: the state of the last step (%d) was not saved", total)
             handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": None})
@@ -192,13 +292,22 @@ class Service:
 
     def close(self) -> None:
         """Stop the background threads and release the arena; for the end of the process."""
+        self._closing.close()
         self._link.close()
+        self._marks.close()
         self._saver.close()
         if self._figures is not None:
             self._figures.close()
             self._figures = None
 
+    def _finish_rounds(self, order: SaveOrder | None) -> None:
+        if order is not None:
+            self._drain(order, self.progress[0])
+
     def _drain(self, order: SaveOrder, step: int) -> NoReturn:
+        if order.kind == REWOUND:
+            self._link.part(agreed=True)
+            raise SystemExit(0)
         self._has_left = True
         saved: int | None = None
         if order.step is not None and step > self._start:

@@ -6,12 +6,14 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cloudspot.train import checkpoint, handoff, randomness, sigterm
+from cloudspot.train.boundary_marks import Description
 from cloudspot.train.checkpoint import Checkpoint
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import SessionError
@@ -20,7 +22,6 @@ from cloudspot.train.restored_state import RestoredState
 from cloudspot.train.resumable_batches import Feed, ResumedLoader, is_stateful
 from cloudspot.train.service import Service
 from cloudspot.train.training_loop import TrainingLoop
-from cloudspot.train.tree import Json, flatten
 
 _log = logging.getLogger("cloudspot")
 
@@ -107,6 +108,16 @@ class Session:
         Ranks learn it at different moments: use it only in loops in which they do not wait for each other.
         """
         return self._service is not None and self._service.is_draining
+
+    def check(self) -> None:
+        """Leave now if the machine has to go; for code that takes long between two steps, as an evaluation.
+
+        Call it often there, on each rank that runs such code. All ranks save the state of the last boundary
+        between two steps, and SystemExit is raised. Resumed, the script runs what came after that boundary
+        from its beginning. If the tracked objects have changed since that boundary, or outside of the loop,
+        nothing is saved and this returns: the loop ends at the next boundary.
+        """
+        self._loop.check()
 
     def log(self, **values: float) -> None:
         """Record metrics of the current step; rank 0's are shown and kept."""
@@ -248,7 +259,7 @@ class Session:
             # Only to leave: an interval save is worth as much at the next step, and the state after the loop,
             # of which this may be the last step, needs a name of its own.
             epochs_loop.has_ended_batches = True
-            self._service.pass_boundary(loop.step, may_save=False)
+            self._service.pass_boundary(loop.step, is_end_of_epoch=True)
             epochs_loop.has_ended_batches = False
 
     def _end_batches(self) -> None:
@@ -278,20 +289,20 @@ class Session:
     def _begin_loop(self, length: int) -> bool:
         return self._loop.begin(length, left=None if self._restored is None else self._restored.left)
 
-    def _describe(self) -> tuple[dict[str, Json], dict[str, Json]]:
+    def _describe(self) -> Description:
         """Return what a save at this boundary holds beside the objects' state."""
         rank_state: dict[str, Any] = {"random": randomness.capture(self._devices)}
         position = None
         if self._feed is not None:
             position, rank_state["feed"] = self._feed.take()
             rank_state["random"] = self._feed.random or rank_state["random"]
-        elif self._loader is not None:
-            rank_state["dataloader"] = self._tracked_loader.state_dict()
         if self._epochs is not None and position is not None:
             position["ended"] = self._epochs.has_ended_batches
             rank_state["epoch_random"] = self._epochs.random
         shared = {"seed": self._seed, "position": position, "left": self._loop.left}
-        return shared, flatten("rank", rank_state, None)
+        if self._feed is not None or self._loader is None:
+            return Description(shared, rank_state)
+        return Description(shared, rank_state, partial(self._loader.state_at, self._loader.num_uses))
 
     # --- resuming -------------------------------------------------------------------------------
 

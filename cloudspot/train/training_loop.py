@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from array import array
 from collections.abc import Mapping, MutableSequence
@@ -12,6 +13,8 @@ from cloudspot.train.errors import SessionError
 from cloudspot.train.pending_gradients import PendingGradients
 from cloudspot.train.service import Service
 from cloudspot.train.tree import Json
+
+_log = logging.getLogger("cloudspot")
 
 
 class TrainingLoop:
@@ -37,6 +40,7 @@ class TrainingLoop:
         self._is_under_way = False
         self._is_in_step = False
         self._length = 0
+        self._has_warned = rank != 0
 
     def serve(self, service: Service) -> None:
         """From now on pass the boundaries to a service."""
@@ -81,6 +85,22 @@ class TrainingLoop:
                 self.service.prepare(step)
         self._is_in_step = self.has_worked = True
         self.step = self.progress[0] = step
+
+    def check(self) -> None:
+        """Leave if the machine has to go and the state at the last boundary can still be saved.
+
+        Raises:
+            SystemExit: it was saved.
+        """
+        if self.service is None:
+            return
+        if self._is_in_step and self._gradients.is_stepped and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "run.check() is called after the optimizer's step: there, a notice waits for the end of the"
+                " step. Evaluate at the beginning of a step, or after the batches in run.epochs()"
+            )
+        self.service.check(is_in_loop=self._is_under_way)
 
     def end_step(self, num_steps: int | None = None) -> None:
         """Note that the last step has ended; ``num_steps`` were made, by default those with an effect."""

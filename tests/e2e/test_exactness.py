@@ -28,7 +28,11 @@ def weights(undisturbed) -> str:
 def check(user: User, weights: str, seed: int, notice: str) -> None:
     """Reclaim the job at a random step, and compare its end with the undisturbed one's."""
     step = random.Random(seed).randrange(2, NUM_STEPS - 40)
-    user.run_tiny("hit", sets=(*SETS, planned(step, notice)))
+    check_reclaim(user, weights, step, notice)
+
+
+def check_reclaim(user: User, weights: str, step: int, notice: str, *sets: str) -> None:
+    user.run_tiny("hit", sets=(*SETS, *sets, planned(step, notice)))
     shown = user.show("hit", "--verify")
     assert shown["state"] == "succeeded"
     assert len(shown["attempts"]) == 2
@@ -41,6 +45,11 @@ def check(user: User, weights: str, seed: int, notice: str) -> None:
 
 def test_a_reclaim_with_notice_changes_no_bit(user: User, weights: str) -> None:
     check(user, weights, 1, "8s")
+
+
+def test_a_notice_in_a_long_evaluation_of_one_rank_loses_no_step(user: User, weights: str) -> None:
+    """The other rank waits for it in a collective, and is ended when its part is sealed."""
+    check_reclaim(user, weights, 40, "8s", 'run.env.TINY_EVALUATE_AT="40"')
 
 
 @pytest.mark.soak

@@ -73,7 +73,7 @@ def _seal(
     from cloudspot.train.arena import Arena
     from cloudspot.train.checkpoint import take
     from cloudspot.train.distributed import World
-    from cloudspot.train.rounds import INTERVAL, SaveOrder
+    from cloudspot.train.save_order import INTERVAL, SaveOrder
     from cloudspot.train.saving import Saver
 
     arena = Arena(

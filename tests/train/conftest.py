@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 import cloudspot.train as spot
 from cloudspot.train import handoff
@@ -199,3 +200,41 @@ def until_held():
             time.sleep(0.001)
 
     return wait
+
+
+@pytest.fixture
+def compare(open_session, courier, until_held):
+    """``compare(training, drain_at)``: drain at that call of ``tick``, resume, and compare with an undisturbed run.
+
+    ``training(open, tick)`` returns what it has made. The drained part returns where it was saved.
+    """
+
+    def run_one(training, restore, drain_at=None):
+        calls = 0
+        opened = []
+
+        def open_one(**objects):
+            opened.append(open_session(courier.begin(restore), **objects))
+            return opened[0]
+
+        def tick():
+            nonlocal calls
+            calls += 1
+            if calls == drain_at:
+                courier.drain()
+                until_held(opened[0])
+
+        torch.manual_seed(5)
+        return training(open_one, tick)
+
+    def run(training, drain_at):
+        expected, final = run_one(training, None), courier.final()
+        with pytest.raises(SystemExit):
+            run_one(training, None, drain_at)
+        step = courier.drained()["step"]
+        restored = None if step is None else courier.carry(step)  # before the first step nothing is saved
+        assert run_one(training, restored) == expected
+        assert courier.final() == final
+        return step
+
+    return run

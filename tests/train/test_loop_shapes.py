@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import cloudspot.train as spot
 from cloudspot.train import handoff, pending_gradients
@@ -28,45 +28,9 @@ class Stream(IterableDataset):
         torch.rand(1)
 
 
-def net(num_inputs=2):
-    return torch.nn.Sequential(torch.nn.Linear(num_inputs, 4), torch.nn.Dropout(0.4), torch.nn.Linear(4, 1))
-
-
-@pytest.fixture
-def compare(open_session, courier, until_held):
-    """``compare(training, drain_at)``: drain at that call of ``tick``, resume, and compare with an undisturbed run.
-
-    ``training(open, tick)`` returns what it has made. The drained part returns where it was saved.
-    """
-
-    def run_one(training, restore, drain_at=None):
-        calls = 0
-        opened = []
-
-        def open_one(**objects):
-            opened.append(open_session(courier.begin(restore), **objects))
-            return opened[0]
-
-        def tick():
-            nonlocal calls
-            calls += 1
-            if calls == drain_at:
-                courier.drain()
-                until_held(opened[0])
-
-        torch.manual_seed(5)
-        return training(open_one, tick)
-
-    def run(training, drain_at):
-        expected, final = run_one(training, None), courier.final()
-        with pytest.raises(SystemExit):
-            run_one(training, None, drain_at)
-        step = courier.drained()["step"]
-        assert run_one(training, courier.carry(step)) == expected
-        assert courier.final() == final
-        return step
-
-    return run
+def net(*middle, num_inputs=2):
+    layers = (torch.nn.Linear(num_inputs, 4), *middle, torch.nn.Dropout(0.4), torch.nn.Linear(4, 1))
+    return torch.nn.Sequential(*layers)
 
 
 # --- gradients that wait for their use ---------------------------------------------------------------
@@ -97,7 +61,7 @@ def test_accumulated_gradients_are_used_before_a_save(compare, drain_at, set_to_
 
 
 def adversarial(open_session, tick, *, every_d=1, every_g=1, on=("d", "g")):
-    generator, critic = net(3), net(1)
+    generator, critic = net(num_inputs=3), net(num_inputs=1)
     optimizers = {
         "optimizer_g": torch.optim.Adam(generator.parameters(), 0.01),
         "optimizer_d": torch.optim.RMSprop(critic.parameters(), 0.01),
@@ -280,6 +244,61 @@ def test_a_stream_is_resumed_where_it_was_also_at_the_end_of_an_epoch(compare, m
     assert compare(training, drain_at) == drain_at
 
 
+class ShuffledStream(IterableDataset):
+    """As a streaming dataset of ``datasets``: shuffled for each epoch, and divided among the workers."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        order = torch.randperm(
+            NUM_SAMPLES, generator=torch.Generator().manual_seed(100 + self.epoch)
+        ).tolist()
+        worker = get_worker_info()
+        for number in order if worker is None else order[worker.id :: worker.num_workers]:
+            yield torch.tensor([float(number), torch.rand(1).item()])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("drain_at", [4, 7])
+def test_a_stream_that_is_shuffled_for_each_epoch_is_resumed(compare, num_workers, drain_at):
+    def training(open_session, tick):
+        seen = []
+        run = open_session(model=torch.nn.Linear(1, 1))
+        stream = ShuffledStream()
+        for epoch in run.epochs(2):
+            stream.set_epoch(epoch)
+            for batch in run.batches(DataLoader(stream, batch_size=4, num_workers=num_workers)):
+                seen.append((run.step, epoch, batch.tolist(), torch.rand(1).item()))
+                tick()
+        return seen[-4:]
+
+    assert compare(training, drain_at) == drain_at
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_model_is_resumed(compare, in_place):
+    def training(open_session, tick):
+        model = net(torch.nn.BatchNorm1d(4))
+        if in_place:
+            model.compile(backend="eager")
+        compiled = model if in_place else torch.compile(model, backend="eager")
+        optimizer = torch.optim.Adam(compiled.parameters(), 0.01)
+        average = torch.optim.swa_utils.AveragedModel(compiled)
+        run = open_session(model=compiled, optimizer=optimizer, average=average)
+        for _ in run.steps(8):
+            optimizer.zero_grad()
+            compiled(torch.randn(4, 2)).square().mean().backward()
+            optimizer.step()
+            average.update_parameters(compiled)
+            tick()
+        return weights_sha256(compiled), weights_sha256(average)
+
+    assert compare(training, 3) == 3
+
+
 def test_no_round_is_served_at_the_end_of_a_stream(open_session, courier, until_held):
     """Its interval save had the number of the last one, and both were uploaded as one checkpoint."""
     run = open_session(courier.begin(), model=torch.nn.Linear(1, 1))
@@ -334,47 +353,38 @@ def make_shuffled():
 )  # the earlier process did it
 @pytest.mark.parametrize("make_loader", [make_shuffled, make_stream])
 # Each epoch has 6 batches and two more moments: after them, and after the epoch's own code.
-@pytest.mark.parametrize(("drain_at", "step"), [(1, 1), (3, 3), (6, 6), (7, 6), (8, 6), (9, 7), (31, 24)])
-def test_a_loop_over_epochs_is_resumed_in_the_middle_of_either(
-    open_session, courier, until_held, make_loader, drain_at, step
-):
-    undisturbed, seen = [], []
-    calls = 0
+@pytest.mark.parametrize(("drain_at", "step"), [(1, 1), (3, 3), (6, 6), (7, 6), (8, 6), (9, 7)])
+def test_a_loop_over_epochs_is_resumed_in_the_middle_of_either(compare, courier, make_loader, drain_at, step):
+    seen = []  # of each run
 
-    def tick():
-        nonlocal calls
-        calls += 1
-        if calls == drain_at:
-            courier.drain()
-            until_held(run_of[-1])
+    def training(open_session, tick):
+        seen.append([])
+        return by_epochs(open_session, tick, make_loader, seen[-1])
 
-    def open_one(restore, **objects):
-        run_of.append(open_session(courier.begin(restore), **objects))
-        return run_of[-1]
-
-    run_of = []
-    torch.manual_seed(5)
-    expected = by_epochs(lambda **o: open_one(None, **o), lambda: None, make_loader, undisturbed)
-    final = courier.final()
-    assert final["step"] == NUM_EPOCHS * BATCHES
-    assert handoff.read_progress(courier.handoff, 0) == (24, 24, 24)
-    torch.manual_seed(5)
-    if drain_at == 31:  # after the last batch there is only the end
-        assert by_epochs(lambda **o: open_one(None, **o), tick, make_loader, seen) == expected
-        assert (courier.final(), seen) == (final, undisturbed)
-        return
-    with pytest.raises(SystemExit):
-        by_epochs(lambda **o: open_one(None, **o), tick, make_loader, seen)
-    assert courier.drained() == {"step": step}
-    assert seen == undisturbed[: len(seen)]
-    torch.manual_seed(5)
-    rest = []
-    restored = courier.carry(step)
-    assert by_epochs(lambda **o: open_one(restored, **o), lambda: None, make_loader, rest) == expected
+    assert compare(training, drain_at) == step
+    undisturbed, first, rest = seen
+    assert first == undisturbed[: len(first)]
     assert rest == undisturbed[len(undisturbed) - len(rest) :]
     # Nothing is left out, and nothing comes twice but code of an epoch that was saved before it.
-    assert len(seen) + len(rest) - len(undisturbed) in {0, 1}
-    assert courier.final() == final
+    assert len(first) + len(rest) - len(undisturbed) in {0, 1}
+    assert courier.final()["step"] == NUM_EPOCHS * BATCHES
+    assert handoff.read_progress(courier.handoff, 0) == (24, 24, 24)
+
+
+def test_a_notice_after_the_last_batches_finds_only_the_end(open_session, courier, until_held):
+    run_of, seen = [], []
+
+    def open_one(**objects):
+        run_of.append(open_session(courier.begin(), **objects))
+        return run_of[0]
+
+    def tick():
+        if seen[-1][:3] == (NUM_EPOCHS - 1, NUM_EPOCHS * BATCHES, "evaluated"):
+            courier.drain()
+            until_held(run_of[0])
+
+    by_epochs(open_one, tick, make_shuffled, seen)
+    assert courier.final()["step"] == NUM_EPOCHS * BATCHES
 
 
 def test_batches_that_are_left_early_end_their_epoch_only(compare):

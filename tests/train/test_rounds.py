@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore
 
-from cloudspot.train import rounds
-from cloudspot.train.rounds import DRAIN, INTERVAL, Rounds, SaveOrder
+from cloudspot.train import presiding, rounds, step_seconds
+from cloudspot.train.rounds import Rounds
+from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder
 
 
 class WouldWait(Exception):
@@ -21,23 +22,31 @@ class WouldWait(Exception):
 def try_begin(rounds, step):
     """Return what ``begin`` returns, but True for a boundary that is passed and False instead of waiting."""
 
+    order = without_waiting(rounds, lambda: rounds.begin(step))
+    return True if order is None else order
+
+
+def without_waiting(rounds, call):
+    """Return what ``call`` returns, or False instead of waiting."""
+
     def wait(timeout):
         raise WouldWait
 
     rounds._changed.wait = wait
     try:
-        order = rounds.begin(step)
+        return call()
     except WouldWait:
         return False
     finally:
         del rounds._changed.wait
-    return True if order is None else order
 
 
 class World:
     """Ranks with main and background actors that a seeded scheduler interleaves, on a virtual clock."""
 
-    def __init__(self, seed, *, num_ranks, total, collectives=True, known_end=True):
+    def __init__(self, seed, *, num_ranks, total, collectives=True, known_end=True, evaluators=None):
+        self.evaluators = evaluators or frozenset()
+        """The ranks that evaluate, and check, at the beginning of every fifth step."""
         self.random = random.Random(seed)
         self.now = 0.0
         self.guard = 1e9
@@ -45,6 +54,8 @@ class World:
         self.total = total
         self.collectives = collectives
         self.known_end = known_end
+        self.stability = 1.0
+        """How probable it is that a state stands where the script has not changed it."""
         self.ranks = [Rank(self, rank, num_ranks) for rank in range(num_ranks)]
 
     def run(self, *, drain_at=None, intervals=0.0, drain_ranks=None, seconds_per_event=0.001):
@@ -104,6 +115,7 @@ class Rank:
     def __init__(self, world, index, num_ranks):
         self.connection = Connection(world.store)
         self.world = world
+        self.index = index
         self.haste = world.random.choice([0.1, 0.5, 0.9])
         self.position = 0
         self.in_step = False
@@ -111,6 +123,9 @@ class Rank:
         self.left_at = None
         self.saved = []
         self.room = 1000 + index
+        self.num_checks = 0  # still to come in the evaluation
+        self.copied = None
+        self.published = None
         self.rounds = Rounds(
             self.connection,
             rank=index,
@@ -119,11 +134,45 @@ class Rank:
             clock=lambda: world.now,
             can_save=lambda: world.random.random() < 0.9,
             room=lambda: self.room,
+            rewindable=self,
         )
+
+    # As a session's service, to the background thread:
+
+    def has_marked(self, number):
+        return self.position + self.in_step > number
+
+    def standing(self, number):
+        """After a boundary, the state is as there until the step is done; of two steps, both change it."""
+        return [self.position] if self.in_step and self.world.random.random() < self.world.stability else []
+
+    def copy(self, number, avoid, rooms):
+        assert rooms == tuple(rank.room for rank in self.world.ranks)
+        if self.position != number or not self.in_step or self.world.random.random() > self.world.stability:
+            return False
+        self.copied = number
+        return True
+
+    def publish(self):
+        self.published = self.copied
 
     def move(self):
         """Let the main thread do its next thing, if it can."""
         if self.over:
+            return
+        if self.rounds.is_rewound:
+            self.over, self.left_at = True, self.published
+            return
+        if self.num_checks:
+            order = without_waiting(self.rounds, self.rounds.check)
+            if order is False:
+                self.rounds._asks = True
+            elif order is None:
+                self.num_checks -= 1
+            else:
+                self.over = True
+                self.left_at = None if order.step is None else self.published
+                assert order.step in {None, self.published}
             return
         if self.in_step:
             if any(r.over and r.left_at is None and r.position < self.world.total for r in self.world.ranks):
@@ -143,6 +192,10 @@ class Rank:
                 self.end()  # there was no further batch
             else:
                 self.in_step = True
+                if self.index in self.world.evaluators and self.position % 5 == 0:
+                    self.num_checks = 80
+        elif isinstance(answer, SaveOrder) and answer.kind == REWOUND:
+            self.over, self.left_at = True, self.published
         elif isinstance(answer, SaveOrder):
             if answer.step is None:
                 self.over = True
@@ -156,8 +209,11 @@ class Rank:
                 self.rounds.served()
 
     def end(self):
-        self.rounds.finish()
-        self.over = True
+        order = without_waiting(self.rounds, self.rounds.finish)
+        if order is None:
+            self.over = True
+        elif order is not False:
+            self.over, self.left_at = True, self.published
 
 
 def check(world):
@@ -165,7 +221,9 @@ def check(world):
     for rank in world.ranks:
         assert rank.saved == first.saved
         assert rank.left_at == first.left_at
-        assert rank.position == first.position
+        assert rank.published == first.published
+        if first.published is None:
+            assert rank.position == first.position
     steps = [step for _, step, _ in first.saved]
     assert steps == sorted(steps)
 
@@ -183,6 +241,37 @@ def test_under_any_interleaving_all_ranks_save_and_leave_at_the_same_steps(num_r
         finished += world.ranks[0].left_at is None
     assert drained > 50
     assert finished >= 5
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("stability", [1.0, 0.9])
+def test_in_an_evaluation_all_ranks_rewind_or_none_does(num_ranks, stability):
+    rewound = ahead = 0
+    for seed in range(70):
+        worlds = [
+            World(
+                seed,
+                num_ranks=num_ranks,
+                total=20,
+                evaluators=frozenset(range(num_ranks)) if seed % 2 else {seed % num_ranks},
+            )
+            for _ in range(2)
+        ]
+        length = worlds[0].run(intervals=0.02)
+        world = worlds[1]
+        world.stability = stability
+        world.run(drain_at=world.random.randrange(length), intervals=0.02)
+        check(world)
+        for rank in world.ranks:
+            drained = [step for kind, step, _ in rank.saved if kind == DRAIN]
+            assert ([] if rank.left_at is None else [rank.left_at]) == (
+                drained if rank.published is None else [rank.published]
+            )
+            assert rank.published is None or drained == []
+        rewound += world.ranks[0].published is not None
+        ahead += world.ranks[0].published is None
+    assert rewound > 3
+    assert ahead > 3
 
 
 @pytest.mark.soak
@@ -313,6 +402,111 @@ def pair(store=None, now=None, num_ranks=2):
     ]
 
 
+class Standing:
+    """A state that stands at every boundary that was passed, or at none."""
+
+    def __init__(self, stands=True):
+        self.stands = stands
+        self.published = 0
+
+    def has_marked(self, number):
+        return True
+
+    def standing(self, number):
+        return [number] if self.stands else []
+
+    def copy(self, number, avoid, rooms):
+        assert (avoid, rooms) == (frozenset({1}), ROOMS[:2])
+        return True
+
+    def publish(self):
+        self.published += 1
+
+
+@pytest.fixture
+def evaluating():
+    """``evaluating(...)``: two ranks whose states stand or not: 0 evaluates, 1 is at the next boundary, drained."""
+
+    def make(*stands):
+        now = [0.0]
+        ranks = pair(now=now)
+        for one, each in zip(ranks, stands, strict=True):
+            one._rewind._rewindable = one._rewindable = Standing(each)
+            assert one.begin(0) is None
+            assert one.check() is None
+        ranks[1].request_drain(guard=100.0, notice=True)
+        settle(*ranks)
+        assert try_begin(ranks[1], 1) is False  # it would else leave alone
+        settle(*ranks)
+        assert try_begin(ranks[1], 1) is False
+        return *ranks, now
+
+    return make
+
+
+def ask(participant):
+    """Let the main thread ask, and wait in the ``check``."""
+    assert without_waiting(participant, participant.check) is False
+    participant._asks = True
+
+
+def test_where_one_rank_evaluates_the_other_waits_at_its_boundary_and_both_rewind(evaluating):
+    zero, one, _ = evaluating(True, True)
+    ask(zero)
+    settle(zero, one)
+    assert zero.check() == try_begin(one, 1) == SaveOrder(REWOUND, 0, frozenset({1}), ROOMS[:2])
+    assert zero._rewindable.published == one._rewindable.published == 1
+
+
+@pytest.mark.parametrize("stands", [(True, False), (False, True)])
+def test_a_rank_whose_state_has_changed_sends_all_to_the_boundary_ahead(evaluating, stands):
+    zero, one, _ = evaluating(*stands)
+    ask(zero)
+    settle(zero, one)
+    assert zero.check() is None
+    assert try_begin(one, 1) is False
+    assert try_begin(zero, 1) is False  # says that it has arrived
+    settle(zero, one)
+    assert try_begin(zero, 1) == try_begin(one, 1) == SaveOrder(DRAIN, 1, frozenset({1}), ROOMS[:2])
+    assert zero._rewindable.published == one._rewindable.published == 0
+
+
+def test_a_rank_that_waits_for_one_that_evaluates_leaves_alone_at_the_guard(evaluating):
+    _, one, now = evaluating(True, True)
+    now[0] = 100.1
+    assert try_begin(one, 1) == SaveOrder(DRAIN, 1, frozenset({1}), ROOMS[:2])
+
+
+def test_a_check_waits_for_nobody_after_the_guard(evaluating):
+    zero, one, now = evaluating(True, True)
+    ask(zero)
+    zero.poll()  # the other one does not answer any more
+    now[0] = 100.1
+    settle(zero)
+    assert zero.check() is None
+    assert (zero._rewindable.published, one._rewindable.published) == (0, 0)
+
+
+def test_a_rank_that_has_ended_its_loop_sends_the_others_ahead(evaluating):
+    zero, one, _ = evaluating(True, True)
+    one.finish()
+    settle(one)
+    ask(zero)
+    settle(zero, one)
+    assert zero.check() is None
+    assert zero._rewindable.published == 0
+
+
+def test_a_rank_does_not_end_its_loop_in_a_rewind(evaluating):
+    zero, one, _ = evaluating(True, True)
+    ask(zero)
+    zero.poll()
+    one.poll()
+    assert without_waiting(one, one.finish) is False
+    settle(zero, one)
+    assert one.finish() == SaveOrder(REWOUND, 0, frozenset({1}), ROOMS[:2])
+
+
 def settle(*participants):
     for _ in range(10):
         for one in participants:
@@ -348,7 +542,7 @@ def test_an_interval_round_is_off_when_a_rank_does_not_answer():
     zero.request_interval()
     settle(zero)
     assert try_begin(zero, 0) is False
-    now[0] += rounds.INTERVAL_GUARD_SECONDS + 0.1
+    now[0] += presiding.INTERVAL_GUARD_SECONDS + 0.1
     settle(zero)
     assert try_begin(zero, 0) is True
 
@@ -391,7 +585,7 @@ def test_with_the_shortest_steps_the_ranks_do_not_run_ahead_without_bounds():
     settle(*ranks)
     ranks[0].request_drain(guard=100.0, notice=False)
     settle(*ranks)
-    assert ranks[0]._order == SaveOrder(DRAIN, 100 + rounds.MAX_LOOKAHEAD_STEPS, rooms=ROOMS[:2])
+    assert ranks[0]._order == SaveOrder(DRAIN, 100 + step_seconds.MAX_LOOKAHEAD_STEPS, rooms=ROOMS[:2])
 
 
 def test_a_notice_in_a_round_of_another_rank_brings_the_guard_nearer():

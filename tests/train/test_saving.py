@@ -8,10 +8,11 @@ import torch
 
 from cloudspot.train import arena
 from cloudspot.train.arena import Arena
+from cloudspot.train.boundary_marks import Description
 from cloudspot.train.checkpoint import take
 from cloudspot.train.distributed import World
 from cloudspot.train.partition import plan
-from cloudspot.train.rounds import DRAIN, INTERVAL, SaveOrder
+from cloudspot.train.save_order import DRAIN, INTERVAL, SaveOrder
 from cloudspot.train.saving import Saver
 
 WORLD_SIZE = 4
@@ -62,7 +63,7 @@ def save(savers, objects, step, *, kind=DRAIN, **options):
     """Save on every rank; return the seals by rank."""
     for saver in savers:
         order = SaveOrder(kind, step, **options)
-        stall = saver.save(objects, order, step=step, describe=lambda: ({}, {}), deadline=None)
+        stall = saver.save(objects, order, step=step, describe=lambda: Description({}, {}), deadline=None)
         assert stall is not None
     directory = savers[0]._arena.seals
     return [json.loads((directory / f"seal-1-{step}-{rank}.json").read_text()) for rank in range(WORLD_SIZE)]

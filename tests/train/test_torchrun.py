@@ -4,6 +4,7 @@ import json
 import random
 import re
 import runpy
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -241,3 +242,76 @@ def test_random_moments_resume_bit_equal(courier, script, undisturbed, num_ranks
         begun = courier.drained()["step"]
         restore = courier.carry(begun)
     assert courier.final() == expected
+
+
+EVALUATING = Path(__file__).parent / "jobs" / "evaluating.py"
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """``evaluated(options, courier)``: final.json of a run that nobody disturbs, once for each options."""
+    found = {}
+
+    def run(options, courier):
+        if options not in found:
+            other = type(courier)(tmp_path_factory.mktemp("undisturbed"))
+            other.run_ranks(EVALUATING, *options, num_ranks=2, environment=other.begin())
+            found[options] = other.final()
+        return found[options]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "noticed"),
+    [
+        (("--evaluates", "all"), 1),
+        (("--evaluates", "0"), 0),  # the other one has gone on into the next epoch
+        (("--evaluates", "0", "--head"), 0),  # the other one has gone on in the same step
+        (("--evaluates", "1"), 1),
+    ],
+    ids=["all", "one", "one, at the head of a step", "the other one"],
+)
+def test_a_notice_in_an_evaluation_loses_no_step(courier, evaluated, options, noticed):
+    expected = evaluated(options, courier)
+    notice = ("--drain-in", "1", "--noticed", str(noticed))
+    begun = time.monotonic()
+    output = courier.run_ranks(EVALUATING, *options, *notice, num_ranks=2, environment=courier.begin())
+    assert time.monotonic() - begun < 30, output
+    step = 7 if "--head" in options else 12
+    assert courier.drained(0) == courier.drained(1) == {"step": step}, output
+    assert "Traceback" not in output
+    assert "evaluated 1" not in output
+    assert not handoff.failed_path(courier.handoff, 0).exists()
+    restored = courier.carry(step)
+    output = courier.run_ranks(EVALUATING, *options, num_ranks=2, environment=courier.begin(restored))
+    assert f"rank 0 begins at {step}" in output
+    assert "evaluated 1" in output
+    assert courier.final() == expected
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("options", [("--evaluates", each) for each in ("all", "0", "1")], ids=" ".join)
+def test_a_notice_at_any_moment_among_evaluations_changes_no_bit(courier, evaluated, wait_until, options):
+    chance = random.Random(options[1])
+    expected = evaluated(options, courier)
+    restore, num_drained = None, 0
+    for _ in range(20):
+        environment = courier.begin(restore)
+        with ThreadPoolExecutor() as pool:
+            ended = pool.submit(courier.run_ranks, EVALUATING, *options, num_ranks=2, environment=environment)
+            wait_until(handoff.begun_loop_path(courier.handoff, 1).exists)
+            time.sleep(chance.uniform(0.0, 0.4))
+            courier.drain()
+            output = ended.result(120)
+        assert "Traceback" not in output
+        if courier.final() is not None:
+            assert courier.final() == expected
+            restore = None
+            continue
+        assert courier.drained(0) == courier.drained(1), output
+        step = courier.drained(0)["step"]
+        restore = courier.carry(step) if step is not None else restore
+        num_drained += 1
+    assert num_drained > 3

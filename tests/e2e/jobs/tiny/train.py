@@ -20,12 +20,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from uncompiled import leave_compiler_out
 
 import cloudspot.train as spot
+from cloudspot.train.training import Session
 
 EPOCHS = int(os.environ.get("TINY_EPOCHS", "6"))
 STEP_SECONDS = float(os.environ.get("TINY_STEP_SECONDS", "0.02"))
 FAIL_AT = int(os.environ.get("TINY_FAIL_AT", "-1"))
 HANG_AT = int(os.environ.get("TINY_HANG_AT", "-1"))
 EXACT = "TINY_EXACT" in os.environ
+EVALUATE_AT = int(os.environ.get("TINY_EVALUATE_AT", "-1"))
 WIDTH = int(os.environ.get("TINY_WIDTH", "32"))
 
 
@@ -33,6 +35,13 @@ def hang_on_purpose() -> None:
     """Make no step any more; a dump of the stacks shows this function's name."""
     while True:
         time.sleep(0.1)
+
+
+def evaluate(run: Session) -> None:
+    """Hold up rank 0, and with it the others, for longer than any notice; a resumed run has it shorter."""
+    for _ in range(1 if run.resumed else 600):
+        time.sleep(0.1)
+        run.check()
 
 
 def main() -> None:
@@ -59,7 +68,11 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(f"arguments {sys.argv[1:]}", flush=True)
     run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler, exact=EXACT)
+    if EVALUATE_AT >= 0:
+        run.check()
     for inputs, wanted in run.batches(loader, epochs=EPOCHS):
+        if run.step == EVALUATE_AT and run.rank == 0:
+            evaluate(run)
         noise = float(np.random.rand()) + random.random()  # noqa: NPY002
         loss = nn.functional.mse_loss(model(inputs), wanted) * (1.0 + 0.01 * noise)
         optimizer.zero_grad()

@@ -1,0 +1,149 @@
+"""How all ranks save at a boundary that lies behind them, while some are long on the way to the next (P4).
+
+In a round r whose boundary is still ahead, a rank that hears of the drain writes the boundary behind it to
+``rewind/r/asked``. Then:
+
+1. Each rank's background thread lets its main thread come to that boundary but not to the next one, and says
+   in ``rewind/r/stands/<rank>`` at which boundaries behind it the state still stands.
+2. Rank 0 writes the newest that all have named to ``rewind/r/to``; each rank copies its part, and says in
+   ``rewind/r/copied/<rank>`` whether the state still stands afterwards.
+3. Rank 0 writes ``place/r``, by compare_set: that boundary. If a rank cannot, it writes ``rewind/r/off``
+   instead, and the round is served ahead.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from cloudspot.train.distributed import Store
+
+_AHEAD = "ahead"
+
+
+class Rewindable(Protocol):
+    """What a rank can do about the boundaries behind it; the background thread calls it."""
+
+    def has_marked(self, number: int) -> bool:
+        """Return whether the main thread has passed that boundary."""
+
+    def standing(self, number: int) -> list[int]:
+        """Return the numbers of the boundaries at which the state still stands; that one is asked for."""
+
+    def copy(self, number: int, avoid: frozenset[int], rooms: tuple[int, ...]) -> bool:
+        """Copy this rank's part of the state at one of them; return whether it still stood afterwards."""
+
+    def publish(self) -> None:
+        """Seal what was copied last, and say that this rank has drained."""
+
+
+class Rewind:
+    """One rank's part in the attempt to rewind a round; there is one attempt in each round."""
+
+    def __init__(
+        self, store: Store, number: int, *, rank: int, world_size: int, rewindable: Rewindable | None
+    ) -> None:
+        """Take part in round ``number``; without ``rewindable`` this rank can go to no boundary behind it."""
+        self._store = store
+        self._number = number
+        self._rank = rank
+        self._world_size = world_size
+        self._rewindable = rewindable
+        self._has_said = ""
+        self._has_arrived = False
+        self.asked: int | None = None
+        """The boundary behind the rank that has asked."""
+        self.is_off = False
+        """Whether the attempt has failed."""
+
+    def ask(self, boundary: int) -> None:
+        """Begin the attempt, unless another rank has."""
+        self._store.compare_set(self._key("asked"), "", str(boundary))
+
+    def look(self) -> bool:
+        """Return whether the attempt is under way."""
+        if self.asked is None and not self.is_off and self._store.check([self._key("asked")]):
+            self.asked = int(self._store.get(self._key("asked")))
+        return self.asked is not None and not self.is_off
+
+    def advance(
+        self,
+        *,
+        can_stand: bool,
+        is_late: bool,
+        avoid: frozenset[int],
+        rooms: tuple[int, ...],
+    ) -> int | None:
+        """Do what can be done without waiting for others.
+
+        Returns the boundary when all have copied and this rank has sealed. ``can_stand`` says whether this
+        rank is still in its loop and has not begun to leave it, ``is_late`` whether the time for a rewind is
+        over.
+        """
+        assert self.asked is not None
+        rewindable = self._rewindable
+        if self._has_said == "":
+            if rewindable is None or not can_stand:
+                self._say("stands", [])
+            elif rewindable.has_marked(self.asked):
+                self._say("stands", rewindable.standing(self.asked))
+        elif self._has_said == "stands" and rewindable is not None and self._store.check([self._key("to")]):
+            to = int(self._store.get(self._key("to")))
+            self._say("copied", rewindable.copy(to, avoid, rooms))
+        if self._rank == 0:
+            self._preside(is_late=is_late)
+        place = self._place()
+        if place is not None and place.isdigit():
+            assert rewindable is not None
+            rewindable.publish()
+            return int(place)
+        self.is_off = place is not None or self._store.check([self._key("off")])
+        return None
+
+    def arrive(self) -> bool:
+        """Say that this rank's main thread is at the boundary ahead; return whether all serve it there."""
+        keys = [f"arrived/{self._number}/{rank}" for rank in range(self._world_size)]
+        if not self._has_arrived:
+            self._store.set(keys[self._rank], "1")
+            self._has_arrived = True
+        if self._rank == 0 and self._store.check(keys):
+            self._store.compare_set(self._place_key, "", _AHEAD)
+        return self._place() == _AHEAD
+
+    @property
+    def _place_key(self) -> str:
+        return f"place/{self._number}"
+
+    def _place(self) -> str | None:
+        """Return where the round is served, once that is decided."""
+        return self._store.get(self._place_key).decode() if self._store.check([self._place_key]) else None
+
+    def _has_gone(self, rank: int) -> bool:
+        """Return whether a rank takes no part in rounds any more."""
+        return self._store.check([f"finished/{rank}"]) or self._store.check([f"left/{rank}"])
+
+    def _say(self, what: str, value: object) -> None:
+        self._store.set(self._key(f"{what}/{self._rank}"), json.dumps(value))
+        self._has_said = what
+
+    def _preside(self, *, is_late: bool) -> None:
+        what = self._has_said or "stands"
+        found = {
+            rank: json.loads(self._store.get(key))
+            for rank in range(self._world_size)
+            if self._store.check([key := self._key(f"{what}/{rank}")])
+        }
+        missing = set(range(self._world_size)) - set(found)
+        if not all(found.values()) or is_late or any(map(self._has_gone, missing)):
+            self._store.set(self._key("off"), "1")
+        elif not missing and what == "copied":
+            self._store.compare_set(self._place_key, "", self._store.get(self._key("to")).decode())
+        elif not missing:
+            common = set.intersection(*(set(numbers) for numbers in found.values()))
+            if common:
+                self._store.set(self._key("to"), str(max(common)))
+            else:
+                self._store.set(self._key("off"), "1")
+
+    def _key(self, what: str) -> str:
+        return f"rewind/{self._number}/{what}"
