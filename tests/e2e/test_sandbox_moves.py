@@ -126,7 +126,7 @@ def check_logs(seen) -> None:
     steps = []
     for cloud, missing in (("aws", ""), ("gcp", "1, 2"), ("aliyun", "1, 2, 3, 4")):
         out, err = seen["logs"][cloud]
-        assert (f"the log of attempt {missing} is not here" in err) == bool(missing)
+        assert (f"the log of attempts {missing} is not here" in err) == bool(missing)
         steps += [int(step) for step in re.findall(r" step (\d+) loss", out)]
     assert steps == list(range(NUM_STEPS))
     for source, target in (("aws", "gcp"), ("gcp", "aliyun")):

@@ -119,8 +119,9 @@ def warn_of_gaps(job: Job, *, wanted: Wanted = lambda _launch, _rank: True) -> N
     held = {parse_stream(name)[0] for name in job.log_sink.streams() if is_node_stream(name)}
     missing = [str(count) for count, launch in older if launch.number not in held]
     if missing:
+        noun = "attempt" if len(missing) == 1 else "attempts"
         output.warn(
-            f"the log of attempt {', '.join(missing)} is not here: it stayed behind when job {job.id} moved "
+            f"the log of {noun} {', '.join(missing)} is not here: it stayed behind when job {job.id} moved "
             "or changed its provider; to read it, name the store of then with --store"
         )
 
