@@ -37,12 +37,13 @@ cloudspot show tiny --json >show
 # Of the documented keys those that such a job leaves no object at: CloudWatch has the log.
 ABSENT = {
     "code/<sha256>.removals/<id>",
-    "jobs/<id>/agent",
+    "jobs/<id>/agents/<sha256>",
     "jobs/<id>/code",
     "live/<id>.<nonce>",
     "probe/<nonce>",
-    "jobs/<id>/secrets",
-    "jobs/<id>/stop",
+    "jobs/<id>/secrets.<resumption>",
+    "jobs/<id>/stop.<resumption>",
+    "jobs/<id>/submissions/<sha256>",
     "jobs/<id>/suspicions",
     "jobs/<id>/logs/<stream>/<date>/<number>",
 }

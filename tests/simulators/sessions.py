@@ -71,6 +71,7 @@ def _seal(
 ) -> Path:
     """Copy one rank's part into an arena and seal it; return the seal's path."""
     from cloudspot.train.arena import Arena
+    from cloudspot.train.boundary_marks import Description
     from cloudspot.train.checkpoint import take
     from cloudspot.train.distributed import World
     from cloudspot.train.save_order import INTERVAL, SaveOrder
@@ -90,7 +91,7 @@ def _seal(
         objects,
         SaveOrder(INTERVAL, checkpoint.step),
         step=checkpoint.step,
-        describe=lambda: ({"seed": 1, "position": None}, {}),
+        describe=lambda: Description({"seed": 1, "position": None}, {}),
         deadline=lambda: deadline,
     )
     saver.close()
