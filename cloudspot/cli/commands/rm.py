@@ -208,9 +208,10 @@ class _Named(msgspec.Struct):
 
 def _providers(job: Job) -> Sequence[Provider]:
     """Return the providers that may have machines of the job; a warning says what they cannot be asked."""
+    resumed = (meta.key for meta in job.store.list_objects(keys.submissions_prefix(job.id)))
     try:
-        named = read_record(job.store, keys.spec(job.id), _Named)
-        return [open_provider(named.provider, spec_from_json(named.spec))]
+        submissions = [read_record(job.store, key, _Named) for key in (keys.spec(job.id), *resumed)]
+        return [open_provider(one.provider, spec_from_json(one.spec)) for one in submissions]
     except PluginError as error:
         output.warn(f"cannot tell whether job {job.id} has machines: {error}")
         return []

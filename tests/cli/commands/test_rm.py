@@ -3,14 +3,20 @@
 import contextlib
 from datetime import datetime, timedelta, timezone
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from faultstore import FaultPlan, FaultyStore, Hook
 
+from cloudspot.cli.commands import rm as rm_module
+from cloudspot.cli.jobs import Job
 from cloudspot.cli.main import program
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import keys
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.removal import remove_job
+from cloudspot.jobstore.submission import hash_of
+from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import Instance, InstanceState
 
@@ -238,3 +244,14 @@ def test_a_malformed_note_of_a_removal_is_made_anew(jobs, monkeypatch):
     jobs.run("rm", job_id, "-y", status=8)
     jobs.run("rm", job_id, "-y", "--force")
     assert all_keys(jobs.store) == set()
+
+
+def test_by_force_each_provider_that_the_job_was_resumed_on_is_asked(jobs, monkeypatch):
+    job_id = jobs.stopped()
+    submission = HistoryReader(jobs.store, job_id).read().submission
+    elsewhere = msgspec.structs.replace(submission, provider="elsewhere", resumption=1)
+    jobs.put(keys.submission(job_id, hash_of(codec.encode(elsewhere))), elsewhere)
+    asked = []
+    monkeypatch.setattr(rm_module, "open_provider", lambda name, spec: asked.append(name) or LocalProvider())
+    assert len(rm_module._providers(Job(jobs.store, job_id))) == 2
+    assert asked == ["local", "elsewhere"]
