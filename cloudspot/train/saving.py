@@ -114,55 +114,45 @@ class Saver:
             SessionError: the state cannot be saved, or there is no room for it.
         """
         with self._lock:
-            return self._copy(objects, order, step, describe, deadline)
-
-    def _copy(
-        self,
-        objects: Mapping[str, Any],
-        order: SaveOrder,
-        step: int,
-        describe: Describe,
-        deadline: Callable[[], float] | None,
-    ) -> Copied | None:
-        if self._claiming is not None:
-            if self._claiming.is_alive():
-                self._arena.hurry()
-            self._claiming.join()
-        if self._claim_error is not None:
-            raise self._claim_error
-        slot = self._find_slot(deadline)
-        if slot is None:
-            return None
-        started = time.monotonic()
-        description = describe()
-        rank_state = description.flatten_rank_state()
-        state = checkpoint.take(objects)
-        table = self._plan_for(state.items, order.avoid, order.rooms)
-        rank = self._world.rank
-        placements, nbytes = table.parts[rank], table.part_bytes[rank]
-        must_grow = nbytes > slot.capacity
-        self._arena.grow(slot, nbytes)
-        slot.write(placements, [state.tensors[placement.item.name] for placement in placements])
-        seconds = time.monotonic() - started
-        seal = {
-            "format": SEAL_FORMAT,
-            "generation": self._arena.generation,
-            "step": step,
-            "rank": rank,
-            "world_size": self._world.world_size,
-            "kind": order.kind,
-            "slot": str(slot.path),
-            "nbytes": nbytes,
-            "plan": table.digest,
-            "items": [placement.to_json() for placement in placements],
-            "objects": {"state": state.objects, "models": list(state.models), **description.shared},
-            "rank_state": rank_state,
-            "stall_seconds": seconds,
-        }
-        if must_grow and order.kind == INTERVAL:
-            # The state has grown since the slots were claimed: grow the other slot before a drain needs it.
-            self.prepare(state.items)
-        return Copied(slot, seal)
+            if self._claiming is not None:
+                if self._claiming.is_alive():
+                    self._arena.hurry()
+                self._claiming.join()
+            if self._claim_error is not None:
+                raise self._claim_error
+            slot = self._find_slot(deadline)
+            if slot is None:
+                return None
+            started = time.monotonic()
+            description = describe()
+            rank_state = description.flatten_rank_state()
+            state = checkpoint.take(objects)
+            table = self._plan_for(state.items, order.avoid, order.rooms)
+            rank = self._world.rank
+            placements, nbytes = table.parts[rank], table.part_bytes[rank]
+            must_grow = nbytes > slot.capacity
+            self._arena.grow(slot, nbytes)
+            slot.write(placements, [state.tensors[placement.item.name] for placement in placements])
+            seconds = time.monotonic() - started
+            seal = {
+                "format": SEAL_FORMAT,
+                "generation": self._arena.generation,
+                "step": step,
+                "rank": rank,
+                "world_size": self._world.world_size,
+                "kind": order.kind,
+                "slot": str(slot.path),
+                "nbytes": nbytes,
+                "plan": table.digest,
+                "items": [placement.to_json() for placement in placements],
+                "objects": {"state": state.objects, "models": list(state.models), **description.shared},
+                "rank_state": rank_state,
+                "stall_seconds": seconds,
+            }
+            if must_grow and order.kind == INTERVAL:
+                # The state has outgrown the slots: let the other one grow before a drain needs it.
+                self.prepare(state.items)
+            return Copied(slot, seal)
 
     def seal(self, copied: Copied, *, is_held: bool = False) -> None:
         """Give a copy to the agent."""
