@@ -46,11 +46,12 @@ def find_resumable(
         return Job(source, find_job(source, text)), target
     try:
         job = Job(target, find_job(target, text))
+        if is_asked and job.id != text and find_meta(_usual_store(), keys.index(text)) is not None:
+            raise JobNotFound(f"{text!r} is the whole id of a job elsewhere")
         elsewhere = job.history().moved_to
     except JobNotFound:
-        variable = os.environ.get(STORE_VARIABLE)  # where it would have been looked for without --store
-        source = open_named_store(None if variable is None else named_store(variable, STORE_VARIABLE).url)
-        if not is_asked or source.canonical_url == target.canonical_url:
+        source = _usual_store() if is_asked else target
+        if source.canonical_url == target.canonical_url:
             raise
         return Job(source, find_job(source, text)), target
     if elsewhere is None or elsewhere == target.canonical_url or not is_asked:
@@ -67,6 +68,12 @@ def find_resumable(
             f"cloudspot resume {job.id} --from {here} --store {elsewhere}"
         ) from None
     return job, target
+
+
+def _usual_store() -> ObjectStore:
+    """Return the store where jobs are looked for without ``--store``."""
+    variable = os.environ.get(STORE_VARIABLE)
+    return open_named_store(None if variable is None else named_store(variable, STORE_VARIABLE).url)
 
 
 def leave_provider(job: Job, *, is_moving: bool) -> None:

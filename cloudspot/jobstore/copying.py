@@ -32,7 +32,7 @@ from cloudspot.jobstore.chunks import BLOCK_BYTES, StoredChunk, check_sizes, rea
 from cloudspot.jobstore.creation import WAITS, create
 from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.job_lists import note_recent
+from cloudspot.jobstore.job_lists import note_recent, resumed_writer
 from cloudspot.jobstore.manifests import read_commit
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import PatientStore, patient
@@ -395,9 +395,13 @@ def _with_offsets(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
 def _check_over(source: ObjectStore, job_id: str, history: History) -> None:
     if history.open_launch is not None or (history.finished is None and history.suspended is None):
         raise CloudspotError(f"job {job_id!r} in {source.url} has not ended; stop it first")
-    # Drivers take the mark back last, when no machine of the job is left that could write. One that is
-    # suspended keeps it.
-    if history.finished is not None and source.list_page(keys.live(job_id, ""), limit=1).objects:
+    # Drivers take the marks back last, when no machine of the job is left that could write. One that is
+    # suspended keeps them; that of a resumption that was given up says nothing.
+    first, count = history.first_submission.writer, history.submission.resumption
+    writers = [first, *(resumed_writer(first, number) for number in range(1, count + 1))]
+    marks = {keys.live(job_id, writer) for writer in writers}
+    listed = {meta.key for meta in source.list_objects(keys.live(job_id, ""))}
+    if history.finished is not None and marks & listed:
         raise CloudspotError(
             f"job {job_id!r} in {source.url} has ended, but not all that it used is released; run "
             "`cloudspot reconcile` until it is"

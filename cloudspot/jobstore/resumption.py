@@ -23,7 +23,7 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import mark_live, resumed_writer, unmark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import Moved, Resumed, StagedAgent, Submission, new_nonce
+from cloudspot.jobstore.records import Moved, Resumed, Submission, new_nonce
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import (
     agent_key,
@@ -33,10 +33,14 @@ from cloudspot.jobstore.submission import (
     hash_of,
     put_agent,
     put_secrets,
+    staged,
 )
 
 if TYPE_CHECKING:
     from cloudspot.boot.agentarchive import AgentArchive
+
+CHANGED = "something has happened to job {!r} meanwhile; look at it and try again"
+"""What is said to whoever loses a race."""
 
 
 def check_resumable(store: ObjectStore, history: History) -> None:
@@ -129,9 +133,6 @@ def resume(
     return submission
 
 
-CHANGED = "something has happened to job {!r} meanwhile; look at it and try again"
-
-
 def _check_existence(store: ObjectStore, job_id: str) -> None:
     """JobNotFound if the job has been removed since it was read: nobody would find what is put now."""
     if find_meta(store, keys.spec(job_id)) is None:
@@ -175,9 +176,7 @@ def _next_submission(
         code_bytes=first.code_bytes,
         secret_names=spec.run.secrets,
         version=__version__,
-        agent=None
-        if agent is None
-        else StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements),
+        agent=staged(agent),
         has_own_code=first.has_own_code,
         forked_from=first.forked_from,
         num_launches_before=len(history.launches),

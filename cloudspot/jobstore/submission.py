@@ -218,11 +218,16 @@ def new_submission(
         version=__version__,
         at=datetime.now(timezone.utc),
         writer=new_nonce(),
-        agent=None
-        if agent is None
-        else StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements),
+        agent=staged(agent),
         forked_from=forked_from,
     )
+
+
+def staged(agent: AgentArchive | None) -> StagedAgent | None:
+    """Return what a submission says of the archive that is staged for it."""
+    if agent is None:
+        return None
+    return StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements)
 
 
 def code_key(submission: Submission) -> str:

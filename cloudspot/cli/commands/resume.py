@@ -194,6 +194,6 @@ def _warn_of_inexactness(before: JobSpec, spec: JobSpec) -> None:
     ]
     if changed:
         output.warn(
-            f"{' and '.join(changed)} changed: with other machines, or another number of ranks, it goes "
-            "on from the same state, but not bit for bit"
+            f"{' and '.join(changed)} changed: training goes on from the same state, but with other "
+            "machines or another number of ranks not bit for bit"
         )

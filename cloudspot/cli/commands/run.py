@@ -57,7 +57,7 @@ def run(
     """Submit a job and follow it to its end.
 
     JOB_FILE is job.toml by default. Prints events and the log, relaunches after a reclaim, and exits when
-    the job ends: 0 succeeded, 1 failed, 10 stopped. Ctrl-C detaches; the job goes on.
+    the job ends: 0 succeeded, 1 failed, 10 stopped, 11 suspended. Ctrl-C detaches; the job goes on.
     """
     if as_json and not (dry_run or detach):
         raise SpecError("--json needs --dry-run or --detach; a followed job prints its log")

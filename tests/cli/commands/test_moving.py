@@ -9,7 +9,7 @@ from cloudspot.cli.commands import resume as resume_module
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.copying import plan_copy, reserve
-from cloudspot.jobstore.job_lists import list_jobs, list_live
+from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live, resumed_writer
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Moved, Resumed
@@ -186,6 +186,23 @@ def test_it_comes_back_with_what_it_did_elsewhere(jobs, other):
     assert jobs.run_json("show", JOB)["cost"]["spent"] == pytest.approx(0.6)
     jobs.store = other
     assert "goes on there only" in jobs.run("resume", JOB, status=1).stderr
+
+
+def test_a_whole_id_means_that_job_and_no_other_that_begins_with_it(jobs, other):
+    jobs.stopped()
+    home, jobs.store = jobs.store, other
+    jobs.submit(f"{JOB}-other", minutes=0)
+    jobs.store = home
+    assert f"copying job {JOB} to" in move(jobs, other).stderr
+    assert history(other).submission.resumption == 1
+    assert HistoryReader(other, f"{JOB}-other").read().submission.resumption == 0
+
+
+def test_the_mark_of_a_resumption_that_was_given_up_holds_up_no_move(jobs, other):
+    jobs.stopped()
+    mark_live(jobs.store, JOB, resumed_writer(history(jobs.store).first_submission.writer, 1))
+    move(jobs, other)
+    assert history(other).finished is None
 
 
 def test_a_suspended_job_is_ended_before_it_moves(jobs, other):
