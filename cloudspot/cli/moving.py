@@ -14,7 +14,7 @@ from cloudspot.cli.sharedoptions import STORE_VARIABLE
 from cloudspot.controller.ownership import adopt, store_label
 from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobstore import keys, manifests, resumption
+from cloudspot.jobstore import keys, resumption
 from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy, reserve
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import write_summary
@@ -119,9 +119,6 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
         raise CloudspotError(
             f"job {job.id} was moved to {target.url}, and is not there: is it another computer's directory?"
         )
-    if history.generations and not is_repeated:
-        # What was uploaded whole, and not committed, as its node was lost.
-        manifests.complete(job.store, job.id, history.generations[-1].number)
     plan = plan_copy(job.store, job.id)
     output.echo(f"copying job {job.id} to {target.url}: {describe_copy(plan)}", error=True)
     if not isinstance(job.log_sink, ObjectStoreLogSink):

@@ -33,6 +33,7 @@ from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.job_lists import mark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
+from cloudspot.jobstore.manifests import complete
 from cloudspot.jobstore.records import Closed, Finished, Intent, Suspended, VoidOutcome, new_nonce
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import delete_secrets, request_stop
@@ -49,6 +50,7 @@ class Actor:
     def __init__(
         self,
         store: ObjectStore,
+        journal: Journal,
         job_id: str,
         provider: Provider,
         *,
@@ -62,7 +64,7 @@ class Actor:
         self._provisioner = provider.provisioner()
         self._memory = memory
         self._clock = clock
-        self._journal = Journal(store, job_id)
+        self._journal = journal
         self._told: dict[str, float] = {}
         self._announced: tuple[int, list[str], Mapping[str, str]] | None = None
         self._waiting_for: str | None = None
@@ -92,6 +94,9 @@ class Actor:
         elif isinstance(action, CloseLaunch):
             self._journal.append(self._closed(action), action.number)
         elif isinstance(action, Finish):
+            if action.outcome != "succeeded":
+                # What was uploaded whole and not committed, as its node was lost: nobody will after the end.
+                complete(self._store, self._journal, self._job_id)
             self._journal.append(self._finished(action), action.number)
         elif isinstance(action, Suspend):
             self._journal.append(self._suspended(action), action.number)

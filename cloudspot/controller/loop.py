@@ -30,6 +30,7 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import resumed_writer, unmark_live
+from cloudspot.jobstore.journal import COPY_EVERY
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, job_file_of, write_summary
 from cloudspot.jobstore.records import Summary
@@ -122,7 +123,9 @@ class Controller:
         self._submission_sha256 = opened_for
         """Of the submission by which the provider was opened; None: of the one that is read first."""
         self._memory = Memory()
-        self._actor = Actor(self._store, job_id, provider, memory=self._memory, clock=clock)
+        self._actor = Actor(
+            self._store, self._reader.journal, job_id, provider, memory=self._memory, clock=clock
+        )
         self._handover = Handover(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._last: History | None = None
@@ -358,13 +361,19 @@ class Controller:
                 problems.append(str(error))
 
     def _copy_settled(self, history: History, problems: list[str]) -> Generator[str, None, None]:
-        """Copy the launches that have settled, for those who read the job from its start."""
+        """Copy the launches that have settled, for those who read the job from its start.
+
+        Where nodes commit, they copy the journal; launches that never train are copied here.
+        """
         settled = settled_launches(history, self._clock.now())
         known, written_at = self._copied or (self._reader.num_copied, -math.inf)
         is_due = history.finished is not None or self._clock.monotonic() - written_at >= COPY_SECONDS
         if len(settled) > known and is_due:
             yield "copy settled launches"
+            journal = self._reader.journal
             try:
+                if len(journal.known) - journal.num_copied >= COPY_EVERY:
+                    journal.write_copy()
                 write_settled(self._store, history, settled)
                 self._copied = len(settled), self._clock.monotonic()
             except TransientError as error:

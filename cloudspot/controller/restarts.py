@@ -112,8 +112,7 @@ def made_progress(history: History, launch: LaunchHistory) -> bool:
     for generation in history.generations:
         if generation.launch != launch.number:
             continue
-        restored = generation.restore_from.step if generation.restore_from else 0
-        if any(one.generation == generation.number and one.step > restored for one in history.commits):
+        if history.commits_by_generation.get(generation.number):
             return True
     return False
 

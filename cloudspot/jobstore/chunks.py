@@ -13,7 +13,7 @@ from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.parts import xxh3_128
-from cloudspot.jobstore.records import Chunk, Commit, Part
+from cloudspot.jobstore.records import Chunk, Manifest, Part
 
 BLOCK_BYTES = 8 << 20
 """Large enough to make a request worth its latency."""
@@ -30,10 +30,10 @@ class StoredChunk:
     """Bytes from the beginning of the part."""
 
 
-def stored_chunks(job_id: str, commit: Commit) -> list[StoredChunk]:
+def stored_chunks(job_id: str, manifest: Manifest) -> list[StoredChunk]:
     """Return the chunks of all parts, in order."""
     found = []
-    for part in commit.parts:
+    for part in manifest.parts:
         start = 0
         for number, chunk in enumerate(part.chunks):
             key = keys.chunk(job_id, part.generation, part.step, part.rank, number)
@@ -42,18 +42,18 @@ def stored_chunks(job_id: str, commit: Commit) -> list[StoredChunk]:
     return found
 
 
-def check_sizes(store: ObjectStore, job_id: str, commit: Commit, chunks: Sequence[StoredChunk]) -> None:
+def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Sequence[StoredChunk]) -> None:
     """Check by a listing that the chunks are there and as long as the manifest says.
 
     Raises:
         CorruptData: one is missing or has another size.
     """
-    prefix = keys.checkpoint_prefix(job_id, commit.generation, commit.step)
+    prefix = keys.checkpoint_prefix(job_id, manifest.generation, manifest.step)
     sizes = {meta.key: meta.size for meta in store.list_objects(prefix)}
     for stored in chunks:
         size = sizes.get(stored.key)
         if size is None:
-            raise CorruptData(f"checkpoint {commit.id}: chunk {stored.key} is missing")
+            raise CorruptData(f"checkpoint {manifest.id}: chunk {stored.key} is missing")
         _check_size(stored, size)
 
 

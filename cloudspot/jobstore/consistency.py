@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import (
+    CheckpointId,
     Closed,
+    Commit,
     Exit,
+    Finished,
     Generation,
     Intent,
     JournalRecord,
@@ -19,82 +22,92 @@ from cloudspot.jobstore.records import (
 )
 
 
-def check_journal(job_id: str, journal: Sequence[JournalRecord]) -> None:
-    """Check that launches and resumptions are numbered from 1, and that nothing overlaps them.
+class JournalOrder:
+    """Checks record after record that each follows from those before it.
 
-    Each launch is closed before anything else but the end, and only a resumption follows an end.
-
-    Raises:
-        CorruptData: the message names the first key that does not fit.
+    Launches, generations and resumptions are numbered from 1. Each launch is closed before anything else but
+    the end, and only a resumption follows an end. A generation is of the open launch, has only nodes of it,
+    and resumes from a commit. Only the newest generation commits, each time a later step.
     """
-    opened = closed = resumed = 0
-    has_ended = False
-    for number, record in enumerate(journal, start=1):
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self.count = 0
+        """How many records were taken in."""
+        self._opened = self._closed = self._resumed = 0
+        self._num_nodes = 0
+        """Of the launch that was opened last."""
+        self._has_ended = False
+        self._generation = 0
+        self._head: CheckpointId | None = None
+        """What the newest generation has committed last, or what it was restored from."""
+        self._commits: set[CheckpointId] = set()
+
+    def extend(self, records: Iterable[JournalRecord]) -> None:
+        """Take in the records that come next.
+
+        Raises:
+            CorruptData: one does not follow; the message names its key. Those before it were taken in.
+        """
+        for record in records:
+            what = self.problem(record)
+            if what is not None:
+                key = keys.journal(self._job_id, self.count + 1)
+                raise CorruptData(f"{key} does not follow from the records before it: {what}")
+            self.count += 1
+            self._note(record)
+
+    def problem(self, record: JournalRecord) -> str | None:
+        """Return what keeps the record from being the next one, or None."""
+        is_open = self._opened > self._closed
         if isinstance(record, Intent):
-            fits = record.launch == opened + 1 == closed + 1 and not has_ended
-            opened = record.launch
+            fits = record.launch == self._opened + 1 and not is_open and not self._has_ended
+            return None if fits else f"it opens launch {record.launch}"
+        if isinstance(record, Closed):
+            fits = record.launch == self._opened and is_open and not self._has_ended
+            return None if fits else f"it closes launch {record.launch}"
+        if isinstance(record, Generation):
+            fits = record.number == self._generation + 1 and not self._has_ended
+            if not fits or not is_open or record.launch != self._opened:
+                return f"it is generation {record.number}, of launch {record.launch}"
+            return self._generation_problem(record)
+        if isinstance(record, Commit):
+            is_later = self._head is None or record.step > self._head.step
+            fits = record.generation == self._generation and is_later and not self._has_ended
+            return None if fits else f"it commits checkpoint {record.id}"
+        if isinstance(record, Resumed):
+            fits = record.resumption == self._resumed + 1 and not is_open
+            return None if fits else f"it is resumption {record.resumption}"
+        if isinstance(record, Moved):
+            return None if self._has_ended else "it moves the job"
+        if isinstance(record, Suspended):
+            return None if not is_open and not self._has_ended else "it suspends the job"
+        return None if not self._has_ended else "it ends the job"
+
+    def _generation_problem(self, record: Generation) -> str | None:
+        ranks = [member.rank for member in record.members]
+        if not ranks or len(ranks) != len(set(ranks)):
+            return f"it names no nodes, or one of them twice: {ranks[:20]}"
+        if max(ranks) >= self._num_nodes:
+            return f"it names node {max(ranks)} of launch {record.launch}, which has {self._num_nodes} nodes"
+        if record.restore_from is not None and record.restore_from not in self._commits:
+            return f"it resumes from checkpoint {record.restore_from}, which was not committed"
+        return None
+
+    def _note(self, record: JournalRecord) -> None:
+        if isinstance(record, Intent):
+            self._opened, self._num_nodes = record.launch, record.num_nodes
         elif isinstance(record, Closed):
-            fits = record.launch == opened == closed + 1 and not has_ended
-            closed = record.launch
+            self._closed = record.launch
+        elif isinstance(record, Generation):
+            self._generation, self._head = record.number, record.restore_from
+        elif isinstance(record, Commit):
+            self._head = record.id
+            self._commits.add(record.id)
         elif isinstance(record, Resumed):
-            fits = record.resumption == resumed + 1 and opened == closed
-            resumed, has_ended = record.resumption, False
-        elif isinstance(record, Moved):
-            fits = has_ended
-        elif isinstance(record, Suspended):
-            fits = opened == closed and not has_ended
-        else:
-            fits = not has_ended
-            has_ended = True
-        if not fits:
-            key = keys.journal(job_id, number)
-            raise CorruptData(f"{key} does not follow from the records before it: {_described(record)}")
-
-
-def _described(record: JournalRecord) -> str:
-    if isinstance(record, Intent | Closed):
-        return f"it {'opens' if isinstance(record, Intent) else 'closes'} launch {record.launch}"
-    if isinstance(record, Resumed):
-        return f"it is resumption {record.resumption}"
-    if isinstance(record, Suspended):
-        return "it suspends the job"
-    if isinstance(record, Moved):
-        return "it moves the job"
-    return "it ends the job"
-
-
-def check_generation(generation: Generation, number: int, key: str) -> None:
-    """Check a generation by itself: its own number, each node once, and a checkpoint of an older one.
-
-    Raises:
-        CorruptData: the message names ``key``.
-    """
-    ranks = [member.rank for member in generation.members]
-    restored = generation.restore_from
-    if generation.number != number:
-        raise CorruptData(f"{key} holds the record of generation {generation.number}")
-    if not ranks or len(ranks) != len(set(ranks)):
-        raise CorruptData(f"{key} names no nodes, or one of them twice: {ranks[:20]}")
-    if restored is not None and restored.generation >= number:
-        raise CorruptData(f"{key} resumes from checkpoint {restored}, which is not of an older generation")
-
-
-def check_members(job_id: str, generations: Sequence[Generation], num_nodes: Mapping[int, int]) -> None:
-    """Check that the launches have the nodes that the generations name.
-
-    ``num_nodes`` is by launch. It may lack the newest: its intent may have been written since it was made.
-
-    Raises:
-        CorruptData: the message names the key of the generation.
-    """
-    for generation in generations:
-        most = num_nodes.get(generation.launch)
-        ranks = [member.rank for member in generation.members]
-        if most is not None and max(ranks) >= most:
-            raise CorruptData(
-                f"{keys.generation(job_id, generation.number)} names node {max(ranks)} of launch "
-                f"{generation.launch}, which has {most} nodes"
-            )
+            self._resumed, self._has_ended = record.resumption, False
+        elif isinstance(record, Finished):
+            self._has_ended = True
 
 
 def check_place(record: object, launch: int, rank: int, key: str) -> None:

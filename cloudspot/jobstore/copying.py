@@ -1,9 +1,10 @@
 """Copy a job to another store: what it needs to go on there, and what tells its past.
 
 Everything in a job's prefix is copied as it is, except for its secrets, what drivers work out anew (the
-summary, the suspicions, the copy of settled launches), its agents, of which a resumption stages its own, and
-its checkpoints, of which only the best goes along. Objects are created, never replaced. A copy that was cut
-short is finished by the next one, which compares by content what stands already and copies the rest. The
+summary, the suspicions, copies of the journal and of settled launches), its agents, of which a resumption
+stages its own, and its checkpoints, of which only the best goes along. Objects are created, never replaced.
+A copy that was cut short is finished by the next one, which compares by content what stands already and
+copies the rest. The
 submission comes last: before it, the target has no such job. The copy is not marked live, since nothing of
 it runs until it is resumed.
 
@@ -30,14 +31,14 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.chunks import BLOCK_BYTES, StoredChunk, check_sizes, read_blocks, stored_chunks
 from cloudspot.jobstore.creation import WAITS, create
-from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import note_recent, resumed_writer
-from cloudspot.jobstore.manifests import read_commit
+from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import PatientStore, patient
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import CheckpointId, Commit, Skipped, Submission
+from cloudspot.jobstore.records import CheckpointId, JournalRecord, Manifest, Skipped, Submission
+from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.jobstore.stored_records import find_bytes, find_meta
 from cloudspot.jobstore.submission import code_key
@@ -90,7 +91,7 @@ class CopyPlan:
     """The one that goes along; None: the job begins again at step 0."""
     chunks: tuple[CopiedObject, ...]
     """The checkpoint's."""
-    commits: tuple[CopiedObject, ...]
+    manifests: tuple[CopiedObject, ...]
     """The checkpoint's manifest, if there is a checkpoint."""
     skipped: tuple[Skipped, ...]
     """Better checkpoints that are not whole, best first."""
@@ -98,7 +99,7 @@ class CopyPlan:
     @property
     def everything(self) -> tuple[CopiedObject, ...]:
         """Return all objects, in the order in which they may be written."""
-        return (*self.objects, *self.chunks, *self.commits, *self.journal, self.spec)
+        return (*self.objects, *self.chunks, *self.manifests, *self.journal, self.spec)
 
     @property
     def num_bytes(self) -> int:
@@ -128,18 +129,20 @@ def plan_copy(source: ObjectStore, job_id: str, *, damaged: Collection[Checkpoin
         JobNotFound: there is no such job.
     """
     source = patient(source)
-    history = HistoryReader(source, job_id).read()
+    reader = HistoryReader(source, job_id)
+    history = reader.read()
     _check_over(source, job_id, history)
     submission = history.first_submission
-    commit, skipped = _best_checkpoint(source, job_id, history, damaged)
+    best, skipped = _best_checkpoint(source, job_id, reader.journal.known, damaged)
     found = {meta.key: meta.size for meta in source.list_objects(keys.job_prefix(job_id))}
     code = code_key(submission)
     meta = find_meta(source, code)
     if meta is None:
         raise CorruptData(f"{source.url}: {code}, which job {job_id!r} needs, is gone")
     found[code] = meta.size
-    elsewhere = (keys.commits_prefix(job_id), keys.checkpoints_prefix(job_id), keys.own_agent(job_id, ""))
-    left_out = {keys.summary(job_id), keys.suspicions(job_id), keys.settled_launches(job_id)}
+    elsewhere = (keys.manifests_prefix(job_id), keys.checkpoints_prefix(job_id), keys.own_agent(job_id, ""))
+    copies = {keys.journal_copy(job_id), keys.settled_launches(job_id)}
+    left_out = {keys.summary(job_id), keys.suspicions(job_id), *copies}
     artifacts = keys.artifacts_prefix(job_id)
     copied = {
         key: CopiedObject(
@@ -153,16 +156,16 @@ def plan_copy(source: ObjectStore, job_id: str, *, damaged: Collection[Checkpoin
     }
     spec = copied.pop(keys.spec(job_id))
     journal = [key for key in copied if key.startswith(keys.journal_prefix(job_id))]
-    manifests = [] if commit is None else [keys.commit(job_id, commit.generation, commit.step)]
-    chunks = [] if commit is None else stored_chunks(job_id, commit)
+    manifests = [] if best is None else [keys.manifest(job_id, best.generation, best.step)]
+    chunks = [] if best is None else stored_chunks(job_id, best)
     return CopyPlan(
         submission=submission,
         spec=spec,
         journal=tuple(copied.pop(key) for key in journal),
         objects=tuple(copied.values()),
-        checkpoint=None if commit is None else commit.id,
+        checkpoint=None if best is None else best.id,
         chunks=tuple(CopiedObject(one.key, one.chunk.size, chunk=one) for one in chunks),
-        commits=tuple(CopiedObject(key, found[key]) for key in manifests),
+        manifests=tuple(CopiedObject(key, found[key]) for key in manifests),
         skipped=skipped,
     )
 
@@ -219,7 +222,7 @@ def copy(
     missing = [one for one in plan.journal if one.key not in standing]
     # A checkpoint's manifest after its chunks, so that whatever stands is whole.
     compared = [one for one in plan.journal if one.key in standing]
-    for batch in (*plan.objects, *plan.chunks, *compared), plan.commits, missing[1:]:
+    for batch in (*plan.objects, *plan.chunks, *compared), plan.manifests, missing[1:]:
         each(carrier.carry, batch, num_threads=num_threads)
     _check_whole(target, plan, {*(one.key for one in missing[:1]), plan.spec.key})
     for one in missing[:1]:
@@ -409,20 +412,20 @@ def _check_over(source: ObjectStore, job_id: str, history: History) -> None:
 
 
 def _best_checkpoint(
-    source: ObjectStore, job_id: str, history: History, damaged: Collection[CheckpointId]
-) -> tuple[Commit | None, tuple[Skipped, ...]]:
+    source: ObjectStore, job_id: str, journal: Sequence[JournalRecord], damaged: Collection[CheckpointId]
+) -> tuple[Manifest | None, tuple[Skipped, ...]]:
     """Return the manifest of the best checkpoint that looks whole, and those before it."""
     skipped: list[Skipped] = []
-    for checkpoint in lineage(history.generations, history.commits):
+    for checkpoint in standing_checkpoints(source, job_id, journal):
         try:
             if checkpoint in damaged:
                 raise CorruptData("its content does not match its checksums")
-            commit = read_commit(source, job_id, checkpoint)
-            check_sizes(source, job_id, commit, stored_chunks(job_id, commit))
+            manifest = read_manifest(source, job_id, checkpoint)
+            check_sizes(source, job_id, manifest, stored_chunks(job_id, manifest))
         except (CorruptData, ObjectMissing) as error:
             skipped.append(Skipped(checkpoint=checkpoint, reason=str(error)))
         else:
-            return commit, tuple(skipped)
+            return manifest, tuple(skipped)
     return None, tuple(skipped)
 
 
@@ -447,7 +450,6 @@ def _check_no_others(target: ObjectStore, plan: CopyPlan, standing: Collection[s
     of_history = (
         keys.journal_prefix(job_id),
         keys.launches_prefix(job_id),
-        keys.generations_prefix(job_id),
         keys.nodes_prefix(job_id),
     )
     for key in sorted(set(standing) - planned):

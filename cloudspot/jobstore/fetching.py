@@ -22,11 +22,11 @@ from cloudspot.jobstore.chunks import (
     stored_chunks,
     write_at,
 )
-from cloudspot.jobstore.integrity import check_commit
+from cloudspot.jobstore.integrity import check_manifest
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS, extents
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import Commit, File
+from cloudspot.jobstore.records import File, Manifest
 from cloudspot.jobstore.seals import read_seal
 from cloudspot.train.handoff import RESTORE_MANIFEST
 
@@ -35,7 +35,11 @@ _Carry = Callable[[Path, Sequence[File], StoredChunk], None]
 
 
 def verify(
-    store: ObjectStore, job_id: str, commit: Commit, *, progress: Callable[[int], None] = lambda _count: None
+    store: ObjectStore,
+    job_id: str,
+    manifest: Manifest,
+    *,
+    progress: Callable[[int], None] = lambda _count: None,
 ) -> None:
     """Read every chunk of the checkpoint and compare it with its checksum; ``progress`` is told the bytes.
 
@@ -43,10 +47,10 @@ def verify(
         CorruptData: the manifest contradicts itself, or a chunk is missing, cut short or changed; the
             message names the first one found.
     """
-    check_commit(commit)
+    check_manifest(manifest)
     store = patient(store)
-    chunks = stored_chunks(job_id, commit)
-    check_sizes(store, job_id, commit, chunks)
+    chunks = stored_chunks(job_id, manifest)
+    check_sizes(store, job_id, manifest, chunks)
 
     def check(stored: StoredChunk) -> None:
         for _, block in read_blocks(store, stored):
@@ -58,7 +62,7 @@ def verify(
 def fetch(
     store: ObjectStore,
     job_id: str,
-    commit: Commit,
+    manifest: Manifest,
     directory: Path,
     *,
     progress: Callable[[int], None] = lambda _count: None,
@@ -75,9 +79,9 @@ def fetch(
         CorruptData: the manifest is not safe to follow, or a chunk is missing, cut short or changed.
         CloudspotError: the disk refuses, or the checkpoint directory exists already.
     """
-    check_commit(commit)
+    check_manifest(manifest)
     store = patient(store)
-    chunks = stored_chunks(job_id, commit)
+    chunks = stored_chunks(job_id, manifest)
 
     # Each thread keeps its buffer: touching fresh memory costs more than the reading and the writing.
     own = threading.local()
@@ -91,52 +95,53 @@ def fetch(
         progress(stored.chunk.size)
 
     # What the manifest claims must be there before a byte is written: no claim may fill the disk.
-    check_sizes(store, job_id, commit, chunks)
+    check_sizes(store, job_id, manifest, chunks)
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        if commit.kind == "session":
-            _fetch_session(commit, chunks, directory, carry, num_threads)
+        if manifest.kind == "session":
+            _fetch_session(manifest, chunks, directory, carry, num_threads)
         else:
-            _fetch_directories(commit, chunks, directory, carry, num_threads)
+            _fetch_directories(manifest, chunks, directory, carry, num_threads)
 
 
 def _fetch_session(
-    commit: Commit, chunks: Sequence[StoredChunk], directory: Path, carry: _Carry, num_threads: int
+    manifest: Manifest, chunks: Sequence[StoredChunk], directory: Path, carry: _Carry, num_threads: int
 ) -> None:
-    manifest = directory / RESTORE_MANIFEST
-    manifest.unlink(missing_ok=True)
+    target = directory / RESTORE_MANIFEST
+    target.unlink(missing_ok=True)
     files = {
-        part.rank: (File(path=f"part-{part.rank}.bin", size=part.size, mode=0o600),) for part in commit.parts
+        part.rank: (File(path=f"part-{part.rank}.bin", size=part.size, mode=0o600),)
+        for part in manifest.parts
     }
     for (file,) in files.values():
         _remove(directory / file.path)
         _create(directory / file.path, file.size)
     each(lambda s: carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
     value = {
-        "generation": commit.generation,
-        "step": commit.step,
-        "world_size": len(commit.parts),
+        "generation": manifest.generation,
+        "step": manifest.step,
+        "world_size": len(manifest.parts),
         "parts": [
             {"rank": part.rank, "file": files[part.rank][0].path, "seal": read_seal(part).raw}
-            for part in commit.parts
+            for part in manifest.parts
         ],
     }
-    write_whole(manifest, json.dumps(value).encode())
+    write_whole(target, json.dumps(value).encode())
 
 
 def _fetch_directories(
-    commit: Commit, chunks: Sequence[StoredChunk], directory: Path, carry: _Carry, num_threads: int
+    manifest: Manifest, chunks: Sequence[StoredChunk], directory: Path, carry: _Carry, num_threads: int
 ) -> None:
-    names = sorted({part.directory or "" for part in commit.parts})
+    names = sorted({part.directory or "" for part in manifest.parts})
     targets = {name: _free_path(directory, name) for name in names}
     with ExitStack() as stack:
         staging = {name: stack.enter_context(partial_directory(directory)) for name in names}
-        roots = {part.rank: staging[part.directory or ""] for part in commit.parts}
-        for part in commit.parts:
+        roots = {part.rank: staging[part.directory or ""] for part in manifest.parts}
+        for part in manifest.parts:
             for file in part.files:
                 _create(make_parents(roots[part.rank], file.path), file.size)
         each(lambda s: carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
-        for part in commit.parts:
+        for part in manifest.parts:
             for file in part.files:
                 (roots[part.rank] / file.path).chmod(file.mode & 0o777)
         for name, path in staging.items():

@@ -1,4 +1,4 @@
-"""Give a new job a checkpoint of another, as its generation 0: what it resumes from before its first own."""
+"""Give a new job a checkpoint of another, as its generation 0: its journal begins with that commit."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import msgspec
 
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import keys
+from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.bundle import Bundle
 from cloudspot.jobstore.chunks import StoredChunk, read_chunk, stored_chunks
-from cloudspot.jobstore.integrity import check_commit
+from cloudspot.jobstore.integrity import check_manifest
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Commit, Origin, Part, Submission, new_nonce
+from cloudspot.jobstore.records import CheckpointId, Commit, Manifest, Origin, Part, Submission, new_nonce
 from cloudspot.jobstore.seals import read_seal
-from cloudspot.jobstore.stored_records import create_record
 from cloudspot.jobstore.submission import code_key
 
 
@@ -40,7 +39,7 @@ def code_of(store: ObjectStore, submission: Submission) -> Bundle:
 def bring_checkpoint(
     store: ObjectStore,
     origin: Origin,
-    commit: Commit,
+    manifest: Manifest,
     job_id: str,
     *,
     progress: Callable[[int], None] = lambda _count: None,
@@ -53,9 +52,9 @@ def bring_checkpoint(
     Raises:
         CorruptData: the checkpoint does not verify.
     """
-    check_commit(commit)
+    check_manifest(manifest)
     store = patient(store)
-    copy = _renumbered(commit)
+    copy = _renumbered(manifest)
 
     def carry(pair: tuple[StoredChunk, StoredChunk]) -> None:
         source, target = pair
@@ -63,22 +62,33 @@ def bring_checkpoint(
             store.put(target.key, data)
         progress(source.chunk.size)
 
-    pairs = zip(stored_chunks(origin.job_id, commit), stored_chunks(job_id, copy), strict=True)
+    pairs = zip(stored_chunks(origin.job_id, manifest), stored_chunks(job_id, copy), strict=True)
     each(carry, tuple(pairs), num_threads=NUM_THREADS)
-    create_record(store, keys.commit(job_id, copy.generation, copy.step), copy)
+    record = Commit(
+        generation=copy.generation,
+        step=copy.step,
+        kind=copy.kind,
+        size=copy.size,
+        sealed_at=min(part.sealed_at for part in copy.parts),
+        at=copy.at,
+        writer=new_nonce(),
+    )
+    # Put, not created: an earlier submission of this id may have been cut short after it.
+    store.put(keys.manifest(job_id, copy.generation, copy.step), codec.encode(copy))
+    store.put(keys.journal(job_id, 1), codec.encode(record))
     return copy.id
 
 
-def _renumbered(commit: Commit) -> Commit:
+def _renumbered(manifest: Manifest) -> Manifest:
     """Return the manifest as that of a generation 0, which no training of the new job has."""
     copy = msgspec.structs.replace(
-        commit,
+        manifest,
         generation=0,
-        parts=tuple(_of_generation_0(part) for part in commit.parts),
+        parts=tuple(_of_generation_0(part) for part in manifest.parts),
         at=datetime.now(timezone.utc),
         writer=new_nonce(),
     )
-    check_commit(copy)
+    check_manifest(copy)
     return copy
 
 

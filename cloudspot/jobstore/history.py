@@ -11,6 +11,7 @@ from typing import TypeVar
 from cloudspot.jobstore.records import (
     CheckpointId,
     Closed,
+    Commit,
     Exit,
     Finished,
     Generation,
@@ -85,8 +86,10 @@ class History:
     """In order; launch k is at index k - 1."""
     generations: tuple[Generation, ...]
     """In order; generation g is at index g - 1."""
-    commits: tuple[CheckpointId, ...]
-    """Ascending."""
+    commits: tuple[Commit, ...]
+    """In order; the checkpoints of old ones have been deleted."""
+    head: CheckpointId | None
+    """The checkpoint from which the job would resume if it verifies."""
     finished: Finished | None
     """The end that stands: an older one was taken back by a resumption."""
     num_records: int
@@ -125,9 +128,17 @@ class History:
         return tuple(launch for launch in self.launches if launch.is_attempt)
 
     @cached_property
-    def commits_by_generation(self) -> Mapping[int, Sequence[CheckpointId]]:
-        """Return the commits of each generation that has any, ascending."""
+    def commits_by_generation(self) -> Mapping[int, Sequence[Commit]]:
+        """Return the commits of each generation that has any, in order."""
         return _grouped(self.commits, lambda one: one.generation)
+
+    def find_commit(self, checkpoint: CheckpointId | None) -> Commit | None:
+        """Return the commit of a checkpoint, or None."""
+        return None if checkpoint is None else self._commits_by_id.get(checkpoint)
+
+    @cached_property
+    def _commits_by_id(self) -> Mapping[CheckpointId, Commit]:
+        return {one.id: one for one in self.commits}
 
     @cached_property
     def generations_by_launch(self) -> Mapping[int, Sequence[Generation]]:
@@ -152,13 +163,13 @@ class History:
 
 
 def turns_of(journal: Iterable[JournalRecord]) -> tuple[tuple[int, Turn], ...]:
-    """Return what the journal holds beside launches, in order, each with how many launches are before it."""
+    """Return what the journal says of the job as a whole, each with how many launches are before it."""
     found: list[tuple[int, Turn]] = []
     num_launches = 0
     for record in journal:
         if isinstance(record, Intent):
             num_launches += 1
-        elif not isinstance(record, Closed):
+        elif isinstance(record, Turn):
             found.append((num_launches, record))
     return tuple(found)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from cloudspot.disk.names import is_safe_name
 from cloudspot.errors import CorruptData
-from cloudspot.jobstore.records import Commit, Part
+from cloudspot.jobstore.records import Manifest, Part
 from cloudspot.jobstore.seals import Item, Seal, plan_digest, read_seal
 from cloudspot.train import boxes
 
@@ -19,7 +19,7 @@ MAX_PARTS = 10_000
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
-def check_commit(commit: Commit) -> None:
+def check_manifest(manifest: Manifest) -> None:
     """Check that the manifest describes one whole checkpoint and nothing unsafe.
 
     Every part is valid by itself, each rank is there once and in order, and all belong to this checkpoint.
@@ -30,8 +30,8 @@ def check_commit(commit: Commit) -> None:
     Raises:
         CorruptData: the message names the checkpoint and the first problem.
     """
-    for problem in _commit_problems(commit):
-        raise CorruptData(f"checkpoint {commit.id}: {problem}")
+    for problem in _manifest_problems(manifest):
+        raise CorruptData(f"checkpoint {manifest.id}: {problem}")
 
 
 def check_part(part: Part) -> None:
@@ -47,29 +47,29 @@ def check_part(part: Part) -> None:
 # --- problems, in the order in which they matter ------------------------------------------------
 
 
-def _commit_problems(commit: Commit) -> Iterator[str]:
-    if not commit.parts:
+def _manifest_problems(manifest: Manifest) -> Iterator[str]:
+    if not manifest.parts:
         yield "it has no parts"
     seals: list[Seal] = []
-    for rank, part in enumerate(commit.parts):
+    for rank, part in enumerate(manifest.parts):
         if part.rank != rank:
             yield f"its part {rank} is of rank {part.rank}"
-        if part.num_parts != len(commit.parts):
-            yield f"it has {len(commit.parts)} parts, and part {rank} speaks of {part.num_parts}"
-        if (part.generation, part.step, part.kind) != (commit.generation, commit.step, commit.kind):
+        if part.num_parts != len(manifest.parts):
+            yield f"it has {len(manifest.parts)} parts, and part {rank} speaks of {part.num_parts}"
+        if (part.generation, part.step, part.kind) != (manifest.generation, manifest.step, manifest.kind):
             yield f"its part {rank} is of a {part.kind} checkpoint {part.generation}-{part.step}"
         seal = read_seal(part) if part.kind == "session" else None
         for problem in _part_problems(part, seal):
             yield f"part {rank}: {problem}"
         if seal is not None:
             seals.append(seal)
-    total = sum(part.size for part in commit.parts)
-    if commit.size != total:
-        yield f"its size is {commit.size}, and its parts have {total} bytes"
-    if commit.kind == "session":
+    total = sum(part.size for part in manifest.parts)
+    if manifest.size != total:
+        yield f"its size is {manifest.size}, and its parts have {total} bytes"
+    if manifest.kind == "session":
         yield from _plan_problems(seals)
     else:
-        yield from _collisions(commit.parts)
+        yield from _collisions(manifest.parts)
 
 
 def _part_problems(part: Part, seal: Seal | None) -> Iterator[str]:

@@ -86,7 +86,7 @@ def suspicions(job_id: str) -> str:
 
 
 def settled_launches(job_id: str) -> str:
-    """Return the key of the copy of what can no longer change; overwritten, or absent."""
+    """Return the key of the copy of what nodes can no longer change; overwritten, or absent."""
     return f"jobs/{job_id}/settled"
 
 
@@ -105,6 +105,11 @@ def journal(job_id: str, number: int) -> str:
     return f"jobs/{job_id}/journal/{number:08d}"
 
 
+def journal_copy(job_id: str) -> str:
+    """Return the key of the copy of the journal's first records; overwritten, or absent."""
+    return f"jobs/{job_id}/journal-copy"
+
+
 def launches_prefix(job_id: str) -> str:
     """Return the prefix of the launches, of which only the slots are kept."""
     return f"jobs/{job_id}/launches/"
@@ -118,16 +123,6 @@ def slots_prefix(job_id: str, launch: int) -> str:
 def slot(job_id: str, launch: int, rank: int) -> str:
     """Return the key of one slot; create-only: the first writer owns the rank of that launch."""
     return f"jobs/{job_id}/launches/{launch:06d}/nodes/{rank:04d}"
-
-
-def generations_prefix(job_id: str) -> str:
-    """Return the prefix of the generations."""
-    return f"jobs/{job_id}/generations/"
-
-
-def generation(job_id: str, number: int) -> str:
-    """Return the key of a generation record, counted from 1; create-only."""
-    return f"jobs/{job_id}/generations/{number:06d}"
 
 
 def nodes_prefix(job_id: str) -> str:
@@ -160,14 +155,14 @@ def checkpoints_prefix(job_id: str) -> str:
     return f"jobs/{job_id}/checkpoints/"
 
 
-def commits_prefix(job_id: str) -> str:
-    """Return the prefix of the commit records; apart from the chunks, to keep a listing short."""
-    return f"jobs/{job_id}/commits/"
+def manifests_prefix(job_id: str) -> str:
+    """Return the prefix of the manifests; apart from the chunks, to keep a listing short."""
+    return f"jobs/{job_id}/manifests/"
 
 
-def commit(job_id: str, generation: int, step: int) -> str:
-    """Return the key of a commit record; create-only: the checkpoint exists when this does."""
-    return f"jobs/{job_id}/commits/{generation:06d}-{step:012d}"
+def manifest(job_id: str, generation: int, step: int) -> str:
+    """Return the key of a checkpoint's manifest; create-only, and deleted first."""
+    return f"jobs/{job_id}/manifests/{generation:06d}-{step:012d}"
 
 
 def checkpoint_prefix(job_id: str, generation: int, step: int) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints in the bucket: one exists when its commit does, which names every chunk (protocol P5)."""
+"""Checkpoints in the bucket: the manifest names every chunk, and the commit in the journal makes it count."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 
-from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.integrity import check_commit
+from cloudspot.jobstore.integrity import check_manifest
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import head, newest_generation
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Commit, Part, new_nonce
-from cloudspot.jobstore.retention import read_commits, stored_checkpoints
+from cloudspot.jobstore.records import CheckpointId, Commit, Finished, Manifest, Moved, Part, new_nonce
+from cloudspot.jobstore.retention import stored_checkpoints
 from cloudspot.jobstore.stored_records import create_record, find_meta, read_record
 
 _RANK = re.compile(r"\d{4}", re.ASCII)
 
 
-def read_commit(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Commit:
+class Superseded(CloudspotError):
+    """A checkpoint of a generation that no longer counts: another follows it, or the job is over."""
+
+
+def read_manifest(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Manifest:
     """Return the manifest of a checkpoint, checked: its paths, sizes and tables are safe to follow.
 
     Raises:
@@ -28,15 +34,15 @@ def read_commit(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Co
             key.
         ObjectMissing: there is no such checkpoint (any more).
     """
-    key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
-    commit = read_record(patient(store), key, Commit)
-    if commit.id != checkpoint:
-        raise CorruptData(f"{key} holds the manifest of checkpoint {commit.id}")
+    key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
+    manifest = read_record(patient(store), key, Manifest)
+    if manifest.id != checkpoint:
+        raise CorruptData(f"{key} holds the manifest of checkpoint {manifest.id}")
     try:
-        check_commit(commit)
+        check_manifest(manifest)
     except CorruptData as error:
         raise CorruptData(f"{key}: {error}") from error
-    return commit
+    return manifest
 
 
 @contextmanager
@@ -56,22 +62,70 @@ def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -
 
 def stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
     """Return whether the checkpoint has not been deleted."""
-    key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
+    key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
     return find_meta(patient(store), key) is not None
 
 
 def try_commit(
     store: ObjectStore,
+    journal: Journal,
     job_id: str,
     checkpoint: CheckpointId,
     *,
     known: MutableMapping[str, Part] | None = None,
 ) -> Commit | None:
-    """Commit the checkpoint if all its parts are there; return the manifest that stands.
+    """Commit the checkpoint if all its parts are there; return its commit.
 
-    None: a part is missing. Whoever sees every part may commit; all who do get the same manifest.
-    A listing tells whether all are there; only then are their records read. ``known`` holds records by key
-    that were read or put before, and takes in those that are read now: they never change.
+    If the newest checkpoint that counts is of this step or a later one, that is the one returned. None: a
+    part is missing. Whoever sees every part may commit; all who do get the same record. ``known`` is
+    as for ``write_manifest``.
+
+    Raises:
+        CorruptData: the parts do not make one checkpoint, or one contradicts itself.
+        Superseded: its generation is not the newest one any more, or the job is over.
+    """
+    has_manifest = False
+    while True:
+        # Only what is decided on all that stands before its number is appended, so that no commit comes
+        # between a node's choice of a checkpoint and the generation that resumes from it.
+        records = journal.read()
+        newest = newest_generation(records)
+        is_over = bool(records) and isinstance(records[-1], Finished | Moved)
+        if is_over or checkpoint.generation != (0 if newest is None else newest.number):
+            raise Superseded(f"checkpoint {checkpoint} comes too late to count")
+        base = head(records)
+        if base is not None and base.step >= checkpoint.step:
+            return next(one for one in reversed(records) if isinstance(one, Commit) and one.id == base)
+        if not has_manifest:
+            manifest = write_manifest(store, job_id, checkpoint, known=known)
+            if manifest is None:
+                return None
+            has_manifest = True
+            record = Commit(
+                generation=checkpoint.generation,
+                step=checkpoint.step,
+                kind=manifest.kind,
+                size=manifest.size,
+                sealed_at=min(part.sealed_at for part in manifest.parts),
+                at=datetime.now(timezone.utc),
+                writer=new_nonce(),
+            )
+        if journal.append(record, len(records) + 1):
+            return record
+
+
+def write_manifest(
+    store: ObjectStore,
+    job_id: str,
+    checkpoint: CheckpointId,
+    *,
+    known: MutableMapping[str, Part] | None = None,
+) -> Manifest | None:
+    """Write the checkpoint's manifest if all its parts are there; return the one that stands.
+
+    None: a part is missing. A listing tells whether all are there; only then are their records read.
+    ``known`` holds records by key that were read or put before, and takes in those that are read now: they
+    never change.
 
     Raises:
         CorruptData: the parts do not make one checkpoint, or one contradicts itself.
@@ -95,7 +149,7 @@ def try_commit(
     parts = [found[name] for name in names]
     if len({part.num_parts for part in parts}) > 1:
         raise CorruptData(f"checkpoint {checkpoint}: its parts disagree on how many they are")
-    commit = Commit(
+    manifest = Manifest(
         generation=checkpoint.generation,
         step=checkpoint.step,
         kind=parts[0].kind,
@@ -104,29 +158,31 @@ def try_commit(
         at=datetime.now(timezone.utc),
         writer=new_nonce(),
     )
-    check_commit(commit)
-    key = keys.commit(job_id, checkpoint.generation, checkpoint.step)
-    return create_record(store, key, commit)
+    check_manifest(manifest)
+    key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
+    return create_record(store, key, manifest)
 
 
-def complete(store: ObjectStore, job_id: str, generation: int) -> tuple[CheckpointId, ...]:
-    """Commit what a generation has uploaded whole after its newest commit; return what stands then.
+def complete(store: ObjectStore, journal: Journal, job_id: str) -> tuple[CheckpointId, ...]:
+    """Commit what the newest generation has uploaded whole after its newest commit; return what that was.
 
     The node that brought the last part may have been lost before it could commit. What does not make one
     checkpoint is passed over.
     """
     store = patient(store)
-    newest = max((one for one in read_commits(store, job_id) if one.generation == generation), default=None)
-    found = []
+    newest = newest_generation(journal.read())
+    before = len(journal.known)
+    if newest is None:
+        return ()
     for checkpoint in stored_checkpoints(store, job_id):
-        if checkpoint.generation == generation and (newest is None or checkpoint > newest):
+        if checkpoint.generation == newest.number:
             try:
-                commit = try_commit(store, job_id, checkpoint)
+                try_commit(store, journal, job_id, checkpoint)
             except CorruptData:
                 continue
-            if commit is not None:
-                found.append(checkpoint)
-    return tuple(found)
+            except Superseded:
+                break
+    return tuple(one.id for one in journal.known[before:] if isinstance(one, Commit))
 
 
 def present_parts(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> frozenset[int]:

@@ -11,18 +11,18 @@ from cloudspot.errors import CorruptData, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.consistency import check_journal, check_members, check_place
-from cloudspot.jobstore.generations import read_generations
+from cloudspot.jobstore.consistency import check_place
 from cloudspot.jobstore.heartbeat_size import change_count
 from cloudspot.jobstore.history import History, LaunchHistory, turns_of
 from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import generations_of, head
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import (
     Closed,
+    Commit,
     Exit,
     Finished,
-    Generation,
     Heartbeat,
     Intent,
     JournalRecord,
@@ -35,7 +35,6 @@ from cloudspot.jobstore.records import (
     Summary,
     Turn,
 )
-from cloudspot.jobstore.retention import read_commits
 from cloudspot.jobstore.settled_launches import find_settled
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import read_first_submission, read_submission_of, submission_key
@@ -99,22 +98,22 @@ def write_summary(store: ObjectStore, summary: Summary) -> None:
 class HistoryReader:
     """Reads one job again and again; what never changes is read once. For one thread at a time.
 
-    The first pass reads the copy of the launches that are settled, so that its cost does not grow with them.
+    The first pass reads the copies of the journal and of the launches that are settled, so that its cost does
+    not grow with them.
 
-    A pass over a job in which nothing is new costs one get each for the journal, the stop request and the
-    generations, and a listing of the commits. While a launch is open it also costs a listing of the slots
-    until all are taken, a listing of what the nodes say, and gets of the heartbeats that the listing shows
-    to be new: of all nodes whose state has changed, and of ``MAX_REREADS`` others, in turn.
+    A pass over a job in which nothing is new costs a get each for the journal and the stop request. While a
+    launch is open it also costs a listing of the slots until all are taken, a listing of what the nodes say,
+    and gets of the heartbeats that the listing shows to be new: of all nodes whose state has changed, and of
+    ``MAX_REREADS`` others, in turn.
     """
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
         self._store = patient(store)
         self._job_id = job_id
-        self._journal = Journal(self._store, job_id)
+        self.journal = Journal(self._store, job_id)
         self._submissions: list[tuple[Submission, str]] = []
         """The first, and those with which the job was resumed, each with its hash."""
         self._stop: StopRequest | None = None
-        self._generations: tuple[Generation, ...] = ()
         self._slots: dict[int, dict[int, Slot]] = {}  # launch -> rank -> record; so are the others
         self._nodes: dict[str, dict[int, dict[int, Any]]] = {kind: {} for kind in _KINDS}
         self._beats_listed: dict[int, dict[int, tuple[datetime, int]]] = {}
@@ -130,8 +129,7 @@ class HistoryReader:
     def read(self) -> History:
         """Return everything that the bucket says about the job now.
 
-        What a record names is read after that record: a generation that a heartbeat names, or a commit that
-        an exit record names, is in this history too.
+        A generation that a node's record names, or a commit, is in this history too.
 
         Raises:
             JobNotFound: there is no such job, or its submission was cut short.
@@ -146,10 +144,11 @@ class HistoryReader:
             self._stop = find_record(self._store, key, StopRequest)
         intents = [record for record in journal if isinstance(record, Intent)]
         self._read_launches(intents)
-        self._generations = read_generations(self._store, self._job_id, known=self._generations)
-        num_nodes = {intent.launch: intent.num_nodes for intent in intents}
-        check_members(self._job_id, self._generations, num_nodes)
-        commits = read_commits(self._store, self._job_id)
+        if self._is_behind(journal):
+            journal = self._read_journal()
+            turns = turns_of(journal)
+            submission, sha256 = self._read_submissions(turns)
+            intents = [record for record in journal if isinstance(record, Intent)]
         closed = {record.launch: record for record in journal if isinstance(record, Closed)}
         self._first_unsettled = 1 + sum(1 for intent in intents if intent.launch in closed)
         return History(
@@ -158,8 +157,9 @@ class HistoryReader:
             submission_sha256=sha256,
             stop=self._stop,
             launches=tuple(self._fold_launch(intent, closed.get(intent.launch)) for intent in intents),
-            generations=self._generations,
-            commits=commits,
+            generations=generations_of(journal),
+            commits=tuple(record for record in journal if isinstance(record, Commit)),
+            head=head(journal),
             finished=_standing_end(journal),
             num_records=len(journal),
             turns=turns,
@@ -184,10 +184,9 @@ class HistoryReader:
     def _read_journal(self) -> tuple[JournalRecord, ...]:
         if not self._submissions:
             self._submissions.append(read_first_submission(self._store, self._job_id))
+        journal = self.journal.read()
         if not self._has_recalled:
-            self._recall(self._submissions[0][0])
-        journal = self._journal.read()
-        check_journal(self._job_id, journal)
+            self._recall(self._submissions[0][0], journal)
         return journal
 
     def _read_submissions(self, turns: Sequence[tuple[int, Turn]]) -> tuple[Submission, str]:
@@ -204,18 +203,15 @@ class HistoryReader:
             self._stop = None
         return self._submissions[-1]
 
-    def _recall(self, submission: Submission) -> None:
+    def _recall(self, submission: Submission, journal: Sequence[JournalRecord]) -> None:
         """Take in what another reader has read of the launches that are settled."""
-        found = find_settled(self._store, submission)
+        has_closed = any(isinstance(record, Closed) for record in journal)
+        found = find_settled(self._store, submission, journal) if has_closed else None
         self._has_recalled = True
         if found is None:
             return
-        self._journal.recall(
-            [record for one in found.launches for record in (*one.before, one.intent, one.closed)]
-        )
-        self._generations = found.generations
         for one in found.launches:
-            launch = one.intent.launch
+            launch = one.launch
             self._slots[launch] = one.slots
             self._nodes["heartbeat"][launch] = one.heartbeats
             self._nodes["notice"][launch] = one.notices
@@ -236,6 +232,23 @@ class HistoryReader:
         first_nodes = keys.launch_nodes_prefix(self._job_id, first)
         new += self._store.list_objects(keys.nodes_prefix(self._job_id), after=first_nodes)
         self._add(new, {intent.launch: intent.num_nodes for intent in unsettled})
+
+    def _is_behind(self, journal: Sequence[JournalRecord]) -> bool:
+        """Return whether nodes speak of what was appended since the journal was read."""
+        newest = max((one.id for one in journal if isinstance(one, Commit)), default=None)
+        number = len(generations_of(journal))
+        words = [
+            one
+            for kind in ("heartbeat", "exit.json")
+            for launch, records in self._nodes[kind].items()
+            if launch >= self._first_unsettled
+            for one in records.values()
+        ]
+        return any(
+            one.generation > number
+            or (one.committed is not None and (newest is None or one.committed > newest))
+            for one in words
+        )
 
     def _add(self, found: Sequence[ObjectMeta], num_nodes: Mapping[int, int]) -> None:
         """Read the slots and node records that were listed, but no version of any twice."""

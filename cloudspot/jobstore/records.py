@@ -1,6 +1,6 @@
 """The records in the bucket, typed, most of them create-only.
 
-Overwritten are Heartbeat, Summary, SettledLaunches, Suspicions and Removal.
+Overwritten are Heartbeat, Summary, JournalCopy, SettledLaunches, Suspicions and Removal.
 
 Times are a writer's wall clock (UTC), for people; decisions use the reader's own monotonic clock. Every
 create-only record carries its writer's nonce: a writer that reads the key back after an error can then tell
@@ -198,9 +198,68 @@ class Moved(_Written, frozen=True, kw_only=True, tag="moved"):
     """That store's URL in its one form."""
 
 
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a generation."""
+
+    rank: Rank
+    """The node's rank within the launch."""
+    instance_id: str
+    address: str
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that a restore skipped because it did not verify."""
+
+    checkpoint: CheckpointId
+    reason: str
+
+
+class Generation(_Written, frozen=True, kw_only=True, tag="generation"):
+    """One start of the training on a fixed set of nodes."""
+
+    number: Ordinal
+    launch: Ordinal
+    members: tuple[Member, ...]
+    """In rank order: index i is the node rank i."""
+    endpoint: str
+    """``address:port`` of the rendezvous."""
+    restore_from: CheckpointId | None
+    """None: from the beginning."""
+    skipped: tuple[Skipped, ...] = ()
+    why: str
+    """``first``, ``relaunched``, ``regrouped`` (without a node), ``drained``, ``trainer-failed``,
+    ``trainer-stuck``, ``not-connected`` (the ranks did not come together), ``agent-restarted``."""
+
+
+class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
+    """From now on the checkpoint counts; its manifest stands, and names all of its parts."""
+
+    generation: OrdinalOrZero
+    """The newest one, or 0 in a job that was forked."""
+    step: Tally
+    """Beyond the step from which the generation began, and those that it has committed."""
+    kind: CheckpointKind
+    size: Tally
+    """Bytes."""
+    sealed_at: datetime
+    """When the training had handed over the first part; what it did later is repeated after a restart."""
+
+    @property
+    def id(self) -> CheckpointId:
+        """Name this checkpoint."""
+        return CheckpointId(self.generation, self.step)
+
+
 Turn = Finished | Suspended | Resumed | Moved
-"""What the journal holds beside launches."""
-JournalRecord = Intent | Closed | Turn
+"""What the journal says of the job as a whole."""
+JournalRecord = Intent | Closed | Generation | Commit | Turn
+
+
+class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """``jobs/<id>/journal-copy``: the first records of the journal; overwritten, perhaps short or absent."""
+
+    records: tuple[JournalRecord, ...]
+    """Without the rendered requests of launches that are closed."""
 
 
 # --- nodes --------------------------------------------------------------------------------------
@@ -295,43 +354,6 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     failed: Failed | None = None
     """The newest failure; it tells the other nodes to end that generation too."""
     at: datetime
-
-
-class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of a generation."""
-
-    rank: Rank
-    """The node's rank within the launch."""
-    instance_id: str
-    address: str
-
-
-class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A commit that a restore skipped because it did not verify."""
-
-    checkpoint: CheckpointId
-    reason: str
-
-
-class Generation(_Written, frozen=True, kw_only=True):
-    """``generations/<g>``: one start of the training on a fixed set of nodes."""
-
-    number: Ordinal
-    launch: Ordinal
-    members: tuple[Member, ...]
-    """In rank order: index i is the node rank i."""
-    endpoint: str
-    """``address:port`` of the rendezvous."""
-    restore_from: CheckpointId | None
-    sealed_at: datetime | None = None
-    """When the training handed over the state in ``restore_from``; what it did later is repeated. None: from
-    the beginning, or unknown."""
-    committed_at: datetime | None = None
-    """When ``restore_from`` was committed; None as above."""
-    skipped: tuple[Skipped, ...] = ()
-    why: str
-    """``first``, ``relaunched``, ``regrouped`` (without a node), ``drained``, ``trainer-failed``,
-    ``trainer-stuck``, ``not-connected`` (the ranks did not come together), ``agent-restarted``."""
 
 
 class Notice(_Written, frozen=True, kw_only=True):
@@ -431,8 +453,8 @@ class Part(Dated, frozen=True, kw_only=True):
     writer: str
 
 
-class Commit(_Written, frozen=True, kw_only=True):
-    """``commits/<generation>-<step>``: the manifest. The checkpoint exists when this does."""
+class Manifest(_Written, frozen=True, kw_only=True):
+    """``manifests/<generation>-<step>``: all parts of a checkpoint. The journal's commit makes it count."""
 
     generation: OrdinalOrZero
     step: Tally
@@ -477,13 +499,9 @@ class Summary(Dated, frozen=True, kw_only=True):
 
 
 class SettledLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """All records of a launch of which nothing new can come; by rank where they are several."""
+    """What the nodes of a launch have written, if nothing new can come; by rank."""
 
-    before: tuple[Turn, ...] = ()
-    """What the journal has between the launch before and this one."""
-    intent: Intent
-    """Without its rendered request."""
-    closed: Closed
+    launch: Ordinal
     slots: dict[Rank, Slot]
     exits: dict[Rank, Exit]
     notices: dict[Rank, Notice]
@@ -497,8 +515,6 @@ class SettledLaunches(msgspec.Struct, frozen=True, kw_only=True):
     """The nonce of the job's first submission."""
     launches: tuple[SettledLaunch, ...]
     """From the first on, without a gap."""
-    generations: tuple[Generation, ...]
-    """The same."""
 
 
 class Lasting(Dated, frozen=True, kw_only=True):

@@ -3,71 +3,82 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.delivering import may_resume
-from cloudspot.jobstore.generations import lineage, read_generations
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import lineage, newest_generation
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Heartbeat
+from cloudspot.jobstore.records import CheckpointId, Heartbeat, JournalRecord
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.model import ObjectMeta
 
 ORPHAN_GRACE_SECONDS = 600.0
-"""Chunks without a commit outlive the commit that made them useless by this much, by the store's clock: a
+"""Chunks without a manifest outlive the commit that made them useless by this much, by the store's clock: a
 commit of theirs that is on its way must not name what is gone."""
 _CHECKPOINT = re.compile(r"(\d{6}|[1-9]\d{6,8})-(\d{12}|[1-9]\d{12,17})", re.ASCII)
 
 
-def read_commits(store: ObjectStore, job_id: str) -> tuple[CheckpointId, ...]:
-    """Return the ids of all committed checkpoints, ascending by generation and step."""
-    found = [checkpoint for checkpoint, _ in _list_commits(patient(store), job_id)]
-    return tuple(sorted(found))
+def standing_checkpoints(
+    store: ObjectStore, job_id: str, journal: Sequence[JournalRecord]
+) -> tuple[CheckpointId, ...]:
+    """Return those of the journal's checkpoints that have not been deleted, best to resume from first.
+
+    The journal is read before this lists the manifests, so each of its checkpoints had one.
+    """
+    there = {checkpoint for checkpoint, _ in _list_manifests(patient(store), job_id)}
+    return tuple(checkpoint for checkpoint in lineage(journal) if checkpoint in there)
 
 
 def collect(
-    store: ObjectStore, job_id: str, keep: int, *, orphan_grace_seconds: float = ORPHAN_GRACE_SECONDS
+    store: ObjectStore,
+    journal: Journal,
+    job_id: str,
+    keep: int,
+    *,
+    orphan_grace_seconds: float = ORPHAN_GRACE_SECONDS,
 ) -> tuple[CheckpointId, ...]:
     """Delete the checkpoints that no resume will want; return their ids, ascending.
 
     The ``keep`` newest of the lineage stay (at least one), and so does the one from which the newest
-    generation was restored. Others go when they are older than the lineage's newest: commits, and
-    what was uploaded and never committed. Nothing is deleted while the lineage has no commit, or while
-    a node may be about to resume: what it has chosen may be among the others.
+    generation was restored. Others go when they are older than the lineage's newest: those that were
+    committed, and what was uploaded and never committed. Nothing is deleted while the lineage has no commit,
+    or while a node may be about to resume: what it has chosen may be among the others.
 
-    A checkpoint loses its commit first, then its part records, then its chunks, so that whatever
-    interrupts this, no commit lacks a chunk; the next call finishes the work. Safe to run anywhere,
+    A checkpoint loses its manifest first, then its part records, then its chunks, so that whatever
+    interrupts this, no manifest lacks a chunk; the next call finishes the work. Safe to run anywhere,
     any number of times at once.
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1: got {keep}")
     store = patient(store)
-    # Commits before generations: then every commit's generation is known, and what comes meanwhile is
-    # newer than all that is judged here.
-    commits = dict(_list_commits(store, job_id))
-    generations = read_generations(store, job_id)
-    candidates = lineage(generations, tuple(commits))
-    if not candidates:
+    # Before the journal: then every checkpoint is judged with the generations that resumed from it, and what
+    # comes meanwhile is newer.
+    manifests = dict(_list_manifests(store, job_id))
+    records = journal.read()
+    candidates = [one for one in lineage(records) if one in manifests]
+    newest_started = newest_generation(records)
+    if not candidates or newest_started is None:
         return ()
     newest = candidates[0]
     kept = set(candidates[:keep])
-    restored = generations[-1].restore_from
-    if restored is not None:
-        kept.add(restored)
-    doomed = [checkpoint for checkpoint in commits if checkpoint not in kept and checkpoint < newest]
-    if doomed and _somebody_may_resume(store, job_id, generations[-1].launch, commits[newest].modified_at):
+    if newest_started.restore_from is not None:
+        kept.add(newest_started.restore_from)
+    doomed = [checkpoint for checkpoint in manifests if checkpoint not in kept and checkpoint < newest]
+    if doomed and _somebody_may_resume(store, job_id, newest_started.launch, manifests[newest].modified_at):
         return ()
     for checkpoint in doomed:
-        store.delete(keys.commit(job_id, checkpoint.generation, checkpoint.step))
+        store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))
     for checkpoint in doomed:
         _delete_contents(store, job_id, checkpoint)
-    useless_before = commits[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
+    useless_before = manifests[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
     orphans = []
     for checkpoint in stored_checkpoints(store, job_id):
-        if checkpoint in commits or not checkpoint < newest:
+        if checkpoint in manifests or not checkpoint < newest:
             continue
         prefix = keys.checkpoint_prefix(job_id, checkpoint.generation, checkpoint.step)
         if all(meta.modified_at < useless_before for meta in store.list_objects(prefix)):
@@ -97,8 +108,8 @@ def _somebody_may_resume(store: ObjectStore, job_id: str, launch: int, moment: d
     return any(each(may, [meta for meta in nodes if meta.key.endswith("/heartbeat")]))
 
 
-def _list_commits(store: ObjectStore, job_id: str) -> Iterator[tuple[CheckpointId, ObjectMeta]]:
-    prefix = keys.commits_prefix(job_id)
+def _list_manifests(store: ObjectStore, job_id: str) -> Iterator[tuple[CheckpointId, ObjectMeta]]:
+    prefix = keys.manifests_prefix(job_id)
     for meta in store.list_objects(prefix):
         match = _CHECKPOINT.fullmatch(meta.key.removeprefix(prefix))
         if match is not None:

@@ -24,7 +24,7 @@ from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, sto
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import Commit
+from cloudspot.jobstore.records import Manifest
 from cloudspot.jobstore.tensors import StoredTensor, num_elements
 from cloudspot.train.boxes import Runs
 
@@ -57,7 +57,7 @@ _ALIGNMENT = 8
 def write_safetensors(
     store: ObjectStore,
     job_id: str,
-    commit: Commit,
+    manifest: Manifest,
     tensors: Sequence[StoredTensor],
     path: Path,
     *,
@@ -78,9 +78,9 @@ def write_safetensors(
     """
     header, begins = _layout(tensors, metadata)
     store = patient(store)
-    chunks = _needed(job_id, commit, tensors)
+    chunks = _needed(job_id, manifest, tensors)
     # What the manifest claims must be there before a byte is written.
-    check_sizes(store, job_id, commit, chunks)
+    check_sizes(store, job_id, manifest, chunks)
     index = _Index(tensors, begins)
     size = len(header) + sum(tensor.nbytes for tensor in tensors)
     with _disk_errors(path), whole_file(path) as file:
@@ -100,9 +100,9 @@ def write_safetensors(
     return size
 
 
-def num_bytes_read(job_id: str, commit: Commit, tensors: Sequence[StoredTensor]) -> int:
+def num_bytes_read(job_id: str, manifest: Manifest, tensors: Sequence[StoredTensor]) -> int:
     """Return the bytes of the chunks that hold some of the tensors."""
-    return sum(stored.chunk.size for stored in _needed(job_id, commit, tensors))
+    return sum(stored.chunk.size for stored in _needed(job_id, manifest, tensors))
 
 
 def _layout(tensors: Sequence[StoredTensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
@@ -144,11 +144,11 @@ def _itemsize(tensor: StoredTensor) -> int:
     return itemsize
 
 
-def _needed(job_id: str, commit: Commit, tensors: Sequence[StoredTensor]) -> list[StoredChunk]:
+def _needed(job_id: str, manifest: Manifest, tensors: Sequence[StoredTensor]) -> list[StoredChunk]:
     index = _Index(tensors, {tensor.name: 0 for tensor in tensors})
     return [
         stored
-        for stored in stored_chunks(job_id, commit)
+        for stored in stored_chunks(job_id, manifest)
         if any(True for _ in index.places(stored, 0, stored.chunk.size))
     ]
 

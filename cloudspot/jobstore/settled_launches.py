@@ -1,4 +1,4 @@
-"""A copy of the launches of which nothing new can come, so that a long history is read with one request.
+"""A copy of what the nodes of settled launches have written, so that a long history is read with one request.
 
 The records themselves stay, and decide: the copy only saves the reading of them. It holds create-only
 records, which never change, and of overwritten ones the last. So any version of it is right, however old,
@@ -9,18 +9,16 @@ id. A copy that cannot be read, or does not fit, counts as none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-
-import msgspec
 
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.consistency import check_generation, check_journal, check_members, check_place
+from cloudspot.jobstore.consistency import check_place
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import SettledLaunch, SettledLaunches, Submission, Turn
+from cloudspot.jobstore.records import Intent, JournalRecord, SettledLaunch, SettledLaunches, Submission
 from cloudspot.jobstore.stored_records import find_record
 
 LATE_SECONDS = 60 * 60.0
@@ -49,38 +47,30 @@ def settled_launches(history: History, now: datetime) -> tuple[LaunchHistory, ..
 def write_settled(store: ObjectStore, history: History, launches: tuple[LaunchHistory, ...]) -> None:
     """Replace the job's copy; ``launches`` are those that ``settled_launches`` returned."""
     submission = history.first_submission
-    before: dict[int, list[Turn]] = {}
-    for num_launches, turn in history.turns:
-        before.setdefault(num_launches + 1, []).append(turn)
     record = SettledLaunches(
-        submission=submission.writer,
-        launches=tuple(_to_record(launch, before.get(launch.number, ())) for launch in launches),
-        generations=history.generations,
+        submission=submission.writer, launches=tuple(_to_record(launch) for launch in launches)
     )
     patient(store).put(keys.settled_launches(submission.job_id), codec.encode(record))
 
 
-def find_settled(store: ObjectStore, submission: Submission) -> SettledLaunches | None:
-    """Return the job's copy, or None."""
+def find_settled(
+    store: ObjectStore, submission: Submission, journal: Sequence[JournalRecord]
+) -> SettledLaunches | None:
+    """Return the job's copy, or None; ``journal`` was read before."""
     key = keys.settled_launches(submission.job_id)
     try:
         found = find_record(patient(store), key, SettledLaunches)
         if found is None or found.submission != submission.writer:
             return None
-        _check(found, submission.job_id, key)
+        _check(found, {one.launch: one.num_nodes for one in journal if isinstance(one, Intent)}, key)
     except CorruptData:
         return None
     return found
 
 
-def _to_record(launch: LaunchHistory, before: Sequence[Turn]) -> SettledLaunch:
-    assert launch.closed is not None, "only closed launches settle"
-    # The request is large, and only that of an open launch is ever needed.
-    request = msgspec.structs.replace(launch.intent.request, body={})
+def _to_record(launch: LaunchHistory) -> SettledLaunch:
     return SettledLaunch(
-        before=tuple(before),
-        intent=msgspec.structs.replace(launch.intent, request=request),
-        closed=launch.closed,
+        launch=launch.number,
         slots=dict(launch.slots),
         exits=dict(launch.exits),
         notices=dict(launch.notices),
@@ -88,18 +78,13 @@ def _to_record(launch: LaunchHistory, before: Sequence[Turn]) -> SettledLaunch:
     )
 
 
-def _check(found: SettledLaunches, job_id: str, key: str) -> None:
-    """Check the copy as readers check the records themselves."""
-    num_nodes = {one.intent.launch: one.intent.num_nodes for one in found.launches}
-    journal = [record for one in found.launches for record in (*one.before, one.intent, one.closed)]
-    check_journal(job_id, journal)
-    for number, generation in enumerate(found.generations, start=1):
-        check_generation(generation, number, key)
-    check_members(job_id, found.generations, num_nodes)
-    for one in found.launches:
-        launch = one.intent.launch
+def _check(found: SettledLaunches, num_nodes: Mapping[int, int], key: str) -> None:
+    """Check the copy as readers check the records themselves; ``num_nodes`` is by launch."""
+    for number, one in enumerate(found.launches, start=1):
+        if one.launch != number:
+            raise CorruptData(f"{key} has launch {one.launch} in place of {number}")
         for records in (one.slots, one.exits, one.notices, one.heartbeats):
             for rank, record in records.items():
-                check_place(record, launch, rank, key)
-                if not 0 <= rank < one.intent.num_nodes:
-                    raise CorruptData(f"{key} names node {rank} of launch {launch}")
+                check_place(record, number, rank, key)
+                if rank >= num_nodes.get(number, 0):
+                    raise CorruptData(f"{key} names node {rank} of launch {number}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudspot.errors import CloudspotError, CorruptData
-from cloudspot.jobstore.records import Commit
+from cloudspot.jobstore.records import Manifest
 from cloudspot.jobstore.seals import Item, read_seal
 from cloudspot.train.boxes import Box
 
@@ -58,39 +58,39 @@ class Selection:
     """The entries of the objects' states that are not tensors, or hold values that are not."""
 
 
-def shared_state(commit: Commit) -> dict[str, Any]:
+def shared_state(manifest: Manifest) -> dict[str, Any]:
     """Return the JSON state that all ranks of a session's checkpoint share: objects' trees and the position.
 
     Raises:
         CorruptData: the seal does not hold what a session writes.
     """
-    shared = read_seal(commit.parts[0]).objects
+    shared = read_seal(manifest.parts[0]).objects
     if not isinstance(shared, dict) or not isinstance(shared.get("state"), dict):
-        raise CorruptData(f"checkpoint {commit.id}: its seal holds no state of objects")
+        raise CorruptData(f"checkpoint {manifest.id}: its seal holds no state of objects")
     models = shared.get("models")
     if not isinstance(models, list) or not all(name in shared["state"] for name in models):
-        raise CorruptData(f"checkpoint {commit.id}: its seal names models that it does not hold")
+        raise CorruptData(f"checkpoint {manifest.id}: its seal names models that it does not hold")
     return shared
 
 
-def choose(commit: Commit, *, only: str | None = None, whole: bool = False) -> Selection:
+def choose(manifest: Manifest, *, only: str | None = None, whole: bool = False) -> Selection:
     """Return the tensors of the models, by the names of their own ``state_dict``.
 
-    ``commit`` comes from ``read_commit``. With several models, a name begins with the object's and a point.
-    ``only`` picks one object, a model or not; ``whole`` picks every tensor. Names of nested values are paths
-    such as ``optimizer/state/0/exp_avg``.
+    ``manifest`` comes from ``read_manifest``. With several models, a name begins with the object's and a
+    point. ``only`` picks one object, a model or not; ``whole`` picks every tensor. Names of nested values are
+    paths such as ``optimizer/state/0/exp_avg``.
 
     Raises:
         CloudspotError: there is no such object, or no model.
         CorruptData: the seals contradict themselves.
     """
-    shared = shared_state(commit)
-    items = _items(commit)
+    shared = shared_state(manifest)
+    items = _items(manifest)
     state: dict[str, Any] = shared["state"]
     if whole:
         tensors = tuple(_stored(name, pieces) for name, pieces in items.items())
         return Selection(tuple(state), tensors, ())
-    objects = _objects(commit, state, shared["models"], only)
+    objects = _objects(manifest, state, shared["models"], only)
     found: list[StoredTensor] = []
     left_out: list[str] = []
     for name in objects:
@@ -103,29 +103,31 @@ def choose(commit: Commit, *, only: str | None = None, whole: bool = False) -> S
             elif item in items:
                 found.append(_stored(prefix + path[cut:], items[item]))
             else:
-                raise CorruptData(f"checkpoint {commit.id}: {name} names tensor {item!r}, which is not there")
+                raise CorruptData(
+                    f"checkpoint {manifest.id}: {name} names tensor {item!r}, which is not there"
+                )
     return Selection(objects, tuple(found), tuple(dict.fromkeys(left_out)))
 
 
 def _objects(
-    commit: Commit, state: dict[str, Any], models: Sequence[str], only: str | None
+    manifest: Manifest, state: dict[str, Any], models: Sequence[str], only: str | None
 ) -> tuple[str, ...]:
     names = ", ".join(state)
     if only is not None:
         if only not in state:
-            raise CloudspotError(f"checkpoint {commit.id} holds no object {only!r}; it holds: {names}")
+            raise CloudspotError(f"checkpoint {manifest.id} holds no object {only!r}; it holds: {names}")
         return (only,)
     if not models:
         raise CloudspotError(
-            f"none of the objects in checkpoint {commit.id} is a model; export one of them with --only, or "
+            f"none of the objects in checkpoint {manifest.id} is a model; export one of them with --only, or "
             f"the whole state with --all: {names or 'it holds none'}"
         )
     return tuple(models)
 
 
-def _items(commit: Commit) -> dict[str, list[tuple[int, Item]]]:
+def _items(manifest: Manifest) -> dict[str, list[tuple[int, Item]]]:
     found: dict[str, list[tuple[int, Item]]] = {}
-    for part in commit.parts:
+    for part in manifest.parts:
         for item in read_seal(part).items:
             found.setdefault(item.name, []).append((part.rank, item))
     return found

@@ -11,7 +11,6 @@ from typing import Any
 
 from cloudspot.jobstore.extraction import Member
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import CheckpointId, Commit
 from cloudspot.story.report import show_json
 
 MAX_TEXT_BYTES = 256 << 10
@@ -106,11 +105,9 @@ def _diff(path: str, a: CodeFile | None, b: CodeFile | None) -> list[str] | None
     return found
 
 
-def results(
-    history: History, now: datetime, *, commits: Mapping[CheckpointId, Commit] | None = None
-) -> dict[str, Any]:
-    """Return how a job went: what ``compare --json`` says about each; ``commits`` as for the timeline."""
-    value = show_json(history, now, commits=commits)
+def results(history: History, now: datetime) -> dict[str, Any]:
+    """Return how a job went: what ``compare --json`` says about each."""
+    value = show_json(history, now)
     return {
         **{name: value[name] for name in _SAME},
         "version": history.submission.version,

@@ -61,9 +61,8 @@ def _diff(old: History | None, new: History) -> Iterator[Event]:
             if generation.launch == launch.number:
                 yield from _started(generation)
         numbers = {one.number for one in new.generations if one.launch == launch.number}
-        known = set() if old is None else set(old.commits)
-        for commit in new.commits:
-            if commit.generation in numbers and commit not in known:
+        for commit in new.commits[0 if old is None else len(old.commits) :]:
+            if commit.generation in numbers:
                 yield Event(EventKind.COMMITTED, f"checkpoint at step {commit.step} committed")
         yield from _ended(before, launch)
     for _, turn in new.turns[0 if old is None else len(old.turns) :]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import CheckpointId, Exit, Generation
 from cloudspot.story.outcomes import last_generation, own_beat, own_exit, own_exits
@@ -12,7 +11,7 @@ from cloudspot.story.outcomes import last_generation, own_beat, own_exit, own_ex
 
 def last_commit_id(history: History) -> CheckpointId | None:
     """Return the checkpoint from which the job would resume if it verifies, or None."""
-    return next(iter(lineage(history.generations, history.commits)), None)
+    return history.head
 
 
 def newest_step(history: History) -> int:

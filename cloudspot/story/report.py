@@ -10,7 +10,6 @@ import msgspec
 
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import (
-    CheckpointId,
     Commit,
     Exit,
     Finished,
@@ -33,23 +32,14 @@ from cloudspot.story.stretches import Stretch
 from cloudspot.story.timeline import timeline
 
 
-def show_json(
-    history: History,
-    now: datetime,
-    *,
-    commits: Mapping[CheckpointId, Commit] | None = None,
-    verified: bool | None = None,
-) -> dict[str, Any]:
+def show_json(history: History, now: datetime, *, verified: bool | None = None) -> dict[str, Any]:
     """Return the job as JSON values, times in ISO 8601 and UTC; open bills run until ``now``.
 
-    ``commits`` are manifests that the caller has read: of ``last_commit_id(history)`` for its size, of
-    ``timeline.wanted_commits(history)`` for their times. ``verified`` says whether the newest checkpoint's
-    chunks were found whole; None: not checked.
+    ``verified`` says whether the newest checkpoint's chunks were found whole; None: not checked.
     """
     ledger = bill(history, now)
-    newest, origin = last_commit_id(history), history.submission.forked_from
-    commits = commits or {}
-    times = timeline(history, now, commits=commits)
+    newest, origin = history.find_commit(history.head), history.submission.forked_from
+    times = timeline(history, now)
     end, over = ended_at(history), _end(history)
     return {
         "id": history.submission.job_id,
@@ -74,9 +64,7 @@ def show_json(
         "steps_total": steps_total(history),
         **_steps_lost(steps_lost(history)),
         "metrics": metrics(history),
-        "last_commit": None
-        if newest is None
-        else _last_commit(newest, commits.get(newest), verified=verified),
+        "last_commit": None if newest is None else _last_commit(newest, verified=verified),
         "goodput": None if times.goodput is None else round(times.goodput, 4),
         "time": {
             **{state: round(seconds, 3) for state, seconds in times.seconds.items()},
@@ -102,9 +90,8 @@ def _turn(turn: Turn) -> dict[str, Any]:
     return {"what": what, "at": _time(turn.at), "detail": said}
 
 
-def _last_commit(checkpoint: CheckpointId, commit: Commit | None, *, verified: bool | None) -> dict[str, Any]:
-    size = None if commit is None else commit.size
-    return {**msgspec.structs.asdict(checkpoint), "verified": verified, "bytes": size}
+def _last_commit(commit: Commit, *, verified: bool | None) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(commit.id), "verified": verified, "bytes": commit.size}
 
 
 def summarise(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Summary:

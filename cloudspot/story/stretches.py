@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Phase
+from cloudspot.jobstore.records import Generation, Phase
 from cloudspot.story.outcomes import own_beat, own_exit
 from cloudspot.story.progress import StepsLost, last_step, launch_of, steps_lost_by
 from cloudspot.story.states import job_state
@@ -37,11 +37,9 @@ class Stretch:
     """Those that the next generation made again; None: nothing has counted them."""
 
 
-def stretches(
-    history: History, now: datetime, *, commits: Mapping[CheckpointId, Commit]
-) -> tuple[Stretch, ...]:
-    """Return the stretch of each generation, in order; ``commits`` as for the timeline."""
-    kept = _Kept(history, commits)
+def stretches(history: History, now: datetime) -> tuple[Stretch, ...]:
+    """Return the stretch of each generation, in order."""
+    kept = _Kept(history)
     return tuple(_stretch(history, generation, now, kept) for generation in history.generations)
 
 
@@ -76,16 +74,6 @@ def ranks_of(generation: Generation) -> tuple[int, ...]:
     return tuple(member.rank for member in generation.members)
 
 
-def sealed_at(commit: Commit) -> datetime | None:
-    """Return when the training had handed over the first part of the checkpoint."""
-    return min((part.sealed_at for part in commit.parts), default=None)
-
-
-def newest_commit_of(history: History, generation: Generation) -> CheckpointId | None:
-    """Return the newest checkpoint that the generation made and that is still there."""
-    return max(history.commits_by_generation.get(generation.number, ()), default=None)
-
-
 def _stretch(history: History, generation: Generation, now: datetime, kept: _Kept) -> Stretch:
     number, launch = generation.number, launch_of(history, generation)
     started = ended = None
@@ -115,19 +103,19 @@ def _stretch(history: History, generation: Generation, now: datetime, kept: _Kep
 class _Kept:
     """Until when each generation's work counts, found by going back from the job's newest state."""
 
-    def __init__(self, history: History, commits: Mapping[CheckpointId, Commit]) -> None:
-        self._sealed: dict[int, datetime | None] = {}
-        """Of the generations that made a state which counts: when it was handed over; None: not known."""
+    def __init__(self, history: History) -> None:
+        self._sealed: dict[int, datetime] = {}
+        """Of the generations that made a state which counts: when it was handed over."""
         self._whole: set[int] = set()
         self.drained: set[int] = set()
         if not history.generations:
             return
         current = history.generations[-1]
-        self._take_newest(history, current, commits)
+        self._take_newest(history, current)
         while current.restore_from is not None and 1 <= current.restore_from.generation < current.number:
-            restored, commit = current.restore_from, commits.get(current.restore_from)
-            found = current.sealed_at or (None if commit is None else sealed_at(commit))
-            self._sealed[restored.generation] = found
+            restored, commit = current.restore_from, history.find_commit(current.restore_from)
+            if commit is not None:
+                self._sealed[restored.generation] = commit.sealed_at
             lost = steps_lost_by(history, restored.generation)
             if restored.generation == current.number - 1 and lost == StepsLost(0, is_exact=True):
                 self.drained.add(restored.generation)
@@ -140,15 +128,11 @@ class _Kept:
         if number not in self._sealed:
             return started
         found = self._sealed[number]
-        if found is None:
-            return ended if number in self.drained else None
         if started is None or ended is None:
             return found
         return min(max(started, found), ended)
 
-    def _take_newest(
-        self, history: History, newest: Generation, commits: Mapping[CheckpointId, Commit]
-    ) -> None:
+    def _take_newest(self, history: History, newest: Generation) -> None:
         """Judge the newest generation, from which no other has resumed."""
         launch = launch_of(history, newest)
         is_over = launch is not None and (
@@ -157,9 +141,9 @@ class _Kept:
         if job_state(history) == "succeeded" or not is_over:
             self._whole.add(newest.number)  # What still runs may be kept whole.
             return
-        checkpoint = newest_commit_of(history, newest)
-        if checkpoint is None:
+        commit = history.find_commit(history.head)
+        if commit is None or commit.generation != newest.number:
             return
-        self._sealed[newest.number] = sealed_at(commits[checkpoint]) if checkpoint in commits else None
-        if checkpoint.step >= last_step(history, newest):
+        self._sealed[newest.number] = commit.sealed_at
+        if commit.step >= last_step(history, newest):
             self.drained.add(newest.number)

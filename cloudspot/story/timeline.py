@@ -6,19 +6,18 @@ it had said so, or its agent was too old to say it) is ``unknown``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Resumed, Suspended
+from cloudspot.jobstore.records import Generation, Resumed, Suspended
 from cloudspot.story.answers import Answer, answers
 from cloudspot.story.spans import STATES, NodeLine, Span, between, node_lines, trained
 from cloudspot.story.states import ended_at
 from cloudspot.story.stretches import (
     Stretch,
     after_trainer,
-    newest_commit_of,
     node_end,
     phases_of,
     ranks_of,
@@ -66,13 +65,10 @@ class Timeline:
         return seconds["training"] / lasted if lasted > 0 else None
 
 
-def timeline(
-    history: History, now: datetime, *, commits: Mapping[CheckpointId, Commit] | None = None
-) -> Timeline:
-    """Return the job's timeline at ``now``; ``commits``: those of ``wanted_commits`` that were found."""
-    commits = commits or {}
+def timeline(history: History, now: datetime) -> Timeline:
+    """Return the job's timeline at ``now``."""
     start = history.first_submission.at
-    parts = stretches(history, now, commits=commits)
+    parts = stretches(history, now)
     marks = [Span("queued", start, start), *_marks(history, parts, now)]
     end = ended_at(history) or now
     return Timeline(
@@ -80,21 +76,9 @@ def timeline(
         end=max(start, end),
         spans=between(marks, end),
         stretches=parts,
-        answers=tuple(answers(history, commits)),
+        answers=tuple(answers(history)),
         nodes=tuple(node_lines(history, parts, now)),
     )
-
-
-def wanted_commits(history: History) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints whose manifests hold a time that no other record has; ascending."""
-    wanted: set[CheckpointId | None] = {
-        one.restore_from
-        for one in history.generations
-        if one.restore_from is not None and (one.sealed_at is None or one.committed_at is None)
-    }
-    if history.generations:
-        wanted.add(newest_commit_of(history, history.generations[-1]))
-    return tuple(sorted(one for one in wanted if one is not None and one in history.commits))
 
 
 def _marks(history: History, parts: tuple[Stretch, ...], now: datetime) -> Iterator[Span]:

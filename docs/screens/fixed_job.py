@@ -22,6 +22,7 @@ from cloudspot.jobstore.records import (
     Heartbeat,
     Intent,
     Machine,
+    Manifest,
     Member,
     Notice,
     Part,
@@ -41,6 +42,8 @@ CODE = "5f3a9c1e" * 8
 MACHINES = {1: "m-5c1d0e-0", 2: "m-e88a21-0"}
 """By launch."""
 ADDRESSES = {1: "10.0.0.4", 2: "10.0.0.7"}
+SIZE = 960 << 20
+"""Of a checkpoint."""
 OFFER = Offer(
     instance_type="local",
     zone="local-a",
@@ -85,13 +88,15 @@ def _log(stream: str, first: int, last: int, start: datetime) -> list[LogRecord]
 
 
 def _records() -> Mapping[str, object]:
-    newest = CheckpointId(2, 3580)
+    drained, newest = CheckpointId(1, 1801), CheckpointId(2, 3580)
     return {
         keys.index(JOB): b"w",
         keys.live(JOB, "w"): b"",
         keys.spec(JOB): _submission(),
         keys.journal(JOB, 1): _intent(1, "first", 0.1),
-        keys.journal(JOB, 2): Closed(
+        keys.journal(JOB, 2): _generation(1, None, 1.4),
+        keys.journal(JOB, 3): _commit(drained, 14.0),
+        keys.journal(JOB, 4): Closed(
             launch=1,
             outcome="reclaimed",
             detail="node 0 drained",
@@ -107,11 +112,11 @@ def _records() -> Mapping[str, object]:
             at=at(14.5),
             writer="w",
         ),
-        keys.journal(JOB, 3): _intent(2, "reclaimed", 14.5),
+        keys.journal(JOB, 5): _intent(2, "reclaimed", 14.5),
+        keys.journal(JOB, 6): _generation(2, drained, 15.4),
+        keys.journal(JOB, 7): _commit(newest, 31.1),
         keys.slot(JOB, 1, 0): _slot(1, 0.9),
         keys.slot(JOB, 2, 0): _slot(2, 15.0),
-        keys.generation(JOB, 1): _generation(1, None, 1.4),
-        keys.generation(JOB, 2): _generation(2, CheckpointId(1, 1801), 15.4),
         keys.notice(JOB, 1, 0): Notice(
             launch=1,
             rank=0,
@@ -134,7 +139,7 @@ def _records() -> Mapping[str, object]:
             restored_step=0,
             step=1801,
             reached_step=1801,
-            committed=CheckpointId(1, 1801),
+            committed=drained,
             at=at(14.2),
             writer="w",
         ),
@@ -148,8 +153,8 @@ def _records() -> Mapping[str, object]:
             notice_seconds=120.0,
             warnings=("an upload takes 84 s of the 120 s that a notice leaves",),
         ),
-        keys.commit(JOB, 1, 1801): _commit(CheckpointId(1, 1801), 14.0),
-        keys.commit(JOB, 2, 3580): _commit(newest, 31.1),
+        keys.manifest(JOB, 1, 1801): _manifest(drained, 14.0),
+        keys.manifest(JOB, 2, 3580): _manifest(newest, 31.1),
         **_ended("tinygpt-a9xw", "succeeded", 4000, 4000, 3.2, {"loss": 1.734}, 26.0, 190.0),
         **_ended("digits-m2qt", "failed", 120, 600, 0.021, {}, 5.0, 4.2, "train.py ended with 1"),
         **_ended(
@@ -205,8 +210,6 @@ def _generation(number: int, restored: CheckpointId | None, minutes: float) -> G
         members=(Member(rank=0, instance_id=MACHINES[number], address=ADDRESSES[number]),),
         endpoint=f"{ADDRESSES[number]}:29500",
         restore_from=restored,
-        sealed_at=None if restored is None else at(13.95),
-        committed_at=None if restored is None else at(14.0),
         why="first" if restored is None else "relaunched",
         at=at(minutes),
         writer="w",
@@ -237,7 +240,18 @@ def _heartbeat(launch: int, step: int, state: str, minutes: float, **fields: obj
 
 
 def _commit(checkpoint: CheckpointId, minutes: float) -> Commit:
-    size = 960 << 20
+    return Commit(
+        generation=checkpoint.generation,
+        step=checkpoint.step,
+        kind="directory",
+        size=SIZE,
+        sealed_at=at(minutes - 0.05),
+        at=at(minutes),
+        writer="w",
+    )
+
+
+def _manifest(checkpoint: CheckpointId, minutes: float) -> Manifest:
     chunks = tuple(Chunk(size=64 << 20, xxh3_128="0" * 32) for _ in range(15))
     part = Part(
         generation=checkpoint.generation,
@@ -245,18 +259,18 @@ def _commit(checkpoint: CheckpointId, minutes: float) -> Commit:
         rank=0,
         num_parts=1,
         kind="directory",
-        size=size,
+        size=SIZE,
         chunks=chunks,
-        files=(File(path="model", size=size, mode=0o644),),
+        files=(File(path="model", size=SIZE, mode=0o644),),
         directory="output",
-        sealed_at=at(minutes - 0.1),
+        sealed_at=at(minutes - 0.05),
         writer="w",
     )
-    return Commit(
+    return Manifest(
         generation=checkpoint.generation,
         step=checkpoint.step,
         kind="directory",
-        size=size,
+        size=SIZE,
         parts=(part,),
         at=at(minutes),
         writer="w",

@@ -8,6 +8,7 @@ import threading
 import time
 from datetime import datetime, timezone
 
+import made_journal
 import msgspec
 import pytest
 
@@ -17,8 +18,10 @@ from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import codec, keys, manifests, parts, retention
+from cloudspot.jobstore import codec, keys, parts, retention
 from cloudspot.jobstore.bundle import make_bundle, put_bundle
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import generations_of
 from cloudspot.jobstore.records import CheckpointId, Exit
 from cloudspot.jobstore.submission import new_submission
 from cloudspot.local.filestore import FileStore
@@ -149,6 +152,7 @@ class Bench:
         spec = self.spec(**tables)
         submission = new_submission(spec, provider="given", bundle=bundle, job_id=JOB)
         identity = NodeIdentity(instance_id=f"m-{rank + 1}", rank=rank, address="127.0.0.1")
+        made_journal.open_launch(self.store, JOB, launch, num_nodes=max(spec.nodes.max, rank + 1))
         node = self.node(launch=launch, machine=machine)
         pipe = NoticePipe(node.directory)
         life = Life(node, store or self.store, self.provider, Job(submission, spec, identity), pipe)
@@ -208,7 +212,7 @@ class Bench:
         )  # fmt: skip
 
     def commit(self, checkpoint, data=b"weights"):
-        """A session's checkpoint in the bucket."""
+        """A session's checkpoint in the bucket and in the journal; its generation is started if it was not."""
         node = self.node(machine="elsewhere")
         path = self.seal(node, checkpoint, data)
         raw = path.read_bytes()
@@ -217,7 +221,7 @@ class Bench:
             self.store, JOB, checkpoint, rank=0, num_parts=1, data=memoryview(data), seal=raw,
             sealed_at=datetime.now(timezone.utc),
         )  # fmt: skip
-        return manifests.try_commit(self.store, JOB, checkpoint)
+        return made_journal.commit(self.store, JOB, checkpoint)
 
     def spoil(self, checkpoint):
         """Flip a byte of the checkpoint's first chunk."""
@@ -226,8 +230,19 @@ class Bench:
         data[0] ^= 1
         self.store.put(key, bytes(data))
 
+    def start(self, number=1, restore_from=None, *, launch=1):
+        """A generation of node 0."""
+        return made_journal.start_generation(self.store, number, restore_from, job_id=JOB, launch=launch)
+
+    def journal(self):
+        return Journal(self.store, JOB).read()
+
+    def generations(self):
+        return generations_of(self.journal())
+
     def commits(self):
-        return retention.read_commits(self.store, JOB)
+        """The checkpoints that count and were not deleted, oldest first."""
+        return tuple(sorted(retention.standing_checkpoints(self.store, JOB, self.journal())))
 
     def id(self, generation, step):
         return CheckpointId(generation, step)

@@ -19,8 +19,8 @@ from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
 from cloudspot.errors import ObjectMissing
-from cloudspot.jobstore import codec, generations, keys, launches
-from cloudspot.jobstore.records import Generation, Heartbeat, Member, Notice, new_nonce
+from cloudspot.jobstore import codec, keys, launches
+from cloudspot.jobstore.records import Heartbeat, Notice
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice
 from cloudspot.process_marks import marked_processes
@@ -143,11 +143,6 @@ def test_a_training_that_finishes(bench):
 
 def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
     first = bench.commit(bench.id(1, 40))
-    record = Generation(
-        number=1, launch=1, members=(Member(rank=0, instance_id="m-0", address=""),), endpoint="",
-        restore_from=None, why="first", at=datetime.now(timezone.utc), writer=new_nonce(),
-    )  # fmt: skip
-    generations.propose(bench.store, JOB, record)
     life = bench.life(SESSION + "begin(41)\ntime.sleep(0.3)\nfinish(100)\n", launch=2)
     life.run()
     beat = codec.decode(bench.store.get(keys.heartbeat(JOB, 2, 0)), Heartbeat)
@@ -160,9 +155,8 @@ def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
     ]
     times = [one.at for one in beat.phases]
     assert times == sorted(times)
-    second = generations.read_generations(bench.store, JOB)[1]
-    assert (second.restore_from, second.committed_at) == (first.id, first.at)
-    assert second.sealed_at == first.parts[0].sealed_at
+    second = bench.generations()[1]
+    assert (second.launch, second.restore_from) == (2, first.id)
 
 
 @pytest.mark.parametrize("is_held", [False, True])
@@ -381,7 +375,7 @@ def test_failing_twice_at_a_step_ends_the_job_with_the_scripts_words(bench):
     assert (record.outcome, record.exit_code, record.permanent) == ("failed", 1, True)
     assert record.detail == "the training failed with exit status 1 twice at step 7"
     assert record.log_tail[-1] == "ValueError: no such layer"
-    assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
+    assert [one.why for one in bench.generations()] == ["first", "trainer-failed"]
 
 
 FULL = {"type": "builtins.RuntimeError", "message": "no archive", "causes": ["No space left on device"]}
@@ -417,7 +411,7 @@ def test_torchruns_own_end_is_not_waited_for_when_a_rank_has_failed(bench):
     life = bench.life(script, run={"env": {"LINGER": "3600"}})
     life.run()
     assert bench.exit_record().outcome == "succeeded"
-    assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
+    assert [one.why for one in bench.generations()] == ["first", "trainer-failed"]
 
 
 COUNT_STARTS = """
@@ -502,7 +496,7 @@ def end_both(lives):
 
 
 def whys(bench):
-    return [one.why for one in generations.read_generations(bench.store, JOB)]
+    return [one.why for one in bench.generations()]
 
 
 def test_a_failure_on_one_node_ends_the_training_on_the_other_at_once(bench, two_nodes):
@@ -588,7 +582,7 @@ def test_the_side_of_the_first_node_goes_on_where_that_is_enough(bench, two_node
     end_both(two_nodes(script, nodes={"min": 1, "max": 2}, limits={"stuck_after": 0.5}))
     assert bench.exit_record(rank=0).outcome == "succeeded"
     assert bench.exit_record(rank=1).outcome in {"failed", "superseded"}
-    members = [one.members for one in generations.read_generations(bench.store, JOB)]
+    members = [one.members for one in bench.generations()]
     assert [[member.rank for member in each] for each in members] == [[0, 1], [0]]
 
 
@@ -686,8 +680,9 @@ def test_a_disk_that_takes_no_checkpoint_is_said_and_not_tried_for_ever(bench):
 
 
 def test_a_record_that_is_malformed_is_said(bench):
-    bench.store.put(keys.generation(JOB, 1), b"{}")
-    bench.life(SESSION).run()
+    life = bench.life(SESSION)
+    bench.store.put(keys.journal(JOB, 2), b"{}")
+    life.run()
     assert bench.exit_record().outcome == "failed"
     assert "is malformed" in bench.exit_record().detail
 
@@ -883,12 +878,7 @@ def killed_agent(bench, life, *, status, drained=None, drain=None, progress=40):
     memory.generation, memory.trainer_pid, memory.trainer_started_at = 1, process.pid, time.monotonic()
     memory.save(life.context.node)
     (life.context.node.work / "train.py").write_text((bench.root / "code" / "train.py").read_text())
-    record = Generation(
-        number=1, launch=1, members=(Member(rank=0, instance_id="m-1", address="127.0.0.1"),),
-        endpoint="127.0.0.1:1", restore_from=None, why="first",
-        at=datetime.now(timezone.utc), writer=new_nonce(),
-    )  # fmt: skip
-    generations.propose(bench.store, JOB, record)
+    bench.start()
 
 
 def test_ranks_that_had_drained_have_not_finished(bench):
@@ -909,7 +899,7 @@ def test_ranks_that_had_drained_go_on_where_no_order_stands(bench):
     life = bench.life(SESSION + "finish(100)\n")
     life.run()
     assert (bench.exit_record().outcome, bench.exit_record().restored_step) == ("succeeded", 40)
-    assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "drained"]
+    assert [one.why for one in bench.generations()] == ["first", "drained"]
 
 
 def test_a_generation_whose_end_was_dealt_with_is_not_started_again(bench):
@@ -923,7 +913,7 @@ def test_a_generation_whose_end_was_dealt_with_is_not_started_again(bench):
     memory.save(life.context.node)
     bench.life(SESSION + "finish(100)\n").run()
     assert bench.exit_record().outcome == "succeeded"
-    assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "trainer-failed"]
+    assert [one.why for one in bench.generations()] == ["first", "trainer-failed"]
 
 
 def test_an_agent_that_is_killed_while_it_leaves_comes_to_the_same_end(bench, monkeypatch):
@@ -945,7 +935,7 @@ def test_ranks_that_have_drained_count_as_such_though_their_store_was_gone(bench
     killed_agent(bench, life, status=1, drained=40)
     bench.seal(life.context.node, bench.id(1, 40))
     bench.life(SESSION + "finish(100)\n").run()
-    assert [one.why for one in generations.read_generations(bench.store, JOB)] == ["first", "drained"]
+    assert [one.why for one in bench.generations()] == ["first", "drained"]
 
 
 def test_lines_of_a_generation_that_ended_before_the_agent_died_are_delivered(bench):
@@ -976,7 +966,7 @@ def test_a_trainer_that_lives_is_gone_on_with(bench, wait_until):
     end(thread)
     assert (bench.exit_record().outcome, bench.exit_record().generation) == ("succeeded", 1)
     assert bench.log(after).count("resumed at 0") == 1
-    assert len(generations.read_generations(bench.store, JOB)) == 1
+    assert len(bench.generations()) == 1
 
 
 def test_a_trainer_nobody_remembers_is_ended_before_another_starts(bench, wait_until):

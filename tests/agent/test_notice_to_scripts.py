@@ -7,7 +7,6 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from cloudspot.agent.reclaim import understand
-from cloudspot.jobstore import generations
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice
 
@@ -170,6 +169,6 @@ if os.environ["RANK"] == "1":
     for thread in threads:
         end(thread)
     assert [bench.exit_record(rank=rank).outcome for rank in range(2)] == ["succeeded", "drained"]
-    first, second = generations.read_generations(bench.store, JOB)
+    first, second = bench.generations()
     assert (len(first.members), len(second.members), second.why) == (2, 1, "regrouped")
     assert second.restore_from == bench.id(1, 107)

@@ -30,6 +30,6 @@ def test_whoever_waits_for_news_is_woken_by_each_order(wait_until) -> None:
     thread = threading.Thread(target=listen)
     thread.start()
     wait_until(lambda: orders._changed._waiters)
-    orders.give(superseded=True)
+    orders.give(superseded="launch 2 runs the job")
     thread.join(10.0)
-    assert heard == [True]
+    assert heard == ["launch 2 runs the job"]

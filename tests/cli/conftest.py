@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +16,7 @@ import pytest
 import sessions
 from click.testing import CliRunner
 from jobclock import at
+from made_journal import append
 from record_kinds import HEALTHY, ODD
 
 from cloudspot.cli.following.interrupts import Detached
@@ -24,16 +25,16 @@ from cloudspot.controller.ownership import adopt
 from cloudspot.errors import CapacityError
 from cloudspot.jobfile.spec import load_job
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot
-from cloudspot.jobstore.manifests import try_commit
+from cloudspot.jobstore.manifests import write_manifest
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.parts import upload_directory
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import (
     CheckpointId,
     Closed,
+    Commit,
     Ending,
     Exit,
     File,
@@ -125,9 +126,7 @@ class Jobs:
         """Put a record of a node."""
         self.store.put(key, codec.encode(record))
 
-    def add_intent(
-        self, job_id: str, launch: int, *, number: int, minutes: float, num_nodes: int = 1
-    ) -> None:
+    def add_intent(self, job_id: str, launch: int, *, minutes: float, num_nodes: int = 1) -> None:
         """Begin a launch."""
         intent = Intent(
             launch=launch,
@@ -139,11 +138,9 @@ class Jobs:
             at=at(minutes),
             writer=new_nonce(),
         )
-        assert Journal(self.store, job_id).append(intent, number)
+        append(self.store, job_id, intent)
 
-    def add_closed(
-        self, job_id: str, launch: int, outcome: str, *, number: int, started: float, ended: float
-    ):
+    def add_closed(self, job_id: str, launch: int, outcome: str, *, started: float, ended: float):
         """End a launch, with one machine on its bill."""
         machine = Machine(
             instance_id=f"m-{launch}",
@@ -155,11 +152,9 @@ class Jobs:
         closed = Closed(
             launch=launch, outcome=outcome, detail="", machines=(machine,), at=at(ended), writer=new_nonce()
         )
-        assert Journal(self.store, job_id).append(closed, number)
+        append(self.store, job_id, closed)
 
-    def add_finished(
-        self, job_id: str, outcome: str, *, number: int, minutes: float, detail: str = ""
-    ) -> None:
+    def add_finished(self, job_id: str, outcome: str, *, minutes: float, detail: str = "") -> None:
         """End the job."""
         finished = Finished(
             outcome=outcome,
@@ -168,7 +163,13 @@ class Jobs:
             at=at(minutes),
             writer=new_nonce(),
         )
-        assert Journal(self.store, job_id).append(finished, number)
+        append(self.store, job_id, finished)
+
+    def delete_end(self, job_id: str) -> None:
+        """Delete the job's last record: no driver has written down how it ended."""
+        journal = Journal(self.store, job_id).read()
+        assert isinstance(journal[-1], Finished)
+        self.store.delete(keys.journal(job_id, len(journal)))
 
     def claim(self, job_id: str, launch: int, *, minutes: float) -> None:
         """Let the launch's machine come up."""
@@ -192,7 +193,7 @@ class Jobs:
             writer=new_nonce(),
             **fields,
         )
-        assert propose(self.store, job_id, generation) == generation
+        append(self.store, job_id, generation)
 
     def add_heartbeat(
         self, job_id: str, launch: int, *, step: int, minutes: float, rank: int = 0, **fields
@@ -245,8 +246,10 @@ class Jobs:
         }
         self.put(keys.exit_record(job_id, launch, rank), Exit(**{**values, **fields}))
 
-    def add_checkpoint(self, job_id: str, generation: int, step: int) -> CheckpointId:
-        """Upload and commit a checkpoint of a script's own directory."""
+    def add_checkpoint(
+        self, job_id: str, generation: int, step: int, *, sealed: float = 0.0, committed: float | None = None
+    ) -> CheckpointId:
+        """Upload and commit a checkpoint of a script's own directory; now, or at a minute of the job's life."""
         directory = self.scratch / f"{job_id}-checkpoint-{step}"
         directory.mkdir()
         (directory / "weights").write_bytes(bytes([step % 256]) * 1000)
@@ -262,12 +265,23 @@ class Jobs:
             directory=f"output/checkpoint-{step}",
             sealed_at=at(0),
         )
-        assert try_commit(self.store, job_id, checkpoint) is not None
+        manifest = write_manifest(self.store, job_id, checkpoint)
+        assert manifest is not None
+        record = Commit(
+            generation=generation,
+            step=step,
+            kind=manifest.kind,
+            size=manifest.size,
+            sealed_at=at(sealed),
+            at=datetime.now(timezone.utc) if committed is None else at(committed),
+            writer=new_nonce(),
+        )
+        append(self.store, job_id, record)
         return checkpoint
 
     def delete_checkpoint(self, job_id: str, checkpoint: CheckpointId) -> None:
         """Delete it as a job does that has newer ones: the manifest first."""
-        self.store.delete(keys.commit(job_id, checkpoint.generation, checkpoint.step))
+        self.store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))
         prefix = keys.checkpoint_prefix(job_id, checkpoint.generation, checkpoint.step)
         for meta in list(self.store.list_objects(prefix)):
             self.store.delete(meta.key)
@@ -291,7 +305,7 @@ class Jobs:
     def reclaimed_and_finished(self, job_id: str = "digits-7k3f") -> str:
         """Write a whole life: reclaimed at step 40 with a notice, resumed, succeeded at step 100."""
         self.submit(job_id, minutes=0)
-        self.add_intent(job_id, 1, number=1, minutes=0)
+        self.add_intent(job_id, 1, minutes=0)
         self.claim(job_id, 1, minutes=0.5)
         self.add_generation(job_id, 1, minutes=1)
         phases = self.phases(1, restoring=0.8, running=1.0, training=1.2, uploading=5.15)
@@ -307,29 +321,27 @@ class Jobs:
             writer=new_nonce(),
         )
         self.put(keys.notice(job_id, 1, 0), notice)
-        checkpoint = self.add_checkpoint(job_id, 1, 40)
+        checkpoint = self.add_checkpoint(job_id, 1, 40, sealed=5.1, committed=5.15)
         self.add_log(job_id, "1-0", ["step 1", "step 40"], minutes=2)
         self.add_exit(job_id, 1, "drained", step=40, minutes=5.2, committed=checkpoint)
-        self.add_closed(job_id, 1, "reclaimed", number=2, started=0, ended=6)
-        self.add_intent(job_id, 2, number=3, minutes=6)
+        self.add_closed(job_id, 1, "reclaimed", started=0, ended=6)
+        self.add_intent(job_id, 2, minutes=6)
         self.claim(job_id, 2, minutes=6.5)
-        self.add_generation(
-            job_id, 2, minutes=7, restore_from=checkpoint, sealed_at=at(5.1), committed_at=at(5.15)
-        )
+        self.add_generation(job_id, 2, minutes=7, restore_from=checkpoint)
         phases = self.phases(2, restoring=6.7, running=7.0, training=7.2, uploading=11.5)
         self.add_heartbeat(job_id, 2, step=100, minutes=11.5, state="ending", phases=phases)
-        self.add_checkpoint(job_id, 2, 100)
+        self.add_checkpoint(job_id, 2, 100, sealed=11.5, committed=11.6)
         self.add_log(job_id, "2-0", ["step 41", "step 100"], minutes=8)
         final = Final(step=100, weights_sha256="ab" * 32, metrics={"accuracy": 0.975})
         self.add_exit(job_id, 2, "succeeded", step=100, minutes=12, restored_step=40, final=final)
-        self.add_closed(job_id, 2, "succeeded", number=4, started=6, ended=12)
-        self.add_finished(job_id, "succeeded", number=5, minutes=12.5)
+        self.add_closed(job_id, 2, "succeeded", started=6, ended=12)
+        self.add_finished(job_id, "succeeded", minutes=12.5)
         return job_id
 
     def failed(self, job_id: str = "broken-abcd") -> str:
         """Write a job whose script fails at once."""
         self.submit(job_id, minutes=20)
-        self.add_intent(job_id, 1, number=1, minutes=20)
+        self.add_intent(job_id, 1, minutes=20)
         self.claim(job_id, 1, minutes=20.5)
         self.add_generation(job_id, 1, minutes=21)
         self.add_exit(
@@ -343,25 +355,25 @@ class Jobs:
             permanent=True,
             log_tail=("Traceback (most recent call last):", "ValueError: no data"),
         )
-        self.add_closed(job_id, 1, "failed", number=2, started=20, ended=22)
-        self.add_finished(job_id, "failed", number=3, minutes=22, detail="train.py ended with 3")
+        self.add_closed(job_id, 1, "failed", started=20, ended=22)
+        self.add_finished(job_id, "failed", minutes=22, detail="train.py ended with 3")
         return job_id
 
     def stopped(self, job_id: str = "digits-1") -> str:
         """Write a job that was stopped after an hour, with a checkpoint at step 40."""
         self.submit(job_id, minutes=0)
-        self.add_intent(job_id, 1, number=1, minutes=0)
+        self.add_intent(job_id, 1, minutes=0)
         self.claim(job_id, 1, minutes=1)
         self.add_generation(job_id, 1, minutes=1)
         self.add_checkpoint(job_id, 1, 40)
-        self.add_closed(job_id, 1, "stopped", number=2, started=0, ended=60)
-        self.add_finished(job_id, "stopped", number=3, minutes=60)
+        self.add_closed(job_id, 1, "stopped", started=0, ended=60)
+        self.add_finished(job_id, "stopped", minutes=60)
         return job_id
 
     def running(self, job_id: str = "going-abcd") -> str:
         """Write a job in the middle of its first attempt."""
         self.submit(job_id, minutes=100)
-        self.add_intent(job_id, 1, number=1, minutes=100)
+        self.add_intent(job_id, 1, minutes=100)
         self.claim(job_id, 1, minutes=100.5)
         self.add_generation(job_id, 1, minutes=101)
         self.add_heartbeat(job_id, 1, step=17, minutes=102)

@@ -47,6 +47,8 @@ class OddStore:
         for job_id in (*ODD, *HEALTHY):
             adopt(self.store, LocalProvider(), job_id, hash_of(self.store.get(keys.spec(job_id))))
         self.store.put(key, data)
+        if key.startswith(keys.journal_prefix(self.job_id)):
+            self.store.delete(keys.journal_copy(self.job_id))  # else the record is not read
 
     def run(self, *arguments):
         """Run a command; whatever it met, it ends with a status and shows no traceback."""

@@ -19,7 +19,7 @@ from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Closed, Intent, Submission, Suspended
+from cloudspot.jobstore.records import Closed, Commit, Generation, Intent, Submission, Suspended
 from cloudspot.model import InstanceState, Market
 from cloudspot.story.events import EventKind
 
@@ -214,7 +214,8 @@ class Town:
         left = [one.id for one in self.host.truth.machines.values() if not one.has_ended]
         assert left == []
         self.check_leftovers()
-        kinds = [type(record) for record in self.journal[:-1] if not isinstance(record, Suspended)]
+        others = Suspended, Generation, Commit
+        kinds = [type(record) for record in self.journal[:-1] if not isinstance(record, others)]
         assert kinds == [Intent, Closed] * (len(kinds) // 2)
         for machine in self.host.truth.machines.values():
             launch = self.history.launches[machine.launch - 1]

@@ -18,7 +18,16 @@ from cloudspot.jobstore import codec, keys, parallel
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, job_file_of
-from cloudspot.jobstore.records import Closed, Finished, Intent, Resumed, Submission, Suspended
+from cloudspot.jobstore.records import (
+    Closed,
+    Commit,
+    Finished,
+    Generation,
+    Intent,
+    Resumed,
+    Submission,
+    Suspended,
+)
 from cloudspot.jobstore.resumption import resume
 from cloudspot.jobstore.submission import request_stop
 
@@ -298,9 +307,16 @@ def check(world, store, cloud):
 
 
 def check_journal(journal):
-    """Launches are numbered without a gap, and each is closed before what follows; an end may be taken back."""
+    """Launches are numbered without a gap, and each is closed before what follows; an end may be taken back.
+
+    Nodes start generations while their launch is open, and commit before the end.
+    """
     expected, before = [], None
     for record in journal:
+        if isinstance(record, Generation | Commit):
+            assert isinstance(record, Commit) or expected[-1] is Intent
+            assert not isinstance(before, Finished)
+            continue
         kind = Closed if expected and expected[-1] is Intent else Intent
         if kind is Intent and isinstance(record, Finished | Resumed | Suspended):
             assert not isinstance(before, Finished) or isinstance(record, Resumed)

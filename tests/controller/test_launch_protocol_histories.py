@@ -171,8 +171,8 @@ def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
 
 def test_without_slots_a_late_or_expired_create_gives_two_attempts_and_two_machines_of_one_rank():
     options = {"training": Training(heeds_slots=False), "nodes": (1, 1)}
-    assert first_violation("are alive at once", known=(205,), **options) is not None
-    assert first_violation("train as the same rank", known=(560,), **options) is not None
+    assert first_violation("are alive at once", known=(622,), **options) is not None
+    assert first_violation("train as the same rank", known=(875,), **options) is not None
 
 
 def test_with_slots_a_token_of_any_age_gives_one_machine_of_each_rank(change_decisions):
@@ -233,4 +233,4 @@ def test_a_reaper_with_records_older_than_its_listing_ends_machines_that_have_a_
 
 def test_without_a_boot_limit_a_job_hangs_with_its_machine(monkeypatch):
     monkeypatch.setattr(decide_module, "BOOT_LIMIT_SECONDS", float("inf"))
-    assert first_violation("does not end", known=(93,)) is not None
+    assert first_violation("does not end", known=(112,)) is not None

@@ -344,7 +344,7 @@ def test_the_job_file_is_read_without_the_jobs_history(town, monkeypatch):
     )
     (told,) = town.reconciler().run_pass()
     assert not told.tick.acted
-    assert listed.count(keys.commits_prefix("one")) == 1
+    assert listed.count(keys.nodes_prefix("one")) == 1
 
 
 # --- drivers that only pass -----------------------------------------------------------------------

@@ -2,7 +2,6 @@ import pytest
 
 from cloudspot.controller.actions import Wait
 from cloudspot.controller.restarts import FREE_RECLAIMS, MAX_DELAY_SECONDS, Go, judge, made_progress
-from cloudspot.jobstore.records import CheckpointId
 from cloudspot.story.outcomes import End
 
 
@@ -83,7 +82,7 @@ def test_a_refusal_for_capacity_counts_neither_as_failure_nor_as_success(records
 
 def test_a_new_checkpoint_between_failures_starts_the_count_again(records):
     generations = [records.generation(n, launch=n) for n in range(1, 5)]
-    committed = (CheckpointId(2, 50),)
+    committed = (records.commit(2, 50),)
     assert run(records, *["failed"] * 4, generations=generations, commits=committed) == Go("failed")
     assert isinstance(run(records, *["failed"] * 5, generations=generations, commits=committed), End)
 
@@ -94,7 +93,7 @@ def test_a_new_checkpoint_between_failures_starts_the_count_again(records):
 def test_a_machine_that_is_lost_after_a_new_checkpoint_is_replaced_at_once_and_counts(
     records, outcome, expected
 ):
-    generations, committed = (records.generation(1),), (CheckpointId(1, 50),)
+    generations, committed = (records.generation(1),), (records.commit(1, 50),)
     kept = {"generations": generations, "commits": committed}
     assert run(records, outcome, at=100.0, **kept) == expected
     assert isinstance(run(records, outcome, at=100.0, max_restarts=0, **kept), End)
@@ -102,13 +101,13 @@ def test_a_machine_that_is_lost_after_a_new_checkpoint_is_replaced_at_once_and_c
     assert run(records, outcome, "lost", at=200.0, **kept) == Wait(20.0, "lost; trying again")
 
 
-def test_a_checkpoint_at_the_restored_step_is_no_progress(records):
+def test_the_restored_checkpoint_is_no_progress(records):
     generations = (records.generation(1), records.generation(2, launch=2, restored=(1, 50)))
     history = records.history(
         records.launch(1, outcome="reclaimed"),
         records.launch(2, outcome="reclaimed"),
         generations=generations,
-        commits=(CheckpointId(1, 50), CheckpointId(2, 50)),
+        commits=(records.commit(1, 50),),
     )
     assert [made_progress(history, launch) for launch in history.launches] == [True, False]
 

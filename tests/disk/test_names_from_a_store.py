@@ -21,7 +21,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import is_key
 from cloudspot.jobstore import fetching, keys
 from cloudspot.jobstore.extraction import extract_bundle
-from cloudspot.jobstore.records import Commit, File, Part
+from cloudspot.jobstore.records import File, Manifest, Part
 from cloudspot.jobstore.stored_artifacts import download, is_present, list_artifacts
 from cloudspot.local.filestore import FileStore
 
@@ -188,9 +188,9 @@ def test_directories_and_files_of_a_checkpoint(places, texts):
             files=tuple(File(path=place.name(text), size=0, mode=0o644) for text in files),
             directory=place.name(directory), sealed_at=AT, writer="w",
         )  # fmt: skip
-        commit = Commit(generation=1, step=1, kind="directory", size=0, parts=(part,), at=AT, writer="w")
+        manifest = Manifest(generation=1, step=1, kind="directory", size=0, parts=(part,), at=AT, writer="w")
         with suppress(CloudspotError):
-            fetching.fetch(InMemoryStore(), "x", commit, place.root)
+            fetching.fetch(InMemoryStore(), "x", manifest, place.root)
         place.check()
 
 

@@ -93,7 +93,7 @@ def test_a_machine_that_vanished_is_replaced_by_passes_from_cron_with_nobody_att
     user.start_tiny("cron", sets=(*SETS, "limits.max_restarts=5"))
     store = user.home / "store"
     # A checkpoint, so that something is left to resume from.
-    wait_for("a commit", lambda: list((store / keys.commits_prefix("cron")).glob("*")))
+    wait_for("a checkpoint", lambda: list((store / keys.manifests_prefix("cron")).glob("*")))
     user.close()  # Whoever was attached: from here on only passes, each a process of its own.
     vanish(user)
     seen = 0

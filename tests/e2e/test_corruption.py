@@ -15,16 +15,16 @@ def stop_with_commits(user: User, name: str, count: int) -> Path:
     """Run a job until it has some commits, then take its machine; returns the job's directory."""
     cli = user.start_tiny(name, sets=(*SETS, "checkpoint.keep=10"))
     job = user.home / "store" / "jobs" / name
-    wait_for(f"{count} commits", lambda: len(list(job.glob("commits/*"))) >= count)
+    wait_for(f"{count} checkpoints", lambda: len(newest_manifests(job)) >= count)
     cli.kill()
     cli.wait()
     user.cloudspot("preempt", name, "--no-notice")
     return job
 
 
-def newest_commits(job: Path) -> list[Path]:
-    """Return the commit records, newest first."""
-    return sorted(job.glob("commits/*"), reverse=True)
+def newest_manifests(job: Path) -> list[Path]:
+    """Return the checkpoints' manifests, newest first."""
+    return sorted(job.glob("manifests/*"), reverse=True)
 
 
 def flip_bit(path: Path) -> None:
@@ -34,14 +34,20 @@ def flip_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-def chunks_of(commit: Path) -> list[Path]:
-    """Return the chunks of a commit."""
-    return sorted((commit.parent.parent / "checkpoints" / commit.name).glob("chunks/*/*"))
+def chunks_of(manifest: Path) -> list[Path]:
+    """Return the chunks of a checkpoint."""
+    return sorted((manifest.parent.parent / "checkpoints" / manifest.name).glob("chunks/*/*"))
+
+
+def checkpoint_files(job: Path) -> dict[Path, bytes]:
+    """Return all files of the job's checkpoints."""
+    found = (*job.glob("manifests/*"), *job.glob("checkpoints/**/*"))
+    return {path: path.read_bytes() for path in found if path.is_file()}
 
 
 def test_a_flipped_bit_in_the_newest_checkpoint_costs_only_that_one(user: User) -> None:
     job = stop_with_commits(user, "bit", 2)
-    newest, before = newest_commits(job)[:2]
+    newest, before = newest_manifests(job)[:2]
     flip_bit(chunks_of(newest)[0])
     user.cloudspot("attach", "bit")
     second = user.history("bit").generations[1]
@@ -54,7 +60,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_costs_only_that_one(user: User) 
 @pytest.mark.soak
 def test_a_truncated_chunk_is_found_too(user: User) -> None:
     job = stop_with_commits(user, "short", 2)
-    newest, before = newest_commits(job)[:2]
+    newest, before = newest_manifests(job)[:2]
     chunk = chunks_of(newest)[0]
     chunk.write_bytes(chunk.read_bytes()[:-1])
     user.cloudspot("attach", "short")
@@ -63,12 +69,12 @@ def test_a_truncated_chunk_is_found_too(user: User) -> None:
 
 def test_when_all_are_corrupt_the_job_says_so_and_deletes_nothing(user: User) -> None:
     job = stop_with_commits(user, "all", 2)
-    for commit in newest_commits(job):
-        flip_bit(chunks_of(commit)[0])
-    before = {path: path.read_bytes() for path in job.glob("c*/**/*") if path.is_file()}
+    for manifest in newest_manifests(job):
+        flip_bit(chunks_of(manifest)[0])
+    before = checkpoint_files(job)
     done = user.cloudspot("attach", "all", status=1)
     shown = user.show("all")
     assert shown["state"] == "failed"
     assert "verifies" in json.dumps(shown)
     assert "verifies" in done.stdout + done.stderr
-    assert {path: path.read_bytes() for path in job.glob("c*/**/*") if path.is_file()} == before
+    assert checkpoint_files(job) == before

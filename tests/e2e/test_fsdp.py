@@ -65,6 +65,6 @@ def test_the_survivor_of_a_sharded_job_goes_on_with_all_of_it(user: User, tmp_pa
     shown = user.show("smaller", "--verify")
     assert (shown["state"], len(shown["attempts"]), shown["steps_lost"]) == ("succeeded", 1, 0)
     assert [len(each.members) for each in user.history("smaller").generations] == [2, 1]
-    [path] = (user.home / "store" / "jobs" / "smaller" / "commits").glob(f"*-{shown['step']:012d}")
+    [path] = (user.home / "store" / "jobs" / "smaller" / "manifests").glob(f"*-{shown['step']:012d}")
     assert len(json.loads(path.read_text())["parts"]) == 1
     assert shown["metrics"]["accuracy"] > 0.9

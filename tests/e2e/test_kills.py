@@ -16,17 +16,20 @@ from cloudspot.process_marks import is_marked, marked_processes
 
 SETS = ('run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.02"', "limits.max_restarts=5")
 VICTIMS = ("trainer", "agent", "cli", "machine")
-# Each create-only record of a job's life, and who puts it.
+# Each create-only record of a job's life. With the one commit at its end the journal has the same numbers
+# each time.
+SETS_AT_PUTS = (*SETS, 'checkpoint.interval="1h"')
 PUTS = {
     "intent": "jobs/*/journal/00000001",
     "slot": "jobs/*/launches/000001/nodes/0000",
-    "generation": "jobs/*/generations/000001",
+    "generation": "jobs/*/journal/00000002",
     "chunk": "jobs/*/checkpoints/*/chunks/*",
     "part": "jobs/*/checkpoints/*/parts/*",
-    "commit": "jobs/*/commits/*",
+    "manifest": "jobs/*/manifests/*",
+    "commit": "jobs/*/journal/00000003",
     "exit": "jobs/*/nodes/*/exit.json",
-    "closed": "jobs/*/journal/00000002",
-    "finished": "jobs/*/journal/00000003",
+    "closed": "jobs/*/journal/00000004",
+    "finished": "jobs/*/journal/00000005",
 }
 CI_PUTS = (
     ("intent", "after"),
@@ -121,7 +124,7 @@ def run_with_kill_at_put(user: User, put: str, when: str) -> None:
     for _ in range(3):
         words = ("attach", "hit", "--store", store)
         if not (user.home / "store" / "index" / "hit").exists():
-            cli = user.run_tiny("hit", "--store", store, provider="drill", sets=SETS, status=None)
+            cli = user.run_tiny("hit", "--store", store, provider="drill", sets=SETS_AT_PUTS, status=None)
         else:
             cli = user.cloudspot(*words, status=None)
         if cli.returncode != -9:

@@ -6,12 +6,12 @@ import json
 from datetime import datetime, timezone
 from types import SimpleNamespace
 
+import made_journal
 import pytest
 import sessions
 
 from cloudspot.jobstore import manifests, parts
-from cloudspot.jobstore.generations import propose
-from cloudspot.jobstore.records import CheckpointId, File, Generation, Member, new_nonce
+from cloudspot.jobstore.records import CheckpointId, File
 from cloudspot.local.filestore import FileStore
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
@@ -55,7 +55,13 @@ def put_session(store, checkpoint, datas, *, chunk_bytes=1500, commit=True, job_
             store, job_id, checkpoint, rank=rank, num_parts=len(datas), data=memoryview(data), seal=seal,
             sealed_at=AT, chunk_bytes=chunk_bytes, **options,
         )  # fmt: skip
-    return manifests.try_commit(store, job_id, checkpoint) if commit else None
+    return committed(store, job_id, checkpoint) if commit else None
+
+
+def committed(store, job_id, checkpoint):
+    """Commit the checkpoint and return its manifest."""
+    assert made_journal.commit(store, job_id, checkpoint).id == checkpoint
+    return manifests.read_manifest(store, job_id, checkpoint)
 
 
 def put_directory(store, checkpoint, root, name, *, chunk_bytes=1500, job_id="x", **options):
@@ -73,19 +79,7 @@ def put_directory(store, checkpoint, root, name, *, chunk_bytes=1500, job_id="x"
         store, job_id, checkpoint, rank=0, num_parts=1, root=root, files=files, directory=name, sealed_at=AT,
         chunk_bytes=chunk_bytes, **options,
     )  # fmt: skip
-    return manifests.try_commit(store, job_id, checkpoint)
-
-
-def start_generation(store, number, restore_from=None, *, job_id="x", launch=1):
-    """Write a generation's record."""
-    return propose(
-        store,
-        job_id,
-        Generation(
-            number=number, launch=launch, members=(Member(rank=0, instance_id="i", address="a"),), endpoint="a:1",
-            restore_from=restore_from, why="first", at=AT, writer=new_nonce(),
-        ),
-    )  # fmt: skip
+    return committed(store, job_id, checkpoint)
 
 
 @pytest.fixture
@@ -94,7 +88,7 @@ def checkpoints():
         seals=make_seals,
         session=put_session,
         directory=put_directory,
-        generation=start_generation,
+        generation=made_journal.start_generation,
         id=CheckpointId,
     )
 

@@ -5,8 +5,7 @@ from made_records import Records
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.consistency import check_generation, check_journal, check_members
-from cloudspot.jobstore.generations import read_generations
+from cloudspot.jobstore.consistency import JournalOrder
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.local.filestore import FileStore
@@ -30,10 +29,21 @@ MADE = Records()
         [MADE.finished(), MADE.moved(), MADE.resumed(1), MADE.finished(), MADE.moved()],
         [MADE.finished(), MADE.resumed(1), MADE.suspended(), MADE.resumed(2), MADE.intent(1)],
         [MADE.intent(1), MADE.closed("lost", 1), MADE.finished(), MADE.resumed(1), MADE.intent(2)],
+        [MADE.commit(0, 7), MADE.intent(1), MADE.generation(1, restored=(0, 7)), MADE.commit(1, 8)],
+        [
+            MADE.intent(1),
+            MADE.generation(1),
+            MADE.commit(1, 5),
+            MADE.commit(1, 9),
+            MADE.generation(2, restored=(1, 5)),  # 1-9 did not verify
+            MADE.commit(2, 7),
+            MADE.closed("lost", 1),
+            MADE.commit(2, 8),
+        ],
     ],
 )
 def test_a_journal_in_order_is_accepted(journal):
-    check_journal("x", journal)
+    JournalOrder("x").extend(journal)
 
 
 @pytest.mark.parametrize(
@@ -53,34 +63,45 @@ def test_a_journal_in_order_is_accepted(journal):
         ([MADE.intent(1), MADE.resumed(1)], 2, "it is resumption 1"),
         ([MADE.finished(), MADE.resumed(2)], 2, "it is resumption 2"),
         ([MADE.finished(), MADE.resumed(1), MADE.finished(), MADE.resumed(1)], 4, "it is resumption 1"),
+        ([MADE.generation(1)], 1, "it is generation 1, of launch 1"),
+        ([MADE.intent(1), MADE.generation(2)], 2, "it is generation 2, of launch 1"),
+        ([MADE.intent(1), MADE.generation(1, launch=2)], 2, "it is generation 1, of launch 2"),
+        ([MADE.intent(1), MADE.closed("lost", 1), MADE.generation(1)], 3, "it is generation 1, of launch 1"),
+        ([MADE.intent(1), MADE.finished(), MADE.generation(1)], 3, "it is generation 1, of launch 1"),
+        ([MADE.intent(1), MADE.generation(1, ranks=())], 2, "it names no nodes"),
+        (
+            [MADE.intent(1, num_nodes=2), MADE.generation(1, ranks=(1, 1))],
+            2,
+            "it names no nodes, or one of them twice",
+        ),
+        (
+            [MADE.intent(1, num_nodes=2), MADE.generation(1, ranks=(0, 7))],
+            2,
+            "it names node 7 of launch 1, which has 2 nodes",
+        ),
+        (
+            [MADE.intent(1), MADE.generation(1, restored=(0, 5))],
+            2,
+            "it resumes from checkpoint 0-5, which was not committed",
+        ),
+        ([MADE.intent(1), MADE.commit(1, 5)], 2, "it commits checkpoint 1-5"),
+        (
+            [MADE.intent(1), MADE.generation(1), MADE.generation(2), MADE.commit(1, 5)],
+            4,
+            "it commits checkpoint 1-5",
+        ),
+        ([MADE.commit(0, 5), MADE.commit(0, 5)], 2, "it commits checkpoint 0-5"),
+        (
+            [MADE.commit(0, 5), MADE.intent(1), MADE.generation(1, restored=(0, 5)), MADE.commit(1, 5)],
+            4,
+            "it commits checkpoint 1-5",
+        ),
+        ([MADE.finished(), MADE.commit(0, 5)], 2, "it commits checkpoint 0-5"),
     ],
 )
 def test_a_journal_out_of_order_names_the_record_that_does_not_follow(journal, number, what):
     with pytest.raises(CorruptData, match=f"jobs/x/journal/{number:08d} does not follow .*: {what}"):
-        check_journal("x", journal)
-
-
-@pytest.mark.parametrize(
-    ("generation", "what"),
-    [
-        (MADE.generation(2), "holds the record of generation 2"),
-        (MADE.generation(1, ranks=()), "names no nodes"),
-        (MADE.generation(1, ranks=(0, 0)), "one of them twice"),
-        (MADE.generation(1, restored=(1, 5)), "resumes from checkpoint 1-5"),
-    ],
-)
-def test_a_generation_that_contradicts_itself_is_corrupt(generation, what):
-    with pytest.raises(CorruptData, match=f"k .*{what}"):
-        check_generation(generation, 1, "k")
-
-
-def test_a_generation_may_be_of_a_launch_that_was_not_yet_known():
-    generations = [MADE.generation(1, ranks=(0, 1)), MADE.generation(2, launch=2, ranks=(7,))]
-    check_members("x", generations, {1: 2})
-    with pytest.raises(
-        CorruptData, match="jobs/x/generations/000002 names node 7 of launch 2, which has 2 nodes"
-    ):
-        check_members("x", generations, {1: 2, 2: 2})
+        JournalOrder("x").extend(journal)
 
 
 @pytest.fixture
@@ -100,9 +121,6 @@ def test_a_record_under_another_key_than_its_own_is_corrupt(store):
         CorruptData, match=r"nodes/000001/0000/exit\.json holds a record of node 3 of launch 1"
     ):
         HistoryReader(store, "digits-1").read()
-    store.put(keys.generation("digits-1", 1), codec.encode(MADE.generation(4)))
-    with pytest.raises(CorruptData, match="generations/000001 holds the record of generation 4"):
-        read_generations(store, "digits-1")
     store.put(keys.spec("other-1"), store.get(keys.spec("digits-1")))
     with pytest.raises(CorruptData, match="jobs/other-1/spec holds the submission of job 'digits-1'"):
         HistoryReader(store, "other-1").read()
@@ -123,8 +141,8 @@ def test_a_record_under_another_key_than_its_own_is_corrupt(store):
         "launches/000002/nodes/0000",
         "nodes/000001/0001/heartbeat",
         "nodes/000009/0000/exit.json",
-        "commits/0000001-000000000001",
-        "commits/1-1",
+        "manifests/0000001-000000000001",
+        "manifests/1-1",
     ],
 )
 def test_a_key_that_no_node_of_the_job_writes_is_passed_over(store, name):

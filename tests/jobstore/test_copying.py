@@ -3,6 +3,7 @@
 import hashlib
 from contextlib import suppress
 
+import made_journal
 import msgspec
 import pytest
 from faultstore import FaultPlan, FaultyStore
@@ -18,6 +19,7 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission
 from cloudspot.jobstore.removal import remove_job
+from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.submission import hash_of
 from cloudspot.local.filestore import FileStore
 
@@ -25,7 +27,7 @@ JOB = "digits-1"
 CODE, AGENT, OTHER_AGENT = b"code" * 700, b"wheels", b"other wheels"
 OLD, NEW, TORN = CheckpointId(1, 10), CheckpointId(2, 20), CheckpointId(2, 30)
 ARTIFACT = keys.artifacts_prefix(JOB) + "model.bin"
-JOURNAL = [keys.journal(JOB, number) for number in range(1, 8)]
+JOURNAL = [keys.journal(JOB, number) for number in range(1, 12)]
 
 
 class Killed(BaseException):
@@ -95,17 +97,21 @@ def write_job(store, checkpoints):
     sha256 = hash_of(codec.encode(resumed))
     store.put(keys.submission(JOB, sha256), codec.encode(resumed))
     store.put(keys.own_agent(JOB, agent.sha256), OTHER_AGENT)
-    journal = [
-        make.intent(1),
+    made_journal.append(store, JOB, make.intent(1))
+    made_journal.append(store, JOB, make.generation(1))
+    checkpoints.session(store, OLD, [b"a" * 4000], job_id=JOB)
+    for record in (
         make.closed("stopped", 1, at=90.0),
         make.finished("stopped", at=91.0),
         make.resumed(1, at=92.0, sha256=sha256),
         make.intent(2, at=95.0, why="resumed"),
-        make.closed("succeeded", 2, at=190.0),
-        make.finished(),
-    ]
-    for number, record in enumerate(journal, start=1):
-        assert Journal(store, JOB).append(record, number)
+        make.generation(2, launch=2, restored=(OLD.generation, OLD.step)),
+    ):
+        made_journal.append(store, JOB, record)
+    checkpoints.session(store, NEW, [b"b" * 4000, b"c" * 500], job_id=JOB)
+    checkpoints.session(store, TORN, [b"d" * 4000], job_id=JOB, commit=False)
+    for record in (make.closed("succeeded", 2, at=190.0), make.finished()):
+        made_journal.append(store, JOB, record)
     for launch in (1, 2):
         name = f"i-{launch}-0"
         for key, record in (
@@ -115,11 +121,6 @@ def write_job(store, checkpoints):
             (keys.exit_record(JOB, launch, 0), make.exit("drained", instance_id=name, launch=launch)),
         ):
             store.put(key, codec.encode(record))
-    checkpoints.generation(store, 1, job_id=JOB)
-    checkpoints.session(store, OLD, [b"a" * 4000], job_id=JOB)
-    checkpoints.generation(store, 2, OLD, job_id=JOB, launch=2)
-    checkpoints.session(store, NEW, [b"b" * 4000, b"c" * 500], job_id=JOB)
-    checkpoints.session(store, TORN, [b"d" * 4000], job_id=JOB, commit=False)
     for key, data in (
         (keys.secrets(JOB, 0), b'{"values":{"TOKEN":"hunter2"}}'),
         (keys.secrets(JOB, 1), b'{"values":{"TOKEN":"hunter2"}}'),
@@ -141,21 +142,27 @@ def contents(store):
 def expected_contents(source):
     """What the target has of the job in the end."""
     whole = contents(source)
-    commit = manifests.read_commit(source, JOB, NEW)
-    checkpoint = {one.key for one in chunks.stored_chunks(JOB, commit)} | {keys.commit(JOB, 2, 20)}
+    commit = manifests.read_manifest(source, JOB, NEW)
+    checkpoint = {one.key for one in chunks.stored_chunks(JOB, commit)} | {keys.manifest(JOB, 2, 20)}
     left_out = {
         keys.secrets(JOB, 0),
         keys.secrets(JOB, 1),
         keys.summary(JOB),
         keys.suspicions(JOB),
         keys.settled_launches(JOB),
+        keys.journal_copy(JOB),
         keys.agent(sha256_of(AGENT)),
         keys.own_agent(JOB, sha256_of(OTHER_AGENT)),
     }
-    elsewhere = (keys.checkpoints_prefix(JOB), keys.commits_prefix(JOB))
+    elsewhere = (keys.checkpoints_prefix(JOB), keys.manifests_prefix(JOB))
     names = {key for key in set(whole) - left_out if not key.startswith(elsewhere)} | checkpoint
     found = {key: whole[key] for key in names}
     return found | {keys.recent(JOB, milliseconds=1767225600000): b""}
+
+
+def standing(store):
+    """The checkpoints that have not been deleted, best first."""
+    return standing_checkpoints(store, JOB, Journal(store, JOB).read())
 
 
 def is_there(store):
@@ -166,12 +173,20 @@ def is_there(store):
     return True
 
 
+def without_request(intent):
+    """The intent as a copy of the journal has it: of a closed launch nobody needs the request again."""
+    return msgspec.structs.replace(intent, request=msgspec.structs.replace(intent.request, body={}))
+
+
 def described(history):
     """The history without what the store's own clock says of it."""
     return [
-        *((launch.intent, launch.closed, launch.slots, launch.exits) for launch in history.launches),
+        *(
+            (without_request(launch.intent), launch.closed, launch.slots, launch.exits)
+            for launch in history.launches
+        ),
         *((launch.notices, launch.heartbeats) for launch in history.launches),
-        *(history.generations, history.finished, history.stop, history.submission_sha256),
+        *(history.generations, history.commits, history.finished, history.stop, history.submission_sha256),
         *(history.num_records, history.turns),
     ]
 
@@ -194,8 +209,8 @@ def test_the_copy_tells_the_same_past_and_has_the_best_checkpoint_and_no_secret(
     assert sum(told) == plan.num_bytes == sum(one.size for one in plan.everything)
     there = HistoryReader(target, JOB).read()
     assert described(there) == described(HistoryReader(source, JOB).read())
-    assert there.commits == (NEW,)
-    fetching.verify(target, JOB, manifests.read_commit(target, JOB, NEW))
+    assert standing(target) == (NEW,)
+    fetching.verify(target, JOB, manifests.read_manifest(target, JOB, NEW))
     assert list_jobs(target) == (JOB,)
     assert list_recent(target) == ((JOB,), True)
     assert list_live(target) == {}, "nothing of it runs"
@@ -226,8 +241,8 @@ def test_a_copy_that_is_killed_at_any_request_is_finished_by_the_next(source, tm
             break
         standing = {key for key in contents(target) if key in expected}
         assert is_there(target) == (keys.spec(JOB) in standing)
-        if keys.commit(JOB, 2, 20) in standing:
-            fetching.verify(target, JOB, manifests.read_commit(target, JOB, NEW))
+        if keys.manifest(JOB, 2, 20) in standing:
+            fetching.verify(target, JOB, manifests.read_manifest(target, JOB, NEW))
         told = []
         again = Watched(target, tmp_path)
         copy(plan, source, again, progress=told.append)
@@ -275,7 +290,7 @@ def test_lost_answers_and_failing_requests_change_nothing(source, target, tmp_pa
     [
         keys.chunk(JOB, 2, 20, 0, 0),
         keys.chunk(JOB, 2, 20, 1, 0),
-        keys.commit(JOB, 2, 20),
+        keys.manifest(JOB, 2, 20),
         keys.code(sha256_of(CODE)),
         keys.exit_record(JOB, 1, 0),
         JOURNAL[0],
@@ -332,7 +347,7 @@ def test_a_job_that_may_still_be_live_is_refused(source):
     with pytest.raises(CloudspotError, match="has not ended; stop it first"):
         plan_copy(source, JOB)
     # A suspended job keeps its mark, and nothing of it runs.
-    assert Journal(source, JOB).append(Records().suspended(), 7)
+    assert Journal(source, JOB).append(Records().suspended(), 11)
     assert plan_copy(source, JOB).checkpoint == NEW
     source.delete(JOURNAL[-2])
     source.delete(JOURNAL[-1])
@@ -353,8 +368,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_next_best(source, target):
     assert plan.checkpoint == OLD
     assert [one.checkpoint for one in plan.skipped] == [NEW]
     copy(plan, source, target)
-    assert HistoryReader(target, JOB).read().commits == (OLD,)
-    fetching.verify(target, JOB, manifests.read_commit(target, JOB, OLD))
+    assert standing(target) == (OLD,)
+    fetching.verify(target, JOB, manifests.read_manifest(target, JOB, OLD))
 
 
 def test_a_checkpoint_that_lacks_a_chunk_is_not_planned(source):
@@ -362,7 +377,7 @@ def test_a_checkpoint_that_lacks_a_chunk_is_not_planned(source):
     plan = plan_copy(source, JOB)
     assert plan.checkpoint == OLD
     assert [(one.checkpoint, "is missing" in one.reason) for one in plan.skipped] == [(NEW, True)]
-    source.delete(keys.commit(JOB, 1, 10))
+    source.delete(keys.manifest(JOB, 1, 10))
     assert plan_copy(source, JOB).checkpoint is None
     assert "without a checkpoint" in describe_copy(plan_copy(source, JOB))
 
@@ -458,8 +473,8 @@ def test_a_large_object_is_never_in_memory_as_a_whole(source, target, tmp_path):
 def test_a_copy_that_has_gone_on_is_left_as_it_is(source, target):
     plan = plan_copy(source, JOB)
     copy(plan, source, target)
-    target.put(keys.journal(JOB, 8), b"{}")
-    for one in (*plan.commits, *plan.chunks):
+    target.put(keys.journal(JOB, 12), b"{}")
+    for one in (*plan.manifests, *plan.chunks):
         target.delete(one.key)  # retention
     before = contents(target)
     told = []
@@ -476,16 +491,12 @@ def test_a_job_that_comes_back_goes_on_there_all_at_once(source, target, checkpo
     resumed = msgspec.structs.replace(HistoryReader(target, JOB).read().submission, resumption=2)
     sha256 = hash_of(codec.encode(resumed))
     target.put(keys.submission(JOB, sha256), codec.encode(resumed))
-    checkpoints.generation(target, 3, NEW, job_id=JOB, launch=3)
+    generation = make.generation(3, launch=3, restored=(NEW.generation, NEW.step))
+    for record in (make.resumed(2, sha256=sha256), make.intent(3), generation):
+        made_journal.append(target, JOB, record)
     checkpoints.session(target, newest, [b"e" * 4000], job_id=JOB)
-    journal = [
-        make.resumed(2, sha256=sha256),
-        make.intent(3),
-        make.closed("succeeded", 3),
-        make.finished(at=400.0),
-    ]
-    for number, record in enumerate(journal, start=8):
-        assert Journal(target, JOB).append(record, number)
+    for record in (make.closed("succeeded", 3), make.finished(at=400.0)):
+        made_journal.append(target, JOB, record)
     plan = plan_copy(target, JOB)
     seen = set()
     dies_at = 0
@@ -500,9 +511,9 @@ def test_a_job_that_comes_back_goes_on_there_all_at_once(source, target, checkpo
         copy(plan, target, home)
         here, there = HistoryReader(home, JOB).read(), HistoryReader(target, JOB).read()
         assert described(here) == described(there)
-        assert here.commits == (OLD, NEW, newest)
+        assert standing(home) == (newest, NEW, OLD)
         dies_at += 1
-    assert seen == {7, 11}
+    assert seen == {11, 17}
 
 
 def test_a_job_whose_pasts_differ_does_not_come_back(source, target):

@@ -10,10 +10,11 @@ from cloudspot.errors import CorruptData
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.fetching import fetch
 from cloudspot.jobstore.forking import bring_checkpoint
-from cloudspot.jobstore.generations import lineage
-from cloudspot.jobstore.manifests import read_commit
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import lineage
+from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.records import CheckpointId, Origin
-from cloudspot.jobstore.retention import collect, read_commits
+from cloudspot.jobstore.retention import collect
 
 SOURCE = CheckpointId(3, 226)
 BROUGHT = CheckpointId(0, 226)
@@ -40,11 +41,11 @@ def store(put_session_checkpoint):
 
 def bring(store, *, progress=lambda count: None):
     origin = Origin(job_id="old", checkpoint=SOURCE)
-    return bring_checkpoint(store, origin, read_commit(store, "old", SOURCE), "new", progress=progress)
+    return bring_checkpoint(store, origin, read_manifest(store, "old", SOURCE), "new", progress=progress)
 
 
 def restored(store, job_id, checkpoint, directory):
-    fetch(store, job_id, read_commit(store, job_id, checkpoint), directory)
+    fetch(store, job_id, read_manifest(store, job_id, checkpoint), directory)
     manifest = json.loads((directory / "restore.json").read_text())
     data = [(directory / part["file"]).read_bytes() for part in manifest["parts"]]
     for part in manifest["parts"]:
@@ -59,26 +60,26 @@ def test_the_state_is_the_same_to_the_last_bit(store, tmp_path):
     assert restored(store, "new", BROUGHT, tmp_path / "new") == restored(
         store, "old", SOURCE, tmp_path / "old"
     )
-    assert sum(counts) == read_commit(store, "old", SOURCE).size
+    assert sum(counts) == read_manifest(store, "old", SOURCE).size
 
 
 def test_the_new_job_resumes_from_it_until_it_has_its_own(store, checkpoints, put_session_checkpoint):
     bring(store)
-    assert lineage((), read_commits(store, "new")) == (BROUGHT,)
-    first = checkpoints.generation(store, 1, BROUGHT, job_id="new")
-    assert lineage((first,), read_commits(store, "new")) == (BROUGHT,)
+    assert lineage(Journal(store, "new").read()) == (BROUGHT,)
+    checkpoints.generation(store, 1, BROUGHT, job_id="new")
+    assert lineage(Journal(store, "new").read()) == (BROUGHT,)
     own = CheckpointId(1, 300)
     put_session_checkpoint(store, "new", own, {"one": Holder({"weights": torch.zeros(10)})})
-    assert lineage((first,), read_commits(store, "new")) == (own, BROUGHT)
+    assert lineage(Journal(store, "new").read()) == (own, BROUGHT)
 
 
 def test_it_is_deleted_like_any_other_when_newer_ones_are_kept(store, checkpoints, put_session_checkpoint):
     bring(store)
     checkpoints.generation(store, 1, BROUGHT, job_id="new")
-    checkpoints.generation(store, 2, CheckpointId(1, 300), job_id="new")
-    for one in (CheckpointId(1, 300), CheckpointId(2, 400)):
+    for one in (CheckpointId(1, 300), CheckpointId(1, 400)):
         put_session_checkpoint(store, "new", one, {"one": Holder({"weights": torch.zeros(10)})})
-    assert collect(store, "new", keep=2) == (BROUGHT,)
+    checkpoints.generation(store, 2, CheckpointId(1, 400), job_id="new")
+    assert collect(store, Journal(store, "new"), "new", keep=2) == (BROUGHT,)
     assert list(store.list_objects(keys.checkpoint_prefix("new", 0, 226))) == []
 
 
@@ -87,4 +88,4 @@ def test_a_damaged_chunk_is_found_and_nothing_is_committed(store):
     store.put(key, b"x" + store.get(key)[1:])
     with pytest.raises(CorruptData, match="does not match its checksum"):
         bring(store)
-    assert read_commits(store, "new") == ()
+    assert Journal(store, "new").read() == ()

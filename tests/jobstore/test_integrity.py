@@ -9,8 +9,8 @@ import pytest
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import codec, integrity
-from cloudspot.jobstore.integrity import check_commit
-from cloudspot.jobstore.records import CheckpointId, Chunk, Commit, File, Part
+from cloudspot.jobstore.integrity import check_manifest
+from cloudspot.jobstore.records import CheckpointId, Chunk, File, Manifest, Part
 from cloudspot.jobstore.seals import parse_seal, plan_digest
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
@@ -36,7 +36,7 @@ def commit(*parts, **changes):
         "size": sum(p.size for p in parts),
         "parts": parts,
     }
-    return Commit(**values | changes, at=AT, writer="w")
+    return Manifest(**values | changes, at=AT, writer="w")
 
 
 def session(seals, **changes):
@@ -61,9 +61,9 @@ def redigested(seals):
 
 
 def test_a_sound_manifest_passes(checkpoints):
-    check_commit(commit(part()))
-    check_commit(session(seals(checkpoints, 2500, 0, 1)))
-    check_commit(commit(part(size=0, chunks=(), files=())))
+    check_manifest(commit(part()))
+    check_manifest(session(seals(checkpoints, 2500, 0, 1)))
+    check_manifest(commit(part(size=0, chunks=(), files=())))
 
 
 @pytest.mark.parametrize(
@@ -98,23 +98,23 @@ def test_a_sound_manifest_passes(checkpoints):
 def test_a_manifest_that_is_unsafe_or_contradicts_itself_is_corrupt(changes, message):
     broken = part(**changes)
     with pytest.raises(CorruptData, match=message) as caught:
-        check_commit(commit(broken, size=broken.size))
+        check_manifest(commit(broken, size=broken.size))
     assert str(caught.value).startswith("checkpoint 1-10: ")
 
 
 def test_parts_must_be_there_and_add_up():
     with pytest.raises(CorruptData, match="no parts"):
-        check_commit(commit())
+        check_manifest(commit())
     with pytest.raises(CorruptData, match="its size is 9, and its parts have 5"):
-        check_commit(commit(part(), size=9))
+        check_manifest(commit(part(), size=9))
     twice = part(num_parts=2)
     with pytest.raises(CorruptData, match="part 1 is of rank 0"):
-        check_commit(commit(twice, twice))
+        check_manifest(commit(twice, twice))
     nested = commit(part(num_parts=2), part(1, num_parts=2, directory="out/checkpoint-10/b"))
     with pytest.raises(CorruptData, match="lies in another"):
-        check_commit(nested)
+        check_manifest(nested)
     with pytest.raises(CorruptData, match="a file twice"):
-        check_commit(commit(part(num_parts=2), part(1, num_parts=2)))
+        check_manifest(commit(part(num_parts=2), part(1, num_parts=2)))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_parts_must_be_there_and_add_up():
 def test_a_seal_that_does_not_fit_its_part_is_corrupt(checkpoints, changes, message):
     [seal] = seals(checkpoints, 5)
     with pytest.raises(CorruptData, match=message):
-        check_commit(session([seal | changes]))
+        check_manifest(session([seal | changes]))
 
 
 @pytest.mark.parametrize(
@@ -156,18 +156,18 @@ def test_items_must_lie_in_their_part_apart_from_each_other(checkpoints, items, 
     names = ("name", "shape", "offset", "nbytes")
     seal["items"] = [{"dtype": "uint8", **dict(zip(names, item, strict=True))} for item in items]
     with pytest.raises(CorruptData, match=message):
-        check_commit(session(redigested([seal])))
+        check_manifest(session(redigested([seal])))
 
 
 def test_an_item_that_two_ranks_hold_or_none_is_corrupt(checkpoints):
     one, two = seals(checkpoints, 5, 5)
     shared = two | {"items": one["items"]}
     with pytest.raises(CorruptData, match="twice"):
-        check_commit(session(redigested([one, shared])))
+        check_manifest(session(redigested([one, shared])))
     with pytest.raises(CorruptData, match="planned apart"):
-        check_commit(session([one, two | {"plan": "f" * 64}]))
+        check_manifest(session([one, two | {"plan": "f" * 64}]))
     with pytest.raises(CorruptData, match="not those that were planned"):
-        check_commit(session([one, two | {"items": []}]))
+        check_manifest(session([one, two | {"items": []}]))
 
 
 def sharded(checkpoints, *shards, shape=(5,), **changes):
@@ -182,10 +182,10 @@ def sharded(checkpoints, *shards, shape=(5,), **changes):
 
 
 def test_shards_that_make_up_their_tensor_pass(checkpoints):
-    check_commit(session(redigested(sharded(checkpoints, ("a", 3, 2), ("a", 0, 3)))))
+    check_manifest(session(redigested(sharded(checkpoints, ("a", 3, 2), ("a", 0, 3)))))
     mixed = sharded(checkpoints, ("a", 3, 2), ("a", 0, 3))
     mixed[0]["items"].append({"name": "b", "dtype": "uint8", "shape": [0], "offset": 2, "nbytes": 0})
-    check_commit(session(redigested(mixed)))
+    check_manifest(session(redigested(mixed)))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_shards_that_make_up_their_tensor_pass(checkpoints):
 )
 def test_shards_that_do_not_make_up_their_tensor_are_corrupt(checkpoints, shards, changes, message):
     with pytest.raises(CorruptData, match=message):
-        check_commit(session(redigested(sharded(checkpoints, *shards, **changes))))
+        check_manifest(session(redigested(sharded(checkpoints, *shards, **changes))))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_shard_that_differs_from_the_others_is_corrupt(checkpoints, change, me
     made = sharded(checkpoints, ("a", 0, 3), ("a", 3, 2))
     made[1]["items"][0] |= change
     with pytest.raises(CorruptData, match=message):
-        check_commit(session(redigested(made)))
+        check_manifest(session(redigested(made)))
 
 
 def test_shards_whose_elements_differ_in_size_are_corrupt(checkpoints):
@@ -228,7 +228,7 @@ def test_shards_whose_elements_differ_in_size_are_corrupt(checkpoints):
     made[1]["items"][0] |= {"shape": [2], "nbytes": 2}
     made[0]["items"][0] |= {"nbytes": 0, "shape": [3]}
     with pytest.raises(CorruptData, match=r"elements of \[0, 1\] bytes"):
-        check_commit(session(redigested(made)))
+        check_manifest(session(redigested(made)))
 
 
 def test_of_ten_thousand_damaged_manifests_each_passes_or_is_corrupt(checkpoints):
@@ -257,7 +257,7 @@ def test_of_ten_thousand_damaged_manifests_each_passes_or_is_corrupt(checkpoints
             start = generator.randrange(len(data))
             data[start : start + generator.randint(0, 6)] = generator.choice(tokens)
         try:
-            check_commit(codec.decode(bytes(data), Commit))
+            check_manifest(codec.decode(bytes(data), Manifest))
             outcomes[True] += 1
         except CorruptData:
             outcomes[False] += 1

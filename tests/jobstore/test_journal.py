@@ -3,14 +3,15 @@
 import threading
 from datetime import datetime, timezone
 
+import made_journal
 import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.journal import COPY_EVERY, Journal
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import Closed, new_nonce
+from cloudspot.jobstore.records import Commit, Intent, JournalCopy, new_nonce
 from cloudspot.local.filestore import FileStore
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
@@ -21,16 +22,18 @@ def store(tmp_path):
     return FileStore(f"file://{tmp_path}/store")
 
 
-def record(launch):
-    return Closed(launch=launch, outcome="voided", detail="", machines=(), at=AT, writer=new_nonce())
+def record(step):
+    """A record that may follow those of lower steps, in a journal that begins with one."""
+    return Commit(generation=0, step=step, kind="session", size=1, sealed_at=AT, at=AT, writer=new_nonce())
 
 
 def test_records_come_back_in_order_and_a_second_reader_sees_them(store):
-    records = [record(launch) for launch in range(1, 13)]
+    records = [record(step) for step in range(1, 13)]
     writer = Journal(store, "x")
     assert writer.read() == ()
     for number, one in enumerate(records, 1):
         assert writer.append(one, number) is True
+    assert writer.known == tuple(records)
     assert writer.read() == tuple(records)
     assert Journal(store, "x").read() == tuple(records)
     assert Journal(store, "y").read() == ()
@@ -49,16 +52,16 @@ def test_a_number_belongs_to_its_first_writer(store):
 def test_a_reader_asks_once_more_than_there_are_new_records(store, tmp_path):
     counted = FaultyStore(store, FaultPlan(), tmp_path)
     journal, writer = Journal(counted, "x"), Journal(store, "x")
-    for number in range(1, 6):
+    for number in range(1, 4):
         writer.append(record(number), number)
-    assert len(journal.read()) == 5
-    assert counted.calls == {"list_page": 1, "get": 6}
+    assert len(journal.read()) == 3
+    assert counted.calls == {"list_page": 1, "get": 5}  # with the end, and a copy that is not there
     counted.calls.clear()
     journal.read()
     assert counted.calls == {"get": 1}
-    writer.append(record(6), 6)
+    writer.append(record(4), 4)
     counted.calls.clear()
-    assert len(journal.read()) == 6
+    assert len(journal.read()) == 4
     assert counted.calls == {"get": 2}
 
 
@@ -73,9 +76,9 @@ def test_the_first_missing_number_is_the_end(store):
     for number in (1, 2, 4):
         store.put(keys.journal("x", number), codec.encode(record(number)))
     reader = Journal(store, "x")
-    assert [one.launch for one in reader.read()] == [1, 2]
+    assert [one.step for one in reader.read()] == [1, 2]
     Journal(store, "x").append(record(3), 3)
-    assert [one.launch for one in reader.read()] == [1, 2, 3, 4]
+    assert [one.step for one in reader.read()] == [1, 2, 3, 4]
     assert reader.read() == Journal(store, "x").read()
 
 
@@ -100,20 +103,129 @@ def test_a_failed_read_leaves_the_journal_readable(store, tmp_path):
 
 
 def test_writers_that_race_leave_no_gap_and_each_record_once(store):
-    def write(name):
-        journal = Journal(store, "x")
-        for launch in range(1, 21):
-            one = record(launch * 100 + name)
-            while not journal.append(one, len(journal.read()) + 1):
-                pass
+    """Each appends what follows from all that stands, or reads again."""
+    written = []
 
-    threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+    def write():
+        journal = Journal(store, "x")
+        for _ in range(20):
+            while True:
+                known = journal.read()
+                one = record(known[-1].step + 1 if known else 0)
+                if journal.append(one, len(known) + 1):
+                    written.append(one)
+                    break
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    launches = [one.launch for one in Journal(store, "x").read()]
-    assert sorted(launches) == sorted(launch * 100 + name for name in range(4) for launch in range(1, 21))
-    for name in range(4):
-        own = [launch for launch in launches if launch % 100 == name]
-        assert own == sorted(own)
+    found = Journal(store, "x").read()
+    assert [one.step for one in found] == list(range(80))
+    assert sorted(written, key=lambda one: one.step) == list(found)
+
+
+def test_threads_share_what_any_of_them_has_read(store):
+    journal, done = Journal(store, "x"), threading.Event()
+
+    def read():
+        while not done.is_set():
+            found = journal.read()
+            assert [one.step for one in found] == list(range(len(found)))
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    other = Journal(store, "x")
+    for step in range(40):
+        assert (journal if step % 3 else other).append(record(step), step + 1)
+        journal.read()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert [one.step for one in journal.known] == list(range(40))
+
+
+def write(store, num_records):
+    journal = Journal(store, "x")
+    for step in range(num_records):
+        assert journal.append(record(step), step + 1)
+    return journal.known
+
+
+@pytest.mark.parametrize("num_records", [8, 15, 16, 100])
+def test_a_new_reader_reads_a_copy_and_what_has_come_since(store, tmp_path, num_records):
+    known = write(store, num_records)
+    counted = FaultyStore(store, FaultPlan(), tmp_path)
+    assert Journal(counted, "x").read() == known
+    # The first record, the copy, the tail, the end.
+    assert counted.calls == {"get": 3 + num_records % COPY_EVERY}
+
+
+def test_any_copy_however_old_gives_the_same_journal(store):
+    known = write(store, 20)
+    for number in range(21):
+        copy = JournalCopy(records=known[:number])
+        store.put(keys.journal_copy("x"), codec.encode(copy))
+        assert Journal(store, "x").read() == known
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda known: codec.encode(JournalCopy(records=())),
+        lambda known: codec.encode(JournalCopy(records=(record(0), *known[1:]))),  # another job's of this id
+        lambda known: codec.encode(JournalCopy(records=(known[0], known[2], known[1]))),
+        lambda known: b"{",
+        lambda known: b"",
+    ],
+)
+def test_a_copy_that_does_not_fit_is_not_believed(store, change):
+    known = write(store, 10)
+    store.put(keys.journal_copy("x"), change(known))
+    assert Journal(store, "x").read() == known
+
+
+def test_a_copy_that_cannot_be_written_holds_up_nobody(store, tmp_path):
+    class Full(FaultyStore):
+        def put(self, key, data, **options):
+            if key == keys.journal_copy("x"):
+                raise TransientError("full")
+            super().put(key, data, **options)
+
+    journal = Journal(patient(Full(store, FaultPlan(), tmp_path), sleep=lambda seconds: None), "x")
+    for step in range(20):
+        assert journal.append(record(step), step + 1)
+    assert len(Journal(store, "x").read()) == 20
+
+
+def test_a_copy_leaves_out_the_requests_of_closed_launches(store):
+    made_journal.open_launch(store, "x", 3)
+    journal = Journal(store, "x")
+    journal.read()
+    journal.write_copy()
+    copy = codec.decode(store.get(keys.journal_copy("x")), JournalCopy)
+    bodies = [one.request.body for one in copy.records if isinstance(one, Intent)]
+    assert bodies == [{}, {}, {"launch": 3}]
+
+
+def test_a_record_that_does_not_follow_is_not_written_by_who_has_read_all_before_it(store):
+    write(store, 3)
+    journal = Journal(store, "x")
+    journal.read()
+    with pytest.raises(ValueError, match="journal record 4 would not follow: it commits checkpoint 0-1"):
+        journal.append(record(1), 4)
+    assert len(Journal(store, "x").read()) == 3
+
+
+def test_a_record_that_does_not_follow_is_corrupt(store):
+    write(store, 3)
+    store.put(keys.journal("x", 4), codec.encode(record(1)))
+    journal = Journal(store, "x")
+    for _ in range(2):
+        with pytest.raises(
+            CorruptData, match=r"journal/00000004 does not follow .*: it commits checkpoint 0-1"
+        ):
+            journal.read()
+    assert len(journal.known) == 3

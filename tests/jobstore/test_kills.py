@@ -12,14 +12,17 @@ import pytest
 
 import cloudspot
 from cloudspot.errors import ObjectMissing
-from cloudspot.jobstore import fetching, keys, manifests, retention
+from cloudspot.jobstore import fetching, keys, manifests
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import lineage
 from cloudspot.jobstore.records import CheckpointId
 
 UPLOAD = """
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from cloudspot.jobstore import fetching, manifests, parts, retention
+from cloudspot.jobstore import fetching, manifests, parts
+from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.local.filestore import FileStore
 from faultstore import FaultyStore, load_plan
@@ -30,7 +33,7 @@ for rank, seal in enumerate(seals):
         store, "x", CheckpointId(1, 10), rank=rank, num_parts=len(seals), data=memoryview(bytes([rank]) * 4000),
         seal=seal.encode(), sealed_at=datetime.now(timezone.utc), chunk_bytes=1500,
     )
-    manifests.try_commit(store, "x", CheckpointId(1, 10))
+    manifests.try_commit(store, Journal(store, "x"), "x", CheckpointId(1, 10))
 """
 C = CheckpointId(1, 10)
 PATHS = (str(Path(cloudspot.__file__).parents[1]), str(Path(faultstore.__file__).parent))
@@ -40,23 +43,31 @@ DATAS = [b"\0" * 4000, b"\1" * 4000]
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     ("glob", "skip"),
-    [("*/chunks/*", 0), ("*/chunks/*", 4), ("*/parts/0000", 0), ("*/parts/0001", 0), ("*/commits/*", 0)],
+    [
+        ("*/chunks/*", 0),
+        ("*/chunks/*", 4),
+        ("*/parts/0000", 0),
+        ("*/parts/0001", 0),
+        ("*/manifests/*", 0),
+        ("*/journal/*", 0),
+    ],
 )
 def test_an_uploader_killed_around_a_put_is_finished_by_the_next(
     store, checkpoints, tmp_path, glob, skip, when
 ):
     plan = {"hooks": [{"keys": glob, "when": when, "skip": skip}]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
+    checkpoints.generation(store, 1)
     seals = [seal.decode() for seal in checkpoints.seals(C, DATAS)]
     command = [sys.executable, "-c", UPLOAD, store.url, str(tmp_path), *seals]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)}
     assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
 
-    # Whatever stands is whole: no record without its chunks, no commit without its parts.
-    committed = (glob, when) == ("*/commits/*", "after")
-    assert retention.read_commits(store, "x") == ((C,) if committed else ())
-    if committed:
-        fetching.verify(store, "x", manifests.read_commit(store, "x", C))
+    # Whatever stands is whole: no record without its chunks, no commit without its manifest and its parts.
+    is_committed = (glob, when) == ("*/journal/*", "after")
+    assert lineage(Journal(store, "x").read()) == ((C,) if is_committed else ())
+    if is_committed:
+        fetching.verify(store, "x", manifests.read_manifest(store, "x", C))
     for rank in (0, 1):
         try:
             store.head(keys.part("x", 1, 10, rank))
@@ -69,7 +80,8 @@ def test_an_uploader_killed_around_a_put_is_finished_by_the_next(
         ]
 
     assert subprocess.run(command, env=environment).returncode == 0
-    commit = manifests.read_commit(store, "x", C)
-    fetching.verify(store, "x", commit)
-    fetching.fetch(store, "x", commit, tmp_path / "restore")
+    assert lineage(Journal(store, "x").read()) == (C,)
+    manifest = manifests.read_manifest(store, "x", C)
+    fetching.verify(store, "x", manifest)
+    fetching.fetch(store, "x", manifest, tmp_path / "restore")
     assert [(tmp_path / f"restore/part-{rank}.bin").read_bytes() for rank in (0, 1)] == DATAS

@@ -3,33 +3,46 @@
 import threading
 from datetime import datetime, timezone
 
+import made_journal
 import msgspec
 import pytest
 from faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
-from cloudspot.jobstore import codec, keys, manifests, parts, retention
+from cloudspot.jobstore import codec, keys, manifests, parts
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import lineage
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Commit, Part
+from cloudspot.jobstore.records import CheckpointId, Commit, Finished, Manifest, Part, new_nonce
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 C = CheckpointId(1, 10)
 DATAS = [b"a" * 4000, b"", b"c" * 1]
 
 
-def test_a_commit_names_all_parts_in_rank_order(store, checkpoints):
+def committed(store):
+    """The checkpoints that count, best to resume from first."""
+    return lineage(Journal(store, "x").read())
+
+
+def standing(store):
+    """The names of the manifests that are there."""
+    return [meta.key.rpartition("/")[2] for meta in store.list_objects(keys.manifests_prefix("x"))]
+
+
+def test_a_manifest_names_all_parts_in_rank_order(store, checkpoints):
     commit = checkpoints.session(store, C, DATAS)
     assert [part.rank for part in commit.parts] == [0, 1, 2]
     assert (commit.id, commit.kind, commit.size) == (C, "session", 4001)
-    assert manifests.read_commit(store, "x", C) == commit
-    assert retention.read_commits(store, "x") == (C,)
+    assert manifests.read_manifest(store, "x", C) == commit
+    assert committed(store) == (C,)
 
 
-def test_there_is_no_commit_while_a_part_is_missing(store, checkpoints):
-    assert manifests.try_commit(store, "x", C) is None
+def test_there_is_no_manifest_while_a_part_is_missing(store, checkpoints):
+    assert manifests.write_manifest(store, "x", C) is None
     seals = checkpoints.seals(C, DATAS)
     for rank in (2, 0, 1):
-        assert manifests.try_commit(store, "x", C) is None
+        assert manifests.write_manifest(store, "x", C) is None
         parts.upload_part(
             store,
             "x",
@@ -40,7 +53,7 @@ def test_there_is_no_commit_while_a_part_is_missing(store, checkpoints):
             seal=seals[rank],
             sealed_at=AT,
         )
-    assert manifests.try_commit(store, "x", C) is not None
+    assert manifests.write_manifest(store, "x", C) is not None
 
 
 def test_parts_are_read_only_when_all_are_there_and_none_twice(store, checkpoints, tmp_path):
@@ -56,10 +69,10 @@ def test_parts_are_read_only_when_all_are_there_and_none_twice(store, checkpoint
         )  # fmt: skip
         if rank % 8 == 0:  # this process's own
             known[keys.part("x", 1, 10, rank)] = part
-        commit = manifests.try_commit(counting, "x", C, known=known)
+        commit = manifests.write_manifest(counting, "x", C, known=known)
         assert (commit is None) is (rank < num_parts - 1)
     assert (counting.calls["get"], counting.calls["list_page"]) == (num_parts - 8, num_parts)
-    assert manifests.try_commit(counting, "x", C, known=known) == commit
+    assert manifests.write_manifest(counting, "x", C, known=known) == commit
     assert counting.calls["get"] == num_parts - 8 + 1  # the commit that stands
 
 
@@ -69,14 +82,14 @@ def test_all_who_commit_get_the_same_manifest(store, checkpoints, tmp_path):
 
     def commit():
         faulty = FaultyStore(store, FaultPlan(lose_every=2), tmp_path)
-        found.append(manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", C))
+        found.append(manifests.write_manifest(patient(faulty, sleep=lambda seconds: None), "x", C))
 
     threads = [threading.Thread(target=commit) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [manifests.read_commit(store, "x", C)] * 8
+    assert found == [manifests.read_manifest(store, "x", C)] * 8
 
 
 def test_parts_that_were_planned_apart_are_no_checkpoint(store, checkpoints):
@@ -87,8 +100,8 @@ def test_parts_that_were_planned_apart_are_no_checkpoint(store, checkpoints):
             store, "x", C, rank=rank, num_parts=2, data=memoryview(data), seal=seal, sealed_at=AT
         )
     with pytest.raises(CorruptData, match="planned apart"):
-        manifests.try_commit(store, "x", C)
-    assert retention.read_commits(store, "x") == ()
+        manifests.write_manifest(store, "x", C)
+    assert standing(store) == []
 
 
 def test_parts_that_disagree_on_their_number_or_their_key_are_no_checkpoint(store, checkpoints):
@@ -96,62 +109,130 @@ def test_parts_that_disagree_on_their_number_or_their_key_are_no_checkpoint(stor
     [seal] = checkpoints.seals(C, [b"b"], rank=1, world_size=2)
     parts.upload_part(store, "x", C, rank=1, num_parts=2, data=memoryview(b"b"), seal=seal, sealed_at=AT)
     with pytest.raises(CorruptData, match="disagree on how many"):
-        manifests.try_commit(store, "x", C)
+        manifests.write_manifest(store, "x", C)
     other = CheckpointId(1, 11)
     store.put(keys.part("x", 1, 11, 0), store.get(keys.part("x", 1, 10, 0)))
     with pytest.raises(CorruptData, match="parts/0000 holds the record of part 0 of 1-10"):
-        manifests.try_commit(store, "x", other)
+        manifests.write_manifest(store, "x", other)
 
 
 def test_a_foreign_object_among_parts_and_commits_is_passed_over(store, checkpoints):
     store.put(keys.parts_prefix("x", 1, 10) + ".DS_Store", b"")
-    store.put(keys.commits_prefix("x") + ".DS_Store", b"")
+    store.put(keys.manifests_prefix("x") + ".DS_Store", b"")
     assert checkpoints.session(store, C, DATAS).id == C
-    assert retention.read_commits(store, "x") == (C,)
-
-
-def test_commits_are_in_the_order_of_generation_and_step(store, checkpoints):
-    wanted = [CheckpointId(1, 9), CheckpointId(1, 10), CheckpointId(2, 1), CheckpointId(10, 0)]
-    for checkpoint in reversed(wanted):
-        checkpoints.session(store, checkpoint, [b"a"])
-    assert retention.read_commits(store, "x") == tuple(wanted)
+    assert committed(store) == (C,)
 
 
 def test_a_missing_or_malformed_commit_is_said_to_be_so(store, checkpoints):
     with pytest.raises(ObjectMissing):
-        manifests.read_commit(store, "x", C)
+        manifests.read_manifest(store, "x", C)
     data = codec.encode(checkpoints.session(store, C, DATAS))
     for broken in (b"", data[: len(data) // 2], data.replace(b'"size":4001', b'"size":4002')):
-        store.put(keys.commit("x", 1, 10), broken)
+        store.put(keys.manifest("x", 1, 10), broken)
         with pytest.raises(CorruptData):
-            manifests.read_commit(store, "x", C)
-    store.put(keys.commit("x", 1, 11), data)
+            manifests.read_manifest(store, "x", C)
+    store.put(keys.manifest("x", 1, 11), data)
     with pytest.raises(CorruptData, match="holds the manifest of checkpoint 1-10"):
-        manifests.read_commit(store, "x", CheckpointId(1, 11))
+        manifests.read_manifest(store, "x", CheckpointId(1, 11))
 
 
 def test_an_unknown_outcome_is_settled_by_the_next_try(store, checkpoints, tmp_path):
     checkpoints.session(store, C, DATAS, commit=False)
     now = [0.0]
-    plan = FaultPlan(outages=(Outage(start=1, end=2),), hooks=(Hook(keys="*/commits/*", when="after"),))
+    plan = FaultPlan(outages=(Outage(start=1, end=2),), hooks=(Hook(keys="*/manifests/*", when="after"),))
 
     def cut(hook, key):
         now[0] = 1.0
 
     faulty = FaultyStore(store, plan, tmp_path, clock=lambda: now[0], on_hook=cut)
-    faulty.plan = msgspec.structs.replace(plan, lose_every=1, lose_keys="*/commits/*")
+    faulty.plan = msgspec.structs.replace(plan, lose_every=1, lose_keys="*/manifests/*")
     with pytest.raises(TransientError, match="unknown"):
-        manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", C)
+        manifests.write_manifest(patient(faulty, sleep=lambda seconds: None), "x", C)
     now[0] = 2.0
-    commit = manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", C)
-    assert commit == manifests.read_commit(store, "x", C)
+    commit = manifests.write_manifest(patient(faulty, sleep=lambda seconds: None), "x", C)
+    assert commit == manifests.read_manifest(store, "x", C)
 
 
 def test_records_are_what_the_table_of_types_says(store, checkpoints):
     commit = checkpoints.session(store, C, DATAS)
-    assert isinstance(commit, Commit)
+    assert isinstance(commit, Manifest)
     assert all(isinstance(part, Part) for part in commit.parts)
     assert commit.parts[0].seal == checkpoints.seals(C, DATAS)[0].decode()
+
+
+def test_a_commit_tells_what_the_manifest_does(store, checkpoints):
+    manifest = checkpoints.session(store, C, DATAS)
+    (commit,) = (one for one in Journal(store, "x").read() if isinstance(one, Commit))
+    assert (commit.id, commit.kind, commit.size) == (C, "session", manifest.size)
+    assert commit.sealed_at == min(part.sealed_at for part in manifest.parts)
+
+
+def test_all_who_commit_at_once_leave_one_record(store, checkpoints, tmp_path):
+    checkpoints.generation(store, 1)
+    checkpoints.session(store, C, DATAS, commit=False)
+    found = []
+
+    def commit():
+        faulty = patient(FaultyStore(store, FaultPlan(lose_every=2), tmp_path), sleep=lambda seconds: None)
+        found.append(manifests.try_commit(faulty, Journal(faulty, "x"), "x", C))
+
+    threads = [threading.Thread(target=commit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (commit,) = (one for one in Journal(store, "x").read() if isinstance(one, Commit))
+    assert found == [commit] * 8
+
+
+def test_an_older_step_is_not_committed_after_a_newer_one(store, checkpoints):
+    checkpoints.session(store, C, DATAS)
+    older = CheckpointId(1, 5)
+    checkpoints.session(store, older, DATAS, commit=False)
+    assert manifests.try_commit(store, Journal(store, "x"), "x", older).id == C
+    assert committed(store) == (C,)
+    assert standing(store) == ["000001-000000000010"]
+
+
+def test_a_state_from_which_the_generation_began_is_not_committed_again(store, checkpoints):
+    """A drain before the first step saves what was restored."""
+    checkpoints.session(store, C, DATAS)
+    checkpoints.generation(store, 2, C)
+    again = CheckpointId(2, 10)
+    checkpoints.session(store, again, DATAS, commit=False)
+    assert manifests.try_commit(store, Journal(store, "x"), "x", again).id == C
+
+
+@pytest.mark.parametrize("what", ["generation", "end"])
+def test_nobody_commits_for_a_generation_that_is_not_the_newest_or_after_the_end(store, checkpoints, what):
+    checkpoints.generation(store, 1)
+    checkpoints.session(store, C, DATAS, commit=False)
+    if what == "generation":
+        checkpoints.generation(store, 2)
+    else:
+        finished = Finished(outcome="stopped", detail="", exit_code=1, at=AT, writer=new_nonce())
+        made_journal.append(store, "x", finished)
+    with pytest.raises(manifests.Superseded, match="1-10 comes too late"):
+        manifests.try_commit(store, Journal(store, "x"), "x", C)
+    assert committed(store) == ()
+
+
+def test_no_commit_lands_behind_a_generation_that_did_not_see_it(store, checkpoints, tmp_path):
+    """A newcomer chose its checkpoint, the old member committed, and the newcomer's generation stood above it."""
+    checkpoints.generation(store, 1)
+    checkpoints.session(store, C, DATAS, commit=False)
+
+    class Racing(FaultyStore):
+        def put(self, key, data, **options):
+            if key.startswith(keys.journal_prefix("x")) and len(journal.known) == 2:
+                made_journal.start_generation(store, 2)
+            super().put(key, data, **options)
+
+    slow = Racing(store, FaultPlan(), tmp_path)
+    journal = Journal(slow, "x")
+    with pytest.raises(manifests.Superseded):
+        manifests.try_commit(slow, journal, "x", C)
+    assert committed(store) == ()
 
 
 def test_what_was_uploaded_whole_is_committed_unless_it_is_older_or_another_generations(store, checkpoints):
@@ -163,19 +244,18 @@ def test_what_was_uploaded_whole_is_committed_unless_it_is_older_or_another_gene
         store, "x", CheckpointId(2, 40), rank=0, num_parts=2, data=memoryview(b"a"),
         seal=checkpoints.seals(CheckpointId(2, 40), [b"a", b"b"])[0], sealed_at=AT,
     )  # fmt: skip
-    assert manifests.complete(store, "x", 2) == (CheckpointId(2, 30),)
-    assert retention.read_commits(store, "x") == (CheckpointId(2, 20), CheckpointId(2, 30))
-    assert manifests.complete(store, "x", 2) == ()
-    assert manifests.complete(store, "x", 1) == (CheckpointId(1, 90),)
+    assert manifests.complete(store, Journal(store, "x"), "x") == (CheckpointId(2, 30),)
+    assert committed(store) == (CheckpointId(2, 30), CheckpointId(2, 20))
+    assert manifests.complete(store, Journal(store, "x"), "x") == ()
 
 
-def test_a_checkpoint_stands_until_its_commit_is_deleted(store, checkpoints):
+def test_a_checkpoint_stands_until_its_manifest_is_deleted(store, checkpoints):
     assert not manifests.stands(store, "x", CheckpointId(1, 10))
     commit = checkpoints.session(store, CheckpointId(1, 10), [b"a"])
     assert manifests.stands(store, "x", CheckpointId(1, 10))
     with pytest.raises(CorruptData, match="torn"), manifests.while_it_stands(store, "x", commit.id):
         raise CorruptData("torn")
-    store.delete(keys.commit("x", 1, 10))
+    store.delete(keys.manifest("x", 1, 10))
     assert not manifests.stands(store, "x", CheckpointId(1, 10))
     with pytest.raises(ObjectMissing), manifests.while_it_stands(store, "x", commit.id):
         raise CorruptData("torn")

@@ -90,7 +90,7 @@ def test_other_bytes_for_the_same_part_are_refused_and_change_nothing(store, che
 def test_chunks_of_an_upload_that_died_are_written_over(store, checkpoints):
     store.put(keys.chunk("x", 1, 10, 0, 1), b"half of it")
     commit_part = upload(store, checkpoints)
-    commit = manifests.try_commit(store, "x", C)
+    commit = manifests.write_manifest(store, "x", C)
     assert commit.parts == (commit_part,)
     fetching.verify(store, "x", commit)
 
@@ -108,7 +108,7 @@ def test_failures_in_passing_and_lost_answers_do_not_stop_an_upload(store, check
     faulty = FaultyStore(store, FaultPlan(fail_every=5, lose_every=3), tmp_path)
     # One at a time: then no chunk meets more faults in a row than an upload repeats its put.
     upload(patient(faulty, sleep=lambda seconds: None), checkpoints, chunk_bytes=100, num_threads=1)
-    fetching.verify(store, "x", manifests.try_commit(store, "x", C))
+    fetching.verify(store, "x", manifests.write_manifest(store, "x", C))
 
 
 def test_an_outage_is_the_callers_to_wait_out_and_leaves_the_mapping_closable(store, checkpoints, tmp_path):

@@ -126,7 +126,7 @@ def test_no_reader_ever_sees_a_job_that_lacks_a_part_of_its_history(checkpoints,
     class Watched(InMemoryStore):
         def delete(self, key):
             super().delete(key)
-            if any(name in key for name in ("/journal/", "/stop", "/launches/", "/commits/")):
+            if any(name in key for name in ("/journal/", "/stop", "/launches/", "/manifests/")):
                 seen.append(key)
                 with pytest.raises(JobNotFound):
                     HistoryReader(self, "x").read()

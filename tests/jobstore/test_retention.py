@@ -12,7 +12,8 @@ from memorystore import InMemoryStore
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import codec, fetching, keys, launches, manifests, retention
 from cloudspot.jobstore.delivering import BEATING_SECONDS
-from cloudspot.jobstore.generations import lineage, read_generations
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import lineage, newest_generation
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Heartbeat
 from cloudspot.model import NodeIdentity
@@ -23,6 +24,16 @@ C = CheckpointId
 
 class Killed(Exception):
     pass
+
+
+def standing(store):
+    """The checkpoints that have a manifest, ascending."""
+    return tuple(sorted(retention.standing_checkpoints(store, "x", Journal(store, "x").read())))
+
+
+def collect(store, keep, **options):
+    """Collect as an agent does that has just begun."""
+    return retention.collect(store, Journal(store, "x"), "x", keep, **options)
 
 
 def stored(store):
@@ -36,21 +47,21 @@ def test_the_newest_of_the_lineage_stay_and_older_ones_go_whole(store, checkpoin
     checkpoints.generation(store, 1)
     for step in (10, 20, 30, 40):
         checkpoints.session(store, C(1, step), [b"a" * 4000])
-    assert retention.collect(store, "x", 2) == (C(1, 10), C(1, 20))
-    assert retention.read_commits(store, "x") == (C(1, 30), C(1, 40))
+    assert collect(store, 2) == (C(1, 10), C(1, 20))
+    assert standing(store) == (C(1, 30), C(1, 40))
     assert stored(store) == {C(1, 30), C(1, 40)}
-    assert retention.collect(store, "x", keep=2) == ()
-    for checkpoint in retention.read_commits(store, "x"):
-        fetching.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
+    assert collect(store, 2) == ()
+    for checkpoint in standing(store):
+        fetching.verify(store, "x", manifests.read_manifest(store, "x", checkpoint))
 
 
 def test_at_least_one_stays_and_keep_counts_from_one(store, checkpoints):
     checkpoints.generation(store, 1)
     checkpoints.session(store, C(1, 10), [b"a"])
-    assert retention.collect(store, "x", 1) == ()
-    assert retention.read_commits(store, "x") == (C(1, 10),)
+    assert collect(store, 1) == ()
+    assert standing(store) == (C(1, 10),)
     with pytest.raises(ValueError, match="keep"):
-        retention.collect(store, "x", 0)
+        collect(store, 0)
 
 
 def test_what_the_newest_generation_was_restored_from_stays(store, checkpoints):
@@ -60,31 +71,32 @@ def test_what_the_newest_generation_was_restored_from_stays(store, checkpoints):
     checkpoints.generation(store, 2, C(1, 20))
     for step in (25, 35, 45):
         checkpoints.session(store, C(2, step), [b"a"])
-    retention.collect(store, "x", 2)
-    assert retention.read_commits(store, "x") == (C(1, 20), C(2, 35), C(2, 45))
+    collect(store, 2)
+    assert standing(store) == (C(1, 20), C(2, 35), C(2, 45))
     checkpoints.generation(store, 3, C(2, 45))
-    retention.collect(store, "x", 2)
-    assert retention.read_commits(store, "x") == (C(2, 35), C(2, 45))
+    collect(store, 2)
+    assert standing(store) == (C(2, 35), C(2, 45))
 
 
-def test_late_commits_of_a_superseded_generation_go_once_the_lineage_is_newer(store, checkpoints):
+def test_what_a_superseded_generation_uploaded_late_goes_once_the_lineage_is_newer(store, checkpoints):
     checkpoints.generation(store, 1)
     checkpoints.session(store, C(1, 20), [b"a"])
+    checkpoints.session(store, C(1, 30), [b"late"], commit=False)
+    manifests.write_manifest(store, "x", C(1, 30))
     checkpoints.generation(store, 2, C(1, 20))
-    checkpoints.session(store, C(1, 30), [b"late"])
-    assert retention.collect(store, "x", 3) == ()
+    assert collect(store, 3) == ()
     checkpoints.session(store, C(2, 21), [b"a"])
-    assert retention.collect(store, "x", 3) == (C(1, 30),)
-    assert retention.read_commits(store, "x") == (C(1, 20), C(2, 21))
+    assert collect(store, 3) == (C(1, 30),)
+    assert standing(store) == (C(1, 20), C(2, 21))
 
 
 def test_without_a_lineage_nothing_is_deleted(store, checkpoints):
-    checkpoints.session(store, C(1, 10), [b"a"])
-    assert retention.collect(store, "x", 1) == ()
+    checkpoints.session(store, C(1, 10), [b"a"], commit=False)
+    assert collect(store, 1) == ()
     checkpoints.generation(store, 1)
     checkpoints.generation(store, 2)
-    assert retention.collect(store, "x", 1) == ()
-    assert retention.read_commits(store, "x") == (C(1, 10),)
+    assert collect(store, 1) == ()
+    assert stored(store) == {C(1, 10)}
 
 
 def age(store, checkpoint, seconds):
@@ -101,9 +113,9 @@ def test_orphans_go_only_when_older_than_the_newest_commit_in_steps_and_in_time(
     checkpoints.session(store, C(1, 30), [b"a" * 4000])
     age(store, C(1, 10), 3600)
     age(store, C(1, 40), 3600)
-    assert retention.collect(store, "x", 3) == (C(1, 10),)
+    assert collect(store, 3) == (C(1, 10),)
     assert stored(store) == {C(1, 20), C(1, 30), C(1, 40)}
-    assert retention.collect(store, "x", 3, orphan_grace_seconds=-3600.0) == (C(1, 20),)
+    assert collect(store, 3, orphan_grace_seconds=-3600.0) == (C(1, 20),)
     assert stored(store) == {C(1, 30), C(1, 40)}
 
 
@@ -114,9 +126,9 @@ def test_what_is_still_being_uploaded_is_no_orphan_though_its_first_chunks_are_o
     age(store, C(1, 10), 3600)
     newest_chunk = store.root / keys.chunk("x", 1, 10, 1, 0)
     os.utime(newest_chunk)
-    assert retention.collect(store, "x", 3) == ()
+    assert collect(store, 3) == ()
     age(store, C(1, 10), 3600)
-    assert retention.collect(store, "x", 3) == (C(1, 10),)
+    assert collect(store, 3) == (C(1, 10),)
 
 
 def test_a_commit_goes_before_its_parts_and_they_before_their_chunks(store, checkpoints):
@@ -130,10 +142,10 @@ def test_a_commit_goes_before_its_parts_and_they_before_their_chunks(store, chec
             deleted.append(key)
             super().delete(key)
 
-    retention.collect(Watched(store, FaultPlan(), store.root), "x", 1)
+    collect(Watched(store, FaultPlan(), store.root), 1)
     kinds = [key.removeprefix("jobs/x/").split("/") for key in deleted]
-    order = ["commits" if kind[0] == "commits" else kind[2] for kind in kinds]
-    assert order == ["commits", "parts", "parts", "chunks", "chunks", "chunks", "chunks"]
+    order = ["manifests" if kind[0] == "manifests" else kind[2] for kind in kinds]
+    assert order == ["manifests", "parts", "parts", "chunks", "chunks", "chunks", "chunks"]
 
 
 def test_wherever_a_collection_is_cut_short_no_commit_lacks_a_chunk_and_the_next_ends_it(
@@ -152,13 +164,13 @@ def test_wherever_a_collection_is_cut_short_no_commit_lacks_a_chunk_and_the_next
                 super().delete(key)
 
         try:
-            retention.collect(Cut(store, FaultPlan(), tmp_path), "x", 1)
+            collect(Cut(store, FaultPlan(), tmp_path), 1)
             is_cut = False
         except Killed:
             is_cut = True
-        for checkpoint in retention.read_commits(store, "x"):
-            fetching.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
-        retention.collect(store, "x", 1, orphan_grace_seconds=-3600.0)
+        for checkpoint in standing(store):
+            fetching.verify(store, "x", manifests.read_manifest(store, "x", checkpoint))
+        collect(store, 1, orphan_grace_seconds=-3600.0)
         assert stored(store) == {C(1, 30)}
     assert not is_cut
 
@@ -168,9 +180,9 @@ def test_a_kept_checkpoint_costs_one_request_however_many_chunks_it_has(store, c
     for step in (10, 20):
         checkpoints.session(store, C(1, step), [b"a" * 4000], chunk_bytes=10)
     counted = FaultyStore(store, FaultPlan(), tmp_path)
-    retention.collect(counted, "x", 3)
-    # Commits, generations; one for each checkpoint and the end.
-    assert counted.calls == {"list_page": 2 + 3, "get": 2}
+    collect(counted, 3)
+    # The manifests; one for each checkpoint and the end. The journal's first record, its copy and its end.
+    assert counted.calls == {"list_page": 1 + 3, "get": 3}
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -178,25 +190,26 @@ def test_random_jobs_keep_what_a_resume_wants(checkpoints, seed):
     generator = random.Random(seed)
     store, step = InMemoryStore(), 0
     for number in range(1, generator.randint(2, 5)):
-        candidates = lineage(read_generations(store, "x"), retention.read_commits(store, "x"))
+        candidates = retention.standing_checkpoints(store, "x", Journal(store, "x").read())
         checkpoints.generation(store, number, generator.choice(candidates[:2]) if candidates else None)
         for _ in range(generator.randint(0, 4)):
             step += generator.randint(1, 9)
             checkpoints.session(store, C(number, step), [b"a"], commit=generator.random() < 0.8)
             if number > 1 and generator.random() < 0.3:
-                checkpoints.session(store, C(number - 1, step), [b"late"])
+                checkpoints.session(store, C(number - 1, step), [b"late"], commit=False)
+                manifests.write_manifest(store, "x", C(number - 1, step))
             keep = generator.randint(1, 3)
-            generations = read_generations(store, "x")
-            wanted = lineage(generations, retention.read_commits(store, "x"))[:keep]
-            gone = retention.collect(store, "x", keep, orphan_grace_seconds=generator.choice((-60.0, 60.0)))
-            left = retention.read_commits(store, "x")
+            journal = Journal(store, "x").read()
+            wanted = retention.standing_checkpoints(store, "x", journal)[:keep]
+            gone = collect(store, keep, orphan_grace_seconds=generator.choice((-60.0, 60.0)))
+            left = standing(store)
             assert set(wanted) <= set(left)
-            assert set(wanted) == set(lineage(generations, left)[:keep])
+            assert wanted == retention.standing_checkpoints(store, "x", journal)[:keep]
             assert not set(gone) & set(left)
-            restored = generations[-1].restore_from
+            restored = newest_generation(journal).restore_from
             assert restored is None or restored in left
             for checkpoint in left:
-                fetching.verify(store, "x", manifests.read_commit(store, "x", checkpoint))
+                fetching.verify(store, "x", manifests.read_manifest(store, "x", checkpoint))
 
 
 def test_a_store_that_fails_in_passing_does_not_stop_it(store, checkpoints, tmp_path):
@@ -205,7 +218,7 @@ def test_a_store_that_fails_in_passing_does_not_stop_it(store, checkpoints, tmp_
         checkpoints.session(store, C(1, step), [b"a" * 4000])
     faulty = FaultyStore(store, FaultPlan(fail_every=3, hooks=(Hook(keys="*", when="before"),)), tmp_path)
     try:
-        retention.collect(patient(faulty, sleep=lambda seconds: None), "x", 1)
+        collect(patient(faulty, sleep=lambda seconds: None), 1)
     except CloudspotError as error:
         pytest.fail(str(error))
     assert stored(store) == {C(1, 30)}
@@ -245,30 +258,30 @@ def test_while_a_node_may_resume_from_it_an_older_checkpoint_stays(two_commits, 
     """It began to restore 1-50 while another node still uploaded 1-60."""
     beat(two_commits, "uploading", rank=0)
     beat(two_commits, state, rank=1)
-    assert retention.collect(two_commits, "x", 1) == ()
+    assert collect(two_commits, 1) == ()
     beat(two_commits, "running", rank=1)
-    assert retention.collect(two_commits, "x", 1) == (C(1, 50),)
+    assert collect(two_commits, 1) == (C(1, 50),)
 
 
 @pytest.mark.parametrize("state", ["running", "draining", "uploading", "ending"])
 def test_a_node_that_has_resumed_keeps_no_checkpoint(two_commits, state):
     beat(two_commits, state)
-    assert retention.collect(two_commits, "x", 1) == (C(1, 50),)
+    assert collect(two_commits, 1) == (C(1, 50),)
 
 
 def test_a_node_that_fell_silent_while_it_restored_keeps_no_checkpoint_for_ever(two_commits):
     beat(two_commits, "restoring", seconds_ago=BEATING_SECONDS - 10)
-    assert retention.collect(two_commits, "x", 1) == ()
+    assert collect(two_commits, 1) == ()
     beat(two_commits, "restoring", seconds_ago=BEATING_SECONDS + 10)
-    assert retention.collect(two_commits, "x", 1) == (C(1, 50),)
+    assert collect(two_commits, 1) == (C(1, 50),)
 
 
 def test_nothing_goes_while_a_newer_launch_has_yet_to_form_its_generation(two_commits, checkpoints):
     claim(two_commits, 1)
     claim(two_commits, 2)
-    assert retention.collect(two_commits, "x", 1) == ()
+    assert collect(two_commits, 1) == ()
     checkpoints.generation(two_commits, 2, C(1, 60), launch=2)
-    assert retention.collect(two_commits, "x", 1) == (C(1, 50),)
+    assert collect(two_commits, 1) == (C(1, 50),)
 
 
 def test_who_claims_after_the_look_at_the_slots_finds_the_newest_commit(two_commits, tmp_path):
@@ -279,11 +292,10 @@ def test_who_claims_after_the_look_at_the_slots_finds_the_newest_commit(two_comm
             page = super().list_page(prefix, **options)
             if prefix == keys.launches_prefix("x"):
                 claim(two_commits, 2)
-                generations = read_generations(two_commits, "x")
-                found.extend(lineage(generations, retention.read_commits(two_commits, "x"))[:1])
+                found.extend(lineage(Journal(two_commits, "x").read())[:1])
             return page
 
-    assert retention.collect(Racing(two_commits, FaultPlan(), tmp_path), "x", 1) == (C(1, 50),)
+    assert collect(Racing(two_commits, FaultPlan(), tmp_path), 1) == (C(1, 50),)
     assert found == [C(1, 60)]
 
 
@@ -300,7 +312,7 @@ def test_what_comes_around_the_look_at_the_commits_is_never_judged_without_its_g
         is_over = False
 
         def list_page(self, prefix, **options):
-            is_now = prefix == keys.commits_prefix("x") and not self.is_over
+            is_now = prefix == keys.manifests_prefix("x") and not self.is_over
             self.is_over = self.is_over or is_now
             if is_now and when == "before":
                 resume()
@@ -309,5 +321,5 @@ def test_what_comes_around_the_look_at_the_commits_is_never_judged_without_its_g
                 resume()
             return page
 
-    retention.collect(Racing(two_commits, FaultPlan(), tmp_path), "x", 1)
-    assert {C(1, 50), C(2, 55)} <= set(retention.read_commits(two_commits, "x"))
+    collect(Racing(two_commits, FaultPlan(), tmp_path), 1)
+    assert {C(1, 50), C(2, 55)} <= set(standing(two_commits))

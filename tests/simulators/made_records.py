@@ -11,6 +11,7 @@ from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import (
     CheckpointId,
     Closed,
+    Commit,
     Exit,
     Finished,
     Generation,
@@ -135,6 +136,12 @@ class Records:
             **changes,
         )
 
+    def commit(self, generation=1, step=50, *, at=60.0, sealed=None, kind="session", size=1000):
+        sealed_at = self.at(at - 1 if sealed is None else sealed)
+        return Commit(
+            generation=generation, step=step, kind=kind, size=size, sealed_at=sealed_at, at=self.at(at), writer="w"
+        )  # fmt: skip
+
     def machine(self, instance_id="i-1-0", *, started=5.0, ended=100.0, end_reason="self", rank=0):
         return Machine(
             instance_id=instance_id,
@@ -197,6 +204,10 @@ class Records:
             "finished": None,
             "num_records": num_records,
         }
+        newest = changes.get("generations", ())[-1:]
+        ids = [one.id for one in changes.get("commits", ())]
+        own = [one for one in ids if not newest or one.generation == newest[0].number]
+        fields["head"] = own[-1] if own else newest[0].restore_from if newest else None
         if changes.get("finished") is not None:
             fields["turns"] = ((len(launches), changes["finished"]),)
         return History(**{**fields, **changes})

@@ -13,7 +13,6 @@ from cloudspot.controller.reconcile import Reconciled, Reconciler
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.heartbeat_size import fill_up
 from cloudspot.jobstore.job_lists import list_live
 from cloudspot.jobstore.journal import Journal
@@ -126,15 +125,14 @@ class _Job:
         self._town, self._store, self.id = town, town.store, submission.job_id
         self._ranks = range(num_nodes)
         self._journal = Journal(self._store, self.id)
-        self._number = self._launch = self._step = 0
+        self._launch = self._step = 0
 
     @staticmethod
     def change(record, **fields):
         return msgspec.structs.replace(record, at=datetime.now(timezone.utc), writer=new_nonce(), **fields)
 
     def append(self, record) -> None:
-        self._number += 1
-        assert self._journal.append(record, self._number)
+        assert self._journal.append(record, len(self._journal.known) + 1)
 
     def launch(self, node_outcome: str | None = None, outcome: str | None = None, *, num_commits=1) -> None:
         """Write a launch; without an outcome it is open and trains."""
@@ -149,18 +147,12 @@ class _Job:
             identity = NodeIdentity(instance_id=machine, rank=rank, address="10.0.0.1")
             claim_slot(store, self.id, number, rank, identity)
         restored = (number - 1, self._step) if number > 1 else None
-        moments = {"sealed_at": records.at(0), "committed_at": records.at(0)} if restored else {}
-        propose(
-            store,
-            self.id,
-            self.change(
-                records.generation(number, launch=number, ranks=self._ranks, restored=restored), **moments
-            ),
+        self.append(
+            self.change(records.generation(number, launch=number, ranks=self._ranks, restored=restored))
         )
         for _ in range(num_commits - 1):
             self._step += STEPS_A_LAUNCH
-            # Of the older ones only the names are ever read.
-            store.put(keys.commit(self.id, number, self._step), b"", if_absent=True)
+            self.append(self.change(records.commit(number, self._step)))
         self._step += STEPS_A_LAUNCH
         self._add_checkpoint(CheckpointId(number, self._step))
         for rank, machine in enumerate(machines):
@@ -194,7 +186,7 @@ class _Job:
             directory="output",
             sealed_at=self._town.records.at(0),
         )
-        assert try_commit(self._store, self.id, checkpoint) is not None
+        assert try_commit(self._store, self._journal, self.id, checkpoint) is not None
 
     def change_beat(self, machine: str):
         now = datetime.now(timezone.utc) - timedelta(seconds=1)

@@ -3,11 +3,11 @@
 import re
 
 from cloudspot.jobstore.records import (
-    Commit,
     Exit,
-    Generation,
     Heartbeat,
+    JournalCopy,
     JournalRecord,
+    Manifest,
     Notice,
     Part,
     Removal,
@@ -28,12 +28,12 @@ KINDS = (
     (r"jobs/[^/]+/suspicions", Suspicions),
     (r"jobs/[^/]+/stop", StopRequest),
     (r"jobs/[^/]+/journal/\d+", JournalRecord),
+    (r"jobs/[^/]+/journal-copy", JournalCopy),
     (r"jobs/[^/]+/launches/\d+/nodes/\d+", Slot),
-    (r"jobs/[^/]+/generations/\d+", Generation),
     (r"jobs/[^/]+/nodes/\d+/\d+/heartbeat", Heartbeat),
     (r"jobs/[^/]+/nodes/\d+/\d+/notice", Notice),
     (r"jobs/[^/]+/nodes/\d+/\d+/exit.json", Exit),
-    (r"jobs/[^/]+/commits/[^/]+", Commit),
+    (r"jobs/[^/]+/manifests/[^/]+", Manifest),
     (r"jobs/[^/]+/checkpoints/[^/]+/parts/\d+", Part),
     (r"jobs/[^/]+/logs/[^/]+/[^/]+/\d+", LogRecord),
 )

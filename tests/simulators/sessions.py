@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fake_world import fake_world
+from made_journal import commit
 
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.manifests import try_commit
+from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.parts import upload_part
-from cloudspot.jobstore.records import CheckpointId, Commit
+from cloudspot.jobstore.records import CheckpointId, Manifest
 from cloudspot.train.handoff import seals_directory
 
 _SLOT_SECONDS = 60.0
@@ -29,7 +30,7 @@ def put_session_checkpoint(
     scratch: Path,
     world_size: int = 2,
     chunk_bytes: int = 1000,
-) -> Commit:
+) -> Manifest:
     """Save the objects' state as ``world_size`` ranks would, upload the parts and commit them.
 
     Args:
@@ -61,9 +62,8 @@ def put_session_checkpoint(
             sealed_at=datetime.now(timezone.utc),
             chunk_bytes=chunk_bytes,
         )
-    commit = try_commit(store, job_id, checkpoint)
-    assert commit is not None, "every part is there"
-    return commit
+    assert commit(store, job_id, checkpoint) is not None, "every part is there"
+    return read_manifest(store, job_id, checkpoint)
 
 
 def _seal(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,22 +13,24 @@ from cloudspot.errors import JobNotFound, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
-from cloudspot.jobstore.generations import lineage, propose, read_generations
+from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot, read_slots
+from cloudspot.jobstore.lineage import generations_of, head, newest_generation, why_over
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import (
-    CheckpointId,
+    Commit,
     Exit,
+    Finished,
     Generation,
     Heartbeat,
+    JournalRecord,
     Member,
+    Moved,
     Notice,
     Resumed,
-    Turn,
     new_nonce,
 )
-from cloudspot.jobstore.retention import read_commits
 from cloudspot.model import EndReason, NodeIdentity
 
 Result = TypeVar("Result")
@@ -62,15 +63,17 @@ class SimNode:
         self._machine = machine
         self._training = training
         self._job_id = machine.job_id
+        self._journal = Journal(self._store, self._job_id)
         self._step = 0
         self._beats = 0
 
     def live(self) -> Doing[None]:
         """Be a node, from power-on to the end."""
         # What its launch was requested for; a real node finds it by the hash in its request.
-        turns: Sequence[tuple[int, Turn]] = ()
-        with suppress(JobNotFound):  # a stray of another store's job
+        try:
             turns = HistoryReader(self._inner, self._job_id).read().turns
+        except JobNotFound:
+            return  # A stray of another store's job: it bills, and does nothing here.
         launch = self._machine.launch
         self._resumption = sum(isinstance(turn, Resumed) and before < launch for before, turn in turns)
         rng = self._world.rng
@@ -181,12 +184,12 @@ class SimNode:
         """Return the launch's first generation; the lowest rank that is there proposes it."""
         machine = self._machine
         while True:
-            known = yield from self._persist(lambda: read_generations(self._store, self._job_id))
-            if known and known[-1].launch > machine.launch:
+            known = yield from self._persist(self._journal.read)
+            if why_over(known, machine.launch) is not None:
                 return None
-            ours = [one for one in known if one.launch == machine.launch]
-            if ours:
-                return ours[-1]
+            newest = newest_generation(known)
+            if newest is not None and newest.launch >= machine.launch:
+                return newest if newest.launch == machine.launch else None
             slots = yield from self._persist(lambda: read_slots(self._store, self._job_id, machine.launch))
             owners = {rank: slot.instance_id for rank, slot in slots.items() if slot.instance_id is not None}
             here = {rank: owner for rank, owner in owners.items() if not self._has_ended(owner)}
@@ -203,38 +206,59 @@ class SimNode:
         return self._cloud.machines[instance_id].has_ended
 
     def _regroup(self, generation: Generation) -> Doing[Generation | None]:
-        known = yield from self._persist(lambda: read_generations(self._store, self._job_id))
-        if known[-1].number == generation.number:
+        while True:
+            known = yield from self._persist(self._journal.read)
+            if why_over(known, self._machine.launch) is not None:
+                return None
+            newest = newest_generation(known)
+            assert newest is not None
+            if newest.number > generation.number:
+                return newest
             owners = {one.rank: one.id for one in self._peers(generation)}
             yield from self._propose(known, owners, "node-lost")
-            known = yield from self._persist(lambda: read_generations(self._store, self._job_id))
-        return known[-1] if known[-1].launch == self._machine.launch else None
 
-    def _propose(self, known: tuple[Generation, ...], owners: dict[int, str], why: str) -> Doing[None]:
-        commits = yield from self._persist(lambda: read_commits(self._store, self._job_id))
+    def _propose(self, known: tuple[JournalRecord, ...], owners: dict[int, str], why: str) -> Doing[None]:
         record = Generation(
-            number=len(known) + 1,
+            number=len(generations_of(known)) + 1,
             launch=self._machine.launch,
             members=tuple(
                 Member(rank=rank, instance_id=owner, address="10.0.0.1")
                 for rank, owner in sorted(owners.items())
             ),
             endpoint="10.0.0.1:1",
-            restore_from=next(iter(lineage(known, commits)), None),
+            restore_from=head(known),
             why=why,
             at=self._world.now(),
             writer=new_nonce(),
         )
-        yield from self._persist(lambda: propose(self._store, self._job_id, record))
+        yield from self._persist(lambda: self._journal.append(record, len(known) + 1))
 
     def _commit(self, generation: Generation) -> Doing[None]:
-        if self._machine.rank == generation.members[0].rank and self._step > 0:
-            key = keys.commit(self._job_id, generation.number, self._step)
-            yield from self._persist(lambda: create(self._store, key, new_nonce().encode()))
+        if self._machine.rank != generation.members[0].rank:
+            return
+        record = Commit(
+            generation=generation.number,
+            step=self._step,
+            kind="session",
+            size=1,
+            sealed_at=self._world.now(),
+            at=self._world.now(),
+            writer=new_nonce(),
+        )
+        while True:
+            known = yield from self._persist(self._journal.read)
+            newest, base = newest_generation(known), head(known)
+            is_newest = newest is not None and newest.number == generation.number
+            is_later = self._step > (0 if base is None else base.step)
+            if not is_newest or not is_later or isinstance(known[-1], Finished | Moved):
+                return
+            if (yield from self._persist(lambda: self._journal.append(record, len(known) + 1))):  # noqa: B023
+                return
 
     def _say(self, outcome: str) -> Doing[None]:
         machine = self._machine
-        known = yield from self._persist(lambda: read_generations(self._store, self._job_id))
+        known = yield from self._persist(self._journal.read)
+        number = len(generations_of(known))
         last_word = Exit(
             launch=machine.launch,
             rank=machine.rank,
@@ -242,11 +266,11 @@ class SimNode:
             outcome=outcome,
             detail="",
             exit_code=1 if outcome == "failed" else 0,
-            generation=len(known),
+            generation=number,
             restored_step=0,
             step=self._step,
             reached_step=self._step,
-            committed=CheckpointId(len(known), self._step) if known else None,
+            committed=head(known),
             at=self._world.now(),
             writer=new_nonce(),
         )

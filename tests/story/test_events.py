@@ -18,7 +18,7 @@ def test_a_first_look_tells_all_that_has_happened_in_order(records):
         notices={0: records.notice(step=37)},
         exits={0: records.exit("drained", step=40)},
     )
-    history = records.history(launch, generations=(records.generation(1),), commits=(CheckpointId(1, 40),))
+    history = records.history(launch, generations=(records.generation(1),), commits=(records.commit(1, 40),))
     events = diff(None, history)
     assert [event.kind for event in events] == [
         EventKind.LAUNCHED,
@@ -53,6 +53,18 @@ def test_only_what_is_new_is_told(records):
         EventKind.WARNED,
     ]
     assert texts(events)[1:] == ["node 0: running", "node 0: slow"]
+    assert diff(after, after) == ()
+
+
+def test_each_commit_is_told_once(records):
+    before = records.history(
+        records.launch(1), generations=(records.generation(1),), commits=(records.commit(1, 40),)
+    )
+    after = records.change(before, commits=(*before.commits, records.commit(1, 50), records.commit(1, 60)))
+    assert texts(diff(before, after)) == [
+        "checkpoint at step 50 committed",
+        "checkpoint at step 60 committed",
+    ]
     assert diff(after, after) == ()
 
 

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from cloudspot.jobstore.records import CheckpointId, Commit, Final, Phase, Skipped
-from cloudspot.story.progress import StepsLost, last_commit_id, steps_lost, steps_lost_by
+from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.records import CheckpointId, Final, Phase, Skipped
+from cloudspot.story.progress import StepsLost, steps_lost, steps_lost_by
 from cloudspot.story.report import show_json, summarise
 
 
@@ -41,7 +42,7 @@ def reclaimed_once(records):
         first,
         second,
         generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
-        commits=(CheckpointId(1, 20), CheckpointId(1, 40), CheckpointId(2, 100)),
+        commits=(records.commit(1, 20), records.commit(1, 40), records.commit(2, 100)),
         finished=records.finished(at=3701.0),
     )
 
@@ -66,7 +67,7 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
     assert [(one["launch"], one["step"]) for one in report["notices"]] == [(1, 37)]
     assert (report["step"], report["steps_total"], report["steps_lost"]) == (100, 100, 0)
     assert report["steps_lost_is_exact"] is True
-    assert report["last_commit"] == {"generation": 2, "step": 100, "verified": None, "bytes": None}
+    assert report["last_commit"] == {"generation": 2, "step": 100, "verified": None, "bytes": 1000}
     assert report["cost"] == {
         "spent": 1.5,
         "on_demand_equivalent": 3.0,
@@ -87,13 +88,8 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
 
 
 def test_the_callers_look_at_the_last_checkpoint_is_shown(records, reclaimed_once):
-    commit = Commit(
-        generation=2, step=100, kind="session", size=4096, parts=(), at=records.at(3600), writer="w"
-    )
-    report = show_json(
-        reclaimed_once, records.at(9999.0), commits={CheckpointId(2, 100): commit}, verified=True
-    )
-    assert report["last_commit"] == {"generation": 2, "step": 100, "verified": True, "bytes": 4096}
+    report = show_json(reclaimed_once, records.at(9999.0), verified=True)
+    assert report["last_commit"] == {"generation": 2, "step": 100, "verified": True, "bytes": 1000}
 
 
 def test_a_job_that_has_just_been_submitted_has_nothing_to_show(records):
@@ -122,7 +118,7 @@ def test_a_loop_that_the_script_left_is_told_with_its_steps(records):
         heartbeats={0: records.heartbeat(step=20, steps_total=20)},
     )
     report = show_json(
-        records.history(launch, generations=(records.generation(1),), commits=(CheckpointId(1, 20),)),
+        records.history(launch, generations=(records.generation(1),), commits=(records.commit(1, 20),)),
         records.at(2000.0),
     )
     assert (report["step"], report["steps_total"]) == (20, 100)
@@ -145,7 +141,7 @@ def test_steps_between_the_last_checkpoint_and_a_loss_are_lost(records):
         lost,
         records.launch(2),
         generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
-        commits=(CheckpointId(1, 40),),
+        commits=(records.commit(1, 40),),
     )
     assert steps_lost(history) == StepsLost(7, is_exact=False)
 
@@ -157,7 +153,7 @@ def test_zero_steps_lost_by_a_machine_that_died_without_a_word_is_told_as_the_le
         lost,
         records.launch(2),
         generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
-        commits=(CheckpointId(1, 40),),
+        commits=(records.commit(1, 40),),
     )
     report = show_json(history, records.at(200.0))
     assert (report["steps_lost"], report["steps_lost_is_exact"]) == (0, False)
@@ -173,7 +169,7 @@ def test_the_last_word_of_a_node_makes_the_steps_lost_exact(records):
         records.launch(1, outcome="failed", exits={0: said}, heartbeats={0: records.heartbeat(step=41)}),
         records.launch(2),
         generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
-        commits=(CheckpointId(1, 40),),
+        commits=(records.commit(1, 40),),
     )
     assert steps_lost(history) == StepsLost(6, is_exact=True), "the step under way is made again too"
     elsewhere = records.change(said, generation=2)
@@ -201,7 +197,7 @@ def regrouped(records, *exits, **beats):
             exits={one.rank: one for one in exits},
         ),
         generations=(records.generation(1, ranks=(0, 1, 2)), records.generation(2, restored=(1, 40))),
-        commits=(CheckpointId(1, 40),),
+        commits=(records.commit(1, 40),),
     )
 
 
@@ -245,7 +241,7 @@ def test_steps_lost_add_up_over_restarts_and_start_from_what_was_restored(record
             records.generation(2, restored=(1, 40)),
             records.generation(3, launch=2, restored=None),
         ),
-        commits=(CheckpointId(1, 40), CheckpointId(1, 50)),
+        commits=(records.commit(1, 40), records.commit(1, 50)),
     )
     # Generation 1 committed 50 and went on from 40; generation 2 reached 45, and 3 starts anew.
     assert steps_lost(history) == StepsLost(10 + 45, is_exact=False)
@@ -262,7 +258,7 @@ def test_a_notice_tells_of_steps_that_no_heartbeat_knew(records):
         lost,
         records.launch(2),
         generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
-        commits=(CheckpointId(1, 40),),
+        commits=(records.commit(1, 40),),
     )
     assert steps_lost(history) == StepsLost(4, is_exact=False)
 
@@ -279,7 +275,7 @@ def sessionless(records):
         first,
         records.launch(2, outcome="succeeded", exits={0: last_word}),
         generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 175))),
-        commits=(CheckpointId(1, 175), CheckpointId(2, 500)),
+        commits=(records.commit(1, 175), records.commit(2, 500)),
     )
 
 
@@ -317,7 +313,7 @@ def test_steps_in_no_checkpoint_of_a_job_that_is_over_are_lost(records, outcome,
     history = records.history(
         records.launch(outcome=outcome, exits={0: word}),
         generations=(records.generation(1),),
-        commits=(CheckpointId(1, 100),),
+        commits=(records.commit(1, 100),),
         finished=records.finished(outcome),
     )
     assert steps_lost(history) == lost
@@ -334,14 +330,18 @@ def test_a_session_that_was_not_yet_opened_again_has_lost_what_it_had_begun(reco
     assert steps_lost(records.change(sessionless, launches=(first, second))) == StepsLost(5, is_exact=False)
 
 
-def test_the_last_checkpoint_is_the_lineages_and_not_a_zombies(records):
+def test_the_last_checkpoint_is_the_one_resumed_from_and_not_a_later_one_that_was_passed_over(records):
+    commits = (records.commit(1, 40), records.commit(1, 90))
+    first, second = records.generation(1), records.generation(2, launch=2, restored=(1, 40))
     history = records.history(
         records.launch(1, outcome="lost"),
         records.launch(2),
-        generations=(records.generation(1), records.generation(2, launch=2, restored=(1, 40))),
-        commits=(CheckpointId(1, 40), CheckpointId(1, 90)),
+        generations=(first, second),
+        commits=commits,
+        head=head((first, *commits, second)),
     )
-    assert last_commit_id(history) == CheckpointId(1, 40)
+    last = show_json(history, records.at(200.0))["last_commit"]
+    assert (last["generation"], last["step"]) == (1, 40)
 
 
 def test_warnings_name_skipped_checkpoints_and_what_nodes_say_each_once(records):

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudspot.jobstore.records import CheckpointId, Commit, Part, Phase
+from cloudspot.jobstore.records import CheckpointId, Phase
 from cloudspot.story.progress import StepsLost
 from cloudspot.story.spans import Span, between
-from cloudspot.story.timeline import timeline, wanted_commits
+from cloudspot.story.timeline import timeline
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -27,27 +27,6 @@ class Story:
         return self.records.heartbeat(
             instance_id=f"i-{launch}-{rank}", phases=told, generation=told[-1].generation, **fields
         )
-
-    def resumed(self, number, restored, *, sealed, committed=None, **fields):
-        """A generation that resumes."""
-        return self.records.generation(
-            number,
-            restored=restored,
-            sealed_at=None if sealed is None else self.records.at(sealed),
-            committed_at=self.records.at((sealed or 0) + 1 if committed is None else committed),
-            **fields,
-        )
-
-    def commit(self, generation, step, *, sealed, at):
-        """A manifest."""
-        part = Part(
-            generation=generation, step=step, rank=0, num_parts=1, kind="directory", size=0, chunks=(),
-            sealed_at=self.records.at(sealed), writer="w",
-        )  # fmt: skip
-        return Commit(
-            generation=generation, step=step, kind="directory", size=0, parts=(part,),
-            at=self.records.at(at), writer="w",
-        )  # fmt: skip
 
 
 @pytest.fixture
@@ -73,11 +52,11 @@ def spans(found, records):
     ]
 
 
-def reclaimed_once(records, story, *, notice=50, sealed=53, first=None, **changes):
+def reclaimed_once(records, story, *, notice=50, **changes):
     """Drained at 53 s and over at 54 s; on the next machine from 80 s to 180 s; ended at 182 s, which is
     written down at 185 s.
     """
-    beats = life(1, setup=15, run=20, loop=25, over=54) if first is None else first
+    beats = life(1, setup=15, run=20, loop=25, over=54)
     one = records.launch(
         1,
         outcome="reclaimed",
@@ -99,9 +78,9 @@ def reclaimed_once(records, story, *, notice=50, sealed=53, first=None, **change
     fields = {
         "generations": (
             records.generation(1, at=20),
-            story.resumed(2, (1, 40), launch=2, at=74, sealed=sealed, committed=55),
+            records.generation(2, launch=2, restored=(1, 40), at=74),
         ),
-        "commits": (CheckpointId(1, 40), CheckpointId(2, 100)),
+        "commits": (records.commit(1, 40, sealed=53, at=55), records.commit(2, 100, at=181)),
         "finished": records.finished(at=185),
     }
     return records.history(one, two, **{**fields, **changes})
@@ -153,19 +132,20 @@ def test_the_newest_generations_notice_is_answered_by_its_newest_commit(records,
     history = reclaimed_once(records, story)
     second = records.change(history.launches[1], notices={0: records.notice(launch=2, at=170)})
     history = records.change(history, launches=(history.launches[0], second))
+    answer = timeline(history, records.at(1000)).answers[1]
+    assert (answer.commit, answer.commit_seconds) == (CheckpointId(2, 100), 11.0)
+    before = (history.commits[0], records.commit(2, 95, at=169))
+    history = records.change(history, commits=before, head=CheckpointId(2, 95))
     assert timeline(history, records.at(1000)).answers[1].commit is None
-    commit = story.commit(2, 100, sealed=171, at=172.5)
-    answer = timeline(history, records.at(1000), commits={commit.id: commit}).answers[1]
-    assert (answer.commit, answer.commit_seconds) == (CheckpointId(2, 100), 2.5)
 
 
-def killed(records, story, *, sealed, reached=47, restored=(1, 40)):
+def killed(records, story, *, restored=(1, 40)):
     """Killed at 60 s without a word, having begun step 47; resumed elsewhere; still going at 100 s."""
     one = records.launch(
         1,
         outcome="lost",
         closed_at=65,
-        heartbeats={0: story.beat(1, *life(1, setup=15, run=20, loop=25), step=reached)},
+        heartbeats={0: story.beat(1, *life(1, setup=15, run=20, loop=25), step=47)},
         machines=(records.machine(started=2, ended=60),),
     )
     two = records.launch(
@@ -176,15 +156,13 @@ def killed(records, story, *, sealed, reached=47, restored=(1, 40)):
     )
     generations = (
         records.generation(1, at=20),
-        story.resumed(2, restored, launch=2, at=74, sealed=sealed)
-        if restored
-        else records.generation(2, launch=2, at=74),
+        records.generation(2, launch=2, at=74, restored=restored),
     )
-    return records.history(one, two, generations=generations, commits=(CheckpointId(1, 40),))
+    return records.history(one, two, generations=generations, commits=(records.commit(1, 40, sealed=48),))
 
 
 def test_what_a_killed_machine_did_after_its_last_checkpoint_is_lost(records, story):
-    found = timeline(killed(records, story, sealed=48), records.at(100))
+    found = timeline(killed(records, story), records.at(100))
     assert spans(found, records)[2:] == [
         ("restoring", 15, 20),
         ("starting", 20, 25),
@@ -205,36 +183,13 @@ def test_what_a_killed_machine_did_after_its_last_checkpoint_is_lost(records, st
 
 
 def test_without_a_checkpoint_all_of_it_is_lost(records, story):
-    found = timeline(killed(records, story, sealed=None, restored=None), records.at(100))
+    found = timeline(killed(records, story, restored=None), records.at(100))
     assert (seconds(found)["lost"], seconds(found)["training"]) == (35, 20)
     assert found.stretches[0].steps_lost == StepsLost(47, is_exact=False)
 
 
-def test_when_nobody_knows_the_age_of_what_was_restored_the_stretch_is_unknown(records, story):
-    history = killed(records, story, sealed=None)
-    found = timeline(history, records.at(100))
-    assert (seconds(found)["unknown"], seconds(found)["training"]) == (35, 20)
-    assert "lost" not in seconds(found)
-    assert wanted_commits(history) == (CheckpointId(1, 40),)
-    commit = story.commit(1, 40, sealed=48, at=49)
-    found = timeline(history, records.at(100), commits={commit.id: commit})
-    assert (seconds(found)["lost"], seconds(found)["training"]) == (12, 43)
-
-
-def test_nobody_knows_the_age_but_no_step_was_lost(records, story):
-    history = killed(records, story, sealed=None, reached=40)
-    found = timeline(history, records.at(100))
-    # The heartbeat may be some steps old.
-    assert (seconds(found)["training"], seconds(found)["unknown"]) == (20, 35)
-    said = {0: records.exit("drained", step=40, at=60)}
-    first = records.change(history.launches[0], exits=said)
-    history = records.change(history, launches=(first, history.launches[1]))
-    found = timeline(history, records.at(100))
-    assert (seconds(found)["training"], "unknown" in seconds(found)) == (55, False)
-
-
 def test_what_all_newer_generations_did_is_lost_where_one_had_to_go_further_back(records, story):
-    history = killed(records, story, sealed=48)
+    history = killed(records, story)
     second = records.change(
         history.launches[1],
         closed=records.closed("lost", 2, at=105, machines=(records.machine("i-2-0", started=66, ended=100),)),
@@ -249,8 +204,8 @@ def test_what_all_newer_generations_did_is_lost_where_one_had_to_go_further_back
         history.launches[0],
         second,
         third,
-        generations=(*history.generations, story.resumed(3, (1, 20), launch=3, at=108, sealed=30)),
-        commits=(CheckpointId(1, 20), CheckpointId(1, 40), CheckpointId(2, 45)),
+        generations=(*history.generations, records.generation(3, launch=3, at=108, restored=(1, 20))),
+        commits=(records.commit(1, 20, sealed=30), *history.commits, records.commit(2, 45, at=95)),
     )
     found = timeline(history, records.at(120))
     assert [(one.state, one.seconds) for one in found.spans if one.state in {"training", "lost"}] == [
@@ -290,9 +245,10 @@ def test_survivors_that_go_on_restore_from_where_the_first_trainer_was_over(reco
     )
     generations = (
         records.generation(1, ranks=(0, 1), at=20),
-        story.resumed(2, (1, 40), at=65, sealed=50),
+        records.generation(2, at=65, restored=(1, 40)),
     )
-    history = records.history(one, generations=generations, commits=(CheckpointId(1, 40),))
+    commits = (records.commit(1, 40, sealed=50),)
+    history = records.history(one, generations=generations, commits=commits)
     found = timeline(history, records.at(90))
     assert spans(found, records) == [
         ("launching", 0, 10),
@@ -322,19 +278,16 @@ def failed(records, story, *, step, commits):
 
 
 @pytest.mark.parametrize(
-    ("step", "commits", "read", "expected"),
+    ("step", "has_commit", "expected"),
     [
-        (47, (CheckpointId(1, 40),), True, {"training": 25, "lost": 10}),
-        (47, (CheckpointId(1, 40),), False, {"unknown": 35}),
-        (47, (), False, {"lost": 35}),
-        (40, (CheckpointId(1, 40),), False, {"training": 35}),
-        (40, (CheckpointId(1, 40),), True, {"training": 25, "saving": 11}),
+        (47, True, {"training": 25, "lost": 10}),
+        (47, False, {"lost": 35}),
+        (40, True, {"training": 25, "saving": 11}),
     ],
 )
-def test_of_a_job_that_failed_what_is_in_no_checkpoint_is_lost(records, story, step, commits, read, expected):
-    history = failed(records, story, step=step, commits=commits)
-    commit = story.commit(1, 40, sealed=50, at=51)
-    found = seconds(timeline(history, records.at(1000), commits={commit.id: commit} if read else {}))
+def test_of_a_job_that_failed_what_is_in_no_checkpoint_is_lost(records, story, step, has_commit, expected):
+    commits = (records.commit(1, 40, sealed=50, at=51),) if has_commit else ()
+    found = seconds(timeline(failed(records, story, step=step, commits=commits), records.at(1000)))
     assert {"saving": 1, **expected} | {
         "launching": 10,
         "setup": 5,

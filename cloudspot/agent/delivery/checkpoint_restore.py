@@ -6,7 +6,6 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_directories import is_match
@@ -14,8 +13,9 @@ from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.disk.names import find_symlink
 from cloudspot.errors import CorruptData, ObjectMissing
-from cloudspot.jobstore import fetching, generations, manifests, retention
-from cloudspot.jobstore.records import CheckpointId, Commit, Generation, Skipped
+from cloudspot.jobstore import fetching, manifests, retention
+from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.records import CheckpointId, JournalRecord, Manifest, Skipped
 
 _log = logging.getLogger(__name__)
 
@@ -31,41 +31,34 @@ class Restored:
     directory_name: str | None = None
     """For a script's own checkpoint: its directory, relative to the working directory."""
     skipped: tuple[Skipped, ...] = ()
-    sealed_at: datetime | None = None
-    """When the training handed that state over."""
-    committed_at: datetime | None = None
 
 
-def restore_newest(
-    context: NodeContext, known: Sequence[Generation], *, deleted: CheckpointId | None = None
-) -> Restored:
+def restore_newest(context: NodeContext) -> Restored:
     """Fetch the best candidate of the lineage; skip those that do not verify, and log them.
 
-    A candidate that is ``deleted`` meanwhile was superseded by a newer one, which is tried instead. If there
-    is none, somebody else has deleted it, and a warning says that the job starts at step 0.
+    A candidate that is deleted meanwhile was superseded by a newer one, which is tried instead.
 
     Raises:
-        LeavingError: there are checkpoints, and none verifies: nothing is deleted, and starting from
-            step 0 would throw the work away without asking.
+        LeavingError: there were checkpoints, and none is left that verifies: starting from step 0 would throw
+            the work away without asking.
     """
     node = context.node
-    if deleted is None:
-        context.status.warn("restore", None)
-    if known:
-        for late in context.insist(lambda: manifests.complete(context.store, node.job_id, known[-1].number)):
-            _log.info("committed checkpoint %s, whose last part came from a node that was lost", late)
-    commits = context.insist(lambda: retention.read_commits(context.store, node.job_id))
-    candidates = generations.lineage(known, commits)
+    for late in context.insist(lambda: manifests.complete(context.store, context.journal, node.job_id)):
+        _log.info("committed checkpoint %s, whose last part came from a node that was lost", late)
+    journal = context.insist(context.journal.read)
+    candidates = context.insist(lambda: retention.standing_checkpoints(context.store, node.job_id, journal))
     skipped: list[Skipped] = []
     for candidate in candidates:
         context.obey()
         try:
-            commit = context.insist(lambda c=candidate: manifests.read_commit(context.store, node.job_id, c))  # type: ignore[misc]
-            return _fetch(context, commit, tuple(skipped))
+            manifest = context.insist(
+                lambda c=candidate: manifests.read_manifest(context.store, node.job_id, c)  # type: ignore[misc]
+            )
+            return _fetch(context, manifest, tuple(skipped))
         except (CorruptData, ObjectMissing) as error:
             if not context.insist(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
                 _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
-                return restore_newest(context, known, deleted=candidate)
+                return restore_newest(context)
             _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
             skipped.append(Skipped(checkpoint=candidate, reason=str(error)))
     if skipped:
@@ -74,27 +67,22 @@ def restore_newest(
             f"the newest: {skipped[0].reason}"
         )
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
-    expected = known[-1].restore_from if known else None
-    if not known and context.job.submission.forked_from is not None:
-        expected = CheckpointId(0, context.job.submission.forked_from.checkpoint.step)
+    expected = head(journal)
     if expected is not None:
-        gone = f"checkpoint {expected}, from which the job was to resume, is gone"
-        detail = f"{gone}, and no other is left"
+        detail = f"checkpoint {expected}, from which the job was to resume, is gone, and no other is left"
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
-    if deleted is not None:
-        text = f"checkpoint {deleted} was deleted, and no other is left: training starts at step 0"
-        _log.error("%s", text)
-        context.status.warn("restore", text)
     return Restored(checkpoint=None)
 
 
 def newest_candidate(
-    context: NodeContext, known: Sequence[Generation], skipped: Sequence[Skipped]
+    context: NodeContext, journal: Sequence[JournalRecord], skipped: Sequence[Skipped]
 ) -> CheckpointId | None:
     """Return what ``restore_newest`` would try first, apart from those that are known not to verify."""
-    commits = context.insist(lambda: retention.read_commits(context.store, context.node.job_id))
+    found = context.insist(
+        lambda: retention.standing_checkpoints(context.store, context.node.job_id, journal)
+    )
     bad = {one.checkpoint for one in skipped}
-    return next((one for one in generations.lineage(known, commits) if one not in bad), None)
+    return next((one for one in found if one not in bad), None)
 
 
 def restore_this(
@@ -112,8 +100,10 @@ def restore_this(
     if checkpoint is None:
         return Restored(checkpoint=None)
     try:
-        commit = context.insist(lambda: manifests.read_commit(context.store, context.node.job_id, checkpoint))
-        return _fetch(context, commit, ())
+        manifest = context.insist(
+            lambda: manifests.read_manifest(context.store, context.node.job_id, checkpoint)
+        )
+        return _fetch(context, manifest, ())
     except (CorruptData, ObjectMissing) as error:
         if not context.insist(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
             return None
@@ -121,39 +111,34 @@ def restore_this(
         raise LeavingError(Leaving("failed", detail, exit_code=1)) from error
 
 
-def _fetch(context: NodeContext, commit: Commit, skipped: tuple[Skipped, ...]) -> Restored:
+def _fetch(context: NodeContext, manifest: Manifest, skipped: tuple[Skipped, ...]) -> Restored:
     node = context.node
-    restored = Restored(
-        commit.id,
-        skipped=skipped,
-        sealed_at=min((part.sealed_at for part in commit.parts), default=None),
-        committed_at=commit.at,
-    )
-    if commit.kind == "directory":
-        _check_directories(context, commit)
-        name = commit.parts[0].directory or ""
+    restored = Restored(manifest.id, skipped=skipped)
+    if manifest.kind == "directory":
+        _check_directories(context, manifest)
+        name = manifest.parts[0].directory or ""
         target = node.work / name
         if target.is_dir() and context.memory.generation > 0:
             # A script ran on this machine: what it completed is still there, and may be newer.
             return replace(restored, directory_name=name)
         if target.is_dir() and find_symlink(node.work, name) is None:  # else the fetch refuses it
             shutil.rmtree(target)  # it came with the code: an older state under the same name
-        context.insist(lambda: _bring(context, commit, node.work))
+        context.insist(lambda: _bring(context, manifest, node.work))
         return replace(restored, directory_name=name)
     target = node.restore
     shutil.rmtree(target, ignore_errors=True)
-    context.insist(lambda: _bring(context, commit, target))
+    context.insist(lambda: _bring(context, manifest, target))
     return replace(restored, directory=target)
 
 
-def _check_directories(context: NodeContext, commit: Commit) -> None:
+def _check_directories(context: NodeContext, manifest: Manifest) -> None:
     """Refuse a checkpoint that would replace anything else in the working directory, such as the code."""
     pattern = context.job.spec.checkpoint.directory
-    for name in {part.directory or "" for part in commit.parts}:
+    for name in {part.directory or "" for part in manifest.parts}:
         if pattern is None or not is_match(name, pattern):
-            raise CorruptData(f"checkpoint {commit.id} is of {name!r}, which is no checkpoint.directory")
+            raise CorruptData(f"checkpoint {manifest.id} is of {name!r}, which is no checkpoint.directory")
 
 
-def _bring(context: NodeContext, commit: Commit, directory: Path) -> None:
-    with context.status.transferring("restoring", commit.size) as progress:
-        fetching.fetch(context.store, context.node.job_id, commit, directory, progress=progress)
+def _bring(context: NodeContext, manifest: Manifest, directory: Path) -> None:
+    with context.status.transferring("restoring", manifest.size) as progress:
+        fetching.fetch(context.store, context.node.job_id, manifest, directory, progress=progress)

@@ -228,7 +228,7 @@ class Courier:
                     continue
             try:
                 self._carry(taken, seal.name)
-            except CorruptData:
+            except (CorruptData, manifests.Superseded):
                 # Another try would not help, and would keep the slot from the trainer.
                 _log.exception("checkpoint %d-%d is given up", seal.name.generation, seal.name.step)
                 taken.unlink(missing_ok=True)
@@ -275,8 +275,8 @@ class Courier:
         taken.unlink()
 
     def _commit(self, checkpoint: CheckpointId, sealed_at_unix: float) -> None:
-        known = self._context.known_parts
-        commit = manifests.try_commit(self._store, self._node.job_id, checkpoint, known=known)
+        context, known = self._context, self._context.known_parts
+        commit = manifests.try_commit(self._store, context.journal, context.job_id, checkpoint, known=known)
         # Even if another node uploads the last part: a drain of this one must know how long its upload takes.
         self._uploaded(max(0.0, time.time() - sealed_at_unix))
         if commit is not None:
@@ -318,7 +318,9 @@ class Courier:
 
     def _collect(self) -> None:
         try:
-            retention.collect(self._store, self._node.job_id, keep=self._spec.checkpoint.keep)
+            retention.collect(
+                self._store, self._context.journal, self._node.job_id, keep=self._spec.checkpoint.keep
+            )
         except CloudspotError as error:
             _log.warning("old checkpoints stay until the next commit: %s", error)
 

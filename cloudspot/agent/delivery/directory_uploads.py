@@ -38,8 +38,9 @@ _Version = tuple[str, Fingerprint]
 class DirectoryUploads:
     """Uploads the newest complete directory, and uploads it again when the script has rewritten it.
 
-    A checkpoint's step is the number that the directory's name ends with. A version for which that one
-    is taken, or a directory without a number, gets the next free one: such a step only tells the order.
+    A checkpoint's step is the number that the directory's name ends with. A version for which that one is
+    taken or not beyond what was restored, or a directory without a number, gets the next free one: such a
+    step only tells the order.
     """
 
     def __init__(self, context: NodeContext) -> None:
@@ -161,7 +162,7 @@ class DirectoryUploads:
         return f"{', '.join(names)} was not complete for {minutes:.0f} minutes, so it is not uploaded: {why}"
 
     def _choose_id(self, directory: CheckpointDirectory) -> CheckpointId:
-        step = self._status.restored_step + 1 if directory.step is None else directory.step
+        step = max(directory.step or 0, self._status.restored_step + 1)
         version = directory.name, directory.fingerprint
         while self._steps.get(step, version) != version:
             step += 1

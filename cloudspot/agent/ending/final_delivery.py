@@ -144,7 +144,8 @@ class FinalDelivery:
     def _commit(self, checkpoint: CheckpointId) -> str:
         context = self._context
         store, job_id, status = context.store, context.job_id, context.status
-        if manifests.try_commit(store, job_id, checkpoint, known=context.known_parts) is not None:
+        commit = manifests.try_commit(store, context.journal, job_id, checkpoint, known=context.known_parts)
+        if commit is not None:
             status.committed = max(checkpoint, status.committed or checkpoint)
             return _COMMITTED
         present = manifests.present_parts(store, job_id, checkpoint)

@@ -33,8 +33,9 @@ from cloudspot.agent.membership.peers import (
 )
 from cloudspot.agent.membership.reachability import free_port
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore import generations, launches
-from cloudspot.jobstore.records import Generation, Member, new_nonce
+from cloudspot.jobstore import launches
+from cloudspot.jobstore.lineage import newest_generation
+from cloudspot.jobstore.records import Generation, JournalRecord, Member, new_nonce
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +60,6 @@ class Membership:
         """When it began, by ``heard_seconds``."""
         self._all_ran = False
         """Whether all its members were seen to run it."""
-        self._known: Sequence[Generation] = ()
-        """The job's generations, as far as they were read."""
         self._votes: FailureVotes | None = None
         self._well_at = -math.inf
         """When all the others were last found well (monotonic)."""
@@ -179,7 +178,8 @@ class Membership:
         while True:
             context.obey()
             self._peers.refresh()
-            known = self._known = context.insist(self._read_generations)
+            known = context.insist(context.journal.read)
+            context.obey_journal(known)
             waited = 0.0 if ready_at is None else self._peers.heard_seconds - ready_at
             found = verdict(self._view(known, patient=waited <= peers.BUSY_SECONDS))
             if isinstance(found, Leave):
@@ -198,7 +198,7 @@ class Membership:
                 continue  # what it was to resume from is deleted: another has to follow it
             if restored is None or restored.checkpoint != newest_candidate(context, known, restored.skipped):
                 context.status.state = "restoring"
-                restored = restore_newest(context, known)
+                restored = restore_newest(context)
                 continue  # that took a while: look again
             if isinstance(found, Wait):
                 if context.status.state != "ready":
@@ -212,10 +212,6 @@ class Membership:
             if record is not None:
                 self.enter(record)
                 return record, restored
-
-    def _read_generations(self) -> Sequence[Generation]:
-        context = self._context
-        return generations.read_generations(context.store, context.job_id, known=self._known)
 
     def _whom_it_waits_for(self) -> str | None:
         busy = {
@@ -242,9 +238,9 @@ class Membership:
         status.handoff = self._context.node.handoff(generation.number)
 
     def _propose(
-        self, found: Propose, known: Sequence[Generation], restored: Restored, why: str
+        self, found: Propose, known: Sequence[JournalRecord], restored: Restored, why: str
     ) -> Generation | None:
-        """Try to create the generation; return None if another node was faster, which the next look shows."""
+        """Append the generation to what was ``known``; return None if another record came first."""
         context, node = self._context, self._context.node
         slots = context.insist(lambda: launches.read_slots(context.store, node.job_id, node.launch))
         members = tuple(
@@ -253,7 +249,7 @@ class Membership:
         )
         same = self.current is not None and len(members) == len(self.current.members)
         if self.current is None:
-            why = "relaunched" if known else "first"
+            why = "first" if newest_generation(known) is None else "relaunched"
         elif not same:
             why = "regrouped"
         address = members[0].address
@@ -265,15 +261,13 @@ class Membership:
             members=members,
             endpoint=f"{address}:{self._port(members[0])}",
             restore_from=restored.checkpoint,
-            sealed_at=restored.sealed_at,
-            committed_at=restored.committed_at,
             skipped=restored.skipped,
             why=why,
             at=datetime.now(timezone.utc),
             writer=new_nonce(),
         )
-        winner = context.insist(lambda: generations.propose(context.store, node.job_id, record))
-        return record if winner == record else None
+        is_ours = context.insist(lambda: context.journal.append(record, len(known) + 1))
+        return record if is_ours else None
 
     def _port(self, first: Member) -> int:
         """Return a port that was free on the first member; only that node itself can know one."""
@@ -288,7 +282,7 @@ class Membership:
     def _other_members(self, generation: Generation) -> tuple[int, ...]:
         return tuple(member.rank for member in generation.members if member.rank != self._rank)
 
-    def _view(self, known: Sequence[Generation], *, patient: bool) -> View:
+    def _view(self, known: Sequence[JournalRecord], *, patient: bool) -> View:
         current = self.current
         others = self._peers.others if current is None else self._other_members(current)
         standings = {rank: self._standing(rank, patient=patient) for rank in others}
@@ -298,7 +292,7 @@ class Membership:
             launch=self._context.node.launch,
             min_nodes=self._context.job.spec.nodes.min,
             current=current,
-            newest=known[-1] if known else None,
+            newest=newest_generation(known),
             candidates=tuple(sorted((self._rank, *others))),
             standings=standings,
             exits={rank: record for rank, record in exits.items() if record is not None},

@@ -35,10 +35,10 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         try:
             commit = context.insist(
                 lambda: manifests.try_commit(
-                    context.store, context.job_id, checkpoint, known=context.known_parts
+                    context.store, context.journal, context.job_id, checkpoint, known=context.known_parts
                 )
             )
-        except CorruptData as error:
+        except (CorruptData, manifests.Superseded) as error:
             _log.error("checkpoint %s is given up: %s", checkpoint, error)
             return
         if commit is not None:

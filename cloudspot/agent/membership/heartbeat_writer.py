@@ -14,7 +14,8 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.heartbeat_size import change_count, fill_up
-from cloudspot.jobstore.records import Generation, Heartbeat, StopRequest
+from cloudspot.jobstore.lineage import newest_generation, why_over
+from cloudspot.jobstore.records import Heartbeat, StopRequest
 from cloudspot.jobstore.stored_records import find_meta, find_record
 
 _log = logging.getLogger(__name__)
@@ -53,8 +54,6 @@ class HeartbeatWriter:
         """None: an earlier agent of this machine may have counted some."""
         self._told: object = None
         """What the peers have to know of the last beat."""
-        self._passed = 0
-        """The newest generation known to belong to an older launch."""
         self._stopped = threading.Event()
         self._tells_end = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -124,32 +123,25 @@ class HeartbeatWriter:
         context.store.put(key, fill_up(codec.encode(beat), num_beats=self._counter, num_changes=num_changes))
 
     def look(self) -> None:
-        """Read what others have decided: a request to stop, a generation of a newer launch."""
+        """Read what others have decided: a request to stop, and what is new in the journal."""
         context, orders = self._context, self._orders
         if orders.stop is None:
             key = keys.stop(context.job_id, context.job.submission.resumption)
             stop = find_record(context.store, key, StopRequest)
             if stop is not None:
                 orders.give(stop=stop)
-        generation = self._generation_after(max(self._status.generation, self._passed))
-        while generation is not None and generation.launch < context.node.launch:
-            self._passed = generation.number  # an older launch's, however late, only takes a number
-            generation = self._generation_after(self._passed)
-        if generation is None:
-            return
-        if generation.launch > context.node.launch:
-            orders.give(superseded=True)
-        else:
-            orders.propose(generation)
+        journal = context.journal.read()
+        over = why_over(journal, context.node.launch)
+        newest = newest_generation(journal)
+        if over is not None:
+            orders.give(superseded=over)
+        elif newest is not None and newest.launch == context.node.launch:
+            orders.propose(newest)
 
     def _counted_before(self, key: str) -> int:
         """Return the count of changes in the last heartbeat of an earlier agent, 0 where there was none."""
         meta = find_meta(self._context.store, key)
         return 0 if meta is None else change_count(meta.size)
-
-    def _generation_after(self, number: int) -> Generation | None:
-        key = keys.generation(self._context.job_id, number + 1)
-        return find_record(self._context.store, key, Generation)
 
     def _run(self) -> None:
         beat_at, looked_at = 0.0, -math.inf

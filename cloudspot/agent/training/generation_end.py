@@ -27,7 +27,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.rank_reports import RankDrained, RankEnded, read_report
 from cloudspot.agent.training.supervision import KILLED, End
 from cloudspot.agent.training.trainer import log_tail
-from cloudspot.jobstore import generations
+from cloudspot.jobstore.lineage import generations_of
 from cloudspot.jobstore.records import Failed, Final
 from cloudspot.train import handoff as files
 
@@ -197,7 +197,7 @@ class GenerationEnd:
             # Only here the script failed after the loop; without the others it cannot be run again.
             detail = f"the training {failure} after node {min(finished)} had finished"
             return Leaving("failed", detail, end.code, log_tail=tail)
-        known = context.insist(lambda: generations.read_generations(context.store, context.job_id))
+        known = generations_of(context.insist(context.journal.read))
         # Another node may have proposed the next one already, for this very failure.
         kind = {NOT_CONNECTED} if end.why == NOT_CONNECTED else {FAILED, STUCK}
         first_launch = context.job.submission.num_launches_before + 1

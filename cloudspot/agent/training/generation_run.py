@@ -27,7 +27,7 @@ from cloudspot.agent.training.trainer import (
     launch_variables,
 )
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore import generations
+from cloudspot.jobstore.lineage import generations_of
 from cloudspot.jobstore.records import Generation
 from cloudspot.train import handoff as files
 
@@ -83,7 +83,7 @@ class GenerationRun:
         context, memory, status = self._context, self._context.memory, self._context.status
         known: Sequence[Generation] = ()
         if memory.generation > 0:
-            known = context.insist(lambda: generations.read_generations(context.store, context.job_id))
+            known = generations_of(context.insist(context.journal.read))
             # Also where its trainer has ended: a generation is started once, and never again.
             self._membership.enter(known[memory.generation - 1])
         if memory.trainer_pid == 0:

@@ -23,7 +23,6 @@ from cloudspot.cli.joblog.logpieces import warn_of_gaps
 from cloudspot.cli.joblog.logtail import LogTail
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.jobsummary import read_commits_of
 from cloudspot.errors import SpecError
 from cloudspot.jobstore.history import History
 from cloudspot.story.progress import first_step, newest_step, steps_total
@@ -49,8 +48,6 @@ class Picture:
     history: History
     times: Timeline
     series: MetricSeries
-    commits: tuple[datetime, ...]
-    """When checkpoints were committed, as far as is still known."""
 
 
 def check_plot(path: Path) -> None:
@@ -68,15 +65,11 @@ def check_plot(path: Path) -> None:
 def take_picture(job: Job) -> Picture:
     """Read what is drawn for the job, including its whole log; TransientError if that does not answer."""
     history = job.first_history
-    commits = read_commits_of(job, history)
     series = MetricSeries()
     series.know(history.generations)
     warn_of_gaps(job)
     series.extend(LogTail(job.log_sink).new_records())
-    at = {one.committed_at for one in history.generations if one.committed_at is not None}
-    at |= {commit.at for commit in commits.values()}
-    times = timeline(history, datetime.now(timezone.utc), commits=commits)
-    return Picture(history, times, series, tuple(sorted(at)))
+    return Picture(history, timeline(history, datetime.now(timezone.utc)), series)
 
 
 def plot_job(path: Path, picture: Picture) -> None:
@@ -145,11 +138,10 @@ def _marks(axes: Axes, picture: Picture, ranks: Sequence[int], scale: float) -> 
         x = [at(one.notice.at) for one in notices]
         y = [-1 - ranks.index(one.rank) for one in notices]
         found += axes.plot(x, y, "v", color="black", markersize=6, markeredgecolor="white", label="notice")
-    if picture.commits:
-        x = [at(moment) for moment in picture.commits]
-        label = "commit, as far as known"
+    if picture.history.commits:
+        x = [at(commit.at) for commit in picture.history.commits]
         y = [0] * len(x)
-        found += axes.plot(x, y, "D", color="black", markersize=4, markeredgecolor="white", label=label)
+        found += axes.plot(x, y, "D", color="black", markersize=4, markeredgecolor="white", label="commit")
     return found
 
 

@@ -15,8 +15,8 @@ from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
 from cloudspot.jobstore.fetching import verify
-from cloudspot.jobstore.manifests import read_commit, while_it_stands
-from cloudspot.jobstore.records import CheckpointId, Commit
+from cloudspot.jobstore.manifests import read_manifest, while_it_stands
+from cloudspot.jobstore.records import CheckpointId, Manifest
 
 step_option = click.option(
     "--step", type=click.IntRange(min=0), metavar="N", help="Only the checkpoints of this step."
@@ -36,7 +36,7 @@ def checkpoints() -> None:
 def ls(ctx: click.Context, job_id: str, store_url: str | None, as_json: bool) -> None:
     """List a job's checkpoints, newest first."""
     job = open_job(store_url, job_id)
-    _show(ctx, job, [_Described(job, each) for each in job.first_history.commits[::-1]], as_json=as_json)
+    _show(ctx, job, [_Described(job, each) for each in job.checkpoints_at(None)], as_json=as_json)
 
 
 @checkpoints.command("verify")
@@ -103,8 +103,8 @@ def export(
     checkpoint = candidates[0]
     try:
         with while_it_stands(job.store, job.id, checkpoint):
-            commit = read_commit(job.store, job.id, checkpoint)
-            written = export_checkpoint(job, commit, target, only=only, whole=whole)
+            manifest = read_manifest(job.store, job.id, checkpoint)
+            written = export_checkpoint(job, manifest, target, only=only, whole=whole)
     except ObjectMissing as error:
         raise TransientError(
             f"checkpoint {checkpoint} was deleted while it was read: job {job.id} has not ended and keeps "
@@ -114,7 +114,7 @@ def export(
         echo_json(written)
         return
     what = f", {written['tensors']} tensors" if written["tensors"] is not None else ""
-    echo(f"step {commit.step} of {job.id}: {written['file']} ({size_text(written['bytes'])}{what})")
+    echo(f"step {manifest.step} of {job.id}: {written['file']} ({size_text(written['bytes'])}{what})")
     if written["left_out"]:
         echo(f"left out, not tensors: {', '.join(written['left_out'])}", error=True)
 
@@ -124,33 +124,33 @@ class _Described:
 
     def __init__(self, job: Job, checkpoint: CheckpointId) -> None:
         self._job = job
-        self._commit: Commit | None = None
+        self._manifest: Manifest | None = None
         self.is_gone = False
         """It has been deleted since the list was read."""
         unknown = dict.fromkeys(("kind", "bytes", "num_parts", "at", "verified", "error"))
         self.value: dict[str, Any] = {"id": str(checkpoint), **msgspec.structs.asdict(checkpoint), **unknown}
         try:
-            self._commit = commit = read_commit(job.store, job.id, checkpoint)
+            self._manifest = manifest = read_manifest(job.store, job.id, checkpoint)
         except ObjectMissing:
             self.is_gone = True
         except CorruptData as error:
             self.value |= {"verified": False, "error": str(error)}
         else:
             self.value |= {
-                "kind": commit.kind,
-                "bytes": commit.size,
-                "num_parts": len(commit.parts),
-                "at": commit.at.isoformat(),
+                "kind": manifest.kind,
+                "bytes": manifest.size,
+                "num_parts": len(manifest.parts),
+                "at": manifest.at.isoformat(),
             }
 
     def verify(self, progress: Callable[[int], None]) -> None:
         """Read it whole."""
-        if self._commit is None:
+        if self._manifest is None:
             return
         job = self._job
         try:
-            with while_it_stands(job.store, job.id, self._commit.id):
-                verify(job.store, job.id, self._commit, progress=progress)
+            with while_it_stands(job.store, job.id, self._manifest.id):
+                verify(job.store, job.id, self._manifest, progress=progress)
             self.value["verified"] = True
         except ObjectMissing:
             self.is_gone = True

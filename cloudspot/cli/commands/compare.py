@@ -14,7 +14,7 @@ from cloudspot.cli.charts.plots import check_plot, plot_two, take_picture
 from cloudspot.cli.completers import complete_jobs
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.jobsummary import read_commits_of, steps_lost_text
+from cloudspot.cli.screen.jobsummary import steps_lost_text
 from cloudspot.cli.sharedoptions import json_option, plot_option, store_option
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.jobstore.extraction import read_bundle
@@ -44,9 +44,7 @@ def compare(
         check_plot(plot)
     a, b = open_job(store_url, first_id), open_job(store_url, second_id)
     now = datetime.now(timezone.utc)
-    first, second = (
-        results(job.first_history, now, commits=read_commits_of(job, job.first_history)) for job in (a, b)
-    )
+    first, second = (results(job.first_history, now) for job in (a, b))
     value = {
         "a": first,
         "b": second,

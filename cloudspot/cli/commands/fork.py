@@ -21,7 +21,7 @@ from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import JobSpec, change_job, check_files
 from cloudspot.jobstore.bundle import Bundle, make_bundle
 from cloudspot.jobstore.forking import bring_checkpoint, code_of
-from cloudspot.jobstore.manifests import read_commit, while_it_stands
+from cloudspot.jobstore.manifests import read_manifest, while_it_stands
 from cloudspot.jobstore.records import Origin
 from cloudspot.jobstore.submission import new_submission, submit_bundle
 
@@ -102,9 +102,9 @@ def fork(
 
     def bring() -> None:
         with while_it_stands(job.store, job.id, checkpoint):
-            commit = read_commit(job.store, job.id, checkpoint)
-            with transfer("copying the checkpoint", commit.size) as progress:
-                bring_checkpoint(job.store, origin, commit, forked.job_id, progress=progress)
+            manifest = read_manifest(job.store, job.id, checkpoint)
+            with transfer("copying the checkpoint", manifest.size) as progress:
+                bring_checkpoint(job.store, origin, manifest, forked.job_id, progress=progress)
 
     submit_bundle(
         job.store,

@@ -30,7 +30,6 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.reader import write_summary
 from cloudspot.jobstore.submission import check_secrets, read_secrets
 from cloudspot.story.ledger import bill, spent_in
-from cloudspot.story.progress import last_commit_id
 from cloudspot.story.report import summarise
 from cloudspot.story.states import is_over
 
@@ -117,8 +116,8 @@ def resume(
         open_progress=transfer,
     )
     if not as_json:
-        newest = last_commit_id(now)
-        where = "from the start: it has no checkpoint" if newest is None else f"at step {newest.step}"
+        found = job.checkpoints_at(None)
+        where = f"at step {found[0].step}" if found else "from the start: it has no checkpoint"
         output.echo("resumed job ", output.Styled(job.id, "bold"), f" on {provider.name}; it goes on {where}")
     _warn_of_inexactness(before, spec)
     resumed = Job(job.store, job.id)

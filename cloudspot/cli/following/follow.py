@@ -20,8 +20,6 @@ from cloudspot.controller.loop import Tick
 from cloudspot.errors import CloudspotError, JobResumed, NotAdopted, TransientError
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.log_streams import METRICS, parse_stream
-from cloudspot.jobstore.manifests import read_commit
-from cloudspot.jobstore.records import CheckpointId
 from cloudspot.model import LogRecord
 from cloudspot.story.events import EventKind
 from cloudspot.story.report import summarise
@@ -57,7 +55,7 @@ def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
     """
     if not is_new:
         output.echo("attached to job ", output.Styled(job.id, "bold"), f" in {job.store.url}")
-    feed = Feed(lambda checkpoint: _commit_time(job, checkpoint))
+    feed = Feed()
     try:
         if is_plain or not can_hold_a_panel():
             with Interrupts() as interrupts:
@@ -127,13 +125,6 @@ def _drive(job: Job, follower: _Follower) -> History:
     history = controller.run_until_finished(follower.on_tick)
     follower.print_last_lines()
     return history
-
-
-def _commit_time(job: Job, checkpoint: CheckpointId) -> datetime | None:
-    try:
-        return read_commit(job.store, job.id, checkpoint).at
-    except CloudspotError:
-        return None  # Deleted meanwhile, or unreachable now: its age is left out.
 
 
 def _by_rank(stream: str) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -11,9 +11,7 @@ from cloudspot.cli.following.liveview import Sights, View, hear, look
 from cloudspot.controller.loop import Tick
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.log_streams import stream_name
-from cloudspot.jobstore.records import CheckpointId
 from cloudspot.model import Instance, LogRecord
-from cloudspot.story.progress import last_commit_id
 from cloudspot.story.series import Curve, MetricSeries
 
 LATE_SECONDS = 60.0
@@ -35,9 +33,7 @@ class _Seen:
 class Feed:
     """Takes in ticks and log lines in one thread, and makes views in any thread."""
 
-    def __init__(self, commit_time: Callable[[CheckpointId], datetime | None]) -> None:
-        """Start with nothing seen; ``commit_time`` returns when a checkpoint was committed."""
-        self._commit_time = commit_time
+    def __init__(self) -> None:
         self._seen: _Seen | None = None
         self._closed: dict[int, datetime] = {}
         """When each launch was first seen closed."""
@@ -57,11 +53,7 @@ class Feed:
         point = pace.sight(history)
         origin = pace.origin(history) if point is not None and not old.points else None
         points = old.points if origin is None else (origin,)
-        sights = Sights(
-            points=pace.with_point(points, point),
-            heard=hear(old.heard, history, now),
-            committed_at=self._committed_at(history, before, now),
-        )
+        sights = Sights(points=pace.with_point(points, point), heard=hear(old.heard, history, now))
         instances = tick.instances
         if instances is None:
             instances = () if before is None else before.instances
@@ -108,18 +100,3 @@ class Feed:
         return look(
             seen.history, now, sights=seen.sights, logged=newest, curve=curve, instances=seen.instances
         )
-
-    def _committed_at(
-        self, history: History, before: _Seen | None, now: datetime
-    ) -> dict[CheckpointId, datetime]:
-        newest = last_commit_id(history)
-        if newest is None:
-            return {}
-        if before is None:
-            # It is older than this look. For later ones, when they are first seen is close enough.
-            read = self._commit_time(newest)
-            return {} if read is None else {newest: read}
-        known = before.sights.committed_at.get(newest)
-        if known is None and newest in before.history.commits:
-            return {}
-        return {newest: known or now}

@@ -14,7 +14,7 @@ from cloudspot.story import report
 from cloudspot.story.advice import warnings
 from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import own_exit
-from cloudspot.story.progress import last_commit_id, newest_step, steps_total
+from cloudspot.story.progress import newest_step, steps_total
 from cloudspot.story.series import Curve
 from cloudspot.story.states import ended_at, job_state
 
@@ -90,8 +90,6 @@ class Sights:
     points: tuple[Point, ...] = ()
     heard: Mapping[tuple[int, int], Heard] = field(default_factory=dict)
     """By launch and rank."""
-    committed_at: Mapping[CheckpointId, datetime] = field(default_factory=dict)
-    """When the newest checkpoint was committed; others are forgotten."""
 
 
 def hear(
@@ -134,8 +132,7 @@ def look(
     if history.finished is None:
         metrics |= logged or {}
     rate = steps_per_second(sights.points)
-    newest = last_commit_id(history)
-    committed = None if newest is None else sights.committed_at.get(newest)
+    commit = history.find_commit(history.head)
     beats = [] if launch is None else list(launch.heartbeats.values())
     notices = [beat.notice_seconds for beat in beats if beat.notice_seconds is not None]
     uploads = [beat.upload_seconds for beat in beats if beat.upload_seconds is not None]
@@ -163,8 +160,8 @@ def look(
         on_demand=ledger.on_demand_equivalent,
         currency=ledger.currency,
         others=ledger.others,
-        commit=newest,
-        commit_age_seconds=None if committed is None else max(0.0, (now - committed).total_seconds()),
+        commit=history.head,
+        commit_age_seconds=None if commit is None else max(0.0, (now - commit.at).total_seconds()),
         upload_seconds=max(uploads, default=None),
         notice_seconds=min(notices, default=None),
         warnings=(*_notices(launch, now), *warnings(history)),

@@ -14,13 +14,11 @@ from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.fetching import verify
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.manifests import read_commit, while_it_stands
-from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.records import CheckpointId, Commit
+from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.manifests import read_manifest, while_it_stands
+from cloudspot.jobstore.records import CheckpointId
 from cloudspot.retrying import retry
-from cloudspot.story.progress import last_commit_id
 from cloudspot.story.report import show_json
-from cloudspot.story.timeline import wanted_commits
 
 MAX_TAILS = 4
 """How many failed nodes have their last lines shown: when one fails, all do."""
@@ -31,40 +29,25 @@ def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict
 
     ``verify_chunks`` reads the whole newest checkpoint; without it ``verified`` is null.
     """
-    newest = last_commit_id(history)
-    commits = read_commits_of(job, history)
-    verified = None
-    if newest is not None and (verify_chunks or newest not in commits):
-        verified = _is_whole(job, newest)
-    return show_json(history, datetime.now(timezone.utc), commits=commits, verified=verified)
+    verified = None if history.head is None else _is_whole(job, history.head, verify_chunks=verify_chunks)
+    return show_json(history, datetime.now(timezone.utc), verified=verified)
 
 
-def _is_whole(job: Job, checkpoint: CheckpointId) -> bool | None:
-    """Read the checkpoint and return whether it is whole; None if it has been deleted meanwhile."""
+def _is_whole(job: Job, checkpoint: CheckpointId, *, verify_chunks: bool) -> bool | None:
+    """Return whether the checkpoint is whole; None: not checked, or it has been deleted meanwhile."""
     try:
         with while_it_stands(job.store, job.id, checkpoint):
-            commit = read_commit(job.store, job.id, checkpoint)
-            with transfer("verifying", commit.size) as advance:
-                verify(job.store, job.id, commit, progress=advance)
+            manifest = read_manifest(job.store, job.id, checkpoint)
+            if not verify_chunks:
+                return None
+            with transfer("verifying", manifest.size) as advance:
+                verify(job.store, job.id, manifest, progress=advance)
     except ObjectMissing:
-        return None
+        # A newer one may have taken its place meanwhile; the newest one of all is never deleted.
+        return None if head(job.reader.journal.read()) != checkpoint else False
     except CorruptData:
         return False
     return True
-
-
-def read_commits_of(job: Job, history: History) -> dict[CheckpointId, Commit]:
-    """Return the manifests that the job's story needs, except those that are gone or corrupt."""
-    newest = last_commit_id(history)
-    wanted = {*wanted_commits(history), *([] if newest is None else [newest])}
-
-    def read(checkpoint: CheckpointId) -> Commit | None:
-        try:
-            return read_commit(job.store, job.id, checkpoint)
-        except (CorruptData, ObjectMissing):
-            return None
-
-    return {one.id: one for one in each(read, sorted(wanted)) if one is not None}
 
 
 def echo_summary(job: Job, history: History) -> None:

@@ -4,21 +4,16 @@ import json
 from datetime import datetime, timezone
 
 import pytest
+from made_journal import commit
 
 from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_this
 from cloudspot.agent.leaving import LeavingError
-from cloudspot.jobstore import fetching, keys, manifests, parts, retention
-from cloudspot.jobstore.generations import propose
-from cloudspot.jobstore.records import File, Generation, Member, new_nonce
+from cloudspot.jobstore import fetching, keys, parts, retention
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.manifests import Superseded
+from cloudspot.jobstore.records import File
 
 JOB = "digits-1"
-
-
-def generation(number, restore_from=None):
-    return Generation(
-        number=number, launch=number, members=(Member(rank=0, instance_id="i-1", address=""),), endpoint="", restore_from=restore_from, why="first",
-        at=datetime.now(timezone.utc), writer=new_nonce(),
-    )  # fmt: skip
 
 
 def put_directory(bench, checkpoint, name, text):
@@ -29,11 +24,11 @@ def put_directory(bench, checkpoint, name, text):
         bench.store, JOB, checkpoint, rank=0, num_parts=1, root=root, directory=name,
         files=[File(path="model", size=len(text), mode=0o644)], sealed_at=datetime.now(timezone.utc),
     )  # fmt: skip
-    manifests.try_commit(bench.store, JOB, checkpoint)
+    commit(bench.store, JOB, checkpoint)
 
 
 def test_without_a_checkpoint_the_job_starts_from_the_beginning(bench):
-    restored = restore_newest(bench.life().context, ())
+    restored = restore_newest(bench.life().context)
     assert (restored.checkpoint, restored.directory, restored.skipped) == (None, None, ())
 
 
@@ -43,10 +38,8 @@ def test_the_newest_one_of_the_lineage_is_on_the_disk_afterwards(bench):
     life = bench.life()
     (life.context.node.restore).mkdir()
     (life.context.node.restore / "part-7.bin").write_text("of a restore that was cut short")
-    restored = restore_newest(life.context, (generation(1),))
+    restored = restore_newest(life.context)
     assert restored.checkpoint == bench.id(1, 20)
-    commit = manifests.read_commit(bench.store, JOB, bench.id(1, 20))
-    assert (restored.sealed_at, restored.committed_at) == (commit.parts[0].sealed_at, commit.at)
     assert json.loads((restored.directory / "restore.json").read_text())["step"] == 20
     assert (restored.directory / "part-0.bin").read_bytes() == b"weights 20"
     assert not (restored.directory / "part-7.bin").exists()
@@ -59,7 +52,7 @@ def test_one_whose_last_uploader_died_before_the_commit_is_committed_first(bench
     for rank in range(2):
         bench.put_part(rank, 20)
     bench.put_part(0, 30)
-    restored = restore_newest(life.context, (generation(1),))
+    restored = restore_newest(life.context)
     assert restored.checkpoint == bench.id(1, 20)
     assert bench.commits() == (bench.id(1, 10), bench.id(1, 20))
 
@@ -68,18 +61,21 @@ def test_a_corrupt_one_is_passed_over_and_named(bench):
     for step in (10, 20):
         bench.commit(bench.id(1, step))
     bench.spoil(bench.id(1, 20))
-    restored = restore_newest(bench.life().context, (generation(1),))
+    restored = restore_newest(bench.life().context)
     assert restored.checkpoint == bench.id(1, 10)
     assert [(one.checkpoint, "checksum" in one.reason) for one in restored.skipped] == [
         (bench.id(1, 20), True)
     ]
 
 
-def test_a_commit_after_the_successor_chose_an_older_one_is_no_candidate(bench):
-    for step in (10, 20):
-        bench.commit(bench.id(1, step))
-    restored = restore_newest(bench.life().context, (generation(1), generation(2, bench.id(1, 10))))
+def test_a_commit_after_the_successor_chose_an_older_one_is_refused(bench):
+    bench.commit(bench.id(1, 10))
+    bench.start(2, bench.id(1, 10))
+    with pytest.raises(Superseded, match="checkpoint 1-20 comes too late to count"):
+        bench.commit(bench.id(1, 20))
+    restored = restore_newest(bench.life().context)
     assert restored.checkpoint == bench.id(1, 10)
+    assert bench.commits() == (bench.id(1, 10),)
 
 
 def test_when_all_are_corrupt_the_job_ends_with_the_reason_and_all_of_them(bench):
@@ -89,76 +85,76 @@ def test_when_all_are_corrupt_the_job_ends_with_the_reason_and_all_of_them(bench
     with pytest.raises(
         LeavingError, match="none of the 2 checkpoints verifies; nothing was deleted"
     ) as caught:
-        restore_newest(bench.life().context, (generation(1),))
+        restore_newest(bench.life().context)
     assert caught.value.leaving.permanent
     assert bench.commits() == (bench.id(1, 10), bench.id(1, 20))
 
 
 def test_one_that_is_deleted_while_it_is_fetched_is_no_damage_and_the_newer_one_is_taken(bench, monkeypatch):
     """Another node still uploaded 1-60; its commit let retention delete 1-50."""
-    propose(bench.store, JOB, generation(1))
     bench.commit(bench.id(1, 50))
     fetch, fetched = fetching.fetch, []
 
-    def overtaken(store, job_id, commit, *args, **options):
-        fetched.append(commit.id)
-        if commit.id == bench.id(1, 50):
+    def overtaken(store, job_id, manifest, *args, **options):
+        fetched.append(manifest.id)
+        if manifest.id == bench.id(1, 50):
             bench.commit(bench.id(1, 60))
-            assert retention.collect(store, job_id, keep=1) == (bench.id(1, 50),)
-        return fetch(store, job_id, commit, *args, **options)
+            assert retention.collect(store, Journal(store, JOB), JOB, keep=1) == (bench.id(1, 50),)
+        return fetch(store, job_id, manifest, *args, **options)
 
     monkeypatch.setattr(fetching, "fetch", overtaken)
-    restored = restore_newest(bench.life().context, (generation(1),))
+    restored = restore_newest(bench.life().context)
     assert (restored.checkpoint, restored.skipped) == (bench.id(1, 60), ())
     assert fetched == [bench.id(1, 50), bench.id(1, 60)]
 
 
-def test_a_job_whose_only_checkpoint_is_deleted_from_outside_says_that_it_starts_again(
-    bench, monkeypatch, caplog
+def test_a_job_whose_only_checkpoint_is_deleted_from_outside_fails_and_does_not_start_again(
+    bench, monkeypatch
 ):
-    """It did so in silence."""
+    """It started at step 0, and that in silence."""
     bench.commit(bench.id(1, 10))
     fetch = fetching.fetch
 
-    def overtaken(store, job_id, commit, *args, **options):
-        bench.store.delete(keys.commit(JOB, 1, 10))
+    def overtaken(store, job_id, manifest, *args, **options):
+        bench.store.delete(keys.manifest(JOB, 1, 10))
         bench.store.delete(keys.part(JOB, 1, 10, 0))
         bench.store.delete(keys.chunk(JOB, 1, 10, 0, 0))
-        return fetch(store, job_id, commit, *args, **options)
+        return fetch(store, job_id, manifest, *args, **options)
 
     monkeypatch.setattr(fetching, "fetch", overtaken)
     context = bench.life().context
-    assert restore_newest(context, (generation(1),)).checkpoint is None
-    text = "checkpoint 1-10 was deleted, and no other is left: training starts at step 0"
-    assert context.status.warnings == (text,)
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [text]
+    with pytest.raises(
+        LeavingError, match="1-10, from which the job was to resume, is gone, and no other is left"
+    ) as caught:
+        restore_newest(context)
+    assert caught.value.leaving.permanent
     bench.commit(bench.id(1, 20))
     monkeypatch.setattr(fetching, "fetch", fetch)
-    assert restore_newest(context, (generation(1),)).checkpoint == bench.id(1, 20)
-    assert context.status.warnings == ()
+    assert restore_newest(context).checkpoint == bench.id(1, 20)
 
 
 def test_a_generations_checkpoint_that_is_deleted_is_told_from_one_that_is_damaged(bench):
-    propose(bench.store, JOB, generation(1))
     for step in (10, 20):
         bench.commit(bench.id(1, step))
     bench.spoil(bench.id(1, 10))
     life = bench.life().context
     with pytest.raises(LeavingError, match="which another node has verified, does not verify here"):
         restore_this(life, bench.id(1, 10), None)
-    retention.collect(bench.store, JOB, keep=1)
+    retention.collect(bench.store, Journal(bench.store, JOB), JOB, keep=1)
     assert restore_this(life, bench.id(1, 10), None) is None
 
 
 def test_a_job_that_has_resumed_never_starts_from_the_beginning_for_want_of_a_checkpoint(bench):
-    known = (generation(1), generation(2, bench.id(1, 50)))
+    bench.commit(bench.id(1, 50))
+    bench.start(2, bench.id(1, 50))
+    bench.store.delete(keys.manifest(JOB, 1, 50))
     with pytest.raises(
         LeavingError, match="1-50, from which the job was to resume, is gone, and no other is left"
     ) as caught:
-        restore_newest(bench.life().context, known)
+        restore_newest(bench.life().context)
     assert caught.value.leaving.permanent
-    bench.commit(bench.id(1, 60))
-    assert restore_newest(bench.life().context, known).checkpoint == bench.id(1, 60)
+    bench.commit(bench.id(2, 60))
+    assert restore_newest(bench.life().context).checkpoint == bench.id(2, 60)
 
 
 def test_a_directory_that_came_with_the_code_is_not_taken_for_the_checkpoint(bench):
@@ -168,7 +164,7 @@ def test_a_directory_that_came_with_the_code_is_not_taken_for_the_checkpoint(ben
     ours.mkdir(parents=True)
     (ours / "model").write_text("of a try on the laptop")
     (ours / "more").touch()
-    restored = restore_newest(life.context, (generation(1),))
+    restored = restore_newest(life.context)
     assert (restored.checkpoint, restored.directory_name) == (bench.id(1, 10), "output/checkpoint-10")
     assert [(path.name, path.read_text()) for path in ours.iterdir()] == [("model", "the job's")]
 
@@ -182,7 +178,7 @@ def test_nothing_behind_a_symlink_is_deleted_for_a_checkpoint(bench):
     (outside / "kept/file").write_text("of the user")
     (life.context.node.work / "link").symlink_to(outside)
     with pytest.raises(LeavingError, match="link is a symlink, which is not followed"):
-        restore_newest(life.context, (generation(1),))
+        restore_newest(life.context)
     assert (outside / "kept/file").read_text() == "of the user"
 
 
@@ -193,7 +189,7 @@ def test_what_a_script_wrote_on_this_machine_is_left_as_it_is(bench):
     ours = life.context.node.work / "output" / "last"
     ours.mkdir(parents=True)
     (ours / "model").write_text("newer")
-    assert restore_newest(life.context, (generation(1),)).directory_name == "output/last"
+    assert restore_newest(life.context).directory_name == "output/last"
     assert (ours / "model").read_text() == "newer"
 
 
@@ -205,5 +201,5 @@ def test_a_checkpoint_never_replaces_what_is_no_checkpoint_directory(bench, patt
     code.mkdir(parents=True)
     (code / "model.py").write_text("of the job")
     with pytest.raises(LeavingError, match=r"is of 'src/model', which is no checkpoint\.directory"):
-        restore_newest(life.context, (generation(1),))
+        restore_newest(life.context)
     assert [path.name for path in code.iterdir()] == ["model.py"]

@@ -13,8 +13,8 @@ from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.preparation import fetch_code
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
-from cloudspot.jobstore import fetching, generations, keys, manifests
-from cloudspot.jobstore.records import Generation, Member, StopRequest, Transfer, new_nonce
+from cloudspot.jobstore import fetching, keys, manifests
+from cloudspot.jobstore.records import StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
 
@@ -28,12 +28,15 @@ def reclaim(seconds):
 
 @pytest.fixture
 def node(bench):
-    return bench.life().context.node
+    """A node that runs generation 1."""
+    made = bench.life().context.node
+    bench.start()
+    return made
 
 
 @pytest.fixture
-def carry(bench):
-    """Start the courier of a node's agent."""
+def carry(bench, node):
+    """Start the courier of the node's agent."""
 
     def start(store=None, **tables):
         life = bench.life(store=store, **tables)
@@ -51,7 +54,10 @@ def test_a_sealed_slot_becomes_a_commit_and_is_free_again(bench, carry, node, wa
     seal = bench.seal(node, bench.id(1, 10))
     wait_until(lambda: life.context.status.committed == bench.id(1, 10))
     wait_until(lambda: not seal.exists() and list(seal.parent.iterdir()) == [])
-    fetching.verify(bench.store, "digits-1", manifests.read_commit(bench.store, "digits-1", bench.id(1, 10)))
+    manifest = manifests.read_manifest(bench.store, "digits-1", bench.id(1, 10))
+    fetching.verify(bench.store, "digits-1", manifest)
+    commit = bench.journal()[-1]
+    assert (commit.id, commit.sealed_at) == (manifest.id, manifest.parts[0].sealed_at)
     assert life.context.status.stall_seconds == 0.01
 
 
@@ -66,10 +72,10 @@ def test_what_is_under_way_is_told(bench, carry, node, wait_until, monkeypatch):
     monkeypatch.setattr(bench.store, "put", put)
     bench.seal(node, bench.id(1, 10), data=b"weights")
     wait_until(lambda: life.context.status.committed == bench.id(1, 10))
-    chunk, part, commit = told
+    chunk, part, manifest, commit = told
     assert chunk[1] == Transfer(what="uploading", done=0, total=7)
     assert part[1] == Transfer(what="uploading", done=7, total=7)
-    assert commit[1] is None
+    assert manifest[1] is commit[1] is None
 
 
 def test_a_node_that_never_brings_the_last_part_knows_what_its_uploads_take(bench, carry, node, wait_until):
@@ -90,7 +96,8 @@ def test_a_seal_that_a_killed_agent_had_taken_is_carried_first(bench, carry, nod
     life = carry()
     assert [seal.name.step for seal in life.courier._pending()][:1] in ([11], [10], [])
     assert life.courier.finish(until=lambda: FAR)
-    assert bench.commits() == (bench.id(1, 10), bench.id(1, 11))
+    assert bench.commits() == (bench.id(1, 11),)  # 10 comes after it, and counts no more
+    assert list(node.directory.glob("generations/*/seals/*")) == []
 
 
 def test_taken_seals_come_first_then_by_step(bench, node):
@@ -148,11 +155,7 @@ def draining(bench, node):
     life = bench.life()
     status = life.context.status
     status.generation, status.handoff, status.ranks = 1, node.handoff(1), (0, 1)
-    life.courier.begin(
-        Generation(number=1, launch=1, members=(Member(rank=0, instance_id="i-1", address=""),), endpoint="", restore_from=None, why="first",
-                   at=datetime.now(timezone.utc), writer=new_nonce()),
-        Restored(None),
-    )  # fmt: skip
+    life.courier.begin(bench.generations()[0], Restored(None))
     for rank in range(2):
         bench.seal(node, bench.id(1, 40), rank=rank, world_size=2, taken=rank == 0)
         files.progress_path(node.handoff(1), rank).write_bytes(files.PROGRESS.pack(44, 100, 45))
@@ -306,7 +309,7 @@ def test_other_bytes_under_a_part_that_stands_are_given_up(bench, carry, node):
 
 def test_deleting_old_checkpoints_keeps_no_slot_from_the_trainer(bench, carry, node, wait_until, monkeypatch):
     def failing(*_, **__):
-        raise CorruptData("a generation record is malformed")
+        raise CorruptData("a record of the journal is malformed")
 
     monkeypatch.setattr(courier_module.retention, "collect", failing)
     life = carry()
@@ -318,11 +321,6 @@ def test_deleting_old_checkpoints_keeps_no_slot_from_the_trainer(bench, carry, n
 
 
 def test_only_as_many_checkpoints_stay_as_the_job_asks_for(bench, carry, node, monkeypatch):
-    generations.propose(
-        bench.store, "digits-1",
-        Generation(number=1, launch=1, members=(Member(rank=0, instance_id="i-1", address=""),), endpoint="", restore_from=None, why="first",
-                   at=datetime.now(timezone.utc), writer=new_nonce()),
-    )  # fmt: skip
     life = carry(checkpoint={"keep": 2})
     for step in range(10, 15):
         bench.seal(node, bench.id(1, step))
@@ -443,8 +441,8 @@ def test_a_directory_that_is_rewritten_is_committed_again(bench, carry, node):
             life.courier._directories.end_of_script()
         life.courier.settle()
     assert steps(bench) == [1, 2, 3]
-    commit = manifests.read_commit(bench.store, "digits-1", bench.id(1, 3))
-    assert commit.parts[0].directory == "output/last"
+    manifest = manifests.read_manifest(bench.store, "digits-1", bench.id(1, 3))
+    assert manifest.parts[0].directory == "output/last"
     data = bench.store.get(keys.chunk("digits-1", 1, 3, 0, 0))
     assert data == b"weights 2"
 

@@ -13,7 +13,7 @@ from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import codec, generations, keys, launches
+from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.records import CheckpointId, Failed, Notice, new_nonce
 from cloudspot.train import handoff as files
 
@@ -124,7 +124,7 @@ def ranks(generation):
 
 
 def recorded(bench):
-    return [(ranks(one), one.why) for one in generations.read_generations(bench.store, JOB)]
+    return [(ranks(one), one.why) for one in bench.generations()]
 
 
 # --- the first generation ---------------------------------------------------------------------------

@@ -7,28 +7,38 @@ from datetime import datetime, timezone
 
 import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
+from made_journal import append, open_launch
 
+from cloudspot.agent.leaving import Leaving
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import codec, generations, keys
-from cloudspot.jobstore.records import Generation, Heartbeat, Member, Transfer, new_nonce
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.records import Closed, Finished, Heartbeat, Transfer, new_nonce
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
 
 
-def propose(bench, number, launch):
-    record = Generation(
-        number=number, launch=launch, members=(Member(rank=0, instance_id="i-1", address=""),), endpoint="", restore_from=None, why="first",
-        at=datetime.now(timezone.utc), writer=new_nonce(),
-    )  # fmt: skip
-    generations.propose(bench.store, JOB, record)
+def close(bench):
+    """Close launch 1."""
+    now = datetime.now(timezone.utc)
+    record = Closed(launch=1, outcome="reclaimed", detail="", machines=(), at=now, writer=new_nonce())
+    append(bench.store, JOB, record)
+
+
+def finish(bench):
+    """Close launch 1, and end the job."""
+    close(bench)
+    now = datetime.now(timezone.utc)
+    append(bench.store, JOB, Finished(outcome="failed", detail="", exit_code=1, at=now, writer=new_nonce()))
 
 
 def test_nothing_to_hear(bench):
     life = bench.life()
-    propose(bench, 1, launch=1)
+    life.context.status.generation = 1
+    generation = bench.start()
     life.heartbeat.look()
+    assert life.context.orders.newer_than(generation) is None
     assert not life.context.orders.pending
 
 
@@ -40,14 +50,40 @@ def test_a_request_to_stop_is_heard_once(bench):
     assert life.context.ordered_leaving().outcome == "stopped"
 
 
-@pytest.mark.parametrize(("launch", "superseded"), [(1, False), (2, True)])
-def test_a_generation_of_a_newer_launch_supersedes_this_node(bench, launch, superseded):
+def test_a_newer_generation_of_the_launch_is_heard_of(bench):
     life = bench.life()
-    life.context.status.generation = 1
-    propose(bench, 1, launch=1)
-    propose(bench, 2, launch=launch)
+    first, second = bench.start(), bench.start(2)
     life.heartbeat.look()
-    assert life.context.orders.superseded is superseded
+    assert life.context.orders.newer_than(first) == second
+    assert not life.context.orders.pending
+
+
+@pytest.mark.parametrize(
+    ("happen", "why"),
+    [
+        (lambda bench: bench.start(2, launch=2), "launch 2 runs the job"),
+        (lambda bench: open_launch(bench.store, JOB, 2), "launch 2 runs the job"),
+        (close, "launch 1 is closed"),
+        (finish, "the job is over"),
+    ],
+    ids=["newer generation", "newer launch", "closed", "finished"],
+)
+def test_whatever_ends_the_launch_supersedes_this_node(bench, happen, why):
+    life = bench.life()
+    first = bench.start()
+    happen(bench)
+    life.heartbeat.look()
+    assert life.context.orders.superseded == why
+    assert life.context.ordered_leaving() == Leaving("superseded", why)
+    assert life.context.orders.newer_than(first) is None
+
+
+def test_a_generation_of_an_older_launch_is_no_news(bench):
+    bench.start()
+    life = bench.life(launch=2)
+    life.heartbeat.look()
+    assert life.context.orders.newer is None
+    assert not life.context.orders.pending
 
 
 def test_an_outage_is_no_order(bench, tmp_path):

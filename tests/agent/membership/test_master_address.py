@@ -95,6 +95,6 @@ def test_a_single_node_and_a_generation_without_the_first_node_ask_nobody(bench,
 
 def test_an_order_ends_the_wait(life, announced):
     announced({}, seconds=60.0)
-    life.context.orders.give(superseded=True)
+    life.context.orders.give(superseded="launch 2 runs the job")
     with pytest.raises(LeavingError):
         find(life, FIRST)

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 from faultstore import FaultPlan, FaultyStore
+from made_journal import append
 from made_records import Records
 from memorystore import InMemoryStore
 
@@ -25,7 +26,6 @@ from cloudspot.controller.loop import NODES_PER_POLL_SECOND, Controller
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.delivering import DRAIN_SECONDS, SURVIVOR_GRACE_SECONDS
-from cloudspot.jobstore.generations import propose
 from cloudspot.jobstore.launches import claim_slot
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Failed
@@ -96,10 +96,10 @@ class Launch:
         """Let a driver look at the job, whose launch has become an attempt that trains."""
         submission = records.change(records.history().submission, spec=self.spec_table)
         self.store.put(keys.spec("digits-1"), codec.encode(submission))
-        self.store.put(keys.journal("digits-1", 1), codec.encode(records.intent(num_nodes=self.num_nodes)))
+        append(self.store, "digits-1", records.intent(num_nodes=self.num_nodes))
         for rank, context in enumerate(self.contexts):
             claim_slot(self.store, "digits-1", 1, rank, context.job.identity)
-        propose(self.store, "digits-1", records.generation(1, ranks=range(self.num_nodes)))
+        append(self.store, "digits-1", records.generation(1, ranks=range(self.num_nodes)))
         machines = [
             Instance(
                 id=f"m-{rank}", rank=rank, job_id="digits-1", launch=1,

@@ -45,7 +45,7 @@ def test_a_flipped_bit_is_found_and_the_others_are_still_checked(jobs):
 
 def test_a_malformed_manifest_is_shown_even_without_verify(jobs):
     jobs.reclaimed_and_finished()
-    jobs.store.put(keys.commit("digits-7k3f", 2, 100), b"{")
+    jobs.store.put(keys.manifest("digits-7k3f", 2, 100), b"{")
     found = jobs.run_json("checkpoints", "ls", "digits-7k3f", status=8)
     assert [each["verified"] for each in found] == [False, None]
     assert jobs.run("checkpoints", "ls", "digits-7k3f", status=8).stdout.splitlines()[1].startswith("2-100")
@@ -99,6 +99,7 @@ def test_the_old_spelling_is_an_error_that_names_the_new_ones(jobs):
 def trained(jobs, put_session_checkpoint):
     """A job of a session that has committed steps 10 and 20; the model of step 20."""
     jobs.submit("new-1")
+    jobs.add_intent("new-1", 1, minutes=0)
     jobs.add_generation("new-1", 1, minutes=0)
     torch.manual_seed(0)
     for step in (10, 20):
@@ -130,7 +131,7 @@ def test_the_newest_weights_are_taken_home(jobs, trained, tmp_path):
             "job": "new-1",
             "checkpoint": "1-20",
             "step": "20",
-            "source": f"{jobs.store.url}/jobs/new-1/commits/000001-000000000020",
+            "source": f"{jobs.store.url}/jobs/new-1/manifests/000001-000000000020",
             "cloudspot": __version__,
         }
 
@@ -243,7 +244,7 @@ def test_a_corrupt_chunk_is_named_with_status_8(jobs, trained, tmp_path, suffix)
     assert sorted(each.name for each in tmp_path.glob(".*")) == []
 
 
-@pytest.mark.parametrize("keys", ["*/chunks/*", "*/commits/*"])
+@pytest.mark.parametrize("keys", ["*/chunks/*", "*/manifests/*"])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_a_checkpoint_that_the_job_deletes_while_it_is_exported_is_not_called_corrupt(
     jobs, trained, before_reading, tmp_path, keys, suffix

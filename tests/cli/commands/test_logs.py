@@ -88,7 +88,7 @@ def test_follow_prints_what_comes_until_the_job_has_ended(jobs, monkeypatch):
         first = next(iter(sink.read("1-0")))
         sink.write([type(first)(stream="1-0", seq=len(slept), time=first.time, text=f"late {len(slept)}")])
         if len(slept) == 2:
-            jobs.add_finished("going-1", "stopped", number=2, minutes=9)
+            jobs.add_finished("going-1", "stopped", minutes=9)
 
     monkeypatch.setattr("cloudspot.cli.commands.logs.time.sleep", sleep)
     assert texts(jobs.run("logs", "going-1", "--follow")) == ["early", "late 1", "late 2"]

@@ -13,7 +13,7 @@ from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live, resume
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Moved, Resumed
-from cloudspot.jobstore.retention import read_commits
+from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.wrapped_store import WrappedStore
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
@@ -35,6 +35,10 @@ def history(store):
     return HistoryReader(store, JOB).read()
 
 
+def checkpoints(store):
+    return standing_checkpoints(store, JOB, Journal(store, JOB).read())
+
+
 def move(jobs, target, *arguments, status=0):
     return jobs.run("resume", JOB, "--store", target.url, *arguments, status=status)
 
@@ -47,7 +51,7 @@ def test_a_job_moves_and_goes_on_with_one_bill_and_one_story(jobs, other):
     assert f"resumed job {JOB} on local; it goes on at step 40" in result.stdout
     moved = history(other)
     assert (moved.finished, moved.moved_to, moved.submission.resumption) == (None, None, 1)
-    assert read_commits(other, JOB) == (CheckpointId(1, 40),)
+    assert checkpoints(other) == (CheckpointId(1, 40),)
     assert [type(turn).__name__ for _, turn in moved.turns] == ["Finished", "Moved", "Resumed"]
     shown = jobs.run_json("show", JOB, "--store", other.url)
     assert shown["cost"]["spent"] == pytest.approx(0.3)
@@ -167,16 +171,15 @@ def test_a_log_that_is_not_copied_is_named(jobs, other, monkeypatch):
 def test_it_comes_back_with_what_it_did_elsewhere(jobs, other):
     jobs.stopped()
     move(jobs, other)
-    number = history(other).num_records
     home, jobs.store = jobs.store, other
-    jobs.add_intent(JOB, 2, number=number + 1, minutes=100)
+    jobs.add_intent(JOB, 2, minutes=100)
     jobs.claim(JOB, 2, minutes=101)
     jobs.add_generation(JOB, 2, minutes=102, restore_from=CheckpointId(1, 40))
     jobs.scratch = jobs.scratch / "again"
     jobs.scratch.mkdir()
     jobs.add_checkpoint(JOB, 2, 70)
-    jobs.add_closed(JOB, 2, "stopped", number=number + 2, started=100, ended=160)
-    jobs.add_finished(JOB, "stopped", number=number + 3, minutes=160)
+    jobs.add_closed(JOB, 2, "stopped", started=100, ended=160)
+    jobs.add_finished(JOB, "stopped", minutes=160)
     jobs.store = home
     result = move(jobs, home, "--from", other.url)
     assert "it goes on at step 70" in result.stdout
@@ -264,7 +267,7 @@ def test_killed_at_any_request_nothing_is_lost_or_runs_twice_and_the_next_try_fi
         move(jobs, target)
         # However often: one end that was taken back, in one store.
         assert [type(r) for r in Journal(target, JOB).read()][-2:] == [Moved, Resumed]
-        assert read_commits(target, JOB) == (CheckpointId(1, 40),)
+        assert checkpoints(target) == (CheckpointId(1, 40),)
         assert "goes on there only" in jobs.run("resume", JOB, status=1).stderr
     assert fates >= {(False, False), (True, False)}
 

@@ -16,7 +16,7 @@ from cloudspot.jobstore.reader import HistoryReader, read_summary
 def unfinished(jobs, job_id):
     """A job whose nodes have ended it, while no controller was there."""
     jobs.reclaimed_and_finished(job_id)
-    jobs.store.delete(keys.journal(job_id, 5))
+    jobs.delete_end(job_id)
     return job_id
 
 

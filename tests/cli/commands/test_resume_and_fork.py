@@ -10,10 +10,10 @@ from cloudspot.controller.ownership import store_label
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.job_lists import list_jobs
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.manifests import read_commit
+from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Suspended, new_nonce
-from cloudspot.jobstore.retention import read_commits
+from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.submission import delete_secrets, read_secrets
 from cloudspot.local import own_jobs
 
@@ -129,10 +129,11 @@ def test_a_fork_begins_with_a_copy_of_the_checkpoint_and_of_the_code(jobs):
     )
     assert f"submitted job new-1 to {jobs.store.url}, from step 40 of digits-7k3f" in result.stdout
     forked, source = history(jobs, "new-1"), history(jobs, "digits-7k3f")
-    assert read_commits(jobs.store, "new-1") == (CheckpointId(0, 40),)
+    journal = Journal(jobs.store, "new-1").read()
+    assert standing_checkpoints(jobs.store, "new-1", journal) == (CheckpointId(0, 40),)
     chunks = [
         one.parts[0].chunks
-        for one in (commit_of(jobs, "new-1", 0, 40), commit_of(jobs, "digits-7k3f", 1, 40))
+        for one in (manifest_of(jobs, "new-1", 0, 40), manifest_of(jobs, "digits-7k3f", 1, 40))
     ]
     assert chunks[0] == chunks[1]
     assert forked.submission.code_sha256 == source.submission.code_sha256
@@ -148,8 +149,8 @@ def test_a_fork_begins_with_a_copy_of_the_checkpoint_and_of_the_code(jobs):
     assert "verified" in jobs.run("checkpoints", "verify", "new-1").stdout
 
 
-def commit_of(jobs, job_id, generation, step):
-    return read_commit(jobs.store, job_id, CheckpointId(generation, step))
+def manifest_of(jobs, job_id, generation, step):
+    return read_manifest(jobs.store, job_id, CheckpointId(generation, step))
 
 
 def test_a_fork_may_bring_other_code(jobs):

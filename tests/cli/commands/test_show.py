@@ -172,9 +172,21 @@ def test_verify_ends_with_8_when_the_newest_checkpoint_is_corrupt(jobs):
 def test_a_checkpoint_that_the_job_deletes_while_it_is_read_is_not_corrupt(jobs, before_reading):
     jobs.running()
     checkpoint = jobs.add_checkpoint("going-abcd", 1, 40)
-    before_reading("*/chunks/*", lambda: jobs.delete_checkpoint("going-abcd", checkpoint))
+
+    def go_on():
+        jobs.add_checkpoint("going-abcd", 1, 60)
+        jobs.delete_checkpoint("going-abcd", checkpoint)
+
+    before_reading("*/chunks/*", go_on)
     found = jobs.run_json("show", "going-abcd", "--verify")["last_commit"]
     assert (found["step"], found["verified"]) == (40, None)
+
+
+def test_the_newest_checkpoint_of_all_is_never_deleted_so_it_is_corrupt_if_it_is_not_there(jobs):
+    jobs.running()
+    jobs.delete_checkpoint("going-abcd", jobs.add_checkpoint("going-abcd", 1, 40))
+    found = jobs.run_json("show", "going-abcd", status=8)["last_commit"]
+    assert (found["step"], found["verified"]) == (40, False)
 
 
 def test_artifacts_are_named_where_there_are_some(jobs):
@@ -214,7 +226,7 @@ def test_an_unknown_id_is_an_error_of_its_own(jobs, text):
 def submit_nodes(jobs, job_id, num_nodes, **exit_fields):
     """A job whose nodes have all come up, and trained."""
     jobs.submit(job_id, minutes=0)
-    jobs.add_intent(job_id, 1, number=1, minutes=0, num_nodes=num_nodes)
+    jobs.add_intent(job_id, 1, minutes=0, num_nodes=num_nodes)
     for rank in range(num_nodes):
         slot = Slot(instance_id=f"m-1-{rank}", address="127.0.0.1", at=at(1), writer="w")
         jobs.put(keys.slot(job_id, 1, rank), slot)

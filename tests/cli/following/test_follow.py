@@ -29,7 +29,7 @@ def test_attaching_to_an_ended_job_tells_its_story_and_ends_like_it(jobs):
 @pytest.mark.parametrize(("outcome", "status"), [("succeeded", 0), ("failed", 1), ("stopped", 10)])
 def test_the_exit_status_is_the_jobs(jobs, outcome, status):
     jobs.submit("new-1")
-    jobs.add_finished("new-1", outcome, number=1, minutes=0)
+    jobs.add_finished("new-1", outcome, minutes=0)
     jobs.run("attach", "new-1", status=status)
 
 
@@ -40,8 +40,8 @@ def test_a_failed_job_ends_with_its_traceback(jobs):
 
 def test_what_the_nodes_have_ended_is_finished_by_whoever_comes(jobs):
     jobs.reclaimed_and_finished("done-1")
-    key = "jobs/done-1/journal/00000005"
-    jobs.store.delete(key)
+    jobs.delete_end("done-1")
+    assert HistoryReader(jobs.store, "done-1").read().finished is None
     jobs.run("attach", "done-1")
     history = HistoryReader(jobs.store, "done-1").read()
     assert history.finished.outcome == "succeeded"
@@ -96,7 +96,7 @@ def test_an_ended_job_is_summed_up_where_the_store_answers_the_second_time(jobs,
 def test_a_job_ends_as_it_ended_also_where_it_cannot_be_summed_up(jobs, monkeypatch, capsys):
     monkeypatch.setattr(story_module.time, "sleep", lambda seconds: None)
     jobs.submit("new-1")
-    jobs.add_finished("new-1", "stopped", number=1, minutes=0)
+    jobs.add_finished("new-1", "stopped", minutes=0)
     assert follow(Job(Flaky(jobs.store, 1000), "new-1")) == 10
     said = capsys.readouterr().err.splitlines()
     assert said[-2:] == [
@@ -121,9 +121,7 @@ def test_events_are_told_by_their_own_times(jobs):
 
 def test_of_many_nodes_the_first_is_read_at_each_look_and_the_others_in_turn(jobs, monkeypatch):
     """An attached terminal listed 64 streams a second."""
-    follower = follow_module._Follower(
-        Job(jobs.store, jobs.running()), None, None, Feed(lambda _: None), is_new=True
-    )
+    follower = follow_module._Follower(Job(jobs.store, jobs.running()), None, None, Feed(), is_new=True)
     streams = [f"3-{rank}" for rank in range(10)]
     monkeypatch.setattr(follower._feed, "streams", lambda *, live: tuple(streams))
     looks = [follower._streams_to_read() for _ in range(3)]

@@ -62,7 +62,7 @@ def test_of_an_ended_job_its_records_have_the_last_word(jobs, read, at):
 
 def test_a_machine_that_did_not_come_up_is_requested_and_one_that_did_not_speak_starts(jobs, read, at):
     jobs.submit("a-1")
-    jobs.add_intent("a-1", 1, number=1, minutes=0)
+    jobs.add_intent("a-1", 1, minutes=0)
     assert [node.state for node in look(read("a-1"), at(1), sights=Sights()).nodes] == ["requested"]
     jobs.claim("a-1", 1, minutes=1)
     assert [node.state for node in look(read("a-1"), at(1), sights=Sights()).nodes] == ["starting"]
@@ -102,41 +102,25 @@ def test_a_node_that_says_nothing_new_is_silent_by_the_readers_clock(jobs, read,
     assert hear(first, read("going-abcd"), at(201)) == {(1, 0): Heard(counter=2, at=at(201))}
 
 
-class Commits:
-    """Counts how often the time of a commit is read."""
-
-    def __init__(self, at):
-        self.at, self.asked = at, []
-
-    def __call__(self, checkpoint):
-        self.asked.append(checkpoint)
-        return self.at
-
-
-def test_the_age_of_the_first_commit_seen_is_read_and_of_later_ones_known(jobs, read, at):
+def test_the_age_of_the_newest_commit_is_told_by_its_own_time(jobs, read, at):
     job = jobs.running()
-    jobs.add_checkpoint(job, 1, 10)
-    commits = Commits(at(90))
-    feed = Feed(commits)
-    feed.take(Tick(history=read(job), instances=()), at(100))
-    assert feed.view(at(101)).commit_age_seconds == 11 * 60
-    jobs.add_checkpoint(job, 1, 20)
-    feed.take(Tick(history=read(job), instances=()), at(102))
-    feed.take(Tick(history=None, instances=None), at(103))
-    feed.take(Tick(history=read(job), instances=None), at(104))
-    view = feed.view(at(105))
-    assert (view.commit, view.commit_age_seconds) == (CheckpointId(1, 20), 3 * 60)
-    assert commits.asked == [CheckpointId(1, 10)]
-
-
-def test_a_commit_whose_time_is_not_to_be_had_has_no_age(jobs, read, at):
-    job = jobs.running()
-    jobs.add_checkpoint(job, 1, 10)
-    feed = Feed(Commits(None))
+    jobs.add_checkpoint(job, 1, 10, committed=101.5)
+    feed = Feed()
     assert feed.view() is None
-    feed.take(Tick(history=read(job), instances=()), at(100))
-    assert feed.view(at(101)).commit == CheckpointId(1, 10)
-    assert feed.view(at(101)).commit_age_seconds is None
+    feed.take(Tick(history=read(job), instances=()), at(103))
+    view = feed.view(at(104))
+    assert (view.commit, view.commit_age_seconds) == (CheckpointId(1, 10), 2.5 * 60)
+    jobs.add_checkpoint(job, 1, 20, committed=103.5)
+    feed.take(Tick(history=read(job), instances=()), at(105))
+    feed.take(Tick(history=None, instances=None), at(106))
+    view = feed.view(at(107))
+    assert (view.commit, view.commit_age_seconds) == (CheckpointId(1, 20), 3.5 * 60)
+
+
+def test_a_commit_of_a_clock_that_is_ahead_is_new(jobs, read, at):
+    job = jobs.running()
+    jobs.add_checkpoint(job, 1, 10, committed=104)
+    assert look(read(job), at(103), sights=Sights()).commit_age_seconds == 0
 
 
 def test_the_curve_is_that_of_the_loss(jobs, read, at):
@@ -147,7 +131,7 @@ def test_the_curve_is_that_of_the_loss(jobs, read, at):
         for n in (3, 4)
     ]
     jobs.add_log(job, "1-0", texts, minutes=101, source="metrics")
-    feed = Feed(Commits(None))
+    feed = Feed()
     feed.take(Tick(history=read(job), instances=()), at(102))
     feed.add(list(ObjectStoreLogSink(jobs.store, job).read("1-0")))
     curve = feed.view(at(102)).curve
@@ -157,7 +141,7 @@ def test_the_curve_is_that_of_the_loss(jobs, read, at):
 
 def test_streams_are_told_without_asking_and_those_of_the_long_dead_are_quiet(jobs, read, at):
     job = jobs.reclaimed_and_finished()
-    feed = Feed(Commits(None))
+    feed = Feed()
     assert feed.streams(live=False) == ()
     feed.take(Tick(history=read(job), instances=()), at(100))
     assert feed.streams(live=False) == ("1-0", "2-0")
@@ -166,9 +150,9 @@ def test_streams_are_told_without_asking_and_those_of_the_long_dead_are_quiet(jo
 
 def test_a_machine_that_was_just_given_up_may_still_deliver_lines(jobs, read, at):
     job = jobs.running()
-    feed = Feed(Commits(None))
+    feed = Feed()
     feed.take(Tick(history=read(job), instances=()), at(103))
-    jobs.add_closed(job, 1, "reclaimed", number=2, started=100, ended=103)
+    jobs.add_closed(job, 1, "reclaimed", started=100, ended=103)
     for minutes, streams in [(104, ("1-0",)), (104.9, ("1-0",)), (105.1, ())]:
         feed.take(Tick(history=read(job), instances=()), at(minutes))
         assert feed.streams(live=True) == streams

@@ -60,7 +60,7 @@ def test_what_is_left_takes_as_long_as_the_rate_says():
 
 def read(jobs, **beat):
     jobs.submit("a-1")
-    jobs.add_intent("a-1", 1, number=1, minutes=0)
+    jobs.add_intent("a-1", 1, minutes=0)
     jobs.claim("a-1", 1, minutes=0.5)
     jobs.add_generation("a-1", 1, minutes=1)
     jobs.add_heartbeat("a-1", 1, step=17, minutes=2, **beat)

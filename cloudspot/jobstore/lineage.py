@@ -1,0 +1,73 @@
+"""What the journal says of generations and checkpoints: who trains, and from what the next one resumes; pure.
+
+A generation's writer has read all commits before it, and after it only its own count. So the lineage is the
+journal read backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Closed,
+    Commit,
+    Finished,
+    Generation,
+    Intent,
+    JournalRecord,
+    Moved,
+)
+
+
+def generations_of(journal: Iterable[JournalRecord]) -> tuple[Generation, ...]:
+    """Return the generations in order; generation ``g`` is at index ``g - 1``."""
+    return tuple(record for record in journal if isinstance(record, Generation))
+
+
+def newest_generation(journal: Sequence[JournalRecord]) -> Generation | None:
+    """Return the generation that counts, or None before the first."""
+    return next((record for record in reversed(journal) if isinstance(record, Generation)), None)
+
+
+def why_over(journal: Sequence[JournalRecord], launch: int) -> str | None:
+    """Return why the nodes of the launch have nothing left to do in the job, or None."""
+    for record in reversed(journal):
+        if isinstance(record, Finished | Moved):
+            return "the job is over"
+        if isinstance(record, Closed | Intent) and record.launch > launch:
+            return f"launch {record.launch} runs the job"
+        if isinstance(record, Closed) and record.launch == launch:
+            return f"launch {launch} is closed"
+        if isinstance(record, Intent) and record.launch == launch:
+            return None
+    return None
+
+
+def head(journal: Sequence[JournalRecord]) -> CheckpointId | None:
+    """Return the newest checkpoint that counts: only a later step is committed after it."""
+    for record in reversed(journal):
+        if isinstance(record, Commit):
+            return record.id
+        if isinstance(record, Generation):
+            return record.restore_from
+    return None
+
+
+def lineage(journal: Sequence[JournalRecord]) -> tuple[CheckpointId, ...]:
+    """Return the checkpoints that the next generation may resume from, best first.
+
+    These are the commits, newest first. Those that a generation passed over, as they did not verify and it
+    resumed from an older one, come last: they may be all that is left. Some may have been deleted meanwhile.
+    """
+    found: list[CheckpointId] = []
+    passed: list[CheckpointId] = []
+    restored: CheckpointId | None = None
+    is_passed = False
+    for record in reversed(journal):
+        if isinstance(record, Generation) and not is_passed:
+            restored, is_passed = record.restore_from, True
+        elif isinstance(record, Commit):
+            is_passed = is_passed and record.id != restored
+            (passed if is_passed else found).append(record.id)
+    return (*found, *passed)

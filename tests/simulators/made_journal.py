@@ -1,0 +1,86 @@
+"""Appends to a job's journal what a test needs, and first what has to stand before it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import generations_of
+from cloudspot.jobstore.manifests import try_commit
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Closed,
+    Commit,
+    Generation,
+    Intent,
+    JournalRecord,
+    Member,
+    new_nonce,
+)
+from cloudspot.model import LaunchRequest, Market, Offer
+
+AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
+_OFFER = Offer(
+    instance_type="big",
+    zone="a",
+    market=Market.SPOT,
+    price_per_hour=1.0,
+    on_demand_price_per_hour=3.0,
+)
+
+
+def append(store: ObjectStore, job_id: str, record: JournalRecord) -> JournalRecord:
+    """Append the record to what stands."""
+    journal = Journal(store, job_id)
+    assert journal.append(record, len(journal.read()) + 1)
+    journal.read()  # which checks that it follows
+    return record
+
+
+def open_launch(store: ObjectStore, job_id: str, launch: int = 1, *, num_nodes: int = 1) -> None:
+    """Append intents up to that launch; those before it are closed."""
+    known = Journal(store, job_id).read()
+    opened = [record.launch for record in known if isinstance(record, Intent)]
+    closed = {record.launch for record in known if isinstance(record, Closed)}
+    for number in range(len(opened) + 1, launch + 1):
+        if number > 1 and number - 1 not in closed:
+            record = Closed(
+                launch=number - 1, outcome="reclaimed", detail="", machines=(), at=AT, writer=new_nonce()
+            )
+            append(store, job_id, record)
+        request = LaunchRequest(provider="sim", body={"launch": number})
+        intent = Intent(
+            launch=number, offer=_OFFER, token=f"token-{number}", request=request, num_nodes=num_nodes,
+            why="first", at=AT, writer=new_nonce(),
+        )  # fmt: skip
+        append(store, job_id, intent)
+
+
+def start_generation(
+    store: ObjectStore,
+    number: int,
+    restore_from: CheckpointId | None = None,
+    *,
+    job_id: str = "x",
+    launch: int = 1,
+    ranks: tuple[int, ...] = (0,),
+) -> Generation:
+    """Append a generation of that launch, which is opened first."""
+    open_launch(store, job_id, launch, num_nodes=max(ranks) + 1)
+    members = tuple(Member(rank=rank, instance_id=f"m-{rank + 1}", address="127.0.0.1") for rank in ranks)
+    generation = Generation(
+        number=number, launch=launch, members=members, endpoint="a:1", restore_from=restore_from, why="first",
+        at=AT, writer=new_nonce(),
+    )  # fmt: skip
+    append(store, job_id, generation)
+    return generation
+
+
+def commit(store: ObjectStore, job_id: str, checkpoint: CheckpointId, **options) -> Commit | None:
+    """Commit the checkpoint, whose parts are there; if there is no generation yet, one is started first."""
+    journal = Journal(store, job_id)
+    for number in range(len(generations_of(journal.read())) + 1, checkpoint.generation + 1):
+        newest = next((one.id for one in reversed(journal.read()) if isinstance(one, Commit)), None)
+        start_generation(store, number, newest, job_id=job_id)
+    return try_commit(store, journal, job_id, checkpoint, **options)
