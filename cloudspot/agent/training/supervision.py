@@ -133,7 +133,7 @@ class Supervisor:
     def _was_told(self, code: int | None) -> bool:
         """Return whether a script without a session was told, so that its end is not its own.
 
-        ``code`` is its exit status. With 0 it may have left with the ranks of another node, which was told sooner.
+        ``code`` is its exit status. With 0 it may have left with another node's ranks, which was told sooner.
         """
         if self._script_notice is None or self._drain is None or not self._drains.tells_script:
             return False
