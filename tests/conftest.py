@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import itertools
+import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +26,53 @@ from cloudspot.process_marks import marked_processes
 pytest.register_assert_rewrite("cloudspot.testing.storekit", "cloudspot.testing.logkit")
 
 
+_forced_exits: list[str] = []
+"""What would have ended the tests' own process, where no test has looked at it yet."""
+
+
+class ForcedExit(BaseException):
+    """Raised where code under test would end the process of the tests at once."""
+
+
+def _guard_process() -> None:
+    """Let nothing of cloudspot end the tests by ``os._exit``, which looks like a success if the status is 0.
+
+    A thread that outlives its test may do so, too; so this stays for as long as the process.
+    """
+    leave, own = os._exit, os.getpid()
+
+    def guarded(status: int) -> None:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if os.getpid() != own or caller.partition(".")[0] != "cloudspot":
+            leave(status)
+        what = f"{caller} in thread {threading.current_thread().name!r} with status {status}"
+        _forced_exits.append(what)
+        raise ForcedExit(what)
+
+    os._exit = guarded  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def forced_exits() -> Iterator[list[str]]:
+    """What would have ended the tests' process; a test that expects it clears the list."""
+    yield _forced_exits
+    told = [_forced_exits.pop() for _ in tuple(_forced_exits)]
+    assert told == [], "this would have ended the process of the tests"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if a thread would have ended it after the last test."""
+    if _forced_exits:
+        sys.stderr.write(f"this would have ended the process of the tests: {_forced_exits}\n")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_configure() -> None:
-    """Let the programs that tests start hear signals: nohup and shells have some ignored in the background."""
+    """Let no test end the tests, and let the programs that they start hear signals.
+
+    nohup and shells have some of them ignored in the background.
+    """
+    _guard_process()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -143,12 +143,19 @@ class Job:
         """Open the provider that the job was submitted to, or resumed on."""
         return open_provider(self.submitted[0].provider, self.spec)
 
-    def controller(self, *, sleep: Callable[[float], None] = time.sleep) -> Controller:
-        """Return a controller of the job as it is submitted now; ``sleep`` is how it waits."""
+    def controller(
+        self, *, sleep: Callable[[float], None] = time.sleep, known: History | None = None
+    ) -> Controller:
+        """Return a controller of the job as it is submitted now.
+
+        ``sleep`` is how it waits. Its first tick tells what has happened since ``known``; None: everything.
+        """
         from cloudspot.controller.loop import Controller  # which few of the commands need
 
         provider, sha256 = self.provider, self._opened[2]
-        return Controller(self.store, self.id, provider, sleep=sleep, reader=self.reader, opened_for=sha256)
+        return Controller(
+            self.store, self.id, provider, sleep=sleep, reader=self.reader, opened_for=sha256, known=known
+        )
 
     @cached_property
     def log_sink(self) -> LogSink:

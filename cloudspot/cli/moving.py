@@ -106,6 +106,32 @@ def leave_provider(job: Job, *, is_moving: bool) -> None:
     provisioner.release(job.id, store_url=store_label(job.store))
 
 
+def confirm_move(job: Job, target: ObjectStore, *, yes: bool) -> None:
+    """Say what it takes to copy the job to another store, and ask unless ``yes`` is given.
+
+    Nothing is stopped or copied before that. If the answer is no, the command ends.
+
+    Raises:
+        CloudspotError: the job was moved to ``target``, and is not there.
+        SpecError: there is no terminal to ask on.
+    """
+    if _is_repeated(job, target) and find_meta(target, keys.index(job.id)) is None:
+        raise CloudspotError(
+            f"job {job.id} was moved to {target.url}, and is not there: is it another computer's directory?"
+        )
+    plan = plan_copy(job.store, job.id, is_estimate=True)
+    output.echo(f"copying job {job.id} to {target.url}: {describe_copy(plan)}", error=True)
+    if not isinstance(job.log_sink, ObjectStoreLogSink):
+        output.warn(
+            f"the log up to now is not copied; read it with: cloudspot logs {job.id} --store {job.store.url}"
+        )
+    output.confirm("Copy it?", action="copy the job", otherwise="nothing was copied", yes=yes)
+
+
+def _is_repeated(job: Job, target: ObjectStore) -> bool:
+    return job.history().moved_to == target.canonical_url
+
+
 def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
     """Copy the ended job to another store, the only one that may resume it from then on; return it there.
 
@@ -114,17 +140,7 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
             happened to the job since.
     """
     history = job.history()
-    is_repeated = history.moved_to == target.canonical_url
-    if is_repeated and find_meta(target, keys.index(job.id)) is None:
-        raise CloudspotError(
-            f"job {job.id} was moved to {target.url}, and is not there: is it another computer's directory?"
-        )
     plan = plan_copy(job.store, job.id)
-    output.echo(f"copying job {job.id} to {target.url}: {describe_copy(plan)}", error=True)
-    if not isinstance(job.log_sink, ObjectStoreLogSink):
-        output.warn(
-            f"the log up to now is not copied; read it with: cloudspot logs {job.id} --store {job.store.url}"
-        )
     reserve(plan, job.store, target)
     if not resumption.move_away(job.store, history, target):
         raise CloudspotError(resumption.CHANGED.format(job.id))

@@ -110,7 +110,9 @@ class Controller:
         poll_seconds: float = POLL_SECONDS,
         reader: HistoryReader | None = None,
         opened_for: str | None = None,
+        known: History | None = None,
     ) -> None:
+        """Take for known, and tell in no event, what ``known`` says; None: tell everything."""
         self._store = patient(store, sleep=sleep)
         self._job_id = job_id
         self._label = store_label(store)
@@ -128,7 +130,7 @@ class Controller:
         )
         self._handover = Handover(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
-        self._last: History | None = None
+        self._last = known
         self._summary: tuple[Summary, float] | None = None
         self._copied: tuple[int, float] | None = None
         """How many settled launches were copied last, and when (monotonic)."""

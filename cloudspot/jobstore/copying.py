@@ -117,8 +117,16 @@ class CopyPlan:
         return sum(1 if one.size <= PART_BYTES else -(-one.size // PART_BYTES) + 2 for one in self.everything)
 
 
-def plan_copy(source: ObjectStore, job_id: str, *, damaged: Collection[CheckpointId] = ()) -> CopyPlan:
+def plan_copy(
+    source: ObjectStore,
+    job_id: str,
+    *,
+    damaged: Collection[CheckpointId] = (),
+    is_estimate: bool = False,
+) -> CopyPlan:
     """Return what a copy of the job to another store takes; ``damaged`` are checkpoints that do not count.
+
+    ``is_estimate``: what it would take now, also if the job has not ended yet; not to be carried out.
 
     The checkpoint that goes along is the best of the lineage whose manifest is sound and whose chunks are
     there; whether their bytes are right, the copy finds out.
@@ -131,7 +139,8 @@ def plan_copy(source: ObjectStore, job_id: str, *, damaged: Collection[Checkpoin
     source = patient(source)
     reader = HistoryReader(source, job_id)
     history = reader.read()
-    _check_over(source, job_id, history)
+    if not is_estimate:
+        _check_over(source, job_id, history)
     submission = history.first_submission
     best, skipped = _best_checkpoint(source, job_id, reader.journal.known, damaged)
     found = {meta.key: meta.size for meta in source.list_objects(keys.job_prefix(job_id))}

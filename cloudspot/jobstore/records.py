@@ -423,7 +423,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a directory checkpoint; the part holds the files' bytes in list order."""
+    """A file of a directory checkpoint; the part holds the files' bytes in list order, the oldest first."""
 
     path: str
     """Relative, ``/``-separated."""

@@ -172,3 +172,43 @@ if os.environ["RANK"] == "1":
     first, second = bench.generations()
     assert (len(first.members), len(second.members), second.why) == (2, 1, "regrouped")
     assert second.restore_from == bench.id(1, 107)
+
+
+def test_a_node_whose_script_leaves_with_the_others_before_it_is_told_has_not_finished(
+    bench, wait_until, monkeypatch, caplog
+):
+    """The ranks agree among themselves. It had "succeeded", and its machine ended; here it trains on alone."""
+    monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.REGROUP_SECONDS", 0.02)
+    monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.REGROUP_SECONDS", 0.03)
+    agreed = bench.root / "agreed"
+    script = f"""
+agreed = Path({str(agreed)!r})
+Path("ready").touch()
+if os.environ["RANK"] == "1":
+    wait()
+    agreed.touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+while not agreed.exists():
+    time.sleep(0.01)
+save(107)
+sys.exit(0)
+"""
+    nodes = {"min": 1, "max": 2}
+    lives = [
+        bench.life(SCRIPT + script, machine=f"machine-{rank}", rank=rank, nodes=nodes, checkpoint=TABLE)
+        for rank in range(2)
+    ]
+    threads = [threading.Thread(target=life.run, daemon=True) for life in lives]
+    for thread in threads:
+        thread.start()
+    for life in lives:
+        wait_until((life.context.node.work / "ready").exists)
+    reclaim(lives[1], 30.0)
+    for thread in threads:
+        end(thread)
+    first, second = bench.generations()
+    assert (len(first.members), len(second.members)) == (2, 1)
+    assert second.restore_from == bench.id(1, 107)
+    assert bench.exit_record(rank=1).outcome == "drained"
+    assert "the script was not told to save" not in caplog.text

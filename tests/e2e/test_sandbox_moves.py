@@ -141,8 +141,8 @@ def look() -> dict[str, Any]:
     sets = [word for one in (*SETS, "providers.gcp.preemption_notice=0") for word in ("--set", one)]
     parts = {"aws": ["run", str(JOBS / "tiny" / "job.toml"), "--name", NAME, *sets]}
     # Where to look for the job if it is not in the new store: by default, in the innermost sandbox's.
-    parts["gcp"] = ["resume", NAME]
-    parts["aliyun"] = ["resume", NAME, "--from", STORES["gcp"]]
+    parts["gcp"] = ["resume", NAME, "--yes"]
+    parts["aliyun"] = ["resume", NAME, "--yes", "--from", STORES["gcp"]]
     printed = {}
     for number, (cloud, words) in enumerate(parts.items()):
         with tempfile.TemporaryFile("w+") as output:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from acting_user import COMMAND, User, tiny, wait_for
+from acting_user import COMMAND, JOBS, User, tiny, wait_for
 from cut_network import own_network
 
 from cloudspot.local.machines import MachineDirectory
@@ -91,6 +92,53 @@ def test_survivors_go_on_as_a_smaller_generation(user: User) -> None:
     assert "loss" in first
     assert "generation 1" in second
     assert sorted(both.splitlines()) == sorted((first + second).splitlines())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("launcher", ["torchrun", "none"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_command_on_two_nodes_is_told_of_the_notice_to_one(user: User, launcher: str, rank: int) -> None:
+    """It has no session. Only rank 0 saves, and asks all to leave, wherever the notice came."""
+    num_steps = 2000
+
+    def run(name: str, *sets: str) -> list[str]:
+        words = [
+            word
+            for one in (
+                f'run.command=["python", "ddp_alone.py", "{num_steps}"]',
+                f"run.launcher={launcher}",
+                "nodes=2",
+                'checkpoint.directory="output/checkpoint-*"',
+                "checkpoint.complete_file=done",
+                *sets,
+            )
+            for word in ("--set", one)
+        ]
+        file = str(JOBS / "unchanged" / "job.toml")
+        user.cloudspot("run", "--provider", "local", file, "--name", name, *words)
+        assert user.show(name)["state"] == "succeeded"
+        log = user.cloudspot("logs", name, "--source", "train").stdout
+        steps = [int(step) for step in re.findall(r"(?m) step (\d+)$", log)]
+        assert steps == list(range(1, num_steps + 1)), "steps were made twice, or left out"
+        return sorted(re.findall(r"rank \d trained .*", log))
+
+    calm = run("calm")
+    assert len(calm) == 2
+    reclaim = f'{{launch=1, rank={rank}, after_seconds="12s", notice="20s"}}'
+    hit = run("hit", 'run.env.STEP_SECONDS="0.01"', f"providers.local.reclaims=[{reclaim}]")
+    assert hit == calm
+    shown = user.show("hit", "--verify")
+    assert (len(shown["attempts"]), len(shown["notices"])) == (2, 1)
+    assert shown["last_commit"]["verified"] is True
+    restored = user.history("hit").generations[-1].restore_from
+    assert restored is not None
+    assert restored.step % 500 != 0, "it was not saved because of the notice"
+    for node in {0, rank}:  # node 1 may have left with rank 0 before it hears of that one's notice
+        words = ("--node", str(node), "--attempt", "1", "--source", "agent")
+        agent = user.cloudspot("logs", "hit", *words).stdout
+        assert agent.count("told the script to save, by SIGTERM to 1 process(es)") == 1
+    outcomes = {number: word.outcome for number, word in user.history("hit").launches[0].exits.items()}
+    assert outcomes == {rank: "drained", 1 - rank: "left"}
 
 
 def test_a_machine_that_stood_still_finds_that_it_is_out(user: User) -> None:

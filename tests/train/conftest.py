@@ -158,10 +158,15 @@ def _rank_server() -> RankServer:
     return server
 
 
-@pytest.fixture(autouse=True)
-def nothing_ends_the_tests(monkeypatch):
-    """A session whose main thread is slow to leave ends its process with status 0; here that is all tests'."""
-    monkeypatch.setattr("cloudspot.train.link.leave_at_once", lambda: None)
+@pytest.fixture(autouse=True, scope="session")
+def nobody_leaves_at_once():
+    """A session whose main thread is slow to leave ends its process; here that is all tests', on a busy machine.
+
+    For as long as there are tests: the session's thread may outlive its own.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cloudspot.train.link.leave_at_once", lambda: None)
+        yield
 
 
 @pytest.fixture

@@ -73,7 +73,15 @@ def compare(framework_training, courier):
 # --- transformers ------------------------------------------------------------------------------------
 
 
-def hf_main(tmp_path, *, callbacks=(), **arguments):
+def stream_of_words():
+    """A streaming dataset of ``datasets``, shuffled for each epoch."""
+    import datasets
+
+    words = datasets.Dataset.from_list([Words()[index] for index in range(NUM_SAMPLES)])
+    return words.to_iterable_dataset(num_shards=4).shuffle(seed=3, buffer_size=9).with_format("torch")
+
+
+def hf_main(tmp_path, *, callbacks=(), data=Words, **arguments):
     import transformers
 
     from cloudspot.train.hf import SpotCallback
@@ -103,14 +111,16 @@ def hf_main(tmp_path, *, callbacks=(), **arguments):
             args=transformers.TrainingArguments(
                 output_dir=str(tmp_path / "out"), report_to=[], disable_tqdm=True, use_cpu=True, **given
             ),
-            train_dataset=Words(),
+            train_dataset=data(),
             eval_dataset=Words(),
             callbacks=[each() for each in callbacks],
         )
         trainer.add_callback(SpotCallback(trainer))
         trained = trainer.train()
+        # Without a length, a Trainer that is resumed counts no epochs but shares of all steps.
+        left_out = ("runtime", "second", *(("epoch",) if data is stream_of_words else ()))
         log = [
-            {key: value for key, value in entry.items() if "runtime" not in key and "second" not in key}
+            {key: value for key, value in entry.items() if not any(word in key for word in left_out)}
             for entry in trainer.state.log_history
         ]
         return weights_sha256(model), trained.training_loss, log
@@ -123,6 +133,7 @@ def hf_main(tmp_path, *, callbacks=(), **arguments):
     [
         ({"gradient_accumulation_steps": 2}, [1, 11, 13, 35]),
         ({"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 5, "max_steps": 19}, [4, 8, 30]),
+        ({"data": stream_of_words, "max_steps": 19}, [11, 14, 20]),
     ],
 )
 def test_what_the_trainer_of_transformers_logs_and_learns_is_as_undisturbed(

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 import cloudspot.train as spot
 from cloudspot.train import handoff, pending_gradients
@@ -244,21 +244,14 @@ def test_a_stream_is_resumed_where_it_was_also_at_the_end_of_an_epoch(compare, m
     assert compare(training, drain_at) == drain_at
 
 
-class ShuffledStream(IterableDataset):
-    """As a streaming dataset of ``datasets``: shuffled for each epoch, and divided among the workers."""
+def make_shuffled_stream():
+    """A streaming dataset of ``datasets``: shuffled anew for each epoch, divided among workers, with noise."""
+    import datasets
 
-    epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        order = torch.randperm(
-            NUM_SAMPLES, generator=torch.Generator().manual_seed(100 + self.epoch)
-        ).tolist()
-        worker = get_worker_info()
-        for number in order if worker is None else order[worker.id :: worker.num_workers]:
-            yield torch.tensor([float(number), torch.rand(1).item()])
+    numbers = datasets.Dataset.from_dict({"number": list(range(NUM_SAMPLES))}).to_iterable_dataset(
+        num_shards=4
+    )
+    return numbers.shuffle(seed=100, buffer_size=7).map(lambda row: {**row, "noise": torch.rand(1).item()})
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -267,11 +260,12 @@ def test_a_stream_that_is_shuffled_for_each_epoch_is_resumed(compare, num_worker
     def training(open_session, tick):
         seen = []
         run = open_session(model=torch.nn.Linear(1, 1))
-        stream = ShuffledStream()
+        stream = make_shuffled_stream()
         for epoch in run.epochs(2):
             stream.set_epoch(epoch)
             for batch in run.batches(DataLoader(stream, batch_size=4, num_workers=num_workers)):
-                seen.append((run.step, epoch, batch.tolist(), torch.rand(1).item()))
+                noise, numbers = batch["noise"].tolist(), batch["number"].tolist()
+                seen.append((run.step, epoch, numbers, noise, torch.rand(1).item()))
                 tick()
         return seen[-4:]
 

@@ -326,7 +326,8 @@ def stage(directory: CheckpointDirectory, staging: Path) -> tuple[Path, tuple[Fi
     shutil.rmtree(root, ignore_errors=True)
     files = []
     try:
-        for name, size, _ in directory.fingerprint:
+        # The oldest first: in that order they are restored.
+        for name, size, _ in sorted(directory.fingerprint, key=lambda file: file[2]):
             source, target = directory.path / name, root / name
             target.parent.mkdir(parents=True, exist_ok=True)
             _link(source, target)

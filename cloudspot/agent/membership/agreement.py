@@ -109,6 +109,12 @@ class Membership:
             None if self.current is None else self._peers.notice_deadline(self._other_members(self.current))
         )
 
+    def someone_has_to_go(self) -> bool:
+        """Look at the other members now; return whether one of them has a notice."""
+        if self.current is not None:
+            self._peers.refresh()
+        return self.notice_deadline() is not None
+
     # --- between two generations ----------------------------------------------------------------
 
     def obey(self) -> None:

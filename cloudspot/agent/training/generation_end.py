@@ -110,7 +110,7 @@ class GenerationEnd:
                 # It may have saved and left because of the order, as trainers do that handle SIGTERM.
                 return ordered
             if loop is not LoopState.BEGUN:
-                return self._succeeded(handoff)
+                return self._drained([], None) if self._left_with_others() else self._succeeded(handoff)
             end = replace(end, code=1, is_cut_short=True, fingerprint="cut short")
         elif end.code == 0 or all(drained):  # the files count: rank 0 may have taken the store with it
             return self._drained(drained, ordered)
@@ -134,6 +134,15 @@ class GenerationEnd:
         if cut_off:
             return self._cut_off(cut_off)
         return self._failed(end, seconds=seconds)
+
+    def _left_with_others(self) -> bool:
+        """Return whether a script without a session may have left because another node has to go.
+
+        Its ranks agree on that by themselves, sooner than this node hears of the notice.
+        """
+        context = self._context
+        is_told = context.job.spec.checkpoint.on_notice is not None and not context.status.has_session
+        return is_told and self._membership.someone_has_to_go()
 
     def _succeeded(self, handoff: Path) -> Leaving:
         status = self._context.status

@@ -93,7 +93,7 @@ class Supervisor:
                 or self._end_if_stuck(now)
             )
             if end is not None:
-                return replace(end, was_told=self._was_told())
+                return replace(end, was_told=self._was_told(end.code))
             self._context.orders.wait_for_news(POLL_SECONDS)
 
     def _own_end(self, now: float) -> End | None:
@@ -130,11 +130,14 @@ class Supervisor:
             self._courier.ask_script()
             self._script_notice.tell(now)
 
-    def _was_told(self) -> bool:
-        """Return whether a script without a session was told, so that its end is not its own."""
+    def _was_told(self, code: int | None) -> bool:
+        """Return whether a script without a session was told, so that its end is not its own.
+
+        ``code`` is its exit status. With 0 it may have left with another node's ranks, which was told sooner.
+        """
         if self._script_notice is None or self._drain is None or not self._drains.tells_script:
             return False
-        if not self._script_notice.was_heard:
+        if not self._script_notice.was_heard and code != 0:
             name = self._context.job.spec.checkpoint.on_notice
             _log.warning("the script was not told to save: no process of it was seen to handle %s", name)
         return self._script_notice.was_heard

@@ -14,7 +14,7 @@ from cloudspot.cli.completers import complete_providers, complete_stores
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job
-from cloudspot.cli.moving import find_resumable, leave_provider, move
+from cloudspot.cli.moving import confirm_move, find_resumable, leave_provider, move
 from cloudspot.cli.preparedjob import agent_archive, check_code, open_pinned, with_secrets
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
@@ -56,6 +56,7 @@ from cloudspot.story.states import is_over
     shell_complete=complete_stores,
     help="Move the job from there to --store. Default: the default store, if it is not in --store.",
 )
+@click.option("-y", "--yes", is_flag=True, help="With --store: copy the job without a question.")
 @plain_option
 @store_option
 @click.pass_context
@@ -68,6 +69,7 @@ def resume(
     detach: bool,
     as_json: bool,
     source_url: str | None,
+    yes: bool,
     is_plain: bool,
     store_url: str | None,
 ) -> None:
@@ -79,7 +81,7 @@ def resume(
 
     Secrets were deleted at the job's end. They come from the environment again, or are asked for.
 
-    If --store names another store than the job's, the job moves there first.
+    If --store names another store than the job's, the job moves there first, after a question.
     """
     if as_json and not detach:
         raise SpecError("--json needs --detach; a followed job prints its log")
@@ -98,6 +100,8 @@ def resume(
     is_elsewhere = provider.name != job.provider.name or _options(spec, provider) != _options(
         before, provider
     )
+    if target is not None:
+        confirm_move(job, target, yes=yes)
     if target is not None or is_elsewhere:
         leave_provider(job, is_moving=target is not None)
     if target is not None:
@@ -123,7 +127,9 @@ def resume(
     resumed = Job(job.store, job.id)
     with suppress(CloudspotError):  # Else `ps` tells the old end until a driver writes it.
         write_summary(job.store, summarise(resumed.first_history, datetime.now(timezone.utc)))
-    ctx.exit(launch(resumed, as_json=as_json) if detach else follow(resumed, is_plain=is_plain))
+    if detach:
+        ctx.exit(launch(resumed, as_json=as_json, since=now))
+    ctx.exit(follow(resumed, since=now, is_plain=is_plain))
 
 
 def _options(spec: JobSpec, provider: Provider) -> Mapping[str, Any]:

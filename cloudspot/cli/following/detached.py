@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timezone
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.follow import relaunch_warning
@@ -12,22 +11,25 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
 from cloudspot.controller.actions import Create
 from cloudspot.controller.loop import Tick
+from cloudspot.jobstore.history import History
 from cloudspot.model import InstanceState
 
 TRIES = 5
 TRY_SECONDS = 3.0
 
 
-def launch(job: Job, *, as_json: bool) -> int:
-    """Drive a job that is to be left alone until its first machines are requested; return the exit status."""
-    controller, begun = job.controller(), datetime.now(timezone.utc)
+def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
+    """Drive a job that is to be left alone until its first machines are requested; return the exit status.
+
+    ``since``: the records of a job that was just resumed, as they were before; what they say is not repeated.
+    """
+    controller = job.controller(known=since)
     for number in range(TRIES):
         if number:
             time.sleep(TRY_SECONDS)
         tick = controller.run_pass()
         if not as_json:
-            # The first look finds the whole past of a job that is resumed.
-            for event in in_order_of_time([one for one in tick.events if one.at is None or one.at >= begun]):
+            for event in in_order_of_time(tick.events):
                 echo_line(event_line(event))
         if _has_machines(tick) or (tick.history is not None and tick.history.finished is not None):
             break

@@ -44,31 +44,35 @@ DETACHING_HINT = "detaching; Ctrl-C again to leave at once"
 ENDING_HINT = "the job has ended; waiting for its machines to go"
 
 
-def follow(job: Job, *, is_new: bool = False, is_plain: bool = False) -> int:
+def follow(job: Job, *, is_new: bool = False, since: History | None = None, is_plain: bool = False) -> int:
     """Drive the job until it has ended, is suspended or Ctrl-C is pressed; return the exit status.
 
-    A job that ``is_new`` was just submitted, so there is no past to skip. ``is_plain``: print plain lines
-    even on a terminal that could show the live view.
+    A job that ``is_new`` was just submitted, so there is no past to skip. ``since``: the records of a job
+    that was just resumed, as they were before; only what is new to them is shown, and how to see the rest.
+    ``is_plain``: print plain lines even on a terminal that could show the live view.
 
     Raises:
         CloudspotError: it can no longer be driven from here; the job itself goes on.
     """
-    if not is_new:
+    if since is not None:
+        output.echo(f"see what came before with: {job.command('show')}, or {job.command('logs')}")
+    elif not is_new:
         output.echo("attached to job ", output.Styled(job.id, "bold"), f" in {job.store.url}")
     feed = Feed()
     try:
         if is_plain or not can_hold_a_panel():
             with Interrupts() as interrupts:
-                history = _drive(job, _Follower(job, interrupts, _PlainScreen(), feed, is_new=is_new))
+                follower = _Follower(job, interrupts, _PlainScreen(), feed, is_new=is_new, since=since)
+                history = _drive(job, follower, since)
         else:
-            history = _follow_live(job, feed, is_new=is_new)
+            history = _follow_live(job, feed, is_new=is_new, since=since)
     except Detached:
         output.echo(f"detached; job {job.id} goes on. Come back with: {job.command('attach')}")
         output.echo(relaunch_warning(job))
         return exit_codes.INTERRUPTED
     except JobResumed:
         output.echo(f"job {job.id} was resumed with another submission")
-        return follow(Job(job.store, job.id), is_plain=is_plain)
+        return follow(Job(job.store, job.id), since=feed.history, is_plain=is_plain)
     except NotAdopted:
         raise
     except CloudspotError:
@@ -98,7 +102,7 @@ def relaunch_warning(job: Job) -> str:
     )
 
 
-def _follow_live(job: Job, feed: Feed, *, is_new: bool) -> History:
+def _follow_live(job: Job, feed: Feed, *, is_new: bool, since: History | None) -> History:
     from rich.text import Text
 
     from cloudspot.cli.following.livescreen import LiveScreen
@@ -117,11 +121,12 @@ def _follow_live(job: Job, feed: Feed, *, is_new: bool) -> History:
     # The panel itself confirms Ctrl-C; anything else written would tear it.
     interrupts = Interrupts(screen.leave_at_once)
     with interrupts, screen:
-        return _drive(job, _Follower(job, interrupts, screen, feed, is_new=is_new, is_live=True))
+        follower = _Follower(job, interrupts, screen, feed, is_new=is_new, since=since, is_live=True)
+        return _drive(job, follower, since)
 
 
-def _drive(job: Job, follower: _Follower) -> History:
-    controller = job.controller(sleep=follower.sleep)
+def _drive(job: Job, follower: _Follower, since: History | None) -> History:
+    controller = job.controller(sleep=follower.sleep, known=since)
     history = controller.run_until_finished(follower.on_tick)
     follower.print_last_lines()
     return history
@@ -156,17 +161,28 @@ class _Follower:
         feed: Feed,
         *,
         is_new: bool,
+        since: History | None = None,
         is_live: bool = False,
     ) -> None:
         self._interrupts = interrupts
         self._screen = screen
         self._feed = feed
         self._is_live = is_live
-        self._tail = LogTail(job.log_sink, streams=self._streams_to_read)
+        # What is past is told by the launches, not by a moment: the nodes have clocks of their own.
+        num_past = 0 if since is None else len(since.launches)
+        self._tail = LogTail(
+            job.log_sink, streams=self._streams_to_read, wanted=lambda launch, _rank: launch > num_past
+        )
+        self._past_tail = LogTail(
+            job.log_sink,
+            streams=lambda: feed.streams(live=False),
+            wanted=lambda launch, _rank: launch <= num_past,
+        )
         self._turn = 0
         self._read_all = False
         self._name_nodes = job.spec.nodes.max > 1
         self._past = not is_new
+        self._is_resumed = since is not None
         self._read_at = 0.0
         self._log_complaint = ""
         self._told_step = 0
@@ -176,13 +192,17 @@ class _Follower:
         """Show what a tick has found."""
         self._feed.take(tick, datetime.now(timezone.utc))
         events = tick.events
-        if self._past and tick.history is not None:
+        if self._past and not self._is_resumed and tick.history is not None:
             # Of the past, only the main events and the end of the log are shown.
             events = tuple(event for event in events if event.kind not in _MINOR)
         ordered = in_order_of_time(events)
         self._screen.print([event_line(event) for event in ordered])
         if self._past and tick.history is not None:
-            self._print_past_lines()
+            if not self._is_resumed:
+                self._print_past_lines()
+            elif self._is_live:
+                self._take_in_past_curve()
+            self.print_new_lines()  # of launches that are over already, too
             self._past = False
         self.print_new_lines()
         if tick.history is not None and not self._is_live:
@@ -247,6 +267,15 @@ class _Follower:
             return
         self._feed.add([record for record in records if record.source == METRICS])
         self._show([record for record in records if record.source != METRICS][-PAST_LINES:])
+
+    def _take_in_past_curve(self) -> None:
+        """Let the live view's curve begin before the job was resumed."""
+        try:
+            records = self._past_tail.last_records(PAST_RECORDS)
+        except TransientError as error:
+            self._complain(error)
+            return
+        self._feed.add([record for record in records if record.source == METRICS])
 
     def _print_progress(self, history: History) -> None:
         """Report progress now and then, even if the script prints nothing."""

@@ -90,12 +90,21 @@ def warn(text: str) -> None:
 
 def confirm_deletion(what: str, *, yes: bool) -> None:
     """Ask whether to delete ``what`` unless ``yes`` is given; end the command if the answer is no."""
+    confirm(f"Delete {what} for good?", action="delete", otherwise="nothing was deleted", yes=yes)
+
+
+def confirm(question: str, *, action: str, otherwise: str, yes: bool) -> None:
+    """Ask unless ``yes`` is given; if the answer is no, print what that comes to and end the command.
+
+    Raises:
+        SpecError: there is no terminal to ask on.
+    """
     if yes:
         return
     if not can_ask():
-        raise SpecError("there is no terminal to ask on: give --yes to delete without a question")
-    if not click.confirm(f"Delete {in_one_line(what)} for good?", err=True):
-        echo("nothing was deleted", error=True)
+        raise SpecError(f"there is no terminal to ask on: give --yes to {action} without a question")
+    if not click.confirm(in_one_line(question), err=True):
+        echo(otherwise, error=True)
         click.get_current_context().exit(exit_codes.FAILED)
 
 

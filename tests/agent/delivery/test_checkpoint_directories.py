@@ -268,6 +268,20 @@ def test_a_staged_directory_survives_its_deletion_by_the_script(tmp_path: Path) 
     assert [(file.path, file.size) for file in staged[1]] == [("model.bin", 7)]
 
 
+def test_files_are_staged_the_oldest_first(tmp_path: Path) -> None:
+    """In that order they are restored, and Lightning goes on from the newest."""
+    directories = watch(tmp_path / "work")
+    path = checkpoint(tmp_path / "work", 10)
+    for name, written_at in (("last.ckpt", 2), ("last-v1.ckpt", 3), ("model.bin", 1)):
+        (path / name).touch()
+        os.utime(path / name, (written_at, written_at))
+    directories.ready(0.0, alive=True)
+    (ready,) = directories.ready(20.0, alive=True)
+    staged = stage(ready, tmp_path / "staging")
+    assert staged is not None
+    assert [file.path for file in staged[1]] == ["model.bin", "last.ckpt", "last-v1.ckpt"]
+
+
 def test_a_directory_that_changed_since_it_was_seen_is_not_staged(tmp_path: Path) -> None:
     directories = watch(tmp_path / "work")
     checkpoint(tmp_path / "work", 10)

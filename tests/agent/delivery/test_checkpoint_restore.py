@@ -45,6 +45,23 @@ def test_the_newest_one_of_the_lineage_is_on_the_disk_afterwards(bench):
     assert not (restored.directory / "part-7.bin").exists()
 
 
+def test_the_files_of_a_directory_are_as_old_to_one_another_as_they_were(bench):
+    """Lightning went on from the older of last.ckpt and last-v1.ckpt: both were as new."""
+    root, names = bench.root / "made", ("model", "last.ckpt", "last-v1.ckpt")
+    root.mkdir()
+    for name in names:
+        (root / name).write_text(name)
+    parts.upload_directory(
+        bench.store, JOB, bench.id(1, 10), rank=0, num_parts=1, root=root, directory="out",
+        files=[File(path=name, size=len(name), mode=0o644) for name in names], sealed_at=datetime.now(timezone.utc),
+    )  # fmt: skip
+    commit(bench.store, JOB, bench.id(1, 10))
+    life = bench.life(checkpoint={"directory": "out"})
+    restore_newest(life.context)
+    found = (life.context.node.work / "out").iterdir()
+    assert [one.name for one in sorted(found, key=lambda one: one.stat().st_mtime_ns)] == list(names)
+
+
 def test_one_whose_last_uploader_died_before_the_commit_is_committed_first(bench):
     """Only drains were; the steps since the checkpoint before it were trained again."""
     bench.commit(bench.id(1, 10))

@@ -40,7 +40,7 @@ def checkpoints(store):
 
 
 def move(jobs, target, *arguments, status=0):
-    return jobs.run("resume", JOB, "--store", target.url, *arguments, status=status)
+    return jobs.run("resume", JOB, "--store", target.url, "--yes", *arguments, status=status)
 
 
 def test_a_job_moves_and_goes_on_with_one_bill_and_one_story(jobs, other):
@@ -60,6 +60,27 @@ def test_a_job_moves_and_goes_on_with_one_bill_and_one_story(jobs, other):
     shown = jobs.run_json("show", JOB)
     assert (shown["state"], shown["detail"]) == ("stopped", f"moved to {other.url}")
     assert f"moved to {other.url}" in jobs.run("ps").stdout
+
+
+def test_what_it_takes_is_said_before_a_question(jobs, other, monkeypatch):
+    """A job that waits for capacity goes on waiting where it is, and nothing is in the other store."""
+    jobs.submit(JOB, minutes=0)
+    before = {meta.key for meta in jobs.store.list_objects("")}
+    words = ["resume", JOB, "--store", other.url]
+    result = jobs.run(*words, status=2)
+    assert (
+        "error: there is no terminal to ask on: give --yes to copy the job without a question"
+        in result.stderr
+    )
+    monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
+    refused = jobs.run(*words, typed="n\n", status=1).stderr
+    assert refused.index(f"copying job {JOB} to {other.url}: ") < refused.index("Copy it? [y/N]")
+    assert refused.splitlines()[-1] == "nothing was copied"
+    assert "stopping" not in refused
+    assert {meta.key for meta in jobs.store.list_objects("")} == before
+    assert list_jobs(other) == ()
+    jobs.run(*words, typed="y\n")
+    assert history(other).submission.resumption == 1
 
 
 def test_where_it_was_it_is_resumed_no_more(jobs, other):
@@ -101,7 +122,7 @@ def test_a_move_that_was_cut_short_is_finished_before_it_comes_back(jobs, other)
     refusal = move(jobs, jobs.store, status=1).stderr
     hint = f"cloudspot resume {JOB} --from {jobs.store.url} --store {other.canonical_url}"
     assert f"is on its way from {jobs.store.url} to {other.canonical_url}; first finish that" in refusal
-    jobs.run(*hint.split()[1:])
+    jobs.run(*hint.split()[1:], "--yes")
 
 
 def test_the_same_url_on_another_computer_is_another_store(jobs, other):
@@ -123,7 +144,7 @@ def test_where_it_was_it_is_not_stopped_or_followed_either(jobs, other):
 
 def test_a_job_that_has_succeeded_says_so_before_anything_is_copied(jobs, other):
     finished = jobs.reclaimed_and_finished()
-    refusal = jobs.run("resume", finished, "--store", other.url, status=1).stderr
+    refusal = jobs.run("resume", finished, "--store", other.url, "--yes", status=1).stderr
     assert f"cloudspot fork {finished} --store {jobs.store.url}" in refusal
     assert "copying" not in refusal
 

@@ -1,7 +1,12 @@
 """The attached loop, on jobs that end at once; the rest is shown end to end."""
 
-import pytest
+import json
+from types import SimpleNamespace
 
+import pytest
+from jobclock import at
+
+from cloudspot.cli.commands import resume as resume_module
 from cloudspot.cli.following import follow as follow_module
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.following.livefeed import Feed
@@ -11,6 +16,7 @@ from cloudspot.cli.screen.lines import in_order_of_time
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.jobstore.reader import HistoryReader, read_summary
+from cloudspot.jobstore.records import CheckpointId
 from cloudspot.story.events import diff
 
 
@@ -47,6 +53,80 @@ def test_what_the_nodes_have_ended_is_finished_by_whoever_comes(jobs):
     assert history.finished.outcome == "succeeded"
     # ps reads no more than this of an ended job, so its last version must be there.
     assert read_summary(jobs.store, "done-1").detail == ""
+
+
+class Screen:
+    """Keeps what is printed."""
+
+    def __init__(self):
+        self.lines = []
+
+    def print(self, lines):
+        self.lines += lines
+
+    def check(self):
+        pass
+
+
+def resumed_and_finished(jobs, monkeypatch, before, after, source="train"):
+    """Write a job that was stopped, was resumed and has succeeded; return how `resume` follows it."""
+    jobs.add_log(jobs.stopped(), "1-0", before, minutes=1, source=source)
+    followed = {}
+    monkeypatch.setattr(resume_module, "follow", lambda job, **options: followed.update(options) or 0)
+    jobs.run("resume", "digits-1")
+    number = HistoryReader(jobs.store, "digits-1").read().num_records
+    jobs.add_intent("digits-1", 2, number=number + 1, minutes=100)
+    jobs.claim("digits-1", 2, minutes=101)
+    jobs.add_generation("digits-1", 2, minutes=102, restore_from=CheckpointId(1, 40))
+    jobs.add_log("digits-1", "2-0", after, minutes=103, source=source)
+    jobs.add_closed("digits-1", 2, "succeeded", number=number + 2, started=100, ended=160)
+    jobs.add_finished("digits-1", "succeeded", number=number + 3, minutes=160)
+    return followed
+
+
+def test_a_job_that_is_resumed_is_shown_from_then_on(jobs, monkeypatch, capsys):
+    """The clocks of the nodes and of whoever resumes differ, here by months."""
+    followed = resumed_and_finished(jobs, monkeypatch, ["step 1", "step 40"], ["step 41", "step 100"])
+    capsys.readouterr()
+    assert follow(Job(jobs.store, "digits-1"), **followed) == 0
+    lines = capsys.readouterr().out.splitlines()
+    where = f"digits-1 --store {jobs.store.url}"
+    assert lines[0] == f"see what came before with: cloudspot show {where}, or cloudspot logs {where}"
+    told = [line[21:] for line in lines if line[10:11] == "T"]
+    assert sorted(told) == sorted(
+        [
+            "cloudspot job resumed",
+            "cloudspot launch 2 (reclaimed): 1 x local in local-a, spot at 0.3 USD an hour",
+            "cloudspot node 0 is up: m-2",
+            "cloudspot training starts from the checkpoint at step 40 (generation 2, relaunched)",
+            "cloudspot launch 2 is over, succeeded",
+            "cloudspot job succeeded",
+            "train     step 41",
+            "train     step 100",
+        ]
+    )
+
+
+def test_the_curve_of_the_live_view_begins_before_the_resumption(jobs, monkeypatch):
+    before, after = (
+        json.dumps({"step": step, "time": at(minutes).timestamp(), "values": {"loss": loss}})
+        for step, minutes, loss in ((3, 2, 2.0), (41, 103, 1.0))
+    )
+    followed = resumed_and_finished(jobs, monkeypatch, [before], [after], source="metrics")
+    screen, feed = Screen(), Feed(lambda _: None)
+    job = Job(jobs.store, "digits-1")
+    follower = follow_module._Follower(
+        job,
+        SimpleNamespace(check=lambda: None),
+        screen,
+        feed,
+        is_new=False,
+        since=followed["since"],
+        is_live=True,
+    )
+    follower.on_tick(job.controller(known=followed["since"]).tick())
+    assert list(feed.view().curve.values) == [2.0, 1.0]
+    assert "launch 1 is over, stopped" not in [line.text for line in screen.lines]
 
 
 def test_only_the_end_of_an_old_log_is_shown(jobs, monkeypatch):
