@@ -74,13 +74,12 @@ def resumed_and_finished(jobs, monkeypatch, before, after, source="train"):
     followed = {}
     monkeypatch.setattr(resume_module, "follow", lambda job, **options: followed.update(options) or 0)
     jobs.run("resume", "digits-1")
-    number = HistoryReader(jobs.store, "digits-1").read().num_records
-    jobs.add_intent("digits-1", 2, number=number + 1, minutes=100)
+    jobs.add_intent("digits-1", 2, minutes=100)
     jobs.claim("digits-1", 2, minutes=101)
     jobs.add_generation("digits-1", 2, minutes=102, restore_from=CheckpointId(1, 40))
     jobs.add_log("digits-1", "2-0", after, minutes=103, source=source)
-    jobs.add_closed("digits-1", 2, "succeeded", number=number + 2, started=100, ended=160)
-    jobs.add_finished("digits-1", "succeeded", number=number + 3, minutes=160)
+    jobs.add_closed("digits-1", 2, "succeeded", started=100, ended=160)
+    jobs.add_finished("digits-1", "succeeded", minutes=160)
     return followed
 
 
@@ -113,7 +112,7 @@ def test_the_curve_of_the_live_view_begins_before_the_resumption(jobs, monkeypat
         for step, minutes, loss in ((3, 2, 2.0), (41, 103, 1.0))
     )
     followed = resumed_and_finished(jobs, monkeypatch, [before], [after], source="metrics")
-    screen, feed = Screen(), Feed(lambda _: None)
+    screen, feed = Screen(), Feed()
     job = Job(jobs.store, "digits-1")
     follower = follow_module._Follower(
         job,
