@@ -115,7 +115,7 @@ def _fetch_session(
     value = {
         "generation": commit.generation,
         "step": commit.step,
-        "world_size": len(commit.parts),
+        "world_size": read_seal(commit.parts[0]).world_size,
         "parts": [
             {"rank": part.rank, "file": files[part.rank][0].path, "seal": read_seal(part).raw}
             for part in commit.parts

@@ -51,6 +51,7 @@ class Link:
             clock=time.monotonic,
             can_save=can_save,
             room=room,
+            node=world.rank // world.local_world_size,
             rewindable=rewindable,
         )
         self.is_draining = False

@@ -242,6 +242,7 @@ def _commit(checkpoint: CheckpointId, minutes: float) -> Commit:
     part = Part(
         generation=checkpoint.generation,
         step=checkpoint.step,
+        round=0,
         rank=0,
         num_parts=1,
         kind="directory",
@@ -255,6 +256,7 @@ def _commit(checkpoint: CheckpointId, minutes: float) -> Commit:
     return Commit(
         generation=checkpoint.generation,
         step=checkpoint.step,
+        round=0,
         kind="directory",
         size=size,
         parts=(part,),
