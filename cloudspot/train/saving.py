@@ -178,9 +178,10 @@ class Saver:
             {key: content[key] for key in ("plan", "objects", "rank_states")},
             (_bytes_of(tensors[each.item.name]) for each in table.handed_over(rank)),
         )
-        # Rank 0's process hosts the store: it goes when everybody has taken what is there.
-        takers = set(table.takers.values()) if rank == 0 else {table.takers[rank]}
-        return HandOver(order.number, rank, gives=lines, awaits=takers)
+        # Rank 0's process hosts the store: it goes when nobody needs that any more.
+        staying = [each for each in range(self._world.world_size) if each not in table.takers]
+        awaits = staying if rank == 0 else [table.takers[rank]]
+        return HandOver(order.number, rank, gives=lines, awaits=awaits)
 
     def seal(self, copied: Copied, *, is_held: bool = False) -> None:
         """Give a copy to the agent, with what others have handed over; a relieved rank has none to give."""

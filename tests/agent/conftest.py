@@ -19,7 +19,7 @@ from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, manifests, parts, retention
 from cloudspot.jobstore.bundle import make_bundle, put_bundle
-from cloudspot.jobstore.records import CheckpointId, Exit
+from cloudspot.jobstore.records import CheckpointId, Exit, SaveId
 from cloudspot.jobstore.submission import new_submission
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import BootProfile, NodeIdentity
@@ -174,15 +174,17 @@ class Bench:
                 "nbytes": len(data),
             }
         ]
-        table = [items] if world_size == 1 else None
+        table = [[0, items]] if world_size == 1 else None
         plan = hashlib.sha256(json.dumps(table, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
         seal = {
-            "format": 1, "generation": checkpoint.generation, "step": checkpoint.step, "rank": rank,
+            "format": 1, "generation": checkpoint.generation, "step": checkpoint.step, "round": 0, "rank": rank,
             "world_size": world_size, "kind": "interval", "slot": str(slot), "nbytes": len(data), "plan": plan,
-            "items": items, "objects": {}, "rank_state": {}, "stall_seconds": 0.01,
+            "items": items, "objects": {}, "rank_states": {str(rank): {}}, "stall_seconds": 0.01,
             "sealed_at_unix": time.time(), **changes,
         }  # fmt: skip
-        name = files.SealName(checkpoint.generation, checkpoint.step, rank, taken=taken)
+        name = files.SealName(
+            checkpoint.generation, checkpoint.step, changes.get("round", 0), rank, taken=taken
+        )
         directory = files.seals_directory(node.handoff(checkpoint.generation))
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / (name.taken_name if taken else name.file_name)
@@ -196,14 +198,16 @@ class Bench:
             {"name": f"model/{one}", "dtype": "uint8", "shape": [len(data)], "offset": 0, "nbytes": len(data)}
             for one in range(world_size)
         ]
-        table = json.dumps([[item] for item in items], sort_keys=True, separators=(",", ":"))
+        table = json.dumps(
+            [[one, [item]] for one, item in enumerate(items)], sort_keys=True, separators=(",", ":")
+        )
         plan = hashlib.sha256(table.encode()).hexdigest()
         node = self.node(machine="elsewhere")  # where no courier finds the seal
         path = self.seal(node, checkpoint, data, rank=rank, world_size=world_size, plan=plan)
         raw = path.read_bytes()
         path.unlink()
         parts.upload_part(
-            self.store, JOB, checkpoint, rank=rank, num_parts=world_size, data=memoryview(data),
+            self.store, JOB, SaveId(generation, step, 0), rank=rank, num_parts=world_size, data=memoryview(data),
             seal=raw, sealed_at=datetime.now(timezone.utc),
         )  # fmt: skip
 
@@ -213,15 +217,16 @@ class Bench:
         path = self.seal(node, checkpoint, data)
         raw = path.read_bytes()
         path.unlink()
+        save = SaveId(checkpoint.generation, checkpoint.step, 0)
         parts.upload_part(
-            self.store, JOB, checkpoint, rank=0, num_parts=1, data=memoryview(data), seal=raw,
+            self.store, JOB, save, rank=0, num_parts=1, data=memoryview(data), seal=raw,
             sealed_at=datetime.now(timezone.utc),
         )  # fmt: skip
-        return manifests.try_commit(self.store, JOB, checkpoint)
+        return manifests.try_commit(self.store, JOB, save)
 
     def spoil(self, checkpoint):
         """Flip a byte of the checkpoint's first chunk."""
-        key = keys.chunk(JOB, checkpoint.generation, checkpoint.step, 0, 0)
+        key = keys.chunk(JOB, SaveId(checkpoint.generation, checkpoint.step, 0), 0, 0)
         data = bytearray(self.store.get(key))
         data[0] ^= 1
         self.store.put(key, bytes(data))

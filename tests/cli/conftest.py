@@ -48,6 +48,7 @@ from cloudspot.jobstore.records import (
     Member,
     Notice,
     Phase,
+    SaveId,
     Suspect,
     Suspicions,
     new_nonce,
@@ -250,11 +251,11 @@ class Jobs:
         directory = self.scratch / f"{job_id}-checkpoint-{step}"
         directory.mkdir()
         (directory / "weights").write_bytes(bytes([step % 256]) * 1000)
-        checkpoint = CheckpointId(generation, step)
+        save = SaveId(generation, step, 0)
         upload_directory(
             self.store,
             job_id,
-            checkpoint,
+            save,
             rank=0,
             num_parts=1,
             root=directory,
@@ -262,13 +263,13 @@ class Jobs:
             directory=f"output/checkpoint-{step}",
             sealed_at=at(0),
         )
-        assert try_commit(self.store, job_id, checkpoint) is not None
-        return checkpoint
+        assert try_commit(self.store, job_id, save) is not None
+        return save.checkpoint
 
     def delete_checkpoint(self, job_id: str, checkpoint: CheckpointId) -> None:
         """Delete it as a job does that has newer ones: the manifest first."""
         self.store.delete(keys.commit(job_id, checkpoint.generation, checkpoint.step))
-        prefix = keys.checkpoint_prefix(job_id, checkpoint.generation, checkpoint.step)
+        prefix = keys.save_prefix(job_id, SaveId(checkpoint.generation, checkpoint.step, 0))
         for meta in list(self.store.list_objects(prefix)):
             self.store.delete(meta.key)
 

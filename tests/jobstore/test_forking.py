@@ -12,7 +12,7 @@ from cloudspot.jobstore.fetching import fetch
 from cloudspot.jobstore.forking import bring_checkpoint
 from cloudspot.jobstore.generations import lineage
 from cloudspot.jobstore.manifests import read_commit
-from cloudspot.jobstore.records import CheckpointId, Origin
+from cloudspot.jobstore.records import CheckpointId, Origin, SaveId
 from cloudspot.jobstore.retention import collect, read_commits
 
 SOURCE = CheckpointId(3, 226)
@@ -79,11 +79,11 @@ def test_it_is_deleted_like_any_other_when_newer_ones_are_kept(store, checkpoint
     for one in (CheckpointId(1, 300), CheckpointId(2, 400)):
         put_session_checkpoint(store, "new", one, {"one": Holder({"weights": torch.zeros(10)})})
     assert collect(store, "new", keep=2) == (BROUGHT,)
-    assert list(store.list_objects(keys.checkpoint_prefix("new", 0, 226))) == []
+    assert list(store.list_objects(keys.save_prefix("new", SaveId(0, 226, 0)))) == []
 
 
 def test_a_damaged_chunk_is_found_and_nothing_is_committed(store):
-    key = keys.chunk("old", 3, 226, 0, 0)
+    key = keys.chunk("old", SaveId(3, 226, 0), 0, 0)
     store.put(key, b"x" + store.get(key)[1:])
     with pytest.raises(CorruptData, match="does not match its checksum"):
         bring(store)

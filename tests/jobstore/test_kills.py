@@ -13,24 +13,24 @@ import pytest
 import cloudspot
 from cloudspot.errors import ObjectMissing
 from cloudspot.jobstore import fetching, keys, manifests, retention
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.records import CheckpointId, SaveId
 
 UPLOAD = """
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from cloudspot.jobstore import fetching, manifests, parts, retention
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.records import CheckpointId, SaveId
 from cloudspot.local.filestore import FileStore
 from faultstore import FaultyStore, load_plan
 url, root, seals = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 store = FaultyStore(FileStore(url), load_plan(root / "plan.json"), root / "state")
 for rank, seal in enumerate(seals):
     parts.upload_part(
-        store, "x", CheckpointId(1, 10), rank=rank, num_parts=len(seals), data=memoryview(bytes([rank]) * 4000),
+        store, "x", SaveId(1, 10, 0), rank=rank, num_parts=len(seals), data=memoryview(bytes([rank]) * 4000),
         seal=seal.encode(), sealed_at=datetime.now(timezone.utc), chunk_bytes=1500,
     )
-    manifests.try_commit(store, "x", CheckpointId(1, 10))
+    manifests.try_commit(store, "x", SaveId(1, 10, 0))
 """
 C = CheckpointId(1, 10)
 PATHS = (str(Path(cloudspot.__file__).parents[1]), str(Path(faultstore.__file__).parent))
@@ -59,10 +59,10 @@ def test_an_uploader_killed_around_a_put_is_finished_by_the_next(
         fetching.verify(store, "x", manifests.read_commit(store, "x", C))
     for rank in (0, 1):
         try:
-            store.head(keys.part("x", 1, 10, rank))
+            store.head(keys.part("x", SaveId(1, 10, 0), rank))
         except ObjectMissing:
             continue
-        assert [store.head(keys.chunk("x", 1, 10, rank, number)).size for number in range(3)] == [
+        assert [store.head(keys.chunk("x", SaveId(1, 10, 0), rank, number)).size for number in range(3)] == [
             1500,
             1500,
             1000,

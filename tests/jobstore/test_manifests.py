@@ -10,10 +10,11 @@ from faultstore import FaultPlan, FaultyStore, Hook, Outage
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import codec, keys, manifests, parts, retention
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Commit, Part
+from cloudspot.jobstore.records import CheckpointId, Commit, Part, SaveId
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 C = CheckpointId(1, 10)
+S = SaveId(1, 10, 0)
 DATAS = [b"a" * 4000, b"", b"c" * 1]
 
 
@@ -26,21 +27,21 @@ def test_a_commit_names_all_parts_in_rank_order(store, checkpoints):
 
 
 def test_there_is_no_commit_while_a_part_is_missing(store, checkpoints):
-    assert manifests.try_commit(store, "x", C) is None
+    assert manifests.try_commit(store, "x", S) is None
     seals = checkpoints.seals(C, DATAS)
     for rank in (2, 0, 1):
-        assert manifests.try_commit(store, "x", C) is None
+        assert manifests.try_commit(store, "x", S) is None
         parts.upload_part(
             store,
             "x",
-            C,
+            S,
             rank=rank,
             num_parts=3,
             data=memoryview(DATAS[rank]),
             seal=seals[rank],
             sealed_at=AT,
         )
-    assert manifests.try_commit(store, "x", C) is not None
+    assert manifests.try_commit(store, "x", S) is not None
 
 
 def test_parts_are_read_only_when_all_are_there_and_none_twice(store, checkpoints, tmp_path):
@@ -51,15 +52,15 @@ def test_parts_are_read_only_when_all_are_there_and_none_twice(store, checkpoint
     counting, known = FaultyStore(store, FaultPlan(), tmp_path), {}
     for rank in range(num_parts):
         part = parts.upload_part(
-            store, "x", C, rank=rank, num_parts=num_parts, data=memoryview(datas[rank]), seal=seals[rank],
+            store, "x", S, rank=rank, num_parts=num_parts, data=memoryview(datas[rank]), seal=seals[rank],
             sealed_at=AT,
         )  # fmt: skip
         if rank % 8 == 0:  # this process's own
-            known[keys.part("x", 1, 10, rank)] = part
-        commit = manifests.try_commit(counting, "x", C, known=known)
+            known[keys.part("x", SaveId(1, 10, 0), rank)] = part
+        commit = manifests.try_commit(counting, "x", S, known=known)
         assert (commit is None) is (rank < num_parts - 1)
     assert (counting.calls["get"], counting.calls["list_page"]) == (num_parts - 8, num_parts)
-    assert manifests.try_commit(counting, "x", C, known=known) == commit
+    assert manifests.try_commit(counting, "x", S, known=known) == commit
     assert counting.calls["get"] == num_parts - 8 + 1  # the commit that stands
 
 
@@ -69,7 +70,7 @@ def test_all_who_commit_get_the_same_manifest(store, checkpoints, tmp_path):
 
     def commit():
         faulty = FaultyStore(store, FaultPlan(lose_every=2), tmp_path)
-        found.append(manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", C))
+        found.append(manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", S))
 
     threads = [threading.Thread(target=commit) for _ in range(8)]
     for thread in threads:
@@ -84,27 +85,27 @@ def test_parts_that_were_planned_apart_are_no_checkpoint(store, checkpoints):
     others = checkpoints.seals(C, [b"a" * 10, b"b" * 11])
     for rank, (data, seal) in enumerate([(b"a" * 10, seals[0]), (b"b" * 11, others[1])]):
         parts.upload_part(
-            store, "x", C, rank=rank, num_parts=2, data=memoryview(data), seal=seal, sealed_at=AT
+            store, "x", S, rank=rank, num_parts=2, data=memoryview(data), seal=seal, sealed_at=AT
         )
     with pytest.raises(CorruptData, match="planned apart"):
-        manifests.try_commit(store, "x", C)
+        manifests.try_commit(store, "x", S)
     assert retention.read_commits(store, "x") == ()
 
 
 def test_parts_that_disagree_on_their_number_or_their_key_are_no_checkpoint(store, checkpoints):
     checkpoints.session(store, C, [b"a"], commit=False)
     [seal] = checkpoints.seals(C, [b"b"], rank=1, world_size=2)
-    parts.upload_part(store, "x", C, rank=1, num_parts=2, data=memoryview(b"b"), seal=seal, sealed_at=AT)
+    parts.upload_part(store, "x", S, rank=1, num_parts=2, data=memoryview(b"b"), seal=seal, sealed_at=AT)
     with pytest.raises(CorruptData, match="disagree on how many"):
-        manifests.try_commit(store, "x", C)
-    other = CheckpointId(1, 11)
-    store.put(keys.part("x", 1, 11, 0), store.get(keys.part("x", 1, 10, 0)))
-    with pytest.raises(CorruptData, match="parts/0000 holds the record of part 0 of 1-10"):
+        manifests.try_commit(store, "x", S)
+    other = SaveId(1, 11, 0)
+    store.put(keys.part("x", SaveId(1, 11, 0), 0), store.get(keys.part("x", SaveId(1, 10, 0), 0)))
+    with pytest.raises(CorruptData, match="parts/0000 holds the record of part 0 of 1-10-0"):
         manifests.try_commit(store, "x", other)
 
 
 def test_a_foreign_object_among_parts_and_commits_is_passed_over(store, checkpoints):
-    store.put(keys.parts_prefix("x", 1, 10) + ".DS_Store", b"")
+    store.put(keys.parts_prefix("x", SaveId(1, 10, 0)) + ".DS_Store", b"")
     store.put(keys.commits_prefix("x") + ".DS_Store", b"")
     assert checkpoints.session(store, C, DATAS).id == C
     assert retention.read_commits(store, "x") == (C,)
@@ -141,9 +142,9 @@ def test_an_unknown_outcome_is_settled_by_the_next_try(store, checkpoints, tmp_p
     faulty = FaultyStore(store, plan, tmp_path, clock=lambda: now[0], on_hook=cut)
     faulty.plan = msgspec.structs.replace(plan, lose_every=1, lose_keys="*/commits/*")
     with pytest.raises(TransientError, match="unknown"):
-        manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", C)
+        manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", S)
     now[0] = 2.0
-    commit = manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", C)
+    commit = manifests.try_commit(patient(faulty, sleep=lambda seconds: None), "x", S)
     assert commit == manifests.read_commit(store, "x", C)
 
 
@@ -160,7 +161,7 @@ def test_what_was_uploaded_whole_is_committed_unless_it_is_older_or_another_gene
         checkpoints.session(store, checkpoint, [b"a", b"b"], commit=False)
     checkpoints.session(store, CheckpointId(2, 20), [b"a", b"b"])
     parts.upload_part(
-        store, "x", CheckpointId(2, 40), rank=0, num_parts=2, data=memoryview(b"a"),
+        store, "x", SaveId(2, 40, 0), rank=0, num_parts=2, data=memoryview(b"a"),
         seal=checkpoints.seals(CheckpointId(2, 40), [b"a", b"b"])[0], sealed_at=AT,
     )  # fmt: skip
     assert manifests.complete(store, "x", 2) == (CheckpointId(2, 30),)

@@ -14,7 +14,7 @@ from cloudspot.jobstore import codec, fetching, keys, launches, manifests, reten
 from cloudspot.jobstore.delivering import BEATING_SECONDS
 from cloudspot.jobstore.generations import lineage, read_generations
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Heartbeat
+from cloudspot.jobstore.records import CheckpointId, Heartbeat, SaveId
 from cloudspot.model import NodeIdentity
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
@@ -29,7 +29,7 @@ def stored(store):
     """The checkpoints of which anything is there."""
     prefix = keys.checkpoints_prefix("x")
     names = {meta.key.removeprefix(prefix).split("/")[0] for meta in store.list_objects(prefix)}
-    return {C(*map(int, name.split("-"))) for name in names}
+    return {C(*map(int, name.split("-")[:2])) for name in names}
 
 
 def test_the_newest_of_the_lineage_stay_and_older_ones_go_whole(store, checkpoints):
@@ -89,7 +89,7 @@ def test_without_a_lineage_nothing_is_deleted(store, checkpoints):
 
 def age(store, checkpoint, seconds):
     moment = time.time() - seconds
-    prefix = keys.checkpoint_prefix("x", checkpoint.generation, checkpoint.step)
+    prefix = keys.save_prefix("x", SaveId(checkpoint.generation, checkpoint.step, 0))
     for meta in store.list_objects(prefix):
         os.utime(store.root / meta.key, (moment, moment))
 
@@ -112,7 +112,7 @@ def test_what_is_still_being_uploaded_is_no_orphan_though_its_first_chunks_are_o
     checkpoints.session(store, C(1, 10), [b"a" * 4000, b"b"], commit=False)
     checkpoints.session(store, C(1, 20), [b"a" * 4000])
     age(store, C(1, 10), 3600)
-    newest_chunk = store.root / keys.chunk("x", 1, 10, 1, 0)
+    newest_chunk = store.root / keys.chunk("x", SaveId(1, 10, 0), 1, 0)
     os.utime(newest_chunk)
     assert retention.collect(store, "x", 3) == ()
     age(store, C(1, 10), 3600)

@@ -14,7 +14,7 @@ from fake_world import fake_world
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.manifests import try_commit
 from cloudspot.jobstore.parts import upload_part
-from cloudspot.jobstore.records import CheckpointId, Commit
+from cloudspot.jobstore.records import CheckpointId, Commit, SaveId
 from cloudspot.train.handoff import seals_directory
 
 _SLOT_SECONDS = 60.0
@@ -42,6 +42,7 @@ def put_session_checkpoint(
         world_size: How many parts there are.
         chunk_bytes: The size of all chunks but each part's last.
     """
+    save = SaveId(checkpoint.generation, checkpoint.step, 0)
     for rank in range(world_size):
         directory = scratch / f"{checkpoint}-{rank}"
         if callable(objects):
@@ -53,7 +54,7 @@ def put_session_checkpoint(
         upload_part(
             store,
             job_id,
-            checkpoint,
+            save,
             rank=rank,
             num_parts=world_size,
             data=memoryview(Path(seal["slot"]).read_bytes()[: seal["nbytes"]]),
@@ -61,7 +62,7 @@ def put_session_checkpoint(
             sealed_at=datetime.now(timezone.utc),
             chunk_bytes=chunk_bytes,
         )
-    commit = try_commit(store, job_id, checkpoint)
+    commit = try_commit(store, job_id, save)
     assert commit is not None, "every part is there"
     return commit
 

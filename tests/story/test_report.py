@@ -88,7 +88,7 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
 
 def test_the_callers_look_at_the_last_checkpoint_is_shown(records, reclaimed_once):
     commit = Commit(
-        generation=2, step=100, kind="session", size=4096, parts=(), at=records.at(3600), writer="w"
+        generation=2, step=100, round=0, kind="session", size=4096, parts=(), at=records.at(3600), writer="w"
     )
     report = show_json(
         reclaimed_once, records.at(9999.0), commits={CheckpointId(2, 100): commit}, verified=True

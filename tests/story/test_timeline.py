@@ -41,11 +41,11 @@ class Story:
     def commit(self, generation, step, *, sealed, at):
         """A manifest."""
         part = Part(
-            generation=generation, step=step, rank=0, num_parts=1, kind="directory", size=0, chunks=(),
+            generation=generation, step=step, round=0, rank=0, num_parts=1, kind="directory", size=0, chunks=(),
             sealed_at=self.records.at(sealed), writer="w",
         )  # fmt: skip
         return Commit(
-            generation=generation, step=step, kind="directory", size=0, parts=(part,),
+            generation=generation, step=step, round=0, kind="directory", size=0, parts=(part,),
             at=self.records.at(at), writer="w",
         )  # fmt: skip
 

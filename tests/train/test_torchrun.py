@@ -44,7 +44,7 @@ def test_two_ranks_drain_at_one_step_and_resume_bit_equal(courier, script, undis
     seals = {rank: json.loads(path.read_text()) for rank, path in courier.seals()[step].items()}
     assert {seal["kind"] for seal in seals.values()} == {"drain"}
     assert all(seal["nbytes"] > 1000 for seal in seals.values())
-    assert seals[0]["rank_state"]["random"] != seals[1]["rank_state"]["random"]
+    assert seals[0]["rank_states"]["0"]["random"] != seals[1]["rank_states"]["1"]["random"]
     output = courier.run_ranks(script, num_ranks=2, environment=courier.begin(courier.carry(step)))
     assert f"rank 1 of 2 begins at {step}" in output
     assert courier.final() == expected

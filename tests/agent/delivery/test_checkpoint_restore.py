@@ -9,7 +9,7 @@ from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_
 from cloudspot.agent.leaving import LeavingError
 from cloudspot.jobstore import fetching, keys, manifests, parts, retention
 from cloudspot.jobstore.generations import propose
-from cloudspot.jobstore.records import File, Generation, Member, new_nonce
+from cloudspot.jobstore.records import File, Generation, Member, SaveId, new_nonce
 
 JOB = "digits-1"
 
@@ -122,8 +122,8 @@ def test_a_job_whose_only_checkpoint_is_deleted_from_outside_says_that_it_starts
 
     def overtaken(store, job_id, commit, *args, **options):
         bench.store.delete(keys.commit(JOB, 1, 10))
-        bench.store.delete(keys.part(JOB, 1, 10, 0))
-        bench.store.delete(keys.chunk(JOB, 1, 10, 0, 0))
+        bench.store.delete(keys.part(JOB, SaveId(1, 10, 0), 0))
+        bench.store.delete(keys.chunk(JOB, SaveId(1, 10, 0), 0, 0))
         return fetch(store, job_id, commit, *args, **options)
 
     monkeypatch.setattr(fetching, "fetch", overtaken)

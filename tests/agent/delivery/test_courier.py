@@ -14,7 +14,7 @@ from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.preparation import fetch_code
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import fetching, generations, keys, manifests
-from cloudspot.jobstore.records import Generation, Member, StopRequest, Transfer, new_nonce
+from cloudspot.jobstore.records import Generation, Member, SaveId, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
 
@@ -445,7 +445,7 @@ def test_a_directory_that_is_rewritten_is_committed_again(bench, carry, node):
     assert steps(bench) == [1, 2, 3]
     commit = manifests.read_commit(bench.store, "digits-1", bench.id(1, 3))
     assert commit.parts[0].directory == "output/last"
-    data = bench.store.get(keys.chunk("digits-1", 1, 3, 0, 0))
+    data = bench.store.get(keys.chunk("digits-1", SaveId(1, 3, 0), 0, 0))
     assert data == b"weights 2"
 
 
@@ -474,7 +474,7 @@ def test_a_directory_that_changes_while_it_is_uploaded_leaves_no_part(bench, nod
     with pytest.raises(TransientError, match="checkpoint-10 changed while it was uploaded"):
         life.courier._directories.carry(life.courier._commit)
     with pytest.raises(ObjectMissing):
-        bench.store.get(keys.part("digits-1", 1, 10, 0))
+        bench.store.get(keys.part("digits-1", SaveId(1, 10, 0), 0))
 
 
 def test_settling_waits_for_directories_too(bench, carry, node):
