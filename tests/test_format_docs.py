@@ -29,6 +29,7 @@ SAMPLES = {
     "stream": "1-0",
     "date": "2026-11-20",
     "shared": f"code/{'ab' * 32}",
+    "save": SaveId(7, 7, 7),
 }
 
 FUNCTIONS = {
@@ -74,11 +75,11 @@ def test_no_key_is_in_the_layout_that_nobody_writes():
 def test_the_digits_are_as_the_page_says():
     text = " ".join(LAYOUT.split())
     assert "`<number>` of the journal to 8 digits, of a chunk to 6, of a log line to 12" in text
-    assert "`<launch>` and `<generation>` to 6, `<step>` to 12, `<rank>` to 4" in text
+    assert "`<launch>`, `<generation>` and `<round>` to 6, `<step>` to 12, `<rank>` to 4" in text
     assert keys.journal("x", 7).split("/")[-1] == "7".zfill(8)
     assert keys.log_segment("x", "1-0", "2026-11-20", 7).split("/")[-1] == "7".zfill(12)
-    assert keys.chunk("x", SaveId(7, 8, 0), 9, 10).split("/")[3:] == [
-        f"{'7'.zfill(6)}-{'8'.zfill(12)}",
+    assert keys.chunk("x", SaveId(7, 8, 11), 9, 10).split("/")[3:] == [
+        f"{'7'.zfill(6)}-{'8'.zfill(12)}-{'11'.zfill(6)}",
         "chunks",
         "9".zfill(4),
         "10".zfill(6),

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudspot.train.distributed import Store
+from cloudspot.train.early_leave import EarlyLeave
 from cloudspot.train.handover import HandOver
 from cloudspot.train.presiding import Presiding
 from cloudspot.train.rewind import Rewind, Rewindable
@@ -101,8 +102,7 @@ class Rounds:
         self._is_held_by_rewind = False
         self._asks = False  # the main thread waits in ``check``
         self._has_checked = False
-        self._left: dict[int, int] = {}  # where ranks have left the loop early
-        self._is_leaving = False
+        self._early_leave = EarlyLeave(store, rank=rank, world_size=world_size)
         self._handover: HandOver | None = None
         # The background thread's own:
         self._round = 1
@@ -110,7 +110,6 @@ class Rounds:
         self._opening: dict[str, Any] = {}
         self._round_guard = math.inf
         self._told_finished = False
-        self._told_left = False
         self._over = False  # some rank has finished: no round can be served by all
         self._drain_guard: float | None = None
         self._drain_notice = False
@@ -229,17 +228,17 @@ class Rounds:
         Returns after how many each rank has left, as far as that is known when all have or ``until()`` (a
         monotonic moment) has come.
         """
+        early = self._early_leave
         with self._changed:
-            self._left[self._rank] = step
-            self._is_leaving = True
+            early.begin(step)
         order = self.finish()
         if order is not None:
             return order
         with self._changed:
-            while len(self._left) < self._world_size and not self._lost and self._clock() < until():
+            while not early.is_complete and not self._lost and self._clock() < until():
                 self._changed.wait(_LEAVE_WAIT_SECONDS)
-            self._is_leaving = False
-            return dict(self._left)
+            early.is_open = False
+            return dict(early.steps)
 
     def hand_over(self, handover: HandOver) -> bool:
         """Hand over what a drain's order asks for; return whether that was done by the ``guard``."""
@@ -325,13 +324,13 @@ class Rounds:
         """Take the next steps of the protocol that are possible; return whether there may be more."""
         before = (self._round, self._state)
         self._step_seconds.observe(self._next)
-        if self._is_leaving:
-            self._look_who_left()
+        if self._early_leave.is_open and self._early_leave.look():
+            self.wake()
         handover = self._handover
         if handover is not None and not handover.is_done and handover.advance(self.store):
             self.wake()
         # Rank 0, which hosts the store, may end when all have finished: first each has to know who left.
-        if self._finished and not self._told_finished and not self._is_leaving:
+        if self._finished and not self._told_finished and not self._early_leave.is_open:
             self.store.set(f"finished/{self._rank}", "1")
             self._told_finished = True
         if self._told_finished and self._rank != 0:
@@ -344,16 +343,6 @@ class Rounds:
             self._preside(self._presiding)
         self._take_part()
         return before != (self._round, self._state)
-
-    def _look_who_left(self) -> None:
-        if not self._told_left:
-            self.store.set(f"left/{self._rank}", str(self._left[self._rank]))
-            self._told_left = True
-        for rank in range(self._world_size):
-            if rank not in self._left and self.store.check([f"left/{rank}"]):
-                self._left[rank] = int(self.store.get(f"left/{rank}"))
-        if len(self._left) == self._world_size:
-            self.wake()
 
     # --- rank 0 opens and decides ---------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,8 @@ class Saver:
         self._claim_error: Exception | None = None
         self.sealed_step: int | None = None
         """The step of the newest seal."""
+        self.relieved: Collection[int] = ()
+        """The ranks that hand over in the newest save."""
         arena.seals.mkdir(parents=True, exist_ok=True)
 
     def prepare(self, items: tuple[Item, ...]) -> None:
@@ -127,7 +129,7 @@ class Saver:
             started = time.monotonic()
             state = checkpoint.take(objects)
             table = self._plan_for(state.items, order)
-            rank = self._world.rank
+            self.relieved, rank = table.takers, self._world.rank
             slot = None
             if rank not in table.takers:
                 searched = time.monotonic()

@@ -309,7 +309,7 @@ class Service:
             saved = step
         self.progress[0] = step
         handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
-        self._link.part(agreed=order.step is not None)
+        self._link.part(agreed=order.step is not None, relieved=self._saver.relieved)
         raise SystemExit(0)
 
     def _save_last(self, order: SaveOrder, step: int) -> bool:

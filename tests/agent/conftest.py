@@ -174,7 +174,7 @@ class Bench:
                 "nbytes": len(data),
             }
         ]
-        table = [[0, items]] if world_size == 1 else None
+        table = [[rank, items]] if world_size == 1 + len(changes.get("relieved", ())) else None
         plan = hashlib.sha256(json.dumps(table, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
         seal = {
             "format": 1, "generation": checkpoint.generation, "step": checkpoint.step, "round": 0, "rank": rank,
@@ -191,24 +191,32 @@ class Bench:
         files.write_json(path, seal)
         return path
 
-    def put_part(self, rank, step, *, world_size=2, generation=1):
-        """What a rank's part of a checkpoint of several is in the bucket, without a commit."""
+    def put_part(self, rank, step, *, world_size=2, generation=1, number=0, relieved=()):
+        """What a rank's part of a save of several is in the bucket, without a commit.
+
+        Of the relieved ranks' states, the last rank holds all.
+        """
         data, checkpoint = b"weights", CheckpointId(generation, step)
         items = [
             {"name": f"model/{one}", "dtype": "uint8", "shape": [len(data)], "offset": 0, "nbytes": len(data)}
             for one in range(world_size)
         ]
         table = json.dumps(
-            [[one, [item]] for one, item in enumerate(items)], sort_keys=True, separators=(",", ":")
+            [[one, [item]] for one, item in enumerate(items) if one not in relieved],
+            sort_keys=True,
+            separators=(",", ":"),
         )
         plan = hashlib.sha256(table.encode()).hexdigest()
         node = self.node(machine="elsewhere")  # where no courier finds the seal
-        path = self.seal(node, checkpoint, data, rank=rank, world_size=world_size, plan=plan)
+        changes = {"plan": plan, "round": number, "relieved": relieved}
+        if rank == world_size - 1:
+            changes["rank_states"] = {str(one): {} for one in (rank, *relieved)}
+        path = self.seal(node, checkpoint, data, rank=rank, world_size=world_size, **changes)
         raw = path.read_bytes()
         path.unlink()
         parts.upload_part(
-            self.store, JOB, SaveId(generation, step, 0), rank=rank, num_parts=world_size, data=memoryview(data),
-            seal=raw, sealed_at=datetime.now(timezone.utc),
+            self.store, JOB, SaveId(generation, step, number), rank=rank, num_parts=world_size - len(relieved),
+            relieved=relieved, data=memoryview(data), seal=raw, sealed_at=datetime.now(timezone.utc),
         )  # fmt: skip
 
     def commit(self, checkpoint, data=b"weights"):

@@ -64,6 +64,34 @@ def test_parts_are_read_only_when_all_are_there_and_none_twice(store, checkpoint
     assert counting.calls["get"] == num_parts - 8 + 1  # the commit that stands
 
 
+def test_of_several_saves_of_a_step_the_first_whole_one_is_committed(store, checkpoints):
+    drain, interval = SaveId(1, 10, 5), SaveId(1, 10, 4)
+    seal = checkpoints.seals(drain, [b"a", b"b"])[0]
+    parts.upload_part(store, "x", drain, rank=0, num_parts=2, data=memoryview(b"a"), seal=seal, sealed_at=AT)
+    assert manifests.commit_whole(store, "x", C) is None
+    assert manifests.missing_ranks(store, "x", C) == {1}
+    checkpoints.session(store, interval, [b"c", b"d"], commit=False)
+    assert manifests.commit_whole(store, "x", C).save == interval
+    checkpoints.session(store, drain, [b"a", b"b"], commit=False)
+    assert manifests.try_commit(store, "x", drain).save == interval
+    assert manifests.complete(store, "x", 1) == ()
+    assert manifests.read_commit(store, "x", C).save == interval
+
+
+def test_a_save_that_makes_no_checkpoint_hides_no_other(store, checkpoints):
+    newer = SaveId(1, 10, 5)
+    seals = checkpoints.seals(newer, [b"a", b"b"], plan="f" * 64)
+    for rank, data in enumerate((b"a", b"b")):
+        parts.upload_part(
+            store, "x", newer, rank=rank, num_parts=2, data=memoryview(data), seal=seals[rank], sealed_at=AT
+        )
+    with pytest.raises(CorruptData, match="not those that were planned"):
+        manifests.commit_whole(store, "x", C)
+    checkpoints.session(store, C, DATAS, commit=False)
+    assert manifests.commit_whole(store, "x", C).save == S
+    assert manifests.missing_ranks(store, "x", CheckpointId(1, 11)) is None
+
+
 def test_all_who_commit_get_the_same_manifest(store, checkpoints, tmp_path):
     checkpoints.session(store, C, DATAS, commit=False)
     found = []

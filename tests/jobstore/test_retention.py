@@ -107,6 +107,26 @@ def test_orphans_go_only_when_older_than_the_newest_commit_in_steps_and_in_time(
     assert stored(store) == {C(1, 30), C(1, 40)}
 
 
+def test_a_save_of_a_step_of_which_another_is_committed_goes_when_nobody_uploads_it_any_more(
+    store, checkpoints
+):
+    """Both may be whole: a drain has a save of its own at a step that is being saved."""
+    checkpoints.generation(store, 1)
+    drain, interval = SaveId(1, 20, 5), SaveId(1, 20, 4)
+    checkpoints.session(store, drain, [b"a" * 4000])
+    assert checkpoints.session(store, interval, [b"b" * 4000]).round == 5
+    prefix = keys.save_prefix("x", interval)
+    assert retention.collect(store, "x", 1) == ()
+    assert list(store.list_objects(prefix)) != []
+    assert retention.collect(store, "x", 1, orphan_grace_seconds=-3600.0) == ()
+    assert list(store.list_objects(prefix)) == []
+    fetching.verify(store, "x", manifests.read_commit(store, "x", C(1, 20)))
+    checkpoints.session(store, interval, [b"b" * 4000])
+    checkpoints.session(store, C(1, 30), [b"c"])
+    assert retention.collect(store, "x", 1) == (C(1, 20),)
+    assert stored(store) == {C(1, 30)}
+
+
 def test_what_is_still_being_uploaded_is_no_orphan_though_its_first_chunks_are_old(store, checkpoints):
     checkpoints.generation(store, 1)
     checkpoints.session(store, C(1, 10), [b"a" * 4000, b"b"], commit=False)

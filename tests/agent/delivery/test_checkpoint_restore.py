@@ -25,11 +25,12 @@ def put_directory(bench, checkpoint, name, text):
     root = bench.root / "made"
     root.mkdir(exist_ok=True)
     (root / "model").write_text(text)
+    save = SaveId(checkpoint.generation, checkpoint.step, 0)
     parts.upload_directory(
-        bench.store, JOB, checkpoint, rank=0, num_parts=1, root=root, directory=name,
+        bench.store, JOB, save, rank=0, num_parts=1, root=root, directory=name,
         files=[File(path="model", size=len(text), mode=0o644)], sealed_at=datetime.now(timezone.utc),
     )  # fmt: skip
-    manifests.try_commit(bench.store, JOB, checkpoint)
+    manifests.try_commit(bench.store, JOB, save)
 
 
 def test_without_a_checkpoint_the_job_starts_from_the_beginning(bench):
