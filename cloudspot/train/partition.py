@@ -122,8 +122,9 @@ def plan(
     """
     table = sorted(items, key=lambda item: item.name)
     staying = [rank for rank in range(world_size) if rank not in avoid]
-    if avoid and staying:
-        takers = {rank: staying[index % len(staying)] for index, rank in enumerate(sorted(avoid))}
+    doomed = [rank for rank in range(world_size) if rank in avoid]
+    if doomed and staying:
+        takers = {rank: staying[index % len(staying)] for index, rank in enumerate(doomed)}
         for found in (_spread(table, world_size, staying, takers), _spread(table, world_size, staying, {})):
             given = sum(each.nbytes for part in found.parts for each in part if each.giver is not None)
             has_room = all(size <= room for size, room in zip(found.part_bytes, rooms, strict=bool(rooms)))

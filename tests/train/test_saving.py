@@ -181,3 +181,19 @@ def test_ranks_that_have_planned_apart_hand_over_nothing(make_savers, objects):
     assert taking.handover.advance(store)
     with pytest.raises(SessionError, match="another plan"):
         zero.seal(taking)
+
+
+def test_rank_0_is_relieved_only_when_all_that_stay_have_sealed(make_savers, objects):
+    """Its process hosts the store that they hear of the round by."""
+    order, store = SaveOrder(DRAIN, 7, avoid=frozenset({0, 1})), HashStore()
+    zero, one, *_ = (
+        saver.copy(objects, order, step=7, describe=lambda: Description({}, {}), deadline=None).handover
+        for saver in make_savers()
+    )
+    assert not zero.advance(store)
+    assert not one.advance(store)
+    store.set("left/2", "1")
+    assert not zero.advance(store)
+    store.set("left/3", "1")
+    assert zero.advance(store)
+    assert one.advance(store)
