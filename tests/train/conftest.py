@@ -97,7 +97,8 @@ class Courier:
         return target
 
     def drained(self, rank: int = 0) -> dict | None:
-        return handoff.read_json(handoff.drained_path(self.handoff, rank))
+        directory = self.handoff if len(self.handoffs) == 1 else self.handoffs[rank]
+        return handoff.read_json(handoff.drained_path(directory, rank))
 
     def final(self) -> dict | None:
         return handoff.read_json(handoff.final_path(self.handoff))
@@ -110,10 +111,11 @@ class Courier:
         assert statuses == [0] * num_ranks, text
         return text
 
-    def run_nodes(self, script: Path, *args: str, environments: list[dict[str, str]]) -> list[int]:
-        """Run a script in ranks on a node each; return their exit statuses."""
+    def run_nodes(self, script: Path, *args: str, num_nodes: int, restore: Path | None = None) -> list[int]:
+        """Start a generation of nodes with a rank each, and run a script; return the ranks' exit statuses."""
+        environments = self.begin_nodes(num_nodes, restore)
         output = self.directory / f"output-{self.generation}"
-        return _rank_server().run(script, args, len(environments), environments, output)
+        return _rank_server().run(script, args, num_nodes, environments, output)
 
     def run_torchrun(self, script: Path, *args: str, num_ranks: int, environment: dict[str, str]) -> str:
         """Run a script to its end under torchrun and return what it printed."""

@@ -55,8 +55,7 @@ def test_two_ranks_drain_at_one_step_and_resume_bit_equal(courier, script, undis
 def test_a_rank_killed_when_it_has_handed_over_is_not_missed(courier, script, undisturbed, saved_at):
     """Its part was still to be uploaded, and the drain was lost with it, though all had agreed in time."""
     how = ["--drain-at", "17"] if saved_at is None else ["--save-at", "17", "--drain-with-save"]
-    environments = courier.begin_nodes(2)
-    assert courier.run_nodes(script, *how, "--die-relieved", environments=environments) == [0, -9]
+    assert courier.run_nodes(script, *how, "--die-relieved", num_nodes=2) == [0, -9]
     step = courier.drained(0)["step"]
     seals = {rank: json.loads(path.read_text()) for rank, path in courier.seals()[step].items()}
     assert set(seals) == {0}
